@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bert import metrics
 from bert.config import FinetuneConfig, PretrainConfig
@@ -27,13 +28,14 @@ Rows = list[tuple[str, ...]]
 
 HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
     PretrainConfig: (
-        *(f"data.{name}" for name in ("train", "eval", "eval_fraction", "verbatim", "one_sentence_per_line")),
-        *(f"data.{name}" for name in ("language", "objective", "prediction", "masked_lm_prob", "whole_word_masking")),
-        *(f"data.{name}" for name in ("short_seq_prob", "seed")),
+        *(f"data.{name}" for name in ("eval", "verbatim", "one_sentence_per_line", "language", "objective")),
+        *(f"data.{name}" for name in ("prediction", "masked_lm_prob", "max_predictions_per_sequence")),
+        *(f"data.{name}" for name in ("whole_word_masking", "short_seq_prob", "seed")),
     ),
     FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
 }
-"""Settings that decide which rows a run is evaluated on, but for the sequence lengths and the vocabulary."""
+"""Settings that decide which rows a run is evaluated on, but for the sequence lengths and the vocabulary, and for what
+decides which rows are held out of the training text."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ def score_rows(runs: Sequence[ComparedRun]) -> Rows:
 def held_out_differences(runs: Sequence[ComparedRun]) -> list[str]:
     """The names of what differs and decides which rows a run is evaluated on."""
     held_out = [_held_out(run) for run in runs]
-    return [name for name in held_out[0] if any(values[name] != held_out[0][name] for values in held_out)]
+    names = dict.fromkeys(name for values in held_out for name in values)
+    return [name for name in names if any(values.get(name) != held_out[0].get(name) for values in held_out)]
 
 
 def _held_out(run: ComparedRun) -> dict[str, Any]:
@@ -198,6 +201,14 @@ def _held_out(run: ComparedRun) -> dict[str, Any]:
         values["sequence_length"] = [phase.data.sequence_length for phase in phase_configs(run.config)]
         vocabulary = run.path / "tokenizer.json"
         values["vocabulary"] = vocabulary.read_bytes() if vocabulary.is_file() else None
+        if run.config.data.eval is None:
+            values |= {key: settings[key] for key in ("data.train", "data.eval_fraction", "data.near_duplicates")}
+        return values
+    data = run.config.data
+    if data.dev_fraction is not None:
+        values["data.train"] = data.train
+    if data.dev_fraction is not None or data.max_dev_samples is not None:
+        values["data.sample_seed"] = run.config.seed if data.sample_seed is None else data.sample_seed
     return values
 
 
@@ -214,6 +225,5 @@ def _setting(value: Any) -> str:
 
 
 def _score(values: list[float], digits: int) -> str:
-    mean = statistics.fmean(values)
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean:,.{digits}f}{spread}"
+    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):,.{digits}f}{spread}"

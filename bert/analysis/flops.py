@@ -14,7 +14,7 @@ from bert.config import ModelConfig
 from bert.errors import require
 
 ATTENTION, FEED_FORWARD, POOLER, PREDICTIONS = "layers/attention", "layers/feed_forward", "pooler", "predictions"
-GENERATOR, DECODER = "generator", "decoder"
+GENERATOR, DECODER, PROJECTION = "generator", "decoder", "embeddings/projection"
 
 TRAINING = 3
 """Operations of a training step per operation of the forward pass: the backward pass has two products for each one."""
@@ -23,7 +23,8 @@ FORMULA = {
     ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix), in local layers with the keys of "
     "three blocks in place of T, in disentangled ones with T plus their buckets",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
-    POOLER: "2 D^2 / T: one token a row",
+    PROJECTION: "2 E D",
+    POOLER: "2 D^2 / T: one token a row; 2 D^2 where the head reads every token through it",
     PREDICTIONS: "(2 D E + 2 E V) P / T, without 2 D E if there is no transform: the P predicted positions alone are "
     "decoded",
     GENERATOR: "layers and predictions by these formulas, with the generator's D and F",
@@ -63,8 +64,11 @@ def forward_flops(
         ATTENTION: read / length * sum(8.0 * width**2 + 4.0 * (count + vectors) * width for count in keys),
         FEED_FORWARD: read / length * layers * _feed_forward_flops(config),
     }
+    if PROJECTION in components:
+        flops[PROJECTION] = read / length * 2.0 * config.embedding_width * width
     if POOLER in components:
-        flops[POOLER] = 2.0 * width**2 / length
+        pools_tokens = config.pools_tokens and any(every_token for _, every_token in outputs.values())
+        flops[POOLER] = 2.0 * width**2 / (1 if pools_tokens else length)
     if PREDICTIONS in components:
         narrow = config.embedding_width
         transform = 2.0 * width * narrow if config.prediction_transform else 0.0

@@ -31,7 +31,7 @@ from bert.config.pretraining import phase_configs
 from bert.config.yaml_io import load_config
 from bert.errors import UserError
 from bert.inference.language_model import ENCODER_DECODER
-from bert.inference.loading import load
+from bert.inference.loading import fetch_model, load
 from bert.interchange.names import pretraining_architecture
 from bert.model.electra import make_generator_config
 from bert.model.encoder_decoder import BertForSequenceToSequence
@@ -78,7 +78,7 @@ def summarize(source: str | Path, length: int | None = None) -> Facts:
     Raises:
         UserError: nothing to read there, or a file of it is damaged; ``length`` is none that the model reads.
     """
-    path = Path(source)
+    path, _ = fetch_model(source)
     config = load_config(config_class_of_run(path), path / "config.yaml") if (path / "config.yaml").is_file() else None
     read: list[str] = []
     if (

@@ -78,7 +78,8 @@ def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered
 
 def state_shapes(config: PretrainConfig) -> TrainState:
     """The training state of a pretraining run as shapes, which do not depend on the devices."""
-    model, objective = build_model_and_objective(dataclasses.replace(config, training=TrainingConfig()))
+    training = TrainingConfig(label_smoothing=config.training.label_smoothing)
+    model, objective = build_model_and_objective(dataclasses.replace(config, training=training))
     optimizer = make_optimizer(config.optimizer, int(config.training.steps or ANY_STEPS))
 
     def create(key: jax.Array) -> TrainState:

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
-from bert.files import local_path
 from bert.runs.progress import align_columns
+from bert.urls import readable_path
 
 DESCRIPTION = """Prints the parameters and FLOPs per token of each part of a run, or of anything else that bert.load
 takes, its vocabulary, and the origin of its weights. A run need not have ended, nor have a
@@ -18,7 +18,7 @@ checkpoint."""
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert inspect", DESCRIPTION)
-    parser.add_argument("source", type=local_path, metavar="RUN_OR_FOLDER", help=MODEL)
+    parser.add_argument("source", type=readable_path, metavar="RUN_OR_FOLDER", help=MODEL)
     parser.add_argument(
         "--length", type=int, metavar="T", help="Tokens a row to count operations for. (default: the run's)"
     )

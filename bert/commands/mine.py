@@ -41,6 +41,12 @@ def main(argv: list[str]) -> int:
         metavar="MODEL",
         help="A cross-encoder, whose scores take the place of the cosines.",
     )
+    parser.add_argument(
+        "--label",
+        default="1",
+        metavar="LABEL",
+        help="Of a scorer that classifies: whose probability is the score. (default: %(default)s)",
+    )
     numbers: dict[str, tuple[type, float, str]] = {
         "num_negatives": (int, 4, "Negatives of a row at most, those of the highest score."),
         "top_k": (int, 50, "Documents found for each query, among which negatives are chosen."),
@@ -60,11 +66,12 @@ def main(argv: list[str]) -> int:
 
     from bert.inference.loading import load
 
-    model, scorer = load(arguments.model, _say), None if arguments.scorer is None else load(arguments.scorer, _say)
     settings = {name: getattr(arguments, name) for name in numbers}
-    rows = model.mine_negatives(fetch(arguments.rows), corpus, scorer=scorer, say=_say, **settings)
-    with open_output(arguments.output) as written:
-        for row in rows:
+    with open_output(arguments.output) as written:  # fails before anything is mined if it cannot be written
+        model, scorer = load(arguments.model, _say), None if arguments.scorer is None else load(arguments.scorer, _say)
+        for row in model.mine_negatives(
+            fetch(arguments.rows), corpus, scorer=scorer, label=arguments.label, say=_say, **settings
+        ):
             written.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
     return 0
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 
 from bert.analysis.pod import UTILIZATION, all_reduce_terms, compute_term, num_hosts, step_lines
 from bert.commands.arguments import parse, run_command
-from bert.config import PretrainConfig
+from bert.config import ModelConfig, PretrainConfig
 from bert.config.pretraining import Phase, resolve_phases
 from bert.config.training import Remat
 from bert.errors import UserError
@@ -57,10 +57,7 @@ def main(argv: list[str]) -> int:
     not_needed = {"data.train": "docstrings:"}
     config, _, options = parse(PretrainConfig, argv, "bert plan", DESCRIPTION, "quickstart", EXTRA_OPTIONS, not_needed)
     memory = None if "memory" not in options else parse_size(options["memory"])
-    if config.model.vocab_size is None:
-        model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
-        config = dataclasses.replace(config, model=model)
-
+    config = dataclasses.replace(config, model=_known_sizes(config))
     spec = None if "device" not in options else parse_device_spec(options["device"])
     utilization = parse_share(options.get("utilization", str(UTILIZATION)))
     if memory is None and spec is not None and spec.figures is not None and spec.figures.memory_gib is not None:
@@ -74,6 +71,26 @@ def main(argv: list[str]) -> int:
     devices = local_devices() if spec is None else tpu_devices(options["device"].lower())
     _print_compiled(config, devices, _device_memory(devices[0]) if memory is None else memory, spec, utilization)
     return 0
+
+
+def _known_sizes(config: PretrainConfig) -> ModelConfig:
+    """The sizes that the run is going to have: those of ``init``, and as many tokens as its vocabulary. A vocabulary
+    that is yet to be trained has as many as it may have."""
+    path, teacher = config.tokenizer.path, config.distillation.teacher
+    if config.model.vocab_size is not None and config.init is None:
+        return config.model
+    if config.init is None and path is None and teacher is None:
+        return dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
+    from bert.inference.loading import load, load_vocabulary
+    from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
+    from bert.training.initialization import model_config_from_source
+
+    rows = 0 if path is None else embedding_rows(load_tokenizer(path, config.tokenizer))
+    if config.init is not None:
+        source = load(config.init, lambda line: print(line, file=sys.stderr))
+        model = model_config_from_source(config.model, source.config, source.source)
+        return dataclasses.replace(model, vocab_size=max(rows, model.known_vocab_size))
+    return dataclasses.replace(config.model, vocab_size=rows or embedding_rows(load_vocabulary(str(teacher))))
 
 
 def _print_compiled(
@@ -192,6 +209,8 @@ class PaperSteps:
             print(f"  on paper, with 4 bytes for each of {self.parameters:,} gradients, of one micro-batch:")
         steps = None if training.steps is None else phase.end - phase.first
         print("\n".join(step_lines(compute, all_reduce, tokens, steps)))
+        if training.dtype != "bfloat16":
+            print(f"  this peak is that of bfloat16, training.dtype is {training.dtype}: it takes longer")
 
 
 def _paper_steps(

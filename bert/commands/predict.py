@@ -47,11 +47,13 @@ def main(argv: list[str]) -> int:
         metavar="PATH",
         help="Write the answers to this file, a split's prediction files to this folder.",
     )
-    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="Inputs at once. (default: 32)")
+    parser.add_argument("--batch_size", type=int, metavar="N", help="Inputs at once. (default: 32)")
     arguments = parser.parse_arguments(argv)
-    if arguments.batch_size < 1:
+    if arguments.batch_size is not None and arguments.batch_size < 1:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     is_split = arguments.input != "-" and arguments.input.isidentifier() and not Path(arguments.input).exists()
+    if is_split and arguments.batch_size is not None:
+        raise UserError(f"command line: --batch_size is for inputs; {arguments.input} is read as by the run: remove it")
     if not is_split:
         arguments.input = fetch(arguments.input)
     if arguments.input != "-" and not is_split and not Path(arguments.input).is_file():
@@ -65,7 +67,7 @@ def main(argv: list[str]) -> int:
     if is_split:
         _predict_split(model, arguments.input, arguments.output)
     else:
-        _answer_inputs(model, arguments.input, arguments.output, arguments.batch_size)
+        _answer_inputs(model, arguments.input, arguments.output, arguments.batch_size or 32)
     return 0
 
 

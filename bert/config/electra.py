@@ -9,6 +9,9 @@ from bert.config.model import ModelConfig
 from bert.config.validation import PositiveFloat, Range, check_fields, check_unused
 from bert.errors import UserError
 
+GENERATOR_HEAD_SIZE = 64
+"""Features of a generator's head, as published."""
+
 
 @dataclass(frozen=True)
 class ElectraConfig:
@@ -35,8 +38,21 @@ class ElectraConfig:
             raise UserError(
                 "model.prediction_transform is false, and data.prediction replaced always has the transform: remove it"
             )
-        if not self.generator_width(model):
+        width = self.generator_width(model)
+        if not width:
             raise UserError(
                 f"electra.generator_hidden_size is {self.generator_hidden_size}, which makes a generator of width 0 "
                 f"with model.hidden_size {model.hidden_size}: use a larger share"
             )
+        head_size = width // generator_heads(width)
+        if model.position_embedding_type == "rotary" and prediction == "replaced" and head_size % 2:
+            raise UserError(
+                f"electra.generator_hidden_size is {self.generator_hidden_size}, which makes heads of {head_size} "
+                "features in the generator, and rotary positions turn pairs of features: use another share"
+            )
+
+
+def generator_heads(width: int) -> int:
+    """Heads of a generator of this width; they have `GENERATOR_HEAD_SIZE` features as far as they divide it
+    (google-research/electra run_pretraining.py, get_generator_config)."""
+    return next(n for n in range(max(1, width // GENERATOR_HEAD_SIZE), 0, -1) if width % n == 0)

@@ -49,9 +49,10 @@ def override(
 
 def _micro_batch_keys(base: dict[str, UserValue]) -> list[str]:
     """The numbers of micro-batches in ``base`` that divide `BATCH`; a phase may have its own batch size."""
-    phases = [key.removesuffix("gradient_accumulation_steps") for key in base if PHASE_MICRO_BATCHES.fullmatch(key)]
-    of_phases = [f"{phase}gradient_accumulation_steps" for phase in phases if f"{phase}batch_size" not in base]
-    return [*([MICRO_BATCHES] if MICRO_BATCHES in base else []), *of_phases]
+    given = [key for key, entry in base.items() if entry.value not in NULLS]
+    phases = [key.removesuffix("gradient_accumulation_steps") for key in given if PHASE_MICRO_BATCHES.fullmatch(key)]
+    of_phases = [f"{phase}gradient_accumulation_steps" for phase in phases if f"{phase}batch_size" not in given]
+    return [*([MICRO_BATCHES] if MICRO_BATCHES in given else []), *of_phases]
 
 
 def _without_replaced(

@@ -199,11 +199,13 @@ def _check_lengths(config: PretrainConfig, section: str) -> None:
 
 
 def _phase_boundaries(phases: list[PhaseConfig], total_steps: int) -> list[int]:
-    """The last step of each phase; shares are added up before they are rounded, so that no step is lost."""
+    """The last step of each phase; shares are added up before they are rounded, so that no step is lost. One with a
+    share leaves a step for each that follows."""
     ends, share, steps = [], 0.0, 0
-    for phase in phases[:-1]:
+    for following, phase in zip(range(len(phases) - 1, 0, -1), phases, strict=False):
         share, steps = share + (phase.share or 0.0), steps + int(phase.steps or 0)
-        ends.append(min(total_steps, round(share * total_steps) + steps))
+        most = total_steps if phase.share is None else total_steps - following
+        ends.append(min(most, round(share * total_steps) + steps))
     return [*ends, total_steps]
 
 

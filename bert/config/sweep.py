@@ -30,6 +30,9 @@ NOT_SWEPT = {
     "output_dir": "each trial has a folder of its own in it",
     "task": "scores of different tasks cannot be compared",
     "num_seeds": "all trials have the same number of seeds",
+    **dict.fromkeys(
+        ("data.sample_seed", "data.dev_fraction", "data.max_dev_samples"), "trials are scored on the same rows"
+    ),
 }
 """Keys without a sweep, and the reason."""
 

@@ -79,8 +79,8 @@ class OptimizerConfig:
         if self.warmup_steps >= total_steps:
             raise UserError(
                 f"optimizer.warmup_steps ({self.warmup_steps}) is not below the {total_steps} steps of the run "
-                f"(training.steps): set a smaller number, or pass --optimizer.warmup_ratio {self.warmup_ratio} for a "
-                "share of the steps"
+                f"(training.steps, or those of training.epochs): set a smaller number, or pass "
+                f"--optimizer.warmup_ratio {self.warmup_ratio} for a share of the steps"
             )
         return int(self.warmup_steps)
 

@@ -102,7 +102,7 @@ def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
     Raises:
         UserError: there is neither.
     """
-    path, step = _fetch_model(source)
+    path, step = fetch_model(source)
     if not path.exists():
         if not hub.is_hub_name(source):
             raise UserError(f"{path} does not exist: name the folder of a run or of a model")
@@ -117,7 +117,7 @@ def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
     return path, step
 
 
-def _fetch_model(source: str | Path) -> tuple[Path, int | None]:
+def fetch_model(source: str | Path) -> tuple[Path, int | None]:
     """The folder and the step of ``RUN@STEP``, a copy if RUN is a URL; of any other path or URL, that and None."""
     folder, _, step = str(source).rpartition("@")
     if is_url(source) and step.isascii() and step.isdigit():

@@ -75,6 +75,7 @@ def mine_negatives(
     rows: Any,
     corpus: Sequence[str] | None,
     scorer: Searcher | None,
+    label: str,
     settings: Mining,
     batch_size: int,
     say: Callable[[str], None],
@@ -103,7 +104,7 @@ def mine_negatives(
         ]
         own = _cosine(vectors[place], answers[positive])
         if scorer is not None:
-            own, candidates = _scored(scorer, query, positive, [text for text, _ in candidates], batch_size)
+            own, candidates = _scored(scorer, label, query, positive, [text for text, _ in candidates], batch_size)
         chosen = [(text, score) for text, score in candidates if score < settings.below(own)]
         dropped += len(candidates) - len(chosen)
         chosen = chosen[: settings.num_negatives]
@@ -143,9 +144,9 @@ def _cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _scored(
-    scorer: Searcher, query: str, positive: str, documents: list[str], batch_size: int
+    scorer: Searcher, label: str, query: str, positive: str, documents: list[str], batch_size: int
 ) -> tuple[float, list[tuple[str, float]]]:
     """The scores that a cross-encoder gives to the positive, and to the documents, the best one first."""
-    ranked = scorer.rank(query, [positive, *documents], batch_size=batch_size)
+    ranked = scorer.rank(query, [positive, *documents], label, batch_size)
     own = next(document.score for document in ranked if document.number == 0)
     return own, [(documents[found.number - 1], found.score) for found in ranked if found.number > 0]

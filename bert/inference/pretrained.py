@@ -293,8 +293,10 @@ class Pretrained(SearchableModel):
         """
         if isinstance(inputs, str):
             return self.predict([inputs], batch_size)[0]
-        inputs = as_list(inputs)
-        task = self.require_task()
+        return self.answers(self.require_task(), as_list(inputs), batch_size)
+
+    def answers(self, task: Task, inputs: Sequence[Any], batch_size: int) -> list[Any]:
+        """What `predict` returns for a list, of a task that reads the model's head."""
         examples = task.examples_from_inputs(inputs)
         features = task.features(self.tokenizer, examples, self.data)
         predictions = task.predict(self.outputs(features, batch_size), features, examples)

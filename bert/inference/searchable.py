@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -45,8 +47,8 @@ class SearchableModel(ExportableModel):
         """The embeddings of texts."""
 
     @abstractmethod
-    def predict(self, inputs: Any, batch_size: int = 32) -> Any:
-        """The answers of the task."""
+    def answers(self, task: Task, inputs: Sequence[Any], batch_size: int) -> list[Any]:
+        """The answers of the task, or of one that reads the same head in another way."""
 
     @abstractmethod
     def require_task(self) -> Task:
@@ -119,6 +121,7 @@ class SearchableModel(ExportableModel):
         corpus: Sequence[str] | None = None,
         *,
         scorer: SearchableModel | None = None,
+        label: str = "1",
         num_negatives: int = 4,
         top_k: int = 50,
         margin: float = 0.0,
@@ -137,6 +140,7 @@ class SearchableModel(ExportableModel):
             rows: dictionaries with ``query`` and ``positive``, a data frame, or the path of a file with these columns.
             corpus: documents; None for the positives of all rows.
             scorer: a cross-encoder, which scores the documents found, and the positive, in place of the cosine.
+            label: of a scorer that classifies: as of `rank`.
             num_negatives: of a row at most, those of the highest score.
             top_k: documents that are found for each query, among which they are chosen.
             margin: of scores.
@@ -153,7 +157,7 @@ class SearchableModel(ExportableModel):
                 or as `embed` and `rank`.
         """
         settings = Mining(num_negatives, top_k, margin, relative_margin)
-        return mine_negatives(self, rows, corpus, scorer, settings, batch_size, say)
+        return mine_negatives(self, rows, corpus, scorer, label, settings, batch_size, say)
 
     def rank(
         self, query: str, documents: Sequence[str], label: str = "1", batch_size: int = 32
@@ -179,6 +183,9 @@ class SearchableModel(ExportableModel):
             names = ", ".join(map(repr, task.label_names[:LABELS_SHOWN]))
             raise UserError(f"label is {label!r}, and the labels of {self.source} are {names}: pass one of these")
         [text] = as_filled_texts("query", [query])
-        answers = self.predict([(text, document) for document in as_filled_texts("document", documents)], batch_size)
+        pairs = [(text, document) for document in as_filled_texts("document", documents)]
+        if isinstance(task, RegressionTask):  # with scores beyond the scale, which answers are cut to
+            task = dataclasses.replace(task, lowest=-math.inf, highest=math.inf)
+        answers = self.answers(task, pairs, batch_size)
         is_classifier = isinstance(task, ClassificationTask)
         return rank_by_score(answer.probabilities[label] if is_classifier else answer.score for answer in answers)

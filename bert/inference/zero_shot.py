@@ -51,8 +51,10 @@ def best_label(logits: np.ndarray, labels: Sequence[str], entailed: int, opposit
 
     Args:
         logits: [labels, classes] of the text with the sentence of each label.
-        multi_label: whether each label is asked alone, entailment against contradiction; else one of them is right.
+        multi_label: whether each label is asked alone, entailment against contradiction, as a single one always is;
+            else one of them is right.
     """
-    shares = softmax(logits[:, [opposite, entailed]])[:, 1] if multi_label else softmax(logits[:, entailed])
+    each_alone = multi_label or len(labels) == 1
+    shares = softmax(logits[:, [opposite, entailed]])[:, 1] if each_alone else softmax(logits[:, entailed])
     ranked = sorted(zip(labels, map(float, shares), strict=True), key=lambda pair: -pair[1])
     return Label(ranked[0][0], dict(ranked))

@@ -97,8 +97,8 @@ def fused_attention(
         value: [B, S, N, H].
         mask: which keys a query attends to. The result of a query that may look nowhere is finite, and its values
             depend on the implementation.
-        implementation: "cudnn", on GPUs and in bfloat16; "splash", on TPUs; or their twin "xla", which also takes the
-            masks that the kernel for TPUs cannot do.
+        implementation: "cudnn", on GPUs and in bfloat16; "splash", on TPUs and for self-attention alone; or their twin
+            "xla", which also takes the masks that the kernels cannot do.
 
     Returns:
         [B, T, N, H].
@@ -110,5 +110,8 @@ def fused_attention(
             return splash_attention(query, key, value, mask)
         implementation = "xla"
     arguments = mask.kernel_arguments(query.shape[1], key.shape[1])
+    sizes_odd = query.shape[1] % 2 or key.shape[1] % 2
+    if implementation == "cudnn" and sizes_odd and (mask.bias is not None or "mask" in arguments):
+        implementation = "xla"  # cuDNN's backward pass takes these only for an even number of positions
     bias = None if mask.bias is None else mask.bias.astype(query.dtype)  # cuDNN's kernel takes one type
     return jax.nn.dot_product_attention(query, key, value, bias, implementation=cast(Any, implementation), **arguments)

@@ -13,6 +13,7 @@ from flax import struct
 from jaxtyping import Float, Int
 
 from bert.config import ModelConfig
+from bert.config.electra import generator_heads
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Encoder, Packing, at_positions
@@ -20,9 +21,6 @@ from bert.model.execution import LayerExecution
 from bert.model.heads import MaskedLMHead, PaddingMask
 from bert.model.layers import ACTIVATIONS, Dtype, dense, hidden_dense
 from bert.model.mask import Mask
-
-HEAD_SIZE = 64
-"""Features of each of the generator's heads (google-research/electra run_pretraining.py, get_generator_config)."""
 
 BLOCK = 128
 """Tokens whose probabilities are first added up when a token is sampled."""
@@ -187,14 +185,12 @@ def make_generator_config(config: ModelConfig, hidden_size: int) -> ModelConfig:
     """The generator's sizes next to a discriminator's.
 
     The feed-forward layer is 4 times as wide as the hidden states, and the head has a transform, to the embeddings'
-    width. Heads have `HEAD_SIZE` features as far as they divide the width (google-research/electra
-    run_pretraining.py, get_generator_config).
+    width.
     """
-    heads = next(n for n in range(max(1, hidden_size // HEAD_SIZE), 0, -1) if hidden_size % n == 0)
     return dataclasses.replace(
         config,
         hidden_size=hidden_size,
-        num_attention_heads=heads,
+        num_attention_heads=generator_heads(hidden_size),
         intermediate_size=4 * hidden_size,
         embedding_size=config.embedding_width,
         prediction_transform=True,

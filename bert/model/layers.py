@@ -294,7 +294,8 @@ class Layer(nn.Module):
         cross_weights = remembered = None
         if memory is not None:
             norm = layer_norm(config, self.dtype, "cross_norm")
-            attention = Attention(config, self.dtype, self.kernel, name="cross_attention")
+            kernel = "xla" if self.kernel == "splash" else self.kernel  # which takes the keys' padding for the queries'
+            attention = Attention(config, self.dtype, kernel, name="cross_attention")
             source = None if dropout is None else dropout.fold_in("cross_attention")
             if cache is not None:
                 remembered = cache.memory or attention.keys_values(memory.hidden_states)

@@ -41,6 +41,8 @@ class ColumnFilesTask(Task):
 
 def labelled_examples(task: ColumnFilesTask, data: Any) -> Any:
     """The task's examples of a labelled file, or of rows in memory as `json_lines` takes them. Raises UserError."""
+    if "dev" not in task.data_keys:
+        raise UserError(f"{task.name} reads its own rows, whose scores are in results.json: use a run on files")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.jsonl"
         if isinstance(data, str | os.PathLike):

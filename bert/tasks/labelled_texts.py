@@ -53,10 +53,10 @@ class LabelledTextsTask(EmbeddingTask):
         return TextExamples(texts, None, none, labels, found.ids, labels is not None, found.notes)
 
     def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> Features:
-        if examples.scores is None:
-            return features.tokenize(tokenizer, self._cased(examples.queries), data.max_length)
-        labels = np.stack([examples.scores, number_texts(examples.queries)], axis=1)
         texts = self._cased(examples.queries, self.settings.query_prompt or "")
+        if examples.scores is None:
+            return features.tokenize(tokenizer, texts, data.max_length)
+        labels = np.stack([examples.scores, number_texts(examples.queries)], axis=1)
         return features.tokenize(tokenizer, texts, data.max_length, labels)
 
     def predict(self, outputs: Outputs, features: Any, examples: TextExamples) -> Outputs:

@@ -16,6 +16,8 @@ INVERSE_REGULARISATION = 10.0
 def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, float]] | None:
     """Name and scores on dev of TF-IDF with logistic regression, or with ridge regression for scores; else None.
 
+    None also for texts without a word of two letters, and for a single label.
+
     Args:
       task: fitted to ``train``.
       train, dev: its examples.
@@ -26,7 +28,11 @@ def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, f
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.multiclass import OneVsRestClassifier
 
-    vectorizer = TfidfVectorizer(sublinear_tf=True).fit(itertools.chain(*_columns(train)))
+    vectorizer = TfidfVectorizer(sublinear_tf=True)
+    analyze = vectorizer.build_analyzer()
+    if not any(map(analyze, itertools.chain(*_columns(train)))):
+        return None
+    vectorizer.fit(itertools.chain(*_columns(train)))
     inputs, dev_inputs = (_features([vectorizer.transform(column) for column in _columns(of)]) for of in (train, dev))
     if isinstance(task, RegressionTask):
         scores = Ridge().fit(inputs, train.known_labels).predict(dev_inputs)
@@ -36,6 +42,8 @@ def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, f
         shares = OneVsRestClassifier(model).fit(inputs, train.known_labels).predict_proba(dev_inputs)
         shares = shares[:, -task.num_labels :]  # of a single label there is a column for its absence as well
         return "tf_idf_logistic_regression", task.score(task.with_best_thresholds(shares, dev).decide(shares), dev)
+    if len(set(train.known_labels)) == 1:
+        return None
     model.fit(inputs, train.known_labels)
     predictions = ClassificationPredictions(model.predict(dev_inputs), model.predict_proba(dev_inputs))
     return "tf_idf_logistic_regression", task.score(predictions, dev)

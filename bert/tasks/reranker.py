@@ -198,7 +198,8 @@ class RerankerTask(ColumnFilesTask):
 
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
-        return ((self.data.columns.query, self._document_column), ("text_a", "text_b"))
+        names, document = self.data.columns, self._document_column
+        return ((names.query, document), (names.text_a, document), ("text_a", "text_b"))
 
     def sample(self, examples: RankedExamples) -> tuple[str, ...]:
         return next(((query, texts[0]) for query, texts in zip(examples.queries, examples.documents, strict=True)), ())

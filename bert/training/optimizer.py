@@ -51,7 +51,7 @@ def scale_by_bert_adam(
         second: float | jax.Array = 1.0
         if bias_correction:
             # 1 - beta**count; as written it would lose four of float32's seven digits at the first steps.
-            first, second = (-jnp.expm1(count * math.log(beta)) for beta in (beta1, beta2))
+            first, second = (-jnp.expm1(count * math.log(beta)) if beta else 1.0 for beta in (beta1, beta2))
         updates = jax.tree.map(lambda m, v: (m / first) / (jnp.sqrt(v / second) + epsilon), mu, nu)
         return updates, ScaleByBertAdamState(count, mu, nu)
 

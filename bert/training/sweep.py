@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -97,7 +99,7 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
     first, *_ = [prepare(values, None) for values in known]  # finds mistakes in any trial before the first one runs
     for note in first.notes:
         say(note)
-    metric, higher_is_better = main_metric(first.config)
+    metric, higher_is_better = main_metric(first)
     total = len(known) if num_trials is None else num_trials
     seed = None if num_trials is None else first.config.seed
     plan = {"space": describe_space(space), "num_trials": num_trials, "seed": seed}
@@ -113,8 +115,11 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
             if trial.name not in pruned:
                 prunes = partial(search.should_prune, space, list(trials), higher_is_better)
                 pruning = [] if num_trials is None else [search.Pruning(prunes, metric)]
-                trial.run(prepare(values, folder.place(trial.name)), callbacks, pruning)
+                request = prepare(values, folder.place(trial.name))
+                trial.run(scored_on_the_rows_of(first.config, request), callbacks, pruning)
             trials.append(pruned.get(trial.name) or broadcast_from_main(trial.read))
+            if trials[-1]["pruned"]:  # if it is suggested again, it stays ended
+                pruned[trial.name] = trials[-1]
             ranked = rank([*folder.trials, *trials], higher_is_better)
             broadcast_from_main(partial(folder.write, {**plan, "best": ranked[0]["name"], "trials": ranked}))
     for line in table(ranked, metric, first.config):
@@ -123,12 +128,26 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
     return [Run(folder.path / trial["name"]) for trial in ranked]
 
 
-def main_metric(config: PretrainConfig | FinetuneConfig) -> tuple[str, bool]:
+def main_metric(request: launch.RunRequest[Any]) -> tuple[str, bool]:
     """The score that decides, and whether higher is better: a task's main one on dev; in pretraining the loss."""
+    config: PretrainConfig | FinetuneConfig = request.config
     if isinstance(config, PretrainConfig):
         return "loss", False
-    task = read_splits(make_task(config), config).task  # of some tasks the training rows decide
+    with tempfile.TemporaryDirectory() as folder:
+        for name, lines in request.tables.items():  # rows in memory, which no trial has written yet
+            Path(folder, name).write_text(lines, encoding="utf-8")
+        if request.tables:
+            config = replace(config, data=replace(config.data, dir=folder))
+        task = read_splits(make_task(config), config).task  # of some tasks the training rows decide
     return task.main_metric, task.higher_main_is_better
+
+
+def scored_on_the_rows_of(first: PretrainConfig | FinetuneConfig, trial: launch.RunRequest[Any]) -> Any:
+    """The trial with the sample of the first one, if it differs in the seed, which would hold out other rows."""
+    config = trial.config
+    if isinstance(config, PretrainConfig) or config.seed == first.seed or config.data.sample_seed is not None:
+        return trial
+    return replace(trial, config=replace(config, data=replace(config.data, sample_seed=first.seed)))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert.analysis.flops import ATTENTION, FEED_FORWARD, PREDICTIONS, forward_flops, training_flops
+from bert.analysis.flops import ATTENTION, FEED_FORWARD, PREDICTIONS, PROJECTION, forward_flops, training_flops
 from bert.config import ModelConfig
 from bert.model.heads import BertForPreTraining
 from bert.model.language_model import BertForCausalLM
@@ -94,5 +94,13 @@ def test_what_is_frozen_costs_the_forward_pass_alone() -> None:
 
 def test_narrow_embeddings_make_the_decoder_cheaper() -> None:
     narrow = dataclasses.replace(BASE, embedding_size=128)
-    flops = forward_flops(narrow, 128, (PREDICTIONS,), 20, {})
+    flops = forward_flops(narrow, 128, (PREDICTIONS, PROJECTION), 20, {})
+    assert flops[PROJECTION] == pytest.approx(2 * 128 * 768)
     assert flops[PREDICTIONS] == pytest.approx(20 / 128 * (2 * 128 * 30522 + 2 * 768 * 128))
+
+
+def test_a_head_over_tokens_may_read_all_of_them_through_the_pooler() -> None:
+    pooled = dataclasses.replace(BASE, pooler_type="transform")
+    for config, head, count in ((BASE, True, 1), (pooled, False, 1), (pooled, True, 128)):
+        flops = forward_flops(config, 128, ("pooler",), 0, {"classifier": (1536, head)})
+        assert flops["pooler"] == pytest.approx(count * 2 * 768**2 / 128)

@@ -35,6 +35,7 @@ def test_a_pretraining_run(pretrained, capsys) -> None:
     assert flops["training"] == pytest.approx(3 * flops["forward"])
     assert facts["vocabulary"]["tokens"] == facts["vocabulary"]["rows"] == model.config.vocab_size
     assert facts["initial_weights"] == "random weights"
+    assert {**facts_of(capsys, f"{pretrained}@6"), "source": str(pretrained)} == facts
 
 
 def test_a_fine_tuning_run(finetuned, pretrained, capsys) -> None:

@@ -125,12 +125,14 @@ def test_runs_of_several_seeds_have_mean_and_deviation(finetuned, capsys, monkey
             shutil.copytree(finetuned, f"{name}/seed-{seed}")
             write_results(f"{name}/seed-{seed}", {**one, "dev": {**one["dev"], "accuracy": 0.5 + seed / 10}})
     figure, panels = drawn(monkeypatch, "three", "two", str(finetuned))
-    lines = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    text = capsys.readouterr().out
+    lines = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
     alone = f"{one['dev']['accuracy']:.4f}"
     assert ["dev accuracy", "0.6000 ± 0.1000", "0.5500 ± 0.0707", alone] in lines
     last = max(line["step"] for line in map(json.loads, (finetuned / "metrics.jsonl").open()))
     assert ["steps", str(last), f"unfinished (step {last}, 2 of 3 seeds)", str(last)] in lines
     assert ["num_seeds", "3", "3", "1"] in lines
+    assert "are not on the same rows" not in text
     assert not any(line[0] == "model.vocab_size" for line in lines)
     assert list(panels) == ["loss", "accuracy"]
     assert figure.get_suptitle() == "sst2: 3 runs"
@@ -226,3 +228,43 @@ def test_only_a_picture_of_its_own_is_replaced(runs, fails) -> None:
     assert "does not end in .png" in fails(main, "c", "--output", "x.pdf")
     assert "none is not a folder" in fails(main, "c", "--output", "none/x.png")
     assert Path("other.png").read_bytes() == b"\x89PNG"
+
+
+def test_a_seed_without_a_score_leaves_the_others(finetuned, capsys) -> None:
+    one = json.loads((finetuned / "results.json").read_text())
+    make_run(finetuned, "two", {"num_seeds": 2}, [])
+    for seed, loss in ((0, 0.5), (1, None)):
+        shutil.copytree(finetuned, f"two/seed-{seed}")
+        write_results(f"two/seed-{seed}", {**one, "dev": {**one["dev"], "loss": loss}})
+    assert main(["two"]) == 0
+    assert "nan ± nan" in capsys.readouterr().out
+
+
+def test_rows_that_a_seed_or_the_training_text_decides_are_told(pretrained, finetuned, capsys) -> None:
+    """Dev rows that are drawn from training rows, and held-out text that is a share of the corpus."""
+    for name, changes in (
+        ("drawn", {"dev_fraction": 0.25}),
+        ("other_seed", {"dev_fraction": 0.25, "seed": 7}),
+        ("whole", {"seed": 7}),
+    ):
+        make_run(finetuned, name, changes, [])
+    said = "are not on the same rows, because of "
+    assert main(["drawn", "other_seed"]) == 0
+    assert f"{said}data.sample_seed\n" in capsys.readouterr().out
+    assert main([str(finetuned), "whole"]) == 0
+    assert said not in capsys.readouterr().out
+    make_run(pretrained, "held_out", {"eval": "held.txt"}, [])
+    for name, changes in (
+        ("trained", {"eval": "held.txt", "train": "other.txt"}),
+        ("near", {"near_duplicates": 0.5}),
+        ("masked", {"eval": "held.txt", "max_predictions_per_sequence": 4}),
+    ):
+        make_run(pretrained, name, changes, [])
+    for one, other, names in (
+        ("held_out", "trained", None),
+        (str(pretrained), "near", "data.near_duplicates"),
+        ("held_out", "masked", "data.max_predictions_per_sequence"),
+    ):
+        assert main([one, other]) == 0
+        text = capsys.readouterr().out
+        assert said not in text if names is None else f"{said}{names}\n" in text

@@ -117,6 +117,9 @@ def test_phases_set_to_null_leave_nothing_to_rescale():
     )
     assert pretrain_yaml(text, "--phases", "null", "--training.batch_size", "16").phases is None
     assert pretrain_yaml(text, "--training.batch_size", "16").phases[1].gradient_accumulation_steps == 2
+    written_out = text.replace("share: 0.5", "share: 0.5, gradient_accumulation_steps: null")
+    written_out = written_out.replace("steps: 8", "steps: 8, batch_size: null")
+    assert pretrain_yaml(written_out, "--training.batch_size", "16").phases[1].gradient_accumulation_steps == 2
 
 
 def test_predictions_of_a_recipe_fit_shorter_rows():

@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
+import bert
 from bert.analysis.batch_fit import BatchFit
 from bert.analysis.step_memory import StepMemory
 from bert.commands.arguments import run_command
 from bert.commands.plan import CompilationProgress, main, parse_size, suggestion
+from bert.training.loop import count_parameters
 from tests.conftest import SMALL_MODEL
 
 ARGUMENTS = [
@@ -137,6 +139,31 @@ def test_a_pod_on_paper_shows_its_arithmetic(capsys) -> None:
     assert "  900,000 steps             0.4 h" in out
     assert main([*base, "--device=h100:16"]) == 0
     assert capsys.readouterr().out.count("2 x 1/2 x 16.1 MB = 16.1 MB at 50 GB/s") == 2
+
+
+def test_a_plan_has_the_sizes_of_init_and_the_tokens_of_the_vocabulary(pretrained, tmp_path, capsys) -> None:
+    model = bert.load(pretrained)
+    gradients = f"with 4 bytes for each of {count_parameters(model.params):,} gradients"
+    lengths = ["--data.objective=nsp", "--data.sequence_length=16", "--data.max_predictions_per_sequence=4",
+               "--device=h100"]  # fmt: skip
+    assert main([f"--init={pretrained}", *lengths]) == 0
+    assert gradients in capsys.readouterr().out
+    own = [
+        *SMALL_MODEL,
+        "--model.position_embedding_type=learned",
+        f"--tokenizer.path={pretrained}",
+        "--model.pooler_act=tanh",
+        *lengths,
+    ]
+    assert main(["--config=quickstart", *own]) == 0
+    assert gradients in capsys.readouterr().out
+
+
+def test_smoothed_labels_are_planned(capsys) -> None:
+    arguments = [*ARGUMENTS[:-1], "--config=gpt2", "--phases=null", "--training.label_smoothing=0.1"]
+    assert main([*arguments, "--training.batch_size=2", "--training.gradient_accumulation_steps=1", "--memory=1GiB",
+                 "--model.embedding_size=16"]) == 0  # fmt: skip
+    assert "suggested: " in capsys.readouterr().out
 
 
 def test_mistakes_in_a_device_are_sentences(fails) -> None:

@@ -34,7 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bert.Pretrained:
 class Scorer:
     """A cross-encoder that scores a document by its place in the corpus."""
 
-    def rank(self, query: str, documents: list[str], batch_size: int) -> list[RankedDocument]:
+    def rank(self, query: str, documents: list[str], label: str, batch_size: int) -> list[RankedDocument]:
+        assert label == "relevant"
         scores = [float(-CORPUS.index(text)) for text in documents]
         return [RankedDocument(int(i), scores[i]) for i in np.argsort(-np.array(scores), kind="stable")]
 
@@ -62,9 +63,10 @@ def test_negatives_are_the_nearest_documents_below_the_margin(model: bert.Pretra
 
 
 def test_a_cross_encoder_scores_in_place_of_the_cosine(model: bert.Pretrained) -> None:
-    [_, row, _] = model.mine_negatives(ROWS, CORPUS, scorer=Scorer(), num_negatives=1, relative_margin=0)
+    scored: Any = {"scorer": Scorer(), "label": "relevant", "num_negatives": 1}
+    [_, row, _] = model.mine_negatives(ROWS, CORPUS, **scored, relative_margin=0)
     assert (row["negatives"], row["score"]) == (["mi ba"], [-6, -7])
-    [_, row, _] = model.mine_negatives(ROWS, CORPUS, scorer=Scorer(), num_negatives=1, margin=1)
+    [_, row, _] = model.mine_negatives(ROWS, CORPUS, **scored, margin=1)
     assert row["negatives"] == []
 
 
@@ -123,6 +125,9 @@ def test_the_command_writes_rows(model: bert.Pretrained, bucket, tmp_path: Path,
     remote = ["made", "memory://b/rows.jsonl", "--corpus", "memory://b/corpus.txt", "--num_negatives=2"]
     assert main([*remote, "--output", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("bert.inference.loading.load", None)  # a folder that is missing is told before anything is mined
+        assert "cannot be written" in fails(main, *given, "--output", str(tmp_path / "none" / "out.jsonl"))
     assert "exists already" in fails(main, *given, "--output", str(tmp_path / "out.jsonl"))
     corpus.write_text("ba\n\nko\n")
     assert "corpus.txt, line 2: the document is empty or not a text: write it or remove it" in fails(main, *given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -134,8 +135,11 @@ def test_an_index_of_another_kind_is_one_sentence(models: dict[str, Any], index:
 
 
 def test_documents_are_ranked_by_the_score_or_the_probability_of_a_label(models: dict[str, Any]) -> None:
+    scale = dataclasses.replace(models["regression"].task, lowest=-100.0, highest=100.0)
+    wide = dataclasses.replace(models["regression"], task=scale)
     for name, label in (("regression", "1"), ("pairs", "equivalent"), ("pairs", "not_equivalent")):
-        answers = models[name].predict([("ba", text) for text in TEXTS])
+        whole = wide if name == "regression" else models[name]  # scores beyond the scale keep their order
+        answers = whole.predict([("ba", text) for text in TEXTS])
         scores = [answer.score if isinstance(answer, Score) else answer.probabilities[label] for answer in answers]
         ranked = models[name].rank("ba", TEXTS, label)
         assert [document.number for document in ranked] == np.argsort(-np.array(scores), kind="stable").tolist()

@@ -42,6 +42,7 @@ def test_each_label_is_asked_with_the_text(model: bert.Pretrained) -> None:
     each = 1 / (1 + np.exp(logits[:, 0] - logits[:, 2]))
     assert [alone.probabilities[label] for label in labels] == pytest.approx(each.tolist(), abs=1e-6)
     assert model.zero_shot([], labels) == []
+    assert model.zero_shot("d", ["e"], "x {}") == model.zero_shot("d", ["e"], "x {}", multi_label=True)
     assert model.zero_shot("d", iter(labels), "x {}", multi_label=True) == alone
 
 

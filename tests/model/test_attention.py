@@ -80,6 +80,21 @@ def test_in_bfloat16_the_twin_and_attention_written_out_differ_by_their_rounding
         assert np.linalg.norm(found - expected) <= 2 * 2**-8 * np.linalg.norm(expected)
 
 
+def test_cudnns_kernel_is_asked_for_no_odd_rows_with_pairs_or_a_bias(monkeypatch):
+    """Which its backward pass refuses."""
+    asked = []
+
+    def asks(query, *others, implementation, **rest):
+        asked.append(implementation)
+        return query
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", asks)
+    pairs, bias = jnp.ones((1, 1, 7, 7), bool), jnp.zeros((1, 1, 7, 7))
+    for mask, length in ((Mask(), 7), (Mask(pairs=pairs), 7), (Mask(bias=bias), 7), (Mask(bias=bias), 8)):
+        fused_attention(*[jnp.ones((1, length, 2, 8))] * 3, mask, "cudnn")
+    assert asked == ["cudnn", "xla", "xla", "cudnn"]
+
+
 def assert_kernel_is_attention_written_out(implementation):
     for found, expected in compared(implementation, jnp.bfloat16):
         np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), atol=3e-2)

@@ -14,8 +14,10 @@ from bert.analysis.step_memory import lower_step, tpu_devices
 from bert.config import ModelConfig
 from bert.model import splash
 from bert.model.attention import dot_product_attention, fused_attention
+from bert.model.cache import Memory
 from bert.model.encoder import Encoder
 from bert.model.execution import LayerExecution
+from bert.model.layers import Layer
 from bert.model.mask import Mask
 from bert.model.splash import splash_attention
 from bert.parallel.backends import MeshParallel
@@ -135,3 +137,15 @@ def test_a_train_step_of_packed_rows_compiles_for_a_mesh_of_tpus() -> None:
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, packing=True))
     compiled = lower_step(config, MeshParallel(config.training.mesh_shape, devices)).compile()
     assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 6  # of local and of global layers
+
+
+def test_cross_attention_is_left_to_xla(monkeypatch) -> None:
+    """The kernel would take the padding of the source for that of the target, which may be longer."""
+    monkeypatch.setattr(splash, "splash_attention", partial(splash_attention, interpret=True))
+    config = dataclasses.replace(CONFIG, attention_window=None, global_attention_every=None, causal=True)
+    target, source = jax.random.normal(jax.random.key(0), (2, 2, 128, 16))
+    memory = Memory(source, Mask(keys=jnp.arange(128)[None] < jnp.array([[40], [100]])))
+    layers = [Layer(config, kernel=kernel) for kernel in ("written", "splash")]
+    params = layers[0].init(jax.random.key(1), target[:, :9], Mask(causal=True), memory=memory)
+    written, fused = (layer.apply(params, target, Mask(causal=True), memory=memory)[0] for layer in layers)
+    np.testing.assert_allclose(written, fused, atol=1e-5)

@@ -129,6 +129,11 @@ def test_texts_with_labels_are_scored_by_the_nearest_other_one(tmp_path: Path, t
     unlabelled = read(tmp_path, [{"text": "a"}, {"text": "b"}], task, "test")
     assert not unlabelled.labelled and task.table_columns == (("text",), ("text",))
     alone = task.examples_from_inputs(["a"])
+    for rest in (
+        task.features(tokenizer, unlabelled, TaskDataConfig(max_length=16)),
+        task.features(tokenizer, task.examples_from_inputs(["a", "b"]), TaskDataConfig(max_length=16)),
+    ):
+        assert rest.lengths.tolist() == [4, 4], "with the prompt, as dev"
     assert len(task.format_predictions(task.predict(outputs[:1], None, alone), alone)) == 1
     single = dataclasses.replace(examples, queries=examples.queries[:1], scores=examples.scores[:1])
     assert task.score(outputs[:1], single) == {"accuracy": 0.0}, "its nearest other text would be itself"

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,10 @@ def test_pairs_are_compared_word_by_word() -> None:
 
 def test_other_tasks_have_none() -> None:
     assert lexical_baseline(TASKS["squad"], None, None) is None
+
+
+def test_without_words_or_with_one_label_there_is_none() -> None:
+    train = examples([0, 0, 1, 1], np.int32)
+    letters = dataclasses.replace(train, texts_a=["M K T A"] * len(TEXTS))
+    assert lexical_baseline(TASKS["sst2"], letters, letters) is None
+    assert lexical_baseline(TASKS["sst2"], examples([1, 1, 1, 1], np.int32), train) is None

@@ -9,6 +9,7 @@ from bert.config import FinetuneConfig, TaskDataConfig
 from bert.data.corpus.docstrings import docstring_documents
 from bert.errors import UserError
 from bert.tasks import make_task, packages
+from bert.tasks.column_files import labelled_examples
 from bert.tasks.packages import Names
 
 SOURCE = "docstrings:asyncio,email,logging"
@@ -29,6 +30,8 @@ def test_rows_are_docstrings_with_their_package() -> None:
     assert min(lengths) >= packages.MIN_WORDS and max(lengths) == packages.MOST_WORDS
     assert task.splits(Path(SOURCE)) == ["train", "dev"]
     assert len(dev) > 0
+    with pytest.raises(UserError, match="packages reads its own rows, whose scores are in res"):
+        labelled_examples(task, [{"text": "a", "label": "email"}])
 
 
 def test_dev_is_of_modules_that_pretraining_leaves_out() -> None:

@@ -54,6 +54,12 @@ def test_rows_of_a_query_are_put_together(tmp_path: Path) -> None:
     assert list(examples.sentences()) == ["a b", "b", "c d e", "f", "g h", "d", "f"]
 
 
+def test_tables_may_have_the_columns_of_rows_with_a_score() -> None:
+    columns = ColumnsConfig(text_a="question", text_b="passage", label="grade")
+    task = RerankerTask().from_config(TaskDataConfig(columns=columns))
+    assert task.input_of_row({"question": "a", "passage": "b"}) == ("a", "b")
+
+
 def test_a_row_of_the_model_is_a_query_with_all_documents(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
     task = own([0, 3])

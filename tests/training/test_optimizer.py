@@ -81,6 +81,12 @@ def test_four_steps_equal_the_formulas_by_hand(name: str, bias_correction: bool,
     )
 
 
+def test_a_decay_of_zero_keeps_nothing_and_needs_no_correction() -> None:
+    both = {flag: run(OptimizerConfig("adamw", 0.1, 2, bias_correction=flag, beta1=0.0, beta2=0.0), 3)
+            for flag in (False, True)}  # fmt: skip
+    jax.tree.map(np.testing.assert_array_equal, both[False], both[True])
+
+
 def by_formula(name: str, grad: np.ndarray, state: dict, param: np.ndarray, step: int) -> np.ndarray:
     """The direction of an optimizer for one tensor as its paper has it; ``state`` is updated."""
     if name == "lion":  # Chen et al. 2023, algorithm 2

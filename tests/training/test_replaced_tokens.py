@@ -251,6 +251,10 @@ def test_other_runs_start_from_the_discriminator(detected, corpus, tmp_path, cap
             ["--model.prediction_transform=false", "--model.embedding_size=16"],
             "data.prediction replaced always has the transform: remove it",
         ),
+        (
+            ["--model.position_embedding_type=rotary", "--electra.generator_hidden_size=0.19"],
+            "which makes heads of 3 features in the generator, and rotary positions turn pairs of features",
+        ),
         (["--electra.disc_weight=0"], "electra.disc_weight is 0.0: it must be above 0"),
         (["--electra.disc_weight=nan"], "electra.disc_weight is nan"),
         (["--electra.generator=0.5"], "--electra.generator"),
