@@ -272,6 +272,11 @@ def _csv_rows(reader: Any, path: Path) -> Table:
         except StopIteration:
             return
         except csv.Error as error:
+            if "new-line character" in str(error):
+                raise UserError(
+                    f"{path}, line {line_number}: a carriage return within the line: end lines with a line feed, or "
+                    "put the cell in quotes"
+                ) from None
             raise UserError(f"{path}, line {line_number}: not CSV ({error}): fix its quotes") from None
         if cells:
             yield line_number, cells

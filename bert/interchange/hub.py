@@ -10,6 +10,7 @@ from pathlib import Path
 from bert.errors import UserError
 from bert.interchange import first_line
 from bert.interchange.generation_files import GENERATION_CONFIG, TARGET_TOKENIZER
+from bert.interchange.pooling import PROMPTS, TEXT_SETTINGS
 from bert.messages import LOGGER
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 
@@ -24,8 +25,7 @@ _NAMES = [
     "vocab.json",
     "merges.txt",
     *SENTENCEPIECE_FILES,
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
+    *TEXT_SETTINGS,
 ]
 _WEIGHTS = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
 _PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
@@ -40,7 +40,7 @@ SETTINGS = [
     *_with_subfolders(_NAMES),
     f"{TARGET_TOKENIZER}/*",
     "modules.json",
-    "config_sentence_transformers.json",
+    PROMPTS,
     "*_Pooling/config.json",
 ]
 WEIGHTS, PICKLES = _with_subfolders(_WEIGHTS), _with_subfolders(_PICKLES)
@@ -49,7 +49,10 @@ WEIGHTS, PICKLES = _with_subfolders(_WEIGHTS), _with_subfolders(_PICKLES)
 REVISION = r"(@[\w./-]+)?"
 """A branch, a tag or a commit after a name of the hub."""
 
-LEGACY_MODEL_NAME = re.compile(r"(bert|roberta)-(base|large)(-[\w-]+)?" + REVISION)
+LEGACY_MODEL_NAME = re.compile(
+    r"((distil)?(bert|roberta)-(base|large)(-[\w-]+)?|distilroberta-base|xlm-roberta-(base|large)|camembert-base"
+    r"|albert-(base|large|xlarge|xxlarge)-v[12]|(distil)?gpt2(-medium|-large|-xl)?)" + REVISION
+)
 """The models that the hub knows by a name without an organisation, since they were there before organisations were."""
 
 
@@ -59,7 +62,7 @@ def is_hub_name(source: str | Path) -> bool:
 
     A run is runs/NAME throughout the documentation, and anybody may register a model of that name on the hub.
 
-    Of names without an organisation only the hub's first ones are such: ``bert-base-uncased``, ``roberta-large``.
+    Of names without an organisation only the hub's first ones are such: ``bert-base-uncased``, ``gpt2``.
     """
     name = str(source)
     named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*" + REVISION, name) or LEGACY_MODEL_NAME.fullmatch(name)

@@ -14,11 +14,14 @@ from bert.interchange.tensor_files import read_json
 
 MODES = ("mean", "cls", "max")
 
-TEXT_SETTINGS = ("sentence_bert_config.json", "sentence_roberta_config.json")
-"""Files that say how long texts may be and whether they are lower-cased, the second one of older versions."""
+TEXT_SETTINGS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Files that say how long texts may be and whether they are lower-cased, all but the first one of older versions."""
 
 PROMPTS = "config_sentence_transformers.json"
-"""The file that has the prompts."""
+"""The file that has the prompts, and whether the folder is one of embeddings."""
 
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names that the prompt of documents goes by."""
@@ -79,7 +82,7 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | No
         say: called with what is declared and not done here.
 
     Returns:
-        None and the folder itself where there is no modules.json.
+        None and the folder itself where there is no modules.json, or that of a cross-encoder.
 
     Raises:
         UserError: a module or a way of pooling that `Pooling` does not compute, or a path that leaves the folder.
@@ -90,6 +93,8 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> tuple[Pooling | No
     modules = read_json(file)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{file} is not a list of modules: copy it again")
+    if (folder / PROMPTS).is_file() and _settings(folder / PROMPTS).get("model_type") == "CrossEncoder":
+        return None, folder
     module_types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if module_types not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
@@ -144,9 +149,7 @@ def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
 
 def _prompts(file: Path, say: Callable[[str], None]) -> tuple[str, str]:
     """The prompts of queries and of documents; "" for none."""
-    content = read_json(file) if file.is_file() else {}
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is not a JSON object: copy it again")
+    content = _settings(file) if file.is_file() else {}
     if content.get("default_prompt_name"):
         say(f"{file}: default_prompt_name is not used: put the prompt before the texts yourself")
     if (similarity := content.get("similarity_fn_name")) not in (None, "cosine"):
@@ -160,9 +163,7 @@ def _prompts(file: Path, say: Callable[[str], None]) -> tuple[str, str]:
 
 def _text_settings(file: Path) -> tuple[int | None, bool]:
     """Most tokens of a text, and whether texts are lower-cased."""
-    content = read_json(file)
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is not a JSON object: copy it again")
+    content = _settings(file)
     length, lowercase = content.get("max_seq_length"), content.get("do_lower_case") or False
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
         raise UserError(f"{file}: max_seq_length is {length!r}: set it to a number of tokens")
@@ -171,10 +172,24 @@ def _text_settings(file: Path) -> tuple[int | None, bool]:
     return length, lowercase
 
 
-def _mode(file: Path) -> str:
+def read_model_max_length(folder: Path, longest: int) -> int:
+    """Most tokens of a text where `TEXT_SETTINGS` do not tell: what the tokenizer lets through, or ``longest``."""
+    file = folder / "tokenizer_config.json"
+    length = _settings(file).get("model_max_length") if file.is_file() else None
+    if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length < longest:
+        return longest
+    return length
+
+
+def _settings(file: Path) -> dict[str, Any]:
     content = read_json(file)
     if not isinstance(content, dict):
         raise UserError(f"{file} is not a JSON object: copy it again")
+    return content
+
+
+def _mode(file: Path) -> str:
+    content = _settings(file)
     chosen = content.get("pooling_mode")
     if chosen is None:
         prefix = "pooling_mode_"

@@ -87,9 +87,17 @@ def token_byte_counts(tokenizer: Tokenizer) -> np.ndarray | None:
 
 
 def parse_byte_level(vocab: str, merges: str) -> Tokenizer:
-    """The tokenizer of the content of vocab.json and merges.txt; an exception of the library's if they are none."""
+    """The tokenizer of the content of vocab.json and merges.txt; an exception of the library's if they are none.
+
+    Other byte-pair vocabularies have these files as well. They lack tokens for some bytes.
+    """
+    from tokenizers import pre_tokenizers
+
+    tokens = json.loads(vocab)
+    if lacking := set(pre_tokenizers.ByteLevel.alphabet()) - set(tokens):
+        raise ValueError(f"{len(lacking)} bytes have no token")
     lines = [line for line in merges.splitlines() if line and not line.startswith("#version")]
-    return build_byte_level(json.loads(vocab), [(left, right) for left, _, right in (x.partition(" ") for x in lines)])
+    return build_byte_level(tokens, [(left, right) for left, _, right in (x.partition(" ") for x in lines)])
 
 
 def separate_pairs(tokenizer: Tokenizer) -> None:

@@ -19,8 +19,12 @@ _FLAGS = (
     *("keep_accents", "split_by_punct"),
 )
 _TOKEN = ("lstrip", "rstrip", "single_word", "normalized", "special")
-_WORD_PIECE = ("Bert", "DistilBert", "Electra", "MPNet", "PreTrained", "Basic")
-"""Beginnings of the names of the classes that read a bare vocab.txt as BERT does."""
+_WORD_PIECE = {
+    f"{name}Tokenizer{fast}"
+    for name in ("Bert", "DistilBert", "Electra", "MPNet", "PreTrained", "Basic")
+    for fast in ("", "Fast")
+}
+"""The classes that read a bare vocab.txt as BERT does."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class TokenizerSettings:
         add_prefix_space: of byte-level vocabularies: the first word is read as one within a text.
         keep_accents, split_by_punct: of ALBERT's and DeBERTa's SentencePiece files.
         added: id -> token and its flags, of tokens that were added to the vocabulary.
-        tokenizer_class: the class of transformers'.
+        tokenizer_class: the class of transformers', or that of the folder's own code.
     """
 
     do_lower_case: bool | None = None
@@ -47,9 +51,9 @@ class TokenizerSettings:
     def require_wordpiece(self, folder: Path) -> None:
         """Raises UserError where a bare vocab.txt belongs to a class that cuts words otherwise than BERT."""
         name = self.tokenizer_class
-        if name is not None and (not name.startswith(_WORD_PIECE) or name.startswith("BertJapanese")):
+        if name is not None and name not in _WORD_PIECE:
             raise UserError(
-                f"{folder / SETTINGS}: the tokenizer is a {name}, which reads vocab.txt differently: put its "
+                f"{folder}: the tokenizer is a {name}, which reads vocab.txt differently: put its "
                 "tokenizer.json next to it"
             )
 
@@ -107,7 +111,10 @@ def read_settings(folder: Path) -> TokenizerSettings:
         value = content.get(name)
         if value is not None and not isinstance(value, bool):
             raise UserError(f"{folder / SETTINGS}: {name} is {value!r}, set it to true or false")
-    kind = content.get("tokenizer_class")
+    of_code = content.get("auto_map")
+    kind = of_code.get("AutoTokenizer") if isinstance(of_code, dict) else None
+    kind = next((name for name in kind if name), None) if isinstance(kind, list) else kind
+    kind = kind or content.get("tokenizer_class") or read_object(folder / "config.json").get("tokenizer_class")
     return TokenizerSettings(
         **{name: content.get(name) for name in _FLAGS},
         added=_read_added(folder, content),

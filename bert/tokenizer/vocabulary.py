@@ -247,7 +247,8 @@ def _parse_byte_level(text: str, file: Path) -> Tokenizer:
         raise
     except Exception as error:  # the library raises bare Exception
         raise UserError(
-            f"{file} and its merges.txt are not a byte-level vocabulary ({error}): copy both again"
+            f"{file} and its merges.txt are not a byte-level vocabulary ({error}): copy both again, or name one of a "
+            "kind that is read"
         ) from None
 
 

@@ -61,6 +61,7 @@ def test_packed_files_are_read_as_plain_ones(tmp_path: Path) -> None:
         ("a.csv", "text,label\na,b,1\n", ", line 2: 3 columns where the header has 2"),
         ("a.csv", 'text,label\n"a,1\nb,0\n', ", line 2: not CSV (unexpected end of data): fix its quotes"),
         ("a.csv", 'text,label\nx,1\n"a" b,1\n', ", line 3: not CSV"),
+        ("a.csv", "text,label\na\rb,1\n", ", line 2: a carriage return within the line: end lines with a line feed"),
         ("a.tsv", "text\tlabel\n\na\t1\n", ", line 2: the line is empty: remove it"),
         ("a.tsv", "text\tlabel\na\0\t1\n", ", line 2: a NUL character"),
         ("a.tsv", b"text\tlabel\ncaf\xe9\t1\n", ", line 2: not UTF-8"),

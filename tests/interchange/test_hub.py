@@ -123,6 +123,8 @@ def test_the_hubs_first_models_have_a_name_of_one_part(made, hub: Path, tmp_path
     monkeypatch.chdir(tmp_path)
     (tmp_path / "roberta-large").mkdir()
     assert [is_hub_name(name) for name in ("roberta-base", "roberta-large", "run", "bert-base/../x")] == [1, 0, 0, 0]
+    first = ("distilbert-base-uncased", "xlm-roberta-base", "albert-base-v2", "gpt2", "distilgpt2", "gpt2-medium")
+    assert all(map(is_hub_name, first)) and not any(map(is_hub_name, ("gpt2-tuned", "albert", "distilbert")))
 
 
 def test_a_run_that_is_not_here_is_no_name_on_the_hub(made, hub: Path, tmp_path: Path, monkeypatch, fails) -> None:

@@ -61,9 +61,12 @@ def test_what_it_lacks_is_refused(architecture: str, changes: dict, reason: str,
 def test_a_vocabulary_without_the_class_that_reads_it_is_refused(made, tmp_path: Path) -> None:
     """transformers would take RoFormer's own, which reads other tokens."""
     made("BertForMaskedLM", ROFORMER).save(tmp_path / "out")
-    (tmp_path / "out" / "tokenizer.json").unlink()
     assert bert.load(tmp_path / "out").config.position_embedding_type == "rotary"
-    for settings in ({}, {"do_lower_case": True}):
+    own = [{}, {"do_lower_case": True}, {"tokenizer_class": "RoFormerTokenizer"}]  # whose tokenizer.json lacks its step
+    for settings in own:
         (tmp_path / "out" / SETTINGS).write_text(json.dumps(settings))
-        with pytest.raises(UserError, match=r"names no tokenizer_class, .* set it to BertTokenizer"):
+        with pytest.raises(UserError, match=r"names no other tokenizer_class than .* set it to BertTokenizer"):
             bert.load(tmp_path / "out")
+    (tmp_path / "out" / "tokenizer.json").unlink()
+    (tmp_path / "out" / SETTINGS).write_text('{"tokenizer_class": "BertTokenizer"}')
+    assert bert.load(tmp_path / "out").config.position_embedding_type == "rotary"

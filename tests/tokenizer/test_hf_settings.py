@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from bert.errors import UserError
 from bert.tokenizer.hf_settings import ADDED, SETTINGS
 from bert.tokenizer.vocabulary import load_tokenizer
 from tests.letters import byte_level_tokenizer
@@ -67,3 +68,37 @@ def test_a_declared_prefix_space_is_in_no_offset(tmp_path: Path) -> None:
         encoding = load_tokenizer(tmp_path).encode("ab c", "ab c")
         assert encoding.tokens[1:4] == ["Ġa" if declared else "a", "b", "Ġc"]
         assert encoding.offsets == [(0, 0), (0, 1), (1, 2), (3, 4), (0, 0), (0, 0), (0, 1), (1, 2), (3, 4), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "name"),
+    [
+        ({"word_tokenizer_type": "mecab"}, {"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer"),
+        ({"tokenizer_class": "BertweetTokenizer"}, {}, "BertweetTokenizer"),
+        ({"tokenizer_class": "DistilBertJapaneseTokenizer"}, {}, "DistilBertJapaneseTokenizer"),
+        (
+            {"tokenizer_class": "BertTokenizer", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}},
+            {},
+            "own.Tokeni",
+        ),
+        ({"tokenizer_class": "BertTokenizerFast"}, {"tokenizer_class": "BertJapaneseTokenizer"}, None),
+        ({}, {"model_type": "bert"}, None),
+    ],
+)
+def test_a_vocabulary_of_another_class_is_refused(folder: Path, settings: dict, config: dict, name: str | None) -> None:
+    """Which tokenizer_config.json names, or in older folders config.json."""
+    (folder / SETTINGS).write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps(config))
+    if name is None:
+        assert tokens(folder, "a b") == ["a", "b"]
+    else:
+        with pytest.raises(UserError, match=f"the tokenizer is a {name}.*, which reads vocab.txt differently"):
+            load_tokenizer(folder)
+
+
+def test_byte_pairs_that_are_not_of_bytes_are_refused(tmp_path: Path) -> None:
+    """As those of HerBERT, whose files have the same names."""
+    (tmp_path / "vocab.json").write_text(json.dumps({"<s>": 0, "</s>": 1, "<unk>": 2, "a</w>": 3, "a": 4, "l": 5}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na l</w>\n")
+    with pytest.raises(UserError, match=r"are not a byte-level vocabulary \(256 bytes have no token\)|254 bytes"):
+        load_tokenizer(tmp_path)

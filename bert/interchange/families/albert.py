@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bert.config import ModelConfig
-from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_names
+from bert.interchange.families.base import ABSOLUTE_POSITIONS, BERT_LIMITS, Family, Limit, class_names
 from bert.interchange.names import LAYER, Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
@@ -76,7 +76,7 @@ ALBERT = Family(
         "position_offset": Limit(0, "its positions begin at row 0"),
         "pooler_act": Limit("tanh", "its pooler has tanh"),
     },
-    fixed={"inner_group_num": 1},
+    fixed={"inner_group_num": 1, **ABSOLUTE_POSITIONS},
     has_form=_has_form,
     read_config=_read_config,
     write_config=_write_config,

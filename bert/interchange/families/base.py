@@ -68,6 +68,9 @@ BERT_LIMITS = {
 }
 """The limits that BERT's descendants share."""
 
+ABSOLUTE_POSITIONS = {"position_embedding_type": "absolute"}
+"""What is ``fixed`` of families whose classes have, or had, other positions by this key."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -87,7 +90,6 @@ class Family:
         more_sizes: further keys of config.json that have to hold whole numbers, for ``read_config``.
         limits: settings of `ModelConfig` that it has in one value alone.
         prediction_act: activation of the MLM head; None for the model's ``hidden_act``.
-        single_segment_input: whether a model of one segment still takes ``token_type_ids``.
         fixed: settings of config.json of which this value alone is read.
         settings: further ones of an architecture of ``classes``.
         initial: settings of `ModelConfig` that only say how parameters start, as ``read_config`` has them.
@@ -117,7 +119,6 @@ class Family:
     more_sizes: tuple[str, ...] = ()
     limits: Mapping[str, Limit]
     prediction_act: Activation | None = None
-    single_segment_input: bool = True
     fixed: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     initial: Mapping[str, Any] = field(default_factory=lambda: INITIAL)

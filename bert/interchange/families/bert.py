@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_names, encoder_names
+from bert.interchange.families.base import ABSOLUTE_POSITIONS, BERT_LIMITS, Family, Limit, class_names, encoder_names
 from bert.interchange.names import LAYER, Names
 
 BERT = Family(
@@ -27,6 +27,7 @@ BERT = Family(
         "embedding_size": Limit(None, "its embeddings have hidden_size features"),
         "pooler_act": Limit("tanh", "its pooler has tanh"),
     },
+    fixed=ABSOLUTE_POSITIONS,
     has_form=lambda config, architecture: True,
 )
 

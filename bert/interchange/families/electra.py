@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from bert.config import ModelConfig
-from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_names, encoder_names
+from bert.interchange.families.base import ABSOLUTE_POSITIONS, BERT_LIMITS, Family, Limit, class_names, encoder_names
 from bert.interchange.names import Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
@@ -59,6 +59,7 @@ ELECTRA = Family(
     settings={
         "BertForMultipleChoice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
     },
+    fixed=ABSOLUTE_POSITIONS,
     has_form=_has_form,
     read_config=_read_config,
     write_config=_write_config,

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange.families.base import KEYS, Family, Limit, ParametersByPath, encoder_names
+from bert.interchange.families.base import ABSOLUTE_POSITIONS, KEYS, Family, Limit, ParametersByPath, encoder_names
 from bert.interchange.families.bert import BERT
 from bert.interchange.names import CROSS, DECODER, DECODER_LAYER, POOLER, PREDICTIONS, Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
@@ -166,6 +166,7 @@ ENCODER_DECODER = Family(
     decoder_bias=f"decoder.{BERT.decoder_bias}",
     more_sizes=tuple(OWN_SIZES.values()),
     limits={**BERT.limits, "position_offset": Limit(0, "its positions begin at row 0")},
+    fixed=ABSOLUTE_POSITIONS,
     has_form=lambda config, architecture: architecture == "BertForSequenceToSequence",
     read_config=_read_config,
     flatten=_flatten,

@@ -8,7 +8,7 @@ from typing import Any
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_names, encoder_names
+from bert.interchange.families.base import ABSOLUTE_POSITIONS, BERT_LIMITS, Family, Limit, class_names, encoder_names
 from bert.interchange.names import Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
@@ -56,7 +56,7 @@ ROBERTA = Family(
         "pooler_act": Limit("tanh", "its pooler has tanh"),
     },
     prediction_act="gelu",
-    single_segment_input=False,
+    fixed=ABSOLUTE_POSITIONS,
     has_form=lambda config, architecture: config.position_offset > 0 and not config.pre_layer_norm,
     read_config=_read_config,
     write_config=_write_config,

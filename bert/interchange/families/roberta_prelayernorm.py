@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from bert.config import ModelConfig
-from bert.interchange.families.base import Family, Limit, ParametersByPath, class_names
+from bert.interchange.families.base import ABSOLUTE_POSITIONS, Family, Limit, ParametersByPath, class_names
 from bert.interchange.families.roberta import ROBERTA
 from bert.interchange.names import LAYER, Names
 
@@ -43,7 +43,7 @@ ROBERTA_PRELAYERNORM = Family(
     decoder_bias=ROBERTA.decoder_bias,
     limits={**ROBERTA.limits, "pre_layer_norm": Limit(True, "it has LayerNorm before attention and feed-forward")},
     prediction_act=ROBERTA.prediction_act,
-    single_segment_input=False,
+    fixed=ABSOLUTE_POSITIONS,
     has_form=lambda config, architecture: config.pre_layer_norm and architecture in CLASSES,
     read_config=lambda content: {**ROBERTA.read_config(content), "pre_layer_norm": True},
     write_config=ROBERTA.write_config,

@@ -23,7 +23,7 @@ from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer
-from bert.interchange.pooling import read_pooling
+from bert.interchange.pooling import read_model_max_length, read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
 from bert.tokenizer.hf_settings import SETTINGS, read_settings
@@ -50,8 +50,8 @@ ACTIVATIONS = {
 OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps")
 """Fields of `ModelConfig` that config.json may leave out."""
 
-SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
-"""Settings of which one value is read."""
+SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False}
+"""Settings of which one value is read, in all families."""
 
 FLOATS = ("float16", "bfloat16", "float32")
 
@@ -92,17 +92,22 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     config = _model_config(content, family, file)
     labels = _labels(content, file) if architecture in ARCHITECTURES_WITH_LABELS else ()
     longest = config.max_position_embeddings
+    if (
+        pooling is not None
+        and pooling.max_length is None
+        and (limit := read_model_max_length(folder, longest)) < longest
+    ):
+        pooling = dataclasses.replace(pooling, max_length=limit)
     if pooling is not None and (pooling.max_length or 0) > longest:
         say(f"{folder}: max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut")
     classifier_dropout = _classifier_dropout(content, file)
     problem_type = _problem_type(content, file) if labels else None
     label_thresholds = _label_thresholds(content, len(labels), file)
-    tokenizer_is_known = (folder / "tokenizer.json").is_file() or read_settings(folder).tokenizer_class is not None
-    if family.own_tokenizer is not None and not tokenizer_is_known:
+    tokenizer_class = read_settings(folder).tokenizer_class or ""
+    if family.own_tokenizer is not None and (not tokenizer_class or tokenizer_class.startswith(family.title)):
         raise UserError(
-            f"{folder / SETTINGS} names no tokenizer_class, and transformers' own for {family.title} "
-            f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that, or put "
-            "tokenizer.json there"
+            f"{folder / SETTINGS} names no other tokenizer_class than transformers' own for {family.title}, which "
+            f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that"
         )
     tokenizer = load_tokenizer(folder)
     _warn_casing(folder, tokenizer, say)
@@ -171,7 +176,10 @@ def _architecture(content: dict[str, Any], family: Family, file: Path) -> str:
             raise UserError(f"{file}: {key} is {content[key]!r}, and only {plain!r} is read: name another model")
     if architecture is None:
         choice = ", ".join(family.classes[name] for name in names.ARCHITECTURES if name in family.classes)
-        raise UserError(f"{file}: the architecture is {declared!r}: one of {choice} is read: name another model")
+        raise UserError(
+            f"{file}: the architecture is {declared!r}: one of {choice} is read: name "
+            "another model, or set architectures to the class that has these tensors"
+        )
     return architecture
 
 
@@ -290,6 +298,10 @@ def _rename_tensors(
         return stored.get(by_name.get(_their_name(table, path), ""))
 
     decoder, word = of("predictions/decoder"), of(names.word_embeddings(architecture))
+    if decoder is not None and word is None and config.tie_word_embeddings:  # safetensors keeps one name of a tensor
+        name = by_name.pop(_their_name(table, "predictions/decoder"))
+        by_name[_their_name(table, names.word_embeddings(architecture))] = name
+        decoder = None
     if decoder is not None and config.tie_word_embeddings:
         if word is not None and np.array_equal(decoder, word):
             del by_name[_their_name(table, "predictions/decoder")]

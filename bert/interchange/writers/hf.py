@@ -191,7 +191,7 @@ def _write(model: ModelBundle, folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for tokenizer, place in published_tokenizers(model, folder):
-        segments = model.config.type_vocab_size > 0
+        segments = model.config.type_vocab_size > 1  # of a single one the class of the model makes the ids
         save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings, segments)
     architecture = family_of(model).classes[model.architecture]
     (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")

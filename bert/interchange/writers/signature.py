@@ -19,7 +19,6 @@ from bert.errors import UserError
 from bert.files import write_atomic
 from bert.interchange import ExportError, names
 from bert.interchange.bundle import ModelBundle, build_module, describe_labels
-from bert.interchange.families import family_of
 from bert.interchange.generation_files import generation_config
 from bert.interchange.writers.tokenizer_files import published_tokenizers, save_published_tokenizer
 
@@ -46,14 +45,13 @@ class Signature(NamedTuple):
 def signature(model: ModelBundle, length: int | None = None) -> Signature:
     """Inputs [B, T], or [B, C, T] of choices, and the architecture's outputs; T is ``length``, or free if None.
 
-    A graph takes no segments where its family reads none. An encoder-decoder takes a source and the beginning of a
+    A graph of less than two segments takes none. An encoder-decoder takes a source and the beginning of a
     target.
     """
     config, tokens, target = model.config, (BATCH, length or LENGTH), (BATCH, length or TARGET_LENGTH)
     rows: Shape = (BATCH, CHOICES, tokens[1]) if model.architecture == "BertForMultipleChoice" else tokens
     inputs = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), rows)
-    single = config.type_vocab_size == 1 and not family_of(model).single_segment_input
-    if single or not config.type_vocab_size:
+    if config.type_vocab_size < 2:
         del inputs["token_type_ids"]
     if names.has_decoder(model.architecture):
         inputs = {"input_ids": tokens, "attention_mask": tokens, "decoder_input_ids": target}
@@ -191,7 +189,7 @@ def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dty
         content["generation"] = generation_config(model)
     write_atomic(folder / "signature.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     for tokenizer, place in published_tokenizers(model, folder):
-        segments = model.config.type_vocab_size > 0
+        segments = model.config.type_vocab_size > 1
         save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings, segments)
     rows = [
         f"| `{port['name']}` | {kind.removesuffix('s')} | {port['dtype']} | {' x '.join(map(str, port['shape']))} |"

@@ -152,7 +152,7 @@ def label_text(records: Records, line_number: int, name: str, value: Any) -> str
     if not isinstance(word, str) or not word.strip() or set(word) & set("\t\r\n"):
         shown = repr(value)[:40]
         raise records.error(
-            line_number, f"{name} is {shown}: it must be a text without tabs and line ends, or a number"
+            line_number, f"{name} is {shown}: it must be a text without tabs and line ends, or a whole number"
         )
     return without_surrogates(word)
 

@@ -1,6 +1,7 @@
 """Hugging Face folders: what is written reads back bit for bit, in whatever form others wrote it, or not at all."""
 
 import dataclasses
+import json
 import re
 import shutil
 from pathlib import Path
@@ -23,7 +24,7 @@ from bert.errors import UserError
 from bert.interchange import bundle, families, names
 from bert.interchange.pooling import Pooling
 from tests.conftest import SMALL_RUN
-from tests.interchange.hf_folders import CONFIG, ELECTRA, GPT2, ROBERTA, assert_same, edit, rewrite, shard
+from tests.interchange.hf_folders import CONFIG, ELECTRA, GPT2, MODERNBERT, ROBERTA, assert_same, edit, rewrite, shard
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -130,6 +131,44 @@ def test_shards(made, tmp_path: Path) -> None:
     assert_same(bert.load(tmp_path / "model").params, model.params)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "config", "word", "decoder"),
+    [
+        ("BertForMaskedLM", CONFIG, "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+        ("BertForMaskedLM", MODERNBERT, "model.embeddings.tok_embeddings.weight", "decoder.weight"),
+    ],
+)
+def test_a_shared_tensor_may_have_the_decoders_name(
+    architecture: str, config: ModelConfig, word: str, decoder: str, made, tmp_path: Path
+) -> None:
+    """safetensors' save_model keeps the first of its names."""
+    model = made(architecture, config)
+    model.save(tmp_path / "model")
+    rewrite(tmp_path / "model", lambda tensors: {(decoder if n == word else n): array for n, array in tensors.items()})
+    again = bert.load(tmp_path / "model")
+    assert_same(again.params, model.params)
+    assert again.config.tie_word_embeddings
+
+
+def test_a_key_that_a_class_does_not_read_is_passed_over(made, tmp_path: Path) -> None:
+    """Published ModernBERTs have position_embedding_type sans_pos; of BERT another one is refused."""
+    made("BertForMaskedLM", MODERNBERT).save(tmp_path / "modern")
+    edit(tmp_path / "modern", position_embedding_type="sans_pos")
+    assert bert.load(tmp_path / "modern").config.position_embedding_type == "rotary"
+    made("BertForMaskedLM").save(tmp_path / "plain")
+    edit(tmp_path / "plain", position_embedding_type="relative_key")
+    with pytest.raises(UserError, match="position_embedding_type is 'relative_key', and only 'absolute' is read"):
+        bert.load(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_tokenizer_makes_segments_for_a_model_of_two_alone(count: int, made, tmp_path: Path) -> None:
+    """transformers' would number the second text of a pair 1, for which a table of one row has no place."""
+    made("BertForSequenceClassification", dataclasses.replace(CONFIG, type_vocab_size=count)).save(tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert ("model_input_names" not in content) == (count == 2)
+
+
 def test_a_decoder_that_differs_is_untied(made, tmp_path: Path) -> None:
     made("BertForMaskedLM").save(tmp_path / "model")
     rewrite(
@@ -189,6 +228,18 @@ def test_pooling_is_what_the_folder_declares(made, tmp_path: Path) -> None:
         pooled = {"mean": lambda row: row.mean(0), "cls": lambda row: row[0], "max": lambda row: row.max(0)}[mode]
         expected = np.stack([pooled(row) / np.linalg.norm(pooled(row)) for row in rows])
         np.testing.assert_allclose(encoded.embeddings, expected, atol=1e-5)
+    (tmp_path / "mean" / "sentence_bert_config.json").unlink()
+    assert bert.load(tmp_path / "mean").pooling == Pooling("mean", normalize=True)
+    tokenizer_config = tmp_path / "mean" / "tokenizer_config.json"
+    for length, expected in ((5, 5), (10**30, None), (16, None)):
+        content = json.loads(tokenizer_config.read_text()) | {"model_max_length": length}
+        tokenizer_config.write_text(json.dumps(content))
+        pooling = bert.load(tmp_path / "mean").pooling
+        assert pooling is not None and pooling.max_length == expected, "what today's folders have in its place"
+    (tmp_path / "mean" / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 6, "do_lower_case": true}')
+    assert bert.load(tmp_path / "mean").pooling == Pooling("mean", normalize=True, max_length=6, lowercase=True)
+    (tmp_path / "mean" / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}')
+    assert bert.load(tmp_path / "mean").pooling is None, "a cross-encoder has none"
     declared = tmp_path / "max" / "1_Pooling" / "config.json"
     declared.write_text('{"pooling_mode_lasttoken": true}')
     with pytest.raises(UserError, match="pools by last"):
