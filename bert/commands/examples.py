@@ -56,10 +56,10 @@ def main(argv: list[str]) -> int:
 
     if config.tokenizer.path is not None:  # with init, its vocabulary extended
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
-    elif config.init is not None:
+    elif source := config.init or config.distillation.teacher:
         from bert.inference.loading import load_vocabulary  # which imports JAX
 
-        tokenizer = load_vocabulary(config.init, print)
+        tokenizer = load_vocabulary(source, print)
     else:
         tokenizer = corpus_vocabulary(config.data, config.tokenizer, print, engine)
     progress, complete = progress_lines(print), True

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 def _extend(config: PretrainConfig, count: str, engine: Engine) -> Tokenizer:
     """The vocabulary of ``tokenizer.path`` with new words, which are printed."""
     from bert.data.corpus.vocabulary import count_corpus_words
-    from bert.tokenizer.extension import add_words, select_new_words
+    from bert.tokenizer.extension import add_words, require_extensible, select_new_words
     from bert.tokenizer.word_counts import WordSteps
 
     if not count.isdecimal() or int(count) < 1:
@@ -63,6 +63,7 @@ def _extend(config: PretrainConfig, count: str, engine: Engine) -> Tokenizer:
     if config.tokenizer.path is None:
         raise UserError("tokenizer.path is not set: name the vocabulary that --extend adds words to")
     published = _load_published(config.tokenizer.path, config.tokenizer)
+    require_extensible(published)
     steps = WordSteps(published.normalizer, published.pre_tokenizer)
     counts = count_corpus_words(config.data, steps, print, engine)
     new_words = select_new_words(published, counts, int(count), config.tokenizer.min_frequency)

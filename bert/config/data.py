@@ -6,7 +6,16 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
-from bert.config.validation import Fraction, Positive, PositiveFloat, Range, Seed, check_fields, check_unused
+from bert.config.validation import (
+    Fraction,
+    InnerFraction,
+    Positive,
+    PositiveFloat,
+    Range,
+    Seed,
+    check_fields,
+    check_unused,
+)
 from bert.errors import UserError
 
 DOCSTRINGS_PREFIX = "docstrings:"
@@ -91,7 +100,7 @@ class DataConfig:
     """Tokens T a row, special ones included."""
     max_predictions_per_sequence: Positive = 20
     """Most predictions P a row; in packed rows, an example."""
-    masked_lm_prob: Fraction = 0.15
+    masked_lm_prob: InnerFraction = 0.15
     """Share of a row's tokens that are predicted."""
     whole_word_masking: bool = False
     """Mask whole words or none of their tokens; each token is still replaced as 80/10/10 has it."""
@@ -127,12 +136,12 @@ class DataConfig:
         for language in [self.language] if isinstance(self.language, str) else self.language:
             if not LANGUAGE.fullmatch(language):
                 raise UserError(f"data.language is {language!r}: give a code in lower case, such as en, de or pt-br")
-        if self.dupe_factor > 1 and not self.static_masking and self.objective in ("full_sentences", "doc_sentences"):
+        self._check_objective()
+        if self.dupe_factor > 1 and not self.static_masking and self.objective not in ("nsp", "sop"):
             raise UserError(
                 f"data.dupe_factor is {self.dupe_factor}, and data.objective {self.objective} has no pairs that would "
                 "differ: remove data.dupe_factor (masks are drawn again at every visit), or set data.static_masking"
             )
-        self._check_objective()
         self._check_streaming()
         if self.packing and self.objective in ("full_sentences", "blocks"):
             raise UserError(
@@ -141,6 +150,16 @@ class DataConfig:
             )
         if self.eval_fraction == 0 and self.eval is None:
             raise UserError("data.eval_fraction is 0 and data.eval is not set: set one of them")
+
+    def capped_predictions(self) -> str | None:
+        """A sentence where a full row has fewer predicted tokens than ``masked_lm_prob`` says."""
+        tokens, most = self.sequence_length - 2, self.max_predictions_per_sequence  # a row begins and ends with a token
+        if self.prediction == "next" or self.packing or round(self.masked_lm_prob * tokens) <= most:
+            return None
+        return (
+            f"data.max_predictions_per_sequence {most} allows {most / tokens:.1%} of the tokens of a full row of "
+            f"{self.sequence_length} tokens, where data.masked_lm_prob is {self.masked_lm_prob:g}"
+        )
 
     def _check_objective(self) -> None:
         """Raises UserError for a prediction that does not fit the rows, and for keys that either has no use for."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+from fractions import Fraction
+from typing import Any
 
 from bert.config.yaml_io import NULLS, ConfigField, UserValue, convert_value
 
@@ -15,7 +18,9 @@ ALTERNATIVES = (
 
 BATCH, MICRO_BATCHES = "training.batch_size", "training.gradient_accumulation_steps"
 PHASE_MICRO_BATCHES = re.compile(r"phases\.\d+\.gradient_accumulation_steps")
-LENGTH, PREDICTIONS = "data.sequence_length", "data.max_predictions_per_sequence"
+LENGTH, SHARE = "data.sequence_length", "data.masked_lm_prob"
+PREDICTIONS = "data.max_predictions_per_sequence"
+PHASE_PREDICTIONS = re.compile(r"phases\.\d+\.max_predictions_per_sequence")
 
 
 def override(
@@ -25,26 +30,43 @@ def override(
 
     - The other key of `ALTERNATIVES` is removed from ``base``, and so are the items of a list that is replaced.
     - With another batch size, micro-batches keep their number of rows, or have fewer, in phases too.
-    - With rows too short for the predictions, the predictions keep their share of the length.
+    - With longer rows, or rows too short for the predictions, the predictions keep their share of the length.
+    - With a larger share of masked tokens, the most predictions grow as it does, in phases too.
     """
     kept = _without_replaced(base, changes, keys)
     values = kept | changes
 
-    def to_int(source: dict[str, UserValue], key: str) -> int:
-        return int(convert_value(source[key], keys[key]) if key in source else keys[key].default)
+    def to_number(source: dict[str, UserValue], key: str) -> Any:
+        return convert_value(source[key], keys[key]) if key in source else keys[key].default
 
     if BATCH in changes:
         for key in _micro_batch_keys(kept):
             count = int(convert_value(base[key], keys[MICRO_BATCHES]))
             if key not in changes and count > 1:
-                rows = max(to_int(base, BATCH) // count, 1)
-                values[key] = base[key]._replace(value=str(micro_batches(to_int(changes, BATCH), rows)))
-    if LENGTH in changes and PREDICTIONS in base and PREDICTIONS not in changes:
-        predictions, length = to_int(base, PREDICTIONS), to_int(changes, LENGTH)
-        if predictions >= length:
-            rescaled = -(-predictions * length // max(to_int(base, LENGTH), 1))
-            values[PREDICTIONS] = base[PREDICTIONS]._replace(value=str(rescaled))
+                rows = max(to_number(base, BATCH) // count, 1)
+                values[key] = base[key]._replace(value=str(micro_batches(to_number(changes, BATCH), rows)))
+    longer, more = Fraction(1), Fraction(1)
+    if LENGTH in changes:
+        length, before = to_number(changes, LENGTH), max(to_number(base, LENGTH), 1)
+        if length > before or to_number(base, PREDICTIONS) >= length:
+            longer = Fraction(length, before)
+    if SHARE in changes and (share := Fraction(str(to_number(base, SHARE)))) > 0:
+        more = max(Fraction(str(to_number(changes, SHARE))) / share, more)
+    for key in _numbers_of_predictions(kept):
+        factor = more * longer if key == PREDICTIONS else more
+        if key not in changes and factor != 1:
+            predictions = int(convert_value(base[key], keys[PREDICTIONS]))
+            values[key] = base[key]._replace(value=str(math.ceil(predictions * factor)))
     return values
+
+
+def _numbers_of_predictions(base: dict[str, UserValue]) -> list[str]:
+    """The keys of ``base`` that say how many tokens of a row are predicted at most."""
+    return [
+        key
+        for key, entry in base.items()
+        if (key == PREDICTIONS or PHASE_PREDICTIONS.fullmatch(key)) and entry.value not in NULLS
+    ]
 
 
 def _micro_batch_keys(base: dict[str, UserValue]) -> list[str]:

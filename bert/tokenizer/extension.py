@@ -53,6 +53,12 @@ def select_new_words(tokenizer: Tokenizer, counts: WordCounts, number: int, min_
     return sorted(found, key=lambda new: (-new.tokens_saved, new.word))[:number]
 
 
+def require_extensible(tokenizer: Tokenizer) -> None:
+    """Raises UserError for a vocabulary that no words are added to."""
+    if (kind := json.loads(tokenizer.to_str())["model"]["type"]) != "WordPiece":
+        raise UserError(f"the vocabulary is {kind}, and words are added to WordPiece alone: name a BERT vocabulary")
+
+
 def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
     """A copy that knows the words as tokens of their own.
 
@@ -64,9 +70,8 @@ def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
+    require_extensible(tokenizer)
     content = json.loads(tokenizer.to_str())
-    if (kind := content["model"]["type"]) != "WordPiece":
-        raise UserError(f"the vocabulary is {kind}, and words are added to WordPiece alone: name a BERT vocabulary")
     vocab: dict[str, int] = content["model"]["vocab"]
     taken = {added["content"] for added in content["added_tokens"]}
     slots = [token for token in vocab if UNUSED_TOKEN.fullmatch(token) and token not in taken]

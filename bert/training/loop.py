@@ -297,7 +297,7 @@ def count_parameters(params: Any) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
 
 
-def num_train_steps(config: TrainingConfig, steps_per_epoch: int) -> int:
+def num_train_steps(config: TrainingConfig, steps_per_epoch: float) -> int:
     """Steps of a run: `training.steps`, or `training.epochs` passes."""
     if config.steps is not None:
         return config.steps

@@ -109,6 +109,9 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
     LayerExecution.from_config(config.training)
     _check_batches(parallel, config)
     check_readers(config.data, parallel.process[1])
+    for phase in phase_configs(config):
+        if (note := phase.data.capped_predictions()) is not None:
+            say(note)
     init_model = None if config.init is None else _load_init_model(run, say)
     if init_model is not None:
         model = model_config_from_source(config.model, init_model.config, init_model.source)
@@ -327,10 +330,16 @@ def _measure_costs(programs: list[PhaseProgram], state: TrainState, parallel: Pa
     All phases are so compiled before the first one starts: one that does not fit into memory fails at once.
     """
     steps, evaluations = [], []
+    next_rows: dict[int, int] = {}  # of each stream, which is not read ahead for a later phase
     for program in programs:
         phase, step_seconds, eval_seconds = program.data.phase, 0.0, 0.0
         if state.step < phase.end:
-            batch = program.data.loader.batch(max(phase.first, int(state.step)))
+            loader, step = program.data.loader, max(phase.first, int(state.step))
+            if program.data.is_streamed:
+                row = loader.first_row + (step - loader.first_step) * loader.batch_size
+                row = next_rows.setdefault(id(loader.rows), row)
+                loader = dataclasses.replace(loader, first_step=step, first_row=row)
+            batch = loader.batch(step)
             micro_batches = phase.config.training.gradient_accumulation_steps
             step_seconds = time_train_step(program.train_step, state, batch, parallel, micro_batches).call
             eval_seconds = program.evaluate.seconds(parallel.put_state(state.params))

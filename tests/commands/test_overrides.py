@@ -124,12 +124,19 @@ def test_phases_set_to_null_leave_nothing_to_rescale():
 
 def test_predictions_of_a_recipe_fit_shorter_rows():
     text = "data: {train: a, sequence_length: 512, max_predictions_per_sequence: 77}\ntraining.steps: 5\n"
+    text += "model.max_position_embeddings: 1024\n"
 
     def predictions(*argv):
         return pretrain_yaml(text, *argv).data.max_predictions_per_sequence
 
     length = "--data.sequence_length"
-    assert [predictions(length, tokens) for tokens in ("64", "128", "256")] == [10, 77, 77]
+    assert [predictions(length, tokens) for tokens in ("64", "128", "256", "1024")] == [10, 77, 77, 154]
+    share = "--data.masked_lm_prob"
+    assert [predictions(share, value) for value in ("0.05", "0.15", "0.3", "0.4")] == [77, 77, 154, 206]
+    assert predictions(length, "1024", share, "0.3") == 308
+    assert predictions(share, "0.3", "--data.max_predictions_per_sequence", "80") == 80
+    phased = text + "phases: [{share: 0.5}, {max_predictions_per_sequence: 20}]\n"
+    assert pretrain_yaml(phased, share, "0.3").phases[1].max_predictions_per_sequence == 40
     assert "is not below" in sentence(predictions, length, "64", "--data.max_predictions_per_sequence", "64")
 
 

@@ -18,6 +18,7 @@ from bert.tokenizer.word_counts import WordSteps, count_words
 from bert.training import pretraining
 from bert.training.initialization import extend_embeddings
 from tests.conftest import SMALL_RUN
+from tests.letters import byte_level_tokenizer
 
 TEXTS = ["the cat sat on the mat", "the cardiomyopathy of the cat", "cardiomyopathy, stent and Stent"] * 5
 PIECES = [
@@ -86,6 +87,10 @@ def test_the_command_trains_and_extends(vocabulary, tmp_path, capsys, fails) -> 
     assert "exists already" in fails(main, corpus, f"--output={longer}")
     assert "nothing to train" in fails(main, corpus, f"--output={tmp_path / 'x'}", f"--tokenizer.path={vocabulary}")
     assert "--extend none is not a number" in fails(main, corpus, f"--output={tmp_path / 'x'}", "--extend=none")
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    assert "BPE, and words are added to WordPiece alone" in fails(
+        main, "--data.train=/no/such/file", f"--output={tmp_path / 'x'}", f"--tokenizer.path={tmp_path}", "--extend=3"
+    )
     assert "tokenizer.path is not set" in fails(main, corpus, f"--output={tmp_path / 'x'}", "--extend=5")
 
 

@@ -163,6 +163,11 @@ def test_a_stopped_phase_is_the_last_one(tmp_path, corpus):
     values |= {"data.train": corpus, "phases": [{"share": 0.5}, {"batch_size": 4}]}
     run = bert.pretrain(output_dir=tmp_path / "run", overrides=values, callbacks=[Recorder(stop_at=2)])
     assert (run.results["steps"], [line["step"] for line in run.metrics]) == (2, [2, 2])
+    values["phases"] = [{"share": 0.5}, {"sequence_length": 16}]
+    longer = bert.pretrain(output_dir=tmp_path / "longer", overrides=values, callbacks=[Recorder(stop_at=2)])
+    values = {**values, "phases": None, "training.steps": 2}
+    whole = bert.pretrain(output_dir=tmp_path / "whole", overrides=values)
+    assert longer.results["corpus"] == whole.results["corpus"], "of the phase that was reached"
 
 
 def rows_of(sst2):

@@ -17,6 +17,7 @@ from bert.commands.pretrain import main
 from bert.config import DataConfig, PretrainConfig, TrainingConfig
 from bert.data.pretraining import builder
 from bert.data.pretraining.loader import PretrainingLoader
+from bert.data.pretraining.stream_readers import RowReader
 from bert.errors import UserError
 from bert.training import streaming
 from bert.training.loop import TrainLoop
@@ -149,3 +150,16 @@ def test_places_survive_json(tmp_path: Path) -> None:
     assert streaming._to_start(streaming._to_integers(start, 2)) == start
     beginning = streaming._to_start(streaming._to_integers(streaming.Start(), 2))
     assert beginning == streaming.Start(position=((0,) * 4,) * 2)
+
+
+@pytest.mark.slow
+def test_a_phase_that_shares_a_stream_is_timed_without_reading_ahead(arguments, tmp_path, mixed, monkeypatch) -> None:
+    first_rows, take = [], RowReader.take
+
+    def noting(reader: RowReader, rows: np.ndarray) -> Any:
+        first_rows.append(int(rows[0]))
+        return take(reader, rows)
+
+    monkeypatch.setattr(RowReader, "take", noting)
+    train(tmp_path / "run", [*arguments, "--phases.1.steps=3", "--phases.2.learning_rate=1e-4"])
+    assert first_rows == sorted(first_rows)

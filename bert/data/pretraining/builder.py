@@ -341,7 +341,12 @@ def _split_documents(
         held_out = _open_or_write_store(work / "spool-eval", documents, "data.eval", progress)
         return {"eval": (held_out, held_out.order(config.seed)), "train": (train, order)}
     count = max(minimum, round(config.eval_fraction * train.number_of_documents))
-    if train.number_of_documents - count < minimum:
+    if (left := train.number_of_documents - count) < minimum:
+        if train.number_of_documents >= 2 * minimum:
+            raise UserError(
+                f"data.eval_fraction {config.eval_fraction:g} leaves {left} of the {_count_of_documents(train)} of "
+                f"data.train to train on, and {minimum} are needed: lower it, or set data.eval"
+            )
         reason = "two to train on and two to hold out (next-sentence pairs draw from another document)"
         reason = reason if minimum == 2 else "one to train on and one to hold out"
         raise UserError(

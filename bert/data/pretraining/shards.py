@@ -183,9 +183,11 @@ def _build_shard(
     objective, length = OBJECTIVES[task.rows.objective], task.rows.sequence_length
     ranges, columns = draw_rows(task.rows, task.name, text, template, pad, vocab_size)
     if not len(ranges):
+        fix = "use data.objective nsp or doc_sentences for such a corpus"
+        if task.name.startswith("eval"):
+            fix = f"raise data.eval_fraction, set data.eval, or {fix}"
         raise UserError(
-            f"no document of {task.name} has two sentences, which data.objective {task.rows.objective} needs: "
-            "use data.objective nsp or doc_sentences for such a corpus"
+            f"no document of {task.name} has two sentences, which data.objective {task.rows.objective} needs: {fix}"
         )
     present = np.arange(length) < columns["length"][:, None]
     counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)

@@ -270,11 +270,18 @@ def test_flipped_stream_is_named(built, tmp_path):
         open_rows([path])
 
 
-@pytest.mark.parametrize(("number", "held_out"), [(1, 0.05), (3, 0.05), (10, 0.9)])
+@pytest.mark.parametrize(("number", "held_out"), [(1, 0.05), (3, 0.05), (3, 0.9)])
 def test_too_few_documents(place, tokenizer, tmp_path, number, held_out):
     (tmp_path / "few.txt").write_text(text_of(range(number)))
     config = config_of(place, train=str(tmp_path / "few.txt"), eval_fraction=held_out)
     with pytest.raises(UserError, match=rf"data\.train holds {number} documents?: .*empty line separates documents"):
+        build_examples(config, tokenizer, tmp_path)
+
+
+def test_too_large_a_share_is_held_out(place, tokenizer, tmp_path):
+    (tmp_path / "ten.txt").write_text(text_of(range(10)))
+    config = config_of(place, train=str(tmp_path / "ten.txt"), eval_fraction=0.9)
+    with pytest.raises(UserError, match=r"data\.eval_fraction 0\.9 leaves 1 of the 10 documents of data\.train"):
         build_examples(config, tokenizer, tmp_path)
 
 

@@ -87,9 +87,38 @@ def test_frozen_masks_by_one_line(place, frozen) -> None:
     assert same == 1 if frozen else same < 0.05
 
 
-@pytest.mark.parametrize("objective", ["full_sentences", "doc_sentences"])
+@pytest.mark.parametrize("objective", ["full_sentences", "doc_sentences", "blocks"])
 def test_rows_without_pairs_are_not_duplicated_for_nothing(objective) -> None:
     config = DataConfig(train="a.txt", objective=objective, dupe_factor=3)
     with pytest.raises(UserError, match=rf"data\.objective {objective} has no pairs that would differ: remove"):
         config.check()
     DataConfig(train="a.txt", objective=objective, dupe_factor=3, static_masking=True).check()
+
+
+def test_passes_are_those_that_are_asked_for(place) -> None:
+    """The last batch of a pass reads on into the next one."""
+    data = DataConfig(train=str(place / "corpus.txt"), sequence_length=T, num_workers=1)
+    tokenizer = load_tokenizer(place / "vocab.txt")
+    examples = build_examples(data, tokenizer, place / "cache")
+    rows = examples.counts["train_rows"]
+    for batch_size, epochs in ((rows - 1, 4.0), (2 * rows // 3, 3.0), (8 * rows, 2.0), (1, 0.5)):
+        training = TrainingConfig(epochs=epochs, batch_size=batch_size)
+        [phase] = open_phases(PretrainConfig(data=data, training=training), tokenizer, [examples], (0, 1))
+        assert phase.phase.end == max(1, round(epochs * rows / batch_size))
+
+
+@pytest.mark.parametrize(
+    ("values", "allowed"),
+    [
+        (
+            {"sequence_length": 128, "max_predictions_per_sequence": 5},
+            "5 allows 4.0% of the tokens of a full row of 128",
+        ),
+        ({"sequence_length": 32, "max_predictions_per_sequence": 5, "masked_lm_prob": 0.4}, "allows 16.7% of"),
+        ({"sequence_length": 512, "max_predictions_per_sequence": 77}, None),
+        ({"sequence_length": 512, "prediction": "next", "objective": "blocks"}, None),
+    ],
+)
+def test_fewer_predictions_than_the_share_are_told(values: dict, allowed: str | None) -> None:
+    said = DataConfig(train="a.txt", **values).capped_predictions()
+    assert said is None if allowed is None else allowed in said

@@ -175,7 +175,7 @@ def test_without_pairs_two_documents_are_enough_and_without_two_sentences_there_
     with pytest.raises(UserError, match="holds 1 document: at least 2 are needed, one to train on and one to hold out"):
         build(place, "full_sentences", train=str(tmp_path / "one.txt"))
     (tmp_path / "lone.txt").write_text("w1\n\nw2\n\nw3")
-    with pytest.raises(UserError, match=r"no document of .* has two sentences, which data\.objective sop needs"):
+    with pytest.raises(UserError, match=r"no document of eval.* two sentences, .*: raise data\.eval_fraction"):
         build(place, "sop", train=str(tmp_path / "lone.txt"))
 
 

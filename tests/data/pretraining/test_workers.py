@@ -145,6 +145,9 @@ def test_examples_are_shown_and_counted(place, tmp_path, capsys):
         assert fact in said
     assert main([*arguments, "--data.objective=doc_sentences"]) == 0
     assert "no label" in capsys.readouterr().out
+    of_teacher = [argument for argument in arguments if "tokenizer.path" not in argument]
+    with pytest.raises(UserError, match="teacher does not exist"):  # whose vocabulary a student reads
+        main([*of_teacher, f"--teacher={tmp_path / 'teacher'}"])
 
 
 def test_on_a_terminal_segments_and_predicted_tokens_are_told_by_colour(place, tmp_path, capsys, monkeypatch):
