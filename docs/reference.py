@@ -45,6 +45,7 @@ API = {
         "bert.inference.scoring.TextScore",
         "bert.tasks.sequence.Label",
         "bert.tasks.sequence.Score",
+        "bert.tasks.multilabel.Labels",
         "bert.tasks.question_answering.AnswerPrediction",
         "bert.tasks.token_classification.Entities",
         "bert.tasks.token_classification.Words",

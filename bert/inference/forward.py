@@ -22,7 +22,7 @@ from bert.model.encoder import Bert, Packing
 from bert.model.heads import HEADS, BertForMaskedLM
 from bert.tasks.base import Outputs, Task
 
-BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
+BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
 """Lengths that inputs are padded to; a program is compiled for each length and number of rows."""
 
 Batches = Iterator[tuple[np.ndarray, Any]]

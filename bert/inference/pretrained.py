@@ -113,7 +113,7 @@ class Pretrained(SearchableModel):
             )
         limit = (self.pooling or Pooling()).max_length if self.task is None else self.data.max_length
         longest = min(limit or self.config.max_position_embeddings, self.config.max_position_embeddings)
-        lengths, batch_sizes = (list(BUCKETS) if lengths is None else list(lengths)), list(batch_sizes)
+        lengths, batch_sizes = ([*BUCKETS, longest] if lengths is None else list(lengths)), list(batch_sizes)
         for name, counts in (("lengths", lengths), ("batch_sizes", batch_sizes)):
             for count in counts:
                 check_count(f"one of {name}", count)

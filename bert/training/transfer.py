@@ -39,6 +39,10 @@ def transfer_config(config: PretrainConfig) -> FinetuneConfig:
     name, run = require(config.transfer, "transfer"), require(config.output_dir, "output_dir")
     path = recipe_folder() / f"{name}.yaml" if name in recipe_names() else Path(name)
     recipe = load_config(FinetuneConfig, path)
+    if recipe.data.dir is None and recipe.data.train is None:
+        raise UserError(
+            f"transfer {name} names no data: copy {path} to a file of yours, set data.dir in it, and pass that file"
+        )
     recipe = dataclasses.replace(recipe, init=run, output_dir=os.path.join(run, FOLDER, PRETRAINED))
     recipe.check()
     make_task(recipe)

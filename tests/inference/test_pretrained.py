@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 import bert
 from bert.commands.attention import main as attention
+from bert.data.batching import bucket_length
+from bert.inference.forward import BUCKETS, BatchedForward
 from bert.model.heads import HEADS, BertForPreTraining
 from tests.helpers import thoroughly
 from tests.tiny_models import CONFIG, DATA, PIECES, TASKS, model_of
@@ -208,6 +210,18 @@ def test_after_a_warm_up_nothing_compiles(models, name: str, method: str, monkey
     assert forward._cache_size() == compiled + 3
     getattr(model, method)(["a"] * 64, batch_size=64)
     assert forward._cache_size() == compiled + 3
+
+
+def test_without_lengths_all_are_compiled_and_long_ones_are_filled_up_by_a_third_at_most(models, monkeypatch) -> None:
+    """The padding of rows beyond 512 tokens, for models that read thousands."""
+    long = dataclasses.replace(CONFIG, max_position_embeddings=8192)
+    model = dataclasses.replace(models["mlm"], config=long)
+    compiled: list[int] = []
+    monkeypatch.setattr(BatchedForward, "warm_up", lambda forward, rows, length: compiled.append(length))
+    monkeypatch.setattr(bert.Pretrained, "embed", lambda model, texts: None)
+    model.warm_up()
+    assert compiled == [*BUCKETS, 8192]
+    assert all(bucket_length(length, BUCKETS, 8192) <= 1.5 * length for length in range(512, 8193))
 
 
 def test_a_warm_up_of_no_use_is_one_sentence(models) -> None:

@@ -96,3 +96,12 @@ def test_bars_are_a_panel_of_the_curves(run: Path) -> None:
     assert lines_of(run)
     bars = Bars("a task", "accuracy", {"pretrained": (0.5, 0.1), "majority_class": (0.3, None)})
     assert width_of(Subject(bars=bars)) > width_of(Subject())
+
+
+@pytest.mark.parametrize("given", ["sst2", "file"])
+def test_a_recipe_without_data_is_refused_before_training(given, corpus, tmp_path, fails) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("task: sst2\ntraining.epochs: 1\n")
+    name = given if given == "sst2" else str(file)
+    said = fails(main, f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, f"--transfer={name}")
+    assert f"transfer {name} names no data: copy " in said and "set data.dir in it, and pass that file" in said
