@@ -50,7 +50,7 @@ REVISION = r"(@[\w./-]+)?"
 """A branch, a tag or a commit after a name of the hub."""
 
 LEGACY_MODEL_NAME = re.compile(
-    r"((distil)?(bert|roberta)-(base|large)(-[\w-]+)?|distilroberta-base|xlm-roberta-(base|large)|camembert-base"
+    r"((distil)?(bert|roberta)-(base|large)(-[\w-]+)?|xlm-roberta-(base|large)|camembert-base"
     r"|albert-(base|large|xlarge|xxlarge)-v[12]|(distil)?gpt2(-medium|-large|-xl)?)" + REVISION
 )
 """The models that the hub knows by a name without an organisation, since they were there before organisations were."""
