@@ -29,8 +29,7 @@ Rows = list[tuple[str, ...]]
 HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
     PretrainConfig: (
         *(f"data.{name}" for name in ("eval", "verbatim", "one_sentence_per_line", "language", "objective")),
-        *(f"data.{name}" for name in ("prediction", "masked_lm_prob", "max_predictions_per_sequence")),
-        *(f"data.{name}" for name in ("whole_word_masking", "short_seq_prob", "seed")),
+        *(f"data.{name}" for name in ("prediction", "masked_lm_prob", "whole_word_masking", "short_seq_prob", "seed")),
     ),
     FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
 }
@@ -198,7 +197,8 @@ def _held_out(run: ComparedRun) -> dict[str, Any]:
     settings = run.settings
     values = {key: settings[key] for key in HELD_OUT_KEYS[type(run.config)]}
     if isinstance(run.config, PretrainConfig):
-        values["sequence_length"] = [phase.data.sequence_length for phase in phase_configs(run.config)]
+        for name in ("sequence_length", "max_predictions_per_sequence"):
+            values[name] = [getattr(phase.data, name) for phase in phase_configs(run.config)]
         vocabulary = run.path / "tokenizer.json"
         values["vocabulary"] = vocabulary.read_bytes() if vocabulary.is_file() else None
         if run.config.data.eval is None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from bert.commands.answers import open_output
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.data.records import read_texts
 from bert.errors import UserError
-from bert.urls import exists, fetch, readable_path, writable_path
+from bert.urls import exists, fetch, is_url, readable_path, writable_path
 
 DESCRIPTION = """Finds hard negatives: for each row with a query and a positive, the documents that MODEL finds for the
 query and that are none of its positives. A document whose score is close to that of the positive may be a right answer
@@ -62,16 +63,18 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_arguments(argv)
     if arguments.output and exists(arguments.output):
         raise UserError(f"{arguments.output} exists already: name another --output or remove it")
+    if arguments.output and not is_url(arguments.output) and not (folder := Path(arguments.output).parent).is_dir():
+        raise UserError(f"{folder} is not a folder: make it, or name another --output")
     corpus = None if arguments.corpus is None else read_texts(Path(fetch(arguments.corpus)), "document")
 
     from bert.inference.loading import load
 
-    settings = {name: getattr(arguments, name) for name in numbers}
-    with open_output(arguments.output) as written:  # fails before anything is mined if it cannot be written
-        model, scorer = load(arguments.model, _say), None if arguments.scorer is None else load(arguments.scorer, _say)
-        for row in model.mine_negatives(
-            fetch(arguments.rows), corpus, scorer=scorer, label=arguments.label, say=_say, **settings
-        ):
+    settings: dict[str, Any] = {name: getattr(arguments, name) for name in numbers}
+    model, scorer = load(arguments.model, _say), None if arguments.scorer is None else load(arguments.scorer, _say)
+    settings |= {"scorer": scorer, "label": arguments.label, "say": _say}
+    rows = model.mine_negatives(fetch(arguments.rows), corpus, **settings)
+    with open_output(arguments.output) as written:
+        for row in rows:
             written.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
     return 0
 

@@ -58,6 +58,8 @@ def main(argv: list[str]) -> int:
     config, _, options = parse(PretrainConfig, argv, "bert plan", DESCRIPTION, "quickstart", EXTRA_OPTIONS, not_needed)
     memory = None if "memory" not in options else parse_size(options["memory"])
     config = dataclasses.replace(config, model=_known_sizes(config))
+    config.check()
+    config.check_model()
     spec = None if "device" not in options else parse_device_spec(options["device"])
     utilization = parse_share(options.get("utilization", str(UTILIZATION)))
     if memory is None and spec is not None and spec.figures is not None and spec.figures.memory_gib is not None:
@@ -88,8 +90,8 @@ def _known_sizes(config: PretrainConfig) -> ModelConfig:
     rows = 0 if path is None else embedding_rows(load_tokenizer(path, config.tokenizer))
     if config.init is not None:
         source = load(config.init, lambda line: print(line, file=sys.stderr))
-        model = model_config_from_source(config.model, source.config, source.source)
-        return dataclasses.replace(model, vocab_size=max(rows, model.known_vocab_size))
+        sizes = dataclasses.replace(source.config, vocab_size=max(rows, source.config.known_vocab_size))
+        return model_config_from_source(config.model, sizes, source.source)
     return dataclasses.replace(config.model, vocab_size=rows or embedding_rows(load_vocabulary(str(teacher))))
 
 

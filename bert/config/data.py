@@ -151,13 +151,14 @@ class DataConfig:
         if self.eval_fraction == 0 and self.eval is None:
             raise UserError("data.eval_fraction is 0 and data.eval is not set: set one of them")
 
-    def capped_predictions(self) -> str | None:
-        """A sentence where a full row has fewer predicted tokens than ``masked_lm_prob`` says."""
+    def capped_predictions(self, section: str = "data") -> str | None:
+        """A sentence where a full row has fewer predicted tokens than ``masked_lm_prob`` says; the most of them is set
+        in ``section``."""
         tokens, most = self.sequence_length - 2, self.max_predictions_per_sequence  # a row begins and ends with a token
-        if self.prediction == "next" or self.packing or round(self.masked_lm_prob * tokens) <= most:
+        if self.prediction == "next" or self.packing or int(self.masked_lm_prob * tokens + 0.5) <= most:
             return None
         return (
-            f"data.max_predictions_per_sequence {most} allows {most / tokens:.1%} of the tokens of a full row of "
+            f"{section}.max_predictions_per_sequence {most} allows {most / tokens:.1%} of the tokens of a full row of "
             f"{self.sequence_length} tokens, where data.masked_lm_prob is {self.masked_lm_prob:g}"
         )
 

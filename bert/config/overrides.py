@@ -18,9 +18,8 @@ ALTERNATIVES = (
 
 BATCH, MICRO_BATCHES = "training.batch_size", "training.gradient_accumulation_steps"
 PHASE_MICRO_BATCHES = re.compile(r"phases\.\d+\.gradient_accumulation_steps")
-LENGTH, SHARE = "data.sequence_length", "data.masked_lm_prob"
-PREDICTIONS = "data.max_predictions_per_sequence"
-PHASE_PREDICTIONS = re.compile(r"phases\.\d+\.max_predictions_per_sequence")
+LENGTH, SHARE, PREDICTION = "data.sequence_length", "data.masked_lm_prob", "data.prediction"
+PREDICTIONS = re.compile(r"(data|phases\.\d+)\.max_predictions_per_sequence")
 
 
 def override(
@@ -30,43 +29,52 @@ def override(
 
     - The other key of `ALTERNATIVES` is removed from ``base``, and so are the items of a list that is replaced.
     - With another batch size, micro-batches keep their number of rows, or have fewer, in phases too.
-    - With longer rows, or rows too short for the predictions, the predictions keep their share of the length.
-    - With a larger share of masked tokens, the most predictions grow as it does, in phases too.
+    - With rows of another length, or another share of masked tokens, the most predictions of a row are `fitting`.
     """
     kept = _without_replaced(base, changes, keys)
     values = kept | changes
 
-    def to_number(source: dict[str, UserValue], key: str) -> Any:
+    def value_of(source: dict[str, UserValue], key: str) -> Any:
         return convert_value(source[key], keys[key]) if key in source else keys[key].default
+
+    def share_and_length(source: dict[str, UserValue], section: str) -> tuple[float, int]:
+        own = source.get(f"{section}.sequence_length")
+        length = value_of(source, LENGTH) if own is None or own.value in NULLS else convert_value(own, keys[LENGTH])
+        return value_of(source, SHARE), length
 
     if BATCH in changes:
         for key in _micro_batch_keys(kept):
             count = int(convert_value(base[key], keys[MICRO_BATCHES]))
             if key not in changes and count > 1:
-                rows = max(to_number(base, BATCH) // count, 1)
-                values[key] = base[key]._replace(value=str(micro_batches(to_number(changes, BATCH), rows)))
-    longer, more = Fraction(1), Fraction(1)
-    if LENGTH in changes:
-        length, before = to_number(changes, LENGTH), max(to_number(base, LENGTH), 1)
-        if length > before or to_number(base, PREDICTIONS) >= length:
-            longer = Fraction(length, before)
-    if SHARE in changes and (share := Fraction(str(to_number(base, SHARE)))) > 0:
-        more = max(Fraction(str(to_number(changes, SHARE))) / share, more)
-    for key in _numbers_of_predictions(kept):
-        factor = more * longer if key == PREDICTIONS else more
-        if key not in changes and factor != 1:
-            predictions = int(convert_value(base[key], keys[PREDICTIONS]))
-            values[key] = base[key]._replace(value=str(math.ceil(predictions * factor)))
+                rows = max(value_of(base, BATCH) // count, 1)
+                values[key] = base[key]._replace(value=str(micro_batches(value_of(changes, BATCH), rows)))
+    if PREDICTION not in keys or value_of(values, PREDICTION) == "next":
+        return values
+    for key, entry in kept.items():
+        match = PREDICTIONS.fullmatch(key)
+        if match is not None and key not in changes and entry.value not in NULLS:
+            before, after = share_and_length(kept, match[1]), share_and_length(values, match[1])
+            if before != after:
+                most = convert_value(entry, keys["data.max_predictions_per_sequence"])
+                values[key] = entry._replace(value=str(fitting(most, before, after)))
     return values
 
 
-def _numbers_of_predictions(base: dict[str, UserValue]) -> list[str]:
-    """The keys of ``base`` that say how many tokens of a row are predicted at most."""
-    return [
-        key
-        for key, entry in base.items()
-        if (key == PREDICTIONS or PHASE_PREDICTIONS.fullmatch(key)) and entry.value not in NULLS
-    ]
+def fitting(most: int, before: tuple[float, int], after: tuple[float, int]) -> int:
+    """The most predictions of a row after a change of (share of masked tokens, length of the row).
+
+    They grow as the masked tokens of a full row do where they are fewer, and shrink where the row is too short for
+    them. Shares that cannot be are left to the check.
+    """
+    if not all(0 < share < 1 and length > 1 for share, length in (before, after)):
+        return most
+    there, needed = (Fraction(str(share)) * length for share, length in (before, after))
+    if most < needed:
+        grown = math.ceil(most * needed / there)
+        most = min(max(most, grown), math.ceil(needed))
+    elif most >= after[1]:
+        most = math.ceil(most * needed / there)
+    return min(most, after[1] - 1)
 
 
 def _micro_batch_keys(base: dict[str, UserValue]) -> list[str]:

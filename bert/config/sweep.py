@@ -31,7 +31,11 @@ NOT_SWEPT = {
     "task": "scores of different tasks cannot be compared",
     "num_seeds": "all trials have the same number of seeds",
     **dict.fromkeys(
-        ("data.sample_seed", "data.dev_fraction", "data.max_dev_samples"), "trials are scored on the same rows"
+        (
+            *("data.sample_seed", "data.dev_fraction", "data.max_dev_samples", "data.dev"),
+            *("data.eval", "data.eval_fraction", "data.seed"),
+        ),
+        "trials are scored on the same rows",
     ),
 }
 """Keys without a sweep, and the reason."""

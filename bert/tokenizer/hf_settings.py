@@ -36,7 +36,8 @@ class TokenizerSettings:
         add_prefix_space: of byte-level vocabularies: the first word is read as one within a text.
         keep_accents, split_by_punct: of ALBERT's and DeBERTa's SentencePiece files.
         added: id -> token and its flags, of tokens that were added to the vocabulary.
-        tokenizer_class: the class of transformers', or that of the folder's own code.
+        tokenizer_class: the class of transformers'.
+        reader: the class that reads the folder: one of its own code, or ``tokenizer_class``, or that of config.json.
     """
 
     do_lower_case: bool | None = None
@@ -47,10 +48,11 @@ class TokenizerSettings:
     split_by_punct: bool | None = None
     added: tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...] = ()
     tokenizer_class: str | None = None
+    reader: str | None = None
 
     def require_wordpiece(self, folder: Path) -> None:
         """Raises UserError where a bare vocab.txt belongs to a class that cuts words otherwise than BERT."""
-        name = self.tokenizer_class
+        name = self.reader
         if name is not None and name not in _WORD_PIECE:
             raise UserError(
                 f"{folder}: the tokenizer is a {name}, which reads vocab.txt differently: put its "
@@ -111,15 +113,29 @@ def read_settings(folder: Path) -> TokenizerSettings:
         value = content.get(name)
         if value is not None and not isinstance(value, bool):
             raise UserError(f"{folder / SETTINGS}: {name} is {value!r}, set it to true or false")
-    of_code = content.get("auto_map")
-    kind = of_code.get("AutoTokenizer") if isinstance(of_code, dict) else None
-    kind = next((name for name in kind if name), None) if isinstance(kind, list) else kind
-    kind = kind or content.get("tokenizer_class") or read_object(folder / "config.json").get("tokenizer_class")
+    kind = content.get("tokenizer_class")
+    reader = _class_of_code(content) or kind or _class_of_model(folder)
     return TokenizerSettings(
         **{name: content.get(name) for name in _FLAGS},
         added=_read_added(folder, content),
         tokenizer_class=kind if isinstance(kind, str) else None,
+        reader=reader if isinstance(reader, str) else None,
     )
+
+
+def _class_of_code(content: dict[str, Any]) -> Any:
+    """The class of the folder's own code, of which there may be a slow and a fast one."""
+    of_code = content.get("auto_map")
+    names = of_code.get("AutoTokenizer") if isinstance(of_code, dict) else None
+    return next((name for name in names if name), None) if isinstance(names, list) else names
+
+
+def _class_of_model(folder: Path) -> Any:
+    """What config.json says, where older folders have it; whoever reads the model finds fault with the file."""
+    try:
+        return read_object(folder / "config.json").get("tokenizer_class")
+    except UserError:
+        return None
 
 
 def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...]:

@@ -114,7 +114,8 @@ def write_results(
         source=str(run.path),
     )
     prediction, objective = PREDICTIONS[run.config.data.prediction], OBJECTIVES[run.config.data.objective]
-    last = next(phase for phase in data.phases if step <= phase.phase.end)  # a callback may have ended the run early
+    # A callback may have ended the run early.
+    last = next((phase for phase in data.phases if step <= phase.phase.end), data.phases[-1])
     counts = predictable_counts(last.examples, data.tokenizer, prediction.special_tokens)
     scores = scores_of_line(read_eval_metrics(run.path)[-1])
     results: dict[str, Any] = {

@@ -15,7 +15,7 @@ import jax
 
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sweep import Space, corners, describe_space, grid, parse_space, short_names, trial_name, value_text
-from bert.config.yaml_io import keys_of
+from bert.config.yaml_io import keys_of, load_config
 from bert.errors import UserError, require
 from bert.inference.run import Run
 from bert.messages import LOGGER
@@ -33,6 +33,9 @@ PREPARE: dict[Callable[..., Run], tuple[type, Callable[..., launch.RunRequest[An
     launch.finetune: (FinetuneConfig, launch.prepare_finetuning),
 }
 
+
+SAMPLE_SEED = 0
+"""``data.sample_seed`` of trials that differ in their seed, whichever those are: trials may be added later."""
 
 Prepare = Callable[[Mapping[str, Any], str | None], launch.RunRequest[Any]]
 """(values by dotted key, path or URL of its folder) -> the run of a trial; None for the folder of the sweep."""
@@ -115,8 +118,8 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
             if trial.name not in pruned:
                 prunes = partial(search.should_prune, space, list(trials), higher_is_better)
                 pruning = [] if num_trials is None else [search.Pruning(prunes, metric)]
-                request = prepare(values, folder.place(trial.name))
-                trial.run(scored_on_the_rows_of(first.config, request), callbacks, pruning)
+                request = with_fixed_sample(prepare(values, folder.place(trial.name)), folder.path / trial.name, values)
+                trial.run(request, callbacks, pruning)
             trials.append(pruned.get(trial.name) or broadcast_from_main(trial.read))
             if trials[-1]["pruned"]:  # if it is suggested again, it stays ended
                 pruned[trial.name] = trials[-1]
@@ -142,12 +145,16 @@ def main_metric(request: launch.RunRequest[Any]) -> tuple[str, bool]:
     return task.main_metric, task.higher_main_is_better
 
 
-def scored_on_the_rows_of(first: PretrainConfig | FinetuneConfig, trial: launch.RunRequest[Any]) -> Any:
-    """The trial with the sample of the first one, if it differs in the seed, which would hold out other rows."""
-    config = trial.config
-    if isinstance(config, PretrainConfig) or config.seed == first.seed or config.data.sample_seed is not None:
-        return trial
-    return replace(trial, config=replace(config, data=replace(config.data, sample_seed=first.seed)))
+def with_fixed_sample(request: launch.RunRequest[Any], folder: Path, values: Mapping[str, Any]) -> Any:
+    """The trial with `SAMPLE_SEED` if its seed is swept, by which each would hold out other rows; one that has begun
+    keeps what it began with."""
+    config = request.config
+    if isinstance(config, PretrainConfig) or "seed" not in values or config.data.sample_seed is not None:
+        return request
+    sample_seed: int | None = SAMPLE_SEED
+    if (folder / "config.yaml").is_file():
+        sample_seed = load_config(FinetuneConfig, folder / "config.yaml").data.sample_seed
+    return replace(request, config=replace(config, data=replace(config.data, sample_seed=sample_seed)))
 
 
 @dataclass(frozen=True)

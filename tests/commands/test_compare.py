@@ -263,7 +263,7 @@ def test_rows_that_a_seed_or_the_training_text_decides_are_told(pretrained, fine
     for one, other, names in (
         ("held_out", "trained", None),
         (str(pretrained), "near", "data.near_duplicates"),
-        ("held_out", "masked", "data.max_predictions_per_sequence"),
+        ("held_out", "masked", "max_predictions_per_sequence"),
     ):
         assert main([one, other]) == 0
         text = capsys.readouterr().out

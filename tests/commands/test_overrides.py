@@ -132,9 +132,20 @@ def test_predictions_of_a_recipe_fit_shorter_rows():
     length = "--data.sequence_length"
     assert [predictions(length, tokens) for tokens in ("64", "128", "256", "1024")] == [10, 77, 77, 154]
     share = "--data.masked_lm_prob"
-    assert [predictions(share, value) for value in ("0.05", "0.15", "0.3", "0.4")] == [77, 77, 154, 206]
+    assert [predictions(share, value) for value in ("0.05", "0.15", "0.3", "0.4")] == [77, 77, 154, 205]
     assert predictions(length, "1024", share, "0.3") == 308
     assert predictions(share, "0.3", "--data.max_predictions_per_sequence", "80") == 80
+    assert predictions(length, "128", share, "0.3") == 77, "enough, and below the length"
+    assert predictions(share, "0.99", length, "32") == 31
+    assert "data.masked_lm_prob is nan" in sentence(predictions, share, "nan")
+    longest = text.replace("512", "128").replace("77", "20")
+    for written in (f"{longest}data.masked_lm_prob: 0.05\n", longest):  # as of a run that was made with another share
+        assert pretrain_yaml(written, share, "0.15").data.max_predictions_per_sequence == 20
+    blocks = text + "data.prediction: next\ndata.objective: blocks\nmodel.causal: true\n"
+    blocks = blocks.replace("max_predictions_per_sequence: 77", "max_predictions_per_sequence: 20")
+    assert pretrain_yaml(blocks, length, "1024").data.max_predictions_per_sequence == 20
+    short = text + "phases: [{share: 0.5}, {sequence_length: 512, max_predictions_per_sequence: 77}]\n"
+    assert pretrain_yaml(short, "--phases.2.sequence_length", "64").phases[1].max_predictions_per_sequence == 10
     phased = text + "phases: [{share: 0.5}, {max_predictions_per_sequence: 20}]\n"
     assert pretrain_yaml(phased, share, "0.3").phases[1].max_predictions_per_sequence == 40
     assert "is not below" in sentence(predictions, length, "64", "--data.max_predictions_per_sequence", "64")

@@ -127,7 +127,7 @@ def test_the_command_writes_rows(model: bert.Pretrained, bucket, tmp_path: Path,
     assert (tmp_path / "again").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr("bert.inference.loading.load", None)  # a folder that is missing is told before anything is mined
-        assert "cannot be written" in fails(main, *given, "--output", str(tmp_path / "none" / "out.jsonl"))
+        assert "none is not a folder: make it" in fails(main, *given, "--output", str(tmp_path / "none" / "out.jsonl"))
     assert "exists already" in fails(main, *given, "--output", str(tmp_path / "out.jsonl"))
     corpus.write_text("ba\n\nko\n")
     assert "corpus.txt, line 2: the document is empty or not a text: write it or remove it" in fails(main, *given)

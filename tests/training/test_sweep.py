@@ -394,7 +394,11 @@ def test_rows_in_memory_are_swept_and_all_seeds_are_scored_on_the_same_of_them(p
     overrides = {"data.max_length": 16, "data.buckets": [16], "training.epochs": 1, "training.batch_size": 4}
     given = {"init": pretrained, "train": rows, "output_dir": tmp_path / "sweep", "overrides": overrides}
     runs = bert.sweep(bert.finetune, "classification", {"seed": [3, 4]}, **given)
-    assert sorted((run.config.seed, run.config.data.sample_seed) for run in runs) == [(3, None), (4, 3)]
+    assert sorted((run.config.seed, run.config.data.sample_seed) for run in runs) == [(3, 0), (4, 0)]
+    own = tmp_path / "sweep" / "seed=4" / "config.yaml"  # as of a sweep that began without it
+    own.write_text(own.read_text().replace("sample_seed: 0", "sample_seed: null"))
+    again = bert.sweep(bert.finetune, "classification", {"seed": [4]}, **given)
+    assert again[0].config.data.sample_seed is None, "it resumes, whichever the first seed is"
     ids = [[line.split("\t")[0] for line in (run.path / "predictions" / "dev.tsv").open()] for run in runs]
     assert ids[0] == ids[1]
     for key, values in (("data.sample_seed", [1, 2]), ("data.dev_fraction", [0.1, 0.2])):

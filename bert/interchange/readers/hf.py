@@ -103,7 +103,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     classifier_dropout = _classifier_dropout(content, file)
     problem_type = _problem_type(content, file) if labels else None
     label_thresholds = _label_thresholds(content, len(labels), file)
-    tokenizer_class = read_settings(folder).tokenizer_class or ""
+    tokenizer_class = read_settings(folder).reader or ""
     if family.own_tokenizer is not None and (not tokenizer_class or tokenizer_class.startswith(family.title)):
         raise UserError(
             f"{folder / SETTINGS} names no other tokenizer_class than transformers' own for {family.title}, which "
