@@ -38,14 +38,14 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def tickets(workplace: Path) -> Path:
+def queues(workplace: Path) -> Path:
     """The page's configuration, and its rows several times over."""
     rows = block("message,queue\n").splitlines()
-    (workplace / "tickets").mkdir()
+    (workplace / "queues").mkdir()
     for name, count in (("train", 8), ("dev", 3), ("test", 2)):
-        (workplace / "tickets" / f"{name}.csv").write_text("\n".join([rows[0], *(rows[1:] * count)]) + "\n")
-    (workplace / "tickets.yaml").write_text(block("# tickets.yaml"))
-    return workplace / "tickets.yaml"
+        (workplace / "queues" / f"{name}.csv").write_text("\n".join([rows[0], *(rows[1:] * count)]) + "\n")
+    (workplace / "queues.yaml").write_text(block("# queues.yaml"))
+    return workplace / "queues.yaml"
 
 
 @pytest.fixture
@@ -71,17 +71,17 @@ def written(name: str, line: str) -> FinetuneConfig:
     return load_config(FinetuneConfig, f"{name}.yaml")
 
 
-def test_the_pages_yaml_names_the_columns(tickets: Path, fails) -> None:
-    config = load_config(FinetuneConfig, tickets)
+def test_the_pages_yaml_names_the_columns(queues: Path, fails) -> None:
+    config = load_config(FinetuneConfig, queues)
     task, folder = tasks.make_task(config), Path(config.data.dir)
     assert task.splits(folder) == ["train", "dev", "test"]
     train = task.read(folder, "train")
     assert train.texts_a[:2] == ["I was charged twice, again", "The app closes when I log in"]
     assert task.fit(train).labels == ("billing", "technical")
     assert task.main_metric == "macro_f1"
-    arguments = ["--config=tickets.yaml", "--init=none", "--output_dir=run", "--data.columns.label=team"]
+    arguments = ["--config=queues.yaml", "--init=none", "--output_dir=run", "--data.columns.label=team"]
     error = fails(main, *arguments)
-    assert "tickets/train.csv, line 1: no 'team' among 'message', 'queue': set data.columns.label to" in error
+    assert "queues/train.csv, line 1: no 'team' among 'message', 'queue': set data.columns.label to" in error
 
 
 def test_the_pages_class_reads_another_layout(reviews: list[str], fails) -> None:
@@ -106,8 +106,8 @@ def test_the_pages_tags_and_answers_are_read(workplace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_over_the_pages_columns(tickets: Path, pretrained: Path, capsys) -> None:
-    arguments = ["--config=tickets.yaml", f"--init={pretrained}", "--output_dir=run", *SMALL]
+def test_a_run_over_the_pages_columns(queues: Path, pretrained: Path, capsys) -> None:
+    arguments = ["--config=queues.yaml", f"--init={pretrained}", "--output_dir=run", *SMALL]
     assert main(arguments) == 0
     assert "\ntest:\n  loss " in capsys.readouterr().out
     results = json.loads(Path("run/results.json").read_text())
@@ -121,7 +121,7 @@ def test_a_run_over_the_pages_columns(tickets: Path, pretrained: Path, capsys) -
     with open_run(config) as run:  # the same command resumes: the labels that train told are no difference
         assert run.resumed
 
-    Path("tickets").rename("elsewhere")  # config.yaml alone says what predict needs
+    Path("queues").rename("elsewhere")  # config.yaml alone says what predict needs
     Path("texts.txt").write_text("please refund my order\n")
     assert predict(["run", "texts.txt"]) == 0
     answer = json.loads(capsys.readouterr().out)
