@@ -208,7 +208,8 @@ def _copy(url: str, root: Path) -> Path:
                 os.rename(draft, folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        LOGGER.info(f"{url}: {len(files):,} files, {size / 1e6:,.1f} MB, are copied to {folder}")
+        # As a warning it goes to stderr: what a command prints may be answers or JSON.
+        LOGGER.warning(f"{url}: {len(files):,} files, {size / 1e6:,.1f} MB, are copied to {folder}")
     return folder / next(iter(files)) if kind == "file" else folder
 
 

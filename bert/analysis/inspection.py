@@ -22,6 +22,7 @@ from bert.analysis.flops import (
     PERMUTED_FORMULA,
     POOLER,
     PREDICTIONS,
+    PROJECTION,
     decoder_flops,
     forward_flops,
     training_flops,
@@ -193,7 +194,9 @@ def _parts(
     if isinstance(config, FinetuneConfig):
         num_frozen_layers, adapters = config.num_frozen_layers or 0, config.lora.rank is not None
         if config.num_feature_layers is not None:
-            num_frozen_layers, frozen = model.num_hidden_layers, (POOLER,)
+            num_frozen_layers, frozen = model.num_hidden_layers, (PROJECTION, POOLER)
+        elif num_frozen_layers or adapters:
+            frozen = (PROJECTION,)
     return {
         "parameters": sum(parameters.values()),
         "parts": [

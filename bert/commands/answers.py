@@ -6,12 +6,13 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import IO, Any
 
 from bert.errors import UserError
 from bert.files import atomic_write
 from bert.inference.new_inputs import Input
-from bert.urls import writable
+from bert.urls import exists, is_url, writable
 
 
 def write_answers(
@@ -69,6 +70,16 @@ def _answer_or_error(given: Input, answer: Callable[[list[Input]], list[Any]]) -
         return answer([given])[0]
     except UserError as error:
         return str(error)
+
+
+def check_output(name: str | None) -> None:
+    """Raises UserError, before anything is computed, for a file that is there or whose folder is not; None is none."""
+    if name is None:
+        return
+    if exists(name):
+        raise UserError(f"{name} exists already: name another --output or remove it")
+    if not is_url(name) and not (folder := Path(name).parent).is_dir():
+        raise UserError(f"{folder} is not a folder: make it, or name another --output")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from bert.commands.answers import check_output
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError, without_surrogates
 from bert.files import local_path
@@ -47,10 +48,7 @@ def main(argv: list[str]) -> int:
     output = Path(arguments.output)
     if output.suffix.lower() not in SUFFIXES:
         raise UserError(f"command line: --output {output} ends in neither .html nor .png: name a page or a picture")
-    if output.exists():
-        raise UserError(f"{output} exists already: name another --output or remove it")
-    if not output.parent.is_dir():
-        raise UserError(f"{output.parent} is not a folder: make it, or name another --output")
+    check_output(arguments.output)
 
     from bert.inference.attention_maps import compute_attention_map, write_html, write_png
     from bert.inference.loading import load

@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from bert.commands.answers import open_output, write_answers
+from bert.commands.answers import check_output, open_output, write_answers
 from bert.commands.arguments import COMMAND_LINE, MODEL, CommandParser, run_command
 from bert.commands.config_help import PLACEHOLDERS
 from bert.config import Decoding
@@ -15,7 +15,7 @@ from bert.config.validation import check_fields
 from bert.config.yaml_io import help_texts
 from bert.errors import UserError, without_surrogates
 from bert.inference.new_inputs import Input, read_standard_input
-from bert.urls import exists, readable_path, writable_path
+from bert.urls import readable_path, writable_path
 
 DESCRIPTION = """Continues a text with a left-to-right language model, or writes the target of a source with an
 encoder-decoder: by the most likely token each, by samples (--temperature) or by beam search (--beams). The
@@ -51,8 +51,7 @@ def main(argv: list[str]) -> int:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     if arguments.prompt != without_surrogates(arguments.prompt):
         raise UserError("command line: the prompt is not UTF-8: pass it as UTF-8")
-    if arguments.output and exists(arguments.output):
-        raise UserError(f"{arguments.output} exists already: name another --output or remove it")
+    check_output(arguments.output)
 
     from bert.inference.loading import load
 

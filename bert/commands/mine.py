@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bert.commands.answers import open_output
+from bert.commands.answers import check_output, open_output
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.data.records import read_texts
-from bert.errors import UserError
-from bert.urls import exists, fetch, is_url, readable_path, writable_path
+from bert.urls import fetch, readable_path, writable_path
 
 DESCRIPTION = """Finds hard negatives: for each row with a query and a positive, the documents that MODEL finds for the
 query and that are none of its positives. A document whose score is close to that of the positive may be a right answer
@@ -61,10 +60,7 @@ def main(argv: list[str]) -> int:
             help=f"{text} (default: %(default)s)",
         )  # fmt: skip
     arguments = parser.parse_arguments(argv)
-    if arguments.output and exists(arguments.output):
-        raise UserError(f"{arguments.output} exists already: name another --output or remove it")
-    if arguments.output and not is_url(arguments.output) and not (folder := Path(arguments.output).parent).is_dir():
-        raise UserError(f"{folder} is not a folder: make it, or name another --output")
+    check_output(arguments.output)
     corpus = None if arguments.corpus is None else read_texts(Path(fetch(arguments.corpus)), "document")
 
     from bert.inference.loading import load

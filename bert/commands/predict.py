@@ -8,13 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert.commands.answers import open_output, write_answers
+from bert.commands.answers import check_output, open_output, write_answers
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.config import FinetuneConfig
 from bert.errors import UserError
 from bert.files import atomic_directory
 from bert.inference.new_inputs import read_inputs
-from bert.urls import exists, fetch, readable_path, writable, writable_path
+from bert.urls import fetch, readable_path, writable, writable_path
 
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained
@@ -58,8 +58,7 @@ def main(argv: list[str]) -> int:
         arguments.input = fetch(arguments.input)
     if arguments.input != "-" and not is_split and not Path(arguments.input).is_file():
         raise _no_input(arguments.input, "a split such as dev")
-    if arguments.output and exists(arguments.output):
-        raise UserError(f"{arguments.output} exists already: name another --output or remove it")
+    check_output(arguments.output)
 
     from bert.inference.loading import load
 

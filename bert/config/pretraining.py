@@ -202,9 +202,9 @@ def _phase_boundaries(phases: list[PhaseConfig], total_steps: int) -> list[int]:
     """The last step of each phase; shares are added up before they are rounded, so that no step is lost. One with a
     share leaves a step for each that follows."""
     ends, share, steps = [], 0.0, 0
-    for following, phase in zip(range(len(phases) - 1, 0, -1), phases, strict=False):
+    for number, phase in enumerate(phases[:-1], 1):
         share, steps = share + (phase.share or 0.0), steps + int(phase.steps or 0)
-        most = total_steps if phase.share is None else total_steps - following
+        most = total_steps if phase.share is None else total_steps - (len(phases) - number)
         ends.append(min(most, round(share * total_steps) + steps))
     return [*ends, total_steps]
 

@@ -110,8 +110,8 @@ def fused_attention(
             return splash_attention(query, key, value, mask)
         implementation = "xla"
     arguments = mask.kernel_arguments(query.shape[1], key.shape[1])
-    sizes_odd = query.shape[1] % 2 or key.shape[1] % 2
-    if implementation == "cudnn" and sizes_odd and (mask.bias is not None or "mask" in arguments):
+    is_odd = query.shape[1] % 2 or key.shape[1] % 2
+    if implementation == "cudnn" and is_odd and (mask.bias is not None or "mask" in arguments):
         implementation = "xla"  # cuDNN's backward pass takes these only for an even number of positions
     bias = None if mask.bias is None else mask.bias.astype(query.dtype)  # cuDNN's kernel takes one type
     return jax.nn.dot_product_attention(query, key, value, bias, implementation=cast(Any, implementation), **arguments)

@@ -169,8 +169,8 @@ def open_phases(
     train_rows = [open_rows(examples.train) for examples in datasets] if streams is None else streams
     loader_class: type[PretrainingLoader] = PretrainingLoader if streams is None else StreamLoader
     num_rows_read: Counter[Path] = Counter()
-    passes = len(train_rows[0]) / config.training.batch_size  # steps of one, of which the last batch reads on
-    spans = resolve_phases(config, num_train_steps(config.training, passes))
+    steps_per_epoch = len(train_rows[0]) / config.training.batch_size  # a batch may read on into the next epoch
+    spans = resolve_phases(config, num_train_steps(config.training, steps_per_epoch))
     for phase, examples, rows in zip(spans, datasets, train_rows, strict=True):
         batch_size = phase.config.training.batch_size
         loader = loader_class(

@@ -145,7 +145,9 @@ def main_metric(request: launch.RunRequest[Any]) -> tuple[str, bool]:
     return task.main_metric, task.higher_main_is_better
 
 
-def with_fixed_sample(request: launch.RunRequest[Any], folder: Path, values: Mapping[str, Any]) -> Any:
+def with_fixed_sample(
+    request: launch.RunRequest[Any], folder: Path, values: Mapping[str, Any]
+) -> launch.RunRequest[Any]:
     """The trial with `SAMPLE_SEED` if its seed is swept, by which each would hold out other rows; one that has begun
     keeps what it began with."""
     config = request.config

@@ -24,7 +24,7 @@ def facts_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_pretraining_run(pretrained, capsys) -> None:
+def test_a_pretraining_run(pretrained, bucket, capsys) -> None:
     facts = facts_of(capsys, pretrained)
     model = bert.load(pretrained)
     assert facts["parameters"] == count_parameters(model.params) == sum(part["parameters"] for part in facts["parts"])
@@ -35,7 +35,9 @@ def test_a_pretraining_run(pretrained, capsys) -> None:
     assert flops["training"] == pytest.approx(3 * flops["forward"])
     assert facts["vocabulary"]["tokens"] == facts["vocabulary"]["rows"] == model.config.vocab_size
     assert facts["initial_weights"] == "random weights"
-    assert {**facts_of(capsys, f"{pretrained}@6"), "source": str(pretrained)} == facts
+    bucket.put(str(pretrained), "/b/run", recursive=True)
+    for other in (f"{pretrained}@6", "memory://b/run"):
+        assert {**facts_of(capsys, other), "source": str(pretrained)} == facts
 
 
 def test_a_fine_tuning_run(finetuned, pretrained, capsys) -> None:

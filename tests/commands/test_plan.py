@@ -141,7 +141,7 @@ def test_a_pod_on_paper_shows_its_arithmetic(capsys) -> None:
     assert capsys.readouterr().out.count("2 x 1/2 x 16.1 MB = 16.1 MB at 50 GB/s") == 2
 
 
-def test_a_plan_has_the_sizes_of_init_and_the_tokens_of_the_vocabulary(pretrained, tmp_path, capsys) -> None:
+def test_a_plan_has_the_sizes_of_init_and_the_tokens_of_the_vocabulary(pretrained, tmp_path, capsys, fails) -> None:
     model = bert.load(pretrained)
     gradients = f"with 4 bytes for each of {count_parameters(model.params):,} gradients"
     lengths = ["--data.objective=nsp", "--data.sequence_length=16", "--data.max_predictions_per_sequence=4",
@@ -157,6 +157,17 @@ def test_a_plan_has_the_sizes_of_init_and_the_tokens_of_the_vocabulary(pretraine
     ]
     assert main(["--config=quickstart", *own]) == 0
     assert gradients in capsys.readouterr().out
+    (tmp_path / "vocab.txt").write_text((pretrained / "vocab.txt").read_text() + "zzz\nyyy\n")
+    longer = [
+        f"--init={pretrained}",
+        f"--tokenizer.path={tmp_path}",
+        f"--model.vocab_size={model.config.vocab_size + 2}",
+    ]
+    assert main([*longer, *lengths]) == 0, "as config.yaml of such a run has it"
+    assert f"of {count_parameters(model.params) + 2 * 16 + 2:,} gradients" in capsys.readouterr().out
+    assert "data.sequence_length (64) is over" in fails(
+        main, f"--init={pretrained}", *lengths, "--data.sequence_length=64"
+    )
 
 
 def test_smoothed_labels_are_planned(capsys) -> None:

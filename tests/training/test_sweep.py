@@ -387,20 +387,3 @@ def test_the_score_that_decides_is_that_of_the_task_fitted_to_its_rows(tmp_path:
     for name, (task, metric) in expected.items():
         config = FinetuneConfig(task=task, data=TaskDataConfig(dir=str(tmp_path / name)))
         assert main_metric(RunRequest(config)) == (metric, True)
-
-
-def test_rows_in_memory_are_swept_and_all_seeds_are_scored_on_the_same_of_them(pretrained, tmp_path):
-    rows = [{"text": text, "label": label} for text, label in (("ba ri", "x"), ("ko tu", "y"))] * 10
-    overrides = {"data.max_length": 16, "data.buckets": [16], "training.epochs": 1, "training.batch_size": 4}
-    given = {"init": pretrained, "train": rows, "output_dir": tmp_path / "sweep", "overrides": overrides}
-    runs = bert.sweep(bert.finetune, "classification", {"seed": [3, 4]}, **given)
-    assert sorted((run.config.seed, run.config.data.sample_seed) for run in runs) == [(3, 0), (4, 0)]
-    own = tmp_path / "sweep" / "seed=4" / "config.yaml"  # as of a sweep that began without it
-    own.write_text(own.read_text().replace("sample_seed: 0", "sample_seed: null"))
-    again = bert.sweep(bert.finetune, "classification", {"seed": [4]}, **given)
-    assert again[0].config.data.sample_seed is None, "it resumes, whichever the first seed is"
-    ids = [[line.split("\t")[0] for line in (run.path / "predictions" / "dev.tsv").open()] for run in runs]
-    assert ids[0] == ids[1]
-    for key, values in (("data.sample_seed", [1, 2]), ("data.dev_fraction", [0.1, 0.2])):
-        with pytest.raises(UserError, match=f"{key} cannot be swept, since trials are scored on the same rows"):
-            bert.sweep(bert.finetune, "classification", {key: values}, init=pretrained, train=rows)

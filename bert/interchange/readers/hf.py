@@ -177,8 +177,8 @@ def _architecture(content: dict[str, Any], family: Family, file: Path) -> str:
     if architecture is None:
         choice = ", ".join(family.classes[name] for name in names.ARCHITECTURES if name in family.classes)
         raise UserError(
-            f"{file}: the architecture is {declared!r}: one of {choice} is read: name "
-            "another model, or set architectures to the class that has these tensors"
+            f"{file}: the architecture is {declared!r}: one of {choice} is read: name another "
+            "model, or set architectures to the class that has these tensors"
         )
     return architecture
 
