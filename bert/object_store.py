@@ -95,11 +95,17 @@ def retry(call: Any, *arguments: Any) -> Any:
         except (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError):
             raise
         except Exception as error:
-            of_network = isinstance(error, OSError) or type(error).__module__.startswith("aiohttp")
-            if not of_network or attempt == ATTEMPTS - 1:
+            if not _is_of_network(error) or attempt == ATTEMPTS - 1:
                 raise
             time.sleep(2.0**attempt)
     raise AssertionError("the last attempt returns or raises")
+
+
+def _is_of_network(error: Exception) -> bool:
+    """Whether a call may succeed later: the network failed, not what was asked for."""
+    names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
+    of_botocore = {"botocore.ConnectionError", "botocore.HTTPClientError"}  # no OSErrors
+    return isinstance(error, OSError) or type(error).__module__.startswith("aiohttp") or bool(names & of_botocore)
 
 
 @contextlib.contextmanager

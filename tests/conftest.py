@@ -11,8 +11,9 @@ os.environ["BERT_NUM_DEVICES"] = "1"  # of the eight, for all that does not ask 
 os.environ.setdefault(
     "JAX_PLATFORMS", "cpu"
 )  # also next to a GPU: what needs one sets its own, in a process of its own
-# Most of the fast tests' time would go into compiling tiny models: their kernels are not optimised, and built in the
-# quickest way there is (either version of XLA ends at a flag of the other). Other tiers, and users, have XLA's choice.
+# Most of the time of the fast and medium tests would go into compiling tiny models: their kernels are not optimised, and
+# built in the quickest way there is (either version of XLA ends at a flag of the other). Other tiers, and users, have
+# XLA's choice.
 QUICK_TO_COMPILE = " --xla_backend_optimization_level=0 " + (
     "--xla_cpu_use_fusion_emitters=false"
     if importlib.metadata.version("jax").startswith("0.10.")
@@ -155,8 +156,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def is_fast_tier(config: pytest.Config) -> bool:
-    """Whether the tests run that `pytest` without options runs."""
-    return bool(config.getoption("markexpr") == "not real and not slow")
+    """Whether the fast or the medium tests run, which compile quickly."""
+    return "not slow" in config.getoption("markexpr")
 
 
 @pytest.fixture(scope="session", autouse=True)

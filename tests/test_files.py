@@ -80,6 +80,7 @@ NO_PATHS = {
 }  # fmt: skip
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "config_class"), [("pretrain", PretrainConfig), ("finetune", FinetuneConfig)])
 def test_every_option_that_takes_a_path_refuses_one_with_a_scheme(name, config_class, tmp_path, fails, monkeypatch):
     monkeypatch.chdir(tmp_path)

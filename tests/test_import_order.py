@@ -4,6 +4,8 @@ import ast
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "bert"
 ORDER = (
     *(
@@ -58,6 +60,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter({name: targets for name, targets in GRAPH.items() if name != "bert.__init__"}).prepare()
 
 
+@pytest.mark.medium
 def test_no_test_module_imports_another_one() -> None:
     tests = Path(__file__).parent
     for path in tests.rglob("test_*.py"):

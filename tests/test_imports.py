@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.medium
+
 STATE = """
 import importlib, logging, os, pkgutil, signal, sys, threading
 import absl.logging, datasets, flax, jax, matplotlib, onnx, optax, orbax.checkpoint, tensorboardX

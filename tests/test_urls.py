@@ -152,6 +152,7 @@ def test_a_model_in_a_bucket_answers_as_that_of_a_folder(bucket, pretrained: Pat
     assert bert.load(f"memory://models/run@{step}").step == step
 
 
+@pytest.mark.medium
 def test_what_is_written_to_a_bucket_comes_back(bucket, pretrained: Path, tmp_path: Path, capsys) -> None:
     model = bert.load(pretrained)
     said: list[str] = []
@@ -207,6 +208,7 @@ def test_fine_tuning_from_buckets_is_that_from_folders(bucket, pretrained: Path,
     assert losses[0] == losses[1]
 
 
+@pytest.mark.medium
 def test_a_file_of_a_web_server(tmp_path: Path, no_waiting) -> None:
     pytest.importorskip("aiohttp", reason="the extra https is not installed")
     (tmp_path / "a.txt").write_text('One. <a href="b.txt">A link.</a>')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,21 @@ class Checkpointer:
     def _load_newest(self, names: tuple[str, ...], step: int | None, place: Place) -> tuple[int, dict[str, Any]] | None:
         """(step, items) of the newest good checkpoint; None if there is no checkpoint."""
         self.wait()
-        candidates = self._candidates(step, resumable=TRAINING_STATE in names)
+        find = partial(self._candidates, step, resumable=TRAINING_STATE in names)
+        candidates = find()
+        while True:
+            try:
+                return self._load_first_good(candidates, names, step, place)
+            except UserError:
+                # Another process may have trained on meanwhile: the checkpoints made room for newer ones.
+                tried, candidates = candidates, find()
+                if candidates.keys() == tried.keys():
+                    raise
+
+    def _load_first_good(
+        self, candidates: dict[int, Path], names: tuple[str, ...], step: int | None, place: Place
+    ) -> tuple[int, dict[str, Any]] | None:
+        """(step, items) of the newest of the folders that is good; None if there are none."""
         damages: list[str] = []
         for candidate in sorted(candidates, reverse=True):
             problems = verify_manifest(candidates[candidate])

@@ -9,6 +9,7 @@ parameters once it is no longer among them.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -139,7 +140,13 @@ class CheckpointDirectory:
             return
         reduced = self.draft(step)
         left_out = {str(path): {TRAINING_STATE, MANIFEST}}
-        shutil.copytree(path, reduced, copy_function=_link_or_copy, ignore=lambda place, _: left_out.get(place, set()))
+        try:
+            shutil.copytree(
+                path, reduced, copy_function=_link_or_copy, ignore=lambda place, _: left_out.get(place, set())
+            )
+        except shutil.Error as error:  # of several files, without their errno: the disk is full, or cannot be read
+            remove(reduced, ignore_errors=True)
+            raise OSError(errno.EIO, str(error.args[0][0][2]), str(reduced)) from error
         (reduced / PARAMS_ONLY).write_text("The optimizer's state was removed: a run cannot resume from this.\n")
         try:
             write_partial_manifest(reduced, path)

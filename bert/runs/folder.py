@@ -108,8 +108,8 @@ class RunFolder(Generic[Config]):
     is_writer: bool = True
     mirror: Mirror | None = None
 
-    def check_data(self, digest: str) -> None:
-        """Remembers what the run is trained on, by its digest.
+    def check_data(self, *digests: str) -> None:
+        """Remembers what the run is trained on and chosen by, by digests.
 
         Raises:
             UserError: the run began with other data.
@@ -118,10 +118,14 @@ class RunFolder(Generic[Config]):
             return
         file = self.path / DATA_DIGEST_FILE
         if not file.is_file():
-            write_atomic(file, digest + "\n")
-        elif file.read_text(encoding="utf-8").strip() != digest:
+            write_atomic(file, " ".join(digests) + "\n")
+            return
+        stored = file.read_text(encoding="utf-8").split()
+        if list(digests)[: len(stored)] != stored:  # older runs have fewer
+            way_out = "" if _has_checkpoint(self.path) else f", or remove {self.path}, which holds no checkpoint"
             raise UserError(
                 f"the data is not what the run in {self.path} began with: restore it, or name another --output_dir"
+                + way_out
             )
 
     def save_rows(self, tables: Mapping[str, str]) -> None:
@@ -301,6 +305,7 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
                 f"or resume it with --config {file}"
             )
         # Nothing was trained yet: the user fixed a mistake before the first checkpoint.
+        # config.yaml stays until the new one takes its place: a folder without it belongs to no run.
         files = (
             "tokenizer.json",
             "vocab.txt",
@@ -314,7 +319,6 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
             (path / name).unlink(missing_ok=True)
         for name in (TARGET_TOKENIZER, ROWS):
             shutil.rmtree(path / name, ignore_errors=True)
-        file.unlink()  # last: a folder without it belongs to no run
     return RunFolder(path, config, resumed=False)
 
 

@@ -116,12 +116,12 @@ class Mirror:
         with self._lock:
             if self._lease is not None:
                 self._lease.check()
-            current = {name: _signature(self.folder / name) for name in _names(self.folder)}
+            current = _signatures(self.folder)
             changed = [name for name, signature in current.items() if self._known.get(name) != signature]
 
             def send(name: str) -> None:
-                self._send(name)
-                self._known[name] = current[name]
+                if self._send(name):
+                    self._known[name] = current[name]
 
             call_each(send, filter(_is_content, changed))
             for name in sorted(itertools.filterfalse(_is_content, changed), key=_rank):
@@ -156,12 +156,16 @@ class Mirror:
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
 
-    def _send(self, name: str) -> None:
+    def _send(self, name: str) -> bool:
+        """Copies a file; one that a logger has removed meanwhile is left out."""
         path = self.folder / name
+        if not path.exists():
+            return False
         if path.stat().st_size < SMALL:
             self._store.write(name, path.read_bytes())
         else:
             self._store.upload(path, name)
+        return True
 
     def _remove_all(self, names: Set[str]) -> None:
         """Removes files of the copy, manifests first."""
@@ -230,9 +234,19 @@ def _is_content(name: str) -> bool:
     return _checkpoint(name) is not None and not name.endswith(MANIFEST)
 
 
-def _rank(name: str) -> tuple[bool, str]:
-    """The order of copying what is no content: what describes the run, and at last the manifests of checkpoints."""
-    return _checkpoint(name) is not None, name
+def _rank(name: str) -> tuple[bool, bool, str]:
+    """The order of copying what is no content: what tells whose the folder is, then what describes the run, and at last
+    the manifests of checkpoints."""
+    return _checkpoint(name) is not None, name not in ("config.yaml", "sweep.json"), name
+
+
+def _signatures(folder: Path) -> dict[str, Signature]:
+    """Of the files of a run. What vanishes meanwhile, and links to nothing, belong to loggers and are left out."""
+    signatures = {}
+    for name in _names(folder):
+        with contextlib.suppress(FileNotFoundError):
+            signatures[name] = _signature(folder / name)
+    return signatures
 
 
 def _signature(path: Path) -> Signature:

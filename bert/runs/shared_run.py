@@ -18,7 +18,7 @@ from bert.runs.checkpoint_directory import remove
 from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import make_loggers
-from bert.runs.metrics_log import to_jsonable
+from bert.runs.metrics_log import read_results, to_jsonable
 from bert.runs.mirror import Mirror
 from bert.runs.orbax_io import is_part, keep_whole, save_parts
 from bert.runs.report import Report, RunReport
@@ -166,6 +166,14 @@ def call_and_end(
     finally:
         for callback in callbacks if run.is_writer else ():
             callback.on_end(to_jsonable(results))
+
+
+def has_ended(run: RunFolder[Any]) -> bool:
+    """Whether all seeds of a run have results, and the transfer of a pretraining run has."""
+    results = read_results(run.path)
+    if results is None or len(results.get("runs", [results])) != getattr(run.config, "num_seeds", 1):
+        return False
+    return getattr(run.config, "transfer", None) is None or "transfer" in results
 
 
 def make_report(

@@ -62,6 +62,11 @@ class InterruptHandler:
         if self.signal_number is not None:
             raise EvaluationInterrupted
 
+    def raise_if_signalled(self, step: int) -> None:
+        """Raises `Interrupted` once a signal has come, as for one after the last step, whose state is saved."""
+        if self.signal_number is not None:
+            raise Interrupted(step, self.signal_number)
+
     def _note(self, signum: int, _: FrameType | None) -> None:
         if self.signal_number is not None and signum == signal.SIGINT:
             # Not by an exception: what it unwinds would wait for the save that the user does not want to wait for.

@@ -77,6 +77,15 @@ class EarlyStopping:
         self._scores[step] = score
         return all(metrics.is_better(score, other, self._higher) for other in earlier)
 
+    @property
+    def best_step(self) -> int | None:
+        """The step of the best evaluation so far, the first one of equals; None without any."""
+        best = None
+        for step, score in sorted(self._scores.items()):
+            if best is None or metrics.is_better(score, self._scores[best], self._higher):
+                best = step
+        return best
+
     def should_stop(self, step: int) -> bool:
         """Whether the evaluations up to ``step`` end the run there."""
         scores = [score for other_step, score in self._scores.items() if other_step <= step]

@@ -139,7 +139,8 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
         checkpoints.wait()
         checkpoints.thin_out()
         step, params = require(checkpoints.restore_best_params(), "the best checkpoint")
-    lines = multihost.broadcast_from_main(partial(read_eval_metrics, run.path))
+        lines = multihost.broadcast_from_main(partial(read_eval_metrics, run.path))
+        interrupts.raise_if_signalled(lines[-1]["step"])
     is_final = step == lines[-1]["step"] and setup.evaluator is setup.final_evaluator
     dev_outputs = evaluate.last_outputs if is_final else None
     return BestCheckpoint(step, frozen.merge(params), counts, lines, dev_outputs)
@@ -281,7 +282,7 @@ def write_predictions(setup: Setup, best: BestCheckpoint) -> Scores:
 def _results(setup: Setup, best: BestCheckpoint, scores: Scores) -> dict[str, Any]:
     """The content of results.json, but for the seconds."""
     task, config, dev = setup.task, setup.run.config, setup.dev.examples
-    logged = next(scores_of_line(line) for line in best.lines if line["step"] == best.step)
+    logged = next((scores_of_line(line) for line in best.lines if line["step"] == best.step), {})
     return {
         "task": task.name,
         "init": config.init,

@@ -145,7 +145,7 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
     batches = make_batches(train, config, parallel.row_shares, by_length)
     config = _resolve_defaults(config, len(batches))
     run = run.save_config(config)  # before other files: a folder without config.yaml belongs to no run
-    run.check_data(train.digest())
+    run.check_data(train.digest(), splits["dev"].features.digest())
     if run.is_writer:
         save_tokenizer(init_model.tokenizer, run.path)
         if init_model.target_tokenizer is not None:

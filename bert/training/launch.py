@@ -22,9 +22,8 @@ from bert.parallel.multihost import broadcast_from_main, main_process_only
 from bert.runs.callbacks import Callback
 from bert.runs.folder import ROWS, RunFolder, open_run
 from bert.runs.loggers import make_loggers
-from bert.runs.metrics_log import read_results
 from bert.runs.mirror import Mirror
-from bert.runs.shared_run import call_and_end
+from bert.runs.shared_run import call_and_end, has_ended
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import Interrupted
 from bert.runtime.system_errors import system_errors_as_user_errors
@@ -205,12 +204,6 @@ def start_or_resume(
         broadcast_from_main(run.push)
         run.pull()
         return Run(run.path)
-
-
-def has_ended(run: RunFolder[Any]) -> bool:
-    """Whether all seeds of a run have results."""
-    results = read_results(run.path)
-    return results is not None and len(results.get("runs", [results])) == getattr(run.config, "num_seeds", 1)
 
 
 def _train(run: RunFolder[Any], callbacks: Sequence[Callback]) -> None:

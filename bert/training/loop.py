@@ -105,6 +105,9 @@ class TrainLoop:
         self._step = int(state.step)
         self._saved_step: int | None = self._step
         self._state = self.parallel.put_state(state)
+        if self.early_stopping is not None and self.early_stopping.best_step is not None:
+            # A killed process may have named a step whose checkpoint was never completed.
+            self.checkpoints.set_best(self.early_stopping.best_step)
         self._evaluate_if_missing()
         if not self._has_ended():
             self._load_batch()
@@ -243,16 +246,17 @@ class TrainLoop:
             raise
 
     def _run_evaluation(self) -> None:
-        with self._timer.paused(), self._saved_on_error():
-            try:
-                metrics = self.evaluate(self._evaluated_params())
-            except EvaluationInterrupted:
-                return
-        if self.early_stopping is not None and self.early_stopping.update(self._step, metrics):
-            self._save()
-            self.checkpoints.set_best(self._step)
-        release_free_memory()
-        self._report_metrics("eval", metrics)  # last: a resumed run repeats all if this line is missing
+        with self._timer.paused():
+            with self._saved_on_error():
+                try:
+                    metrics = self.evaluate(self._evaluated_params())
+                except EvaluationInterrupted:
+                    return
+            if self.early_stopping is not None and self.early_stopping.update(self._step, metrics):
+                self._save()
+                self.checkpoints.set_best(self._step)
+            release_free_memory()
+            self._report_metrics("eval", metrics)  # last: a resumed run repeats all if this line is missing
 
     def _report_metrics(self, split: str, metrics: Metrics) -> None:
         """Reports metrics, of which the callbacks of the main process may end the run on every host."""
@@ -274,15 +278,19 @@ class ThroughputTimer:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._start, self._pause = time.perf_counter(), 0.0
+        self._start, self._pause, self._is_paused = time.perf_counter(), 0.0, False
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        start = time.perf_counter()
+        """Leaves out the time within; a pause within another one counts once."""
+        start, was_paused = time.perf_counter(), self._is_paused
+        self._is_paused = True
         try:
             yield
         finally:
-            self._pause += time.perf_counter() - start
+            self._is_paused = was_paused
+            if not was_paused:
+                self._pause += time.perf_counter() - start
 
     def lap(self) -> float:
         """Tokens per second since the last lap."""

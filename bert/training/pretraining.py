@@ -269,6 +269,7 @@ def train(setup: Setup, data: PretrainingData, say: Log, callbacks: Sequence[Cal
                 if loop.is_stopped:
                     break
         checkpoints.wait()
+        interrupts.raise_if_signalled(int(state.step))
     return state.replace(params=parallel.to_host(parallel.put_state(state.params)))  # whole, to be used and exported
 
 

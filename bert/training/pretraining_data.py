@@ -128,7 +128,7 @@ def prepare_data(
             require_embedding_rows(tokenizer, config.model.known_vocab_size, source)
         on_progress = progress.progress_lines(say)
         datasets = [build_examples(phase.data, tokenizer, progress=on_progress) for phase in phase_configs(config)]
-        run.check_data(" ".join(dict.fromkeys(examples.folder.name for examples in datasets)))
+        run.check_data(*dict.fromkeys(examples.folder.name for examples in datasets))
         _warn_of_unknown_tokens(datasets[0], tokenizer, say)
         if run.is_writer:
             save_tokenizer(tokenizer, run.path)

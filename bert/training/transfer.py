@@ -95,8 +95,9 @@ def _finetune(config: FinetuneConfig, within: RunFolder[PretrainConfig]) -> list
         open(log, "a", encoding="utf-8") as file,
         contextlib.redirect_stdout(file),
     ):
-        results = multihost.broadcast_from_main(lambda: metrics_log.read_results(run.path)) if run.resumed else None
-        if results is None:
+        if run.resumed and multihost.broadcast_from_main(partial(shared_run.has_ended, run)):
+            results = multihost.broadcast_from_main(lambda: metrics_log.read_results(run.path))
+        else:
             several = config.num_seeds > 1
             results = finetune_seeds(run) if several else shared_run.call_and_end(partial(finetune, run), run)
     return [one["dev"][results["main_metric"]] for one in results.get("runs", [results])]

@@ -45,6 +45,7 @@ def products(jaxpr: jax.extend.core.Jaxpr) -> int:
     return total
 
 
+@pytest.mark.medium
 def test_the_formula_is_what_the_model_does() -> None:
     config = dataclasses.replace(BASE, vocab_size=100, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
     model = BertForPreTraining(config)

@@ -75,6 +75,7 @@ def test_words(pretrained, finetuned, capsys) -> None:
     assert "T = 16 tokens a row, P = 2 predictions" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_a_model_of_others(pretrained, tmp_path, capsys) -> None:
     model = bert.load(pretrained)
     model.save(tmp_path / "hf")

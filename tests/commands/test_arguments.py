@@ -261,6 +261,7 @@ def test_mistakes_in_the_file(yaml, line, parts):
         assert part in text
 
 
+@pytest.mark.medium
 def test_lists_that_are_nested_too_deeply():
     assert "nested too deeply: remove" in sentence(pretrain_yaml, "model: " + "[" * 2000)
 

@@ -129,6 +129,7 @@ def test_help_imports_nothing_heavy(imports):
     assert done.stderr == "[]\n"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("arguments", [["--help"], ["pretrain", "--help"]])
 def test_help_is_there_at_once(arguments):
     def seconds():

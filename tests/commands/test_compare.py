@@ -182,6 +182,7 @@ def test_a_narrow_terminal_has_a_line_for_each_value(runs, capsys, monkeypatch) 
     assert "  data.sequence_length\n    a/run  32\n    b/run  32\n    c      16\n" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_another_vocabulary_is_told(runs, capsys) -> None:
     shutil.copytree("a/run", "other")
     assert main(["a/run", "other"]) == 0
@@ -191,6 +192,7 @@ def test_another_vocabulary_is_told(runs, capsys) -> None:
     assert "are not on the same rows, because of vocabulary\n" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_more_runs_than_colours(pretrained, monkeypatch) -> None:
     names = [f"run{number}" for number in range(20)]
     for name in names:
@@ -240,6 +242,7 @@ def test_a_seed_without_a_score_leaves_the_others(finetuned, capsys) -> None:
     assert "nan ± nan" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_rows_that_a_seed_or_the_training_text_decides_are_told(pretrained, finetuned, capsys) -> None:
     """Dev rows that are drawn from training rows, and held-out text that is a share of the corpus."""
     for name, changes in (

@@ -225,6 +225,7 @@ def any_bytes(finetuned: Path, lines: list[bytes]) -> None:
     assert (status == 2) == (not inputs or any("error" in json.loads(line) for line in out))
 
 
+@pytest.mark.medium
 @FAST
 @given(LINES)
 def test_predict_answers_any_bytes(finetuned: Path, lines: list[bytes]) -> None:
@@ -248,6 +249,7 @@ def any_table(finetuned: Path, place: Path, lines: list[bytes], kind: str) -> No
         assert len(out) == (place / "table.txt").read_bytes().removesuffix(b"\n").count(b"\n") + 1
 
 
+@pytest.mark.medium
 @FAST
 @given(LINES, st.sampled_from([".csv", ".tsv", ".jsonl", ".txt"]))
 def test_predict_answers_any_table(finetuned: Path, place: Path, lines: list[bytes], kind: str) -> None:

@@ -23,6 +23,8 @@ from bert.inference.text_generation import Continuation
 from bert.tokenizer.wordpiece import train_wordpiece
 from tests.language_models import POSITIONS, WORDS, language_model
 
+pytestmark = pytest.mark.medium
+
 GPT2 = {"hidden_act": "gelu_tanh", "embedding_norm": False, "prediction_transform": False, "prediction_bias": False}
 
 

@@ -141,6 +141,7 @@ def test_a_pod_on_paper_shows_its_arithmetic(capsys) -> None:
     assert capsys.readouterr().out.count("2 x 1/2 x 16.1 MB = 16.1 MB at 50 GB/s") == 2
 
 
+@pytest.mark.medium
 def test_a_plan_has_the_sizes_of_init_and_the_tokens_of_the_vocabulary(pretrained, tmp_path, capsys, fails) -> None:
     model = bert.load(pretrained)
     gradients = f"with 4 bytes for each of {count_parameters(model.params):,} gradients"
@@ -170,6 +171,7 @@ def test_a_plan_has_the_sizes_of_init_and_the_tokens_of_the_vocabulary(pretraine
     )
 
 
+@pytest.mark.medium
 def test_smoothed_labels_are_planned(capsys) -> None:
     arguments = [*ARGUMENTS[:-1], "--config=gpt2", "--phases=null", "--training.label_smoothing=0.1"]
     assert main([*arguments, "--training.batch_size=2", "--training.gradient_accumulation_steps=1", "--memory=1GiB",

@@ -14,6 +14,7 @@ from bert.commands.predict import main as predict
 from bert.inference.pretrained import Pretrained
 
 
+@pytest.mark.medium
 def test_a_split_is_predicted_as_the_run_did(finetuned: Path, tmp_path: Path, capsysbinary) -> None:
     assert (finetuned / "config.yaml").read_text().count("max_length: 32")
     capsysbinary.readouterr()

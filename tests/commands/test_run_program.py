@@ -34,6 +34,7 @@ def test_interrupt_and_success_have_their_status(capsys):
     assert run_program(run_command(lambda argv: len(argv)))(["a"]) == 1
 
 
+@pytest.mark.medium
 def test_ctrl_c_that_the_garbage_collector_drops_is_raised_again(capsys):
     class Dropping:
         def __del__(self):

@@ -58,6 +58,7 @@ def test_one_kernel_and_a_padded_vocabulary_give_the_same_losses_and_gradients()
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6), fast, plain)
 
 
+@pytest.mark.medium
 def test_what_is_beyond_the_vocabulary_is_never_predicted():
     head = BertForPreTraining(CONFIG, execution=LayerExecution(pad_vocab_to_multiple_of=64))
     params = jax.jit(head.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]

@@ -100,6 +100,7 @@ def test_one_override_makes_any_finetuning_recipe_small(name: str) -> None:
     assert (config.training.steps, config.training.epochs, config.optimizer.num_warmup_steps(40)) == (40, None, 4)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", PRETRAINING)
 def test_pretraining_recipes(name: str) -> None:
     config = pretraining(name)

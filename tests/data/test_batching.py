@@ -158,6 +158,7 @@ def test_devices_and_micro_batches_change_nothing_but_the_rows_of_no_weight():
     assert shapes == {(12, 16), (6, 32), (3, 64)}, "one program for each length"
 
 
+@pytest.mark.medium
 def test_rows_of_batches_by_tokens_weigh_alike():
     """The mean gradient over an epoch is that of all rows at once, although batches have 3 to 12 rows."""
     features = random_rows(100)

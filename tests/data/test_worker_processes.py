@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.medium
+
 CORPUS = """
 from pathlib import Path
 from bert.data.corpus import docstrings

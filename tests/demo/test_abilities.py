@@ -60,6 +60,7 @@ def test_masks_are_filled_as_in_python(models, ability) -> None:
         ability("mlm", "fill_mask")("a b")
 
 
+@pytest.mark.medium
 def test_texts_are_classified_and_scored_as_in_python(models, ability) -> None:
     assert ability("classification", "predict")("a b") == models["classification"].predict("a b").probabilities
     assert ability("pairs", "predict")("a", "b") == models["pairs"].predict([("a", "b")])[0].probabilities
@@ -75,6 +76,7 @@ def test_the_second_text_of_a_published_model_may_be_empty(models, ability) -> N
     assert predict("a b", "c") == model.predict([("a b", "c")])[0].probabilities
 
 
+@pytest.mark.medium
 def test_answers_and_entities_are_marked_in_their_text(models, ability) -> None:
     context = "a b c\nd e"
     answer, parts = ability("squad", "answer_question")("a", context)
@@ -99,12 +101,14 @@ def test_choices_are_lines(models, ability) -> None:
             choose("who", lines)
 
 
+@pytest.mark.medium
 def test_texts_are_compared_and_continued(models, ability) -> None:
     assert ability("mlm", "similarity")("a b", "a b") == pytest.approx(1)
     assert ability("causal", "generate")("the") == models["causal"].generate("the", max_tokens=40)
     assert ability("encoder_decoder", "generate")("a") == models["encoder_decoder"].generate("a")
 
 
+@pytest.mark.medium
 def test_attention_is_the_page_of_the_command(ability) -> None:
     for kind, text in (("mlm", "a b"), ("causal", "the"), ("encoder_decoder", "a")):
         page = ability(kind, "attention")(text)

@@ -130,6 +130,7 @@ def test_the_page_loads_nothing(hostile, tmp_path) -> None:
     assert {"layer", "head", "direction", "matrix"} <= {item.get("id") for _, item in page.elements}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("length", [8, 300])
 def test_the_picture(hostile, tmp_path, length) -> None:
     if length > 8:
@@ -175,6 +176,7 @@ def encoder_decoder(tmp_path_factory) -> Pretrained:
     return tiny_models.encoder_decoder(tmp_path_factory.mktemp("vocabulary"))
 
 
+@pytest.mark.medium
 def test_an_alignment_has_the_weights_with_which_a_token_is_predicted(encoder_decoder) -> None:
     model = encoder_decoder
     found = compute_attention_map(model, "c a b", "w [SEP] y")  # a special token's name in a target is prose
@@ -222,6 +224,7 @@ def test_byte_level_tokens_are_read_as_text() -> None:
     assert _tokens(tokenizer, np.array([0, 5, 6, 7, 2])) == ["<s>", "␣the", "caf", "é", "</s>"]
 
 
+@pytest.mark.medium
 def test_the_command(pretrained, tmp_path, capsys) -> None:
     for name in ("a.html", "a.png"):
         output = tmp_path / name

@@ -96,6 +96,7 @@ def greedy(text: list[int], limit: int = 8) -> tuple[list[int], float]:
 TEXTS = [[0], [1, 2, 3], [3, 3], [2, 0, 1, 1, 3], [1]]
 
 
+@pytest.mark.medium
 def test_greedy_with_cache_and_padding_is_the_argmax_of_every_text_alone() -> None:
     decoded = decode(prompts(*TEXTS, length=7))
     expected = [greedy(text) for text in TEXTS]
@@ -106,6 +107,7 @@ def test_greedy_with_cache_and_padding_is_the_argmax_of_every_text_alone() -> No
         assert results(decode(prompts(text)))[0] == [new]
 
 
+@pytest.mark.medium
 def test_rows_end_at_their_own_limits() -> None:
     limits = [1, 3, 0, 2, 5]
     decoded = decode(prompts(*TEXTS, limits=limits), end=V)
@@ -128,6 +130,7 @@ def all_ends(text: list[int], most: int, alpha: float, gnmt: bool) -> list[tuple
     return sorted(found, reverse=True)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("alpha", "norm"), [(0.0, "length"), (1.0, "length"), (2.0, "length"), (0.6, "gnmt")])
 def test_with_enough_beams_it_is_the_best_of_all_sequences(alpha: float, norm: str) -> None:
     every = all_ends([1, 2], 4, alpha, norm == "gnmt")
@@ -139,6 +142,7 @@ def test_with_enough_beams_it_is_the_best_of_all_sequences(alpha: float, norm: s
     assert results(decoded)[0][:5] == [new for _, new in every[:5]]
 
 
+@pytest.mark.medium
 def test_beams_of_a_row_depend_on_neither_padding_nor_other_rows() -> None:
     decoding = Decoding(beams=3, early_stopping=True)
     together = decode(prompts(*TEXTS, length=7), decoding)
@@ -153,12 +157,14 @@ def test_beams_of_a_row_depend_on_neither_padding_nor_other_rows() -> None:
         assert list(together.scores[row]) == sorted(together.scores[row], reverse=True)
 
 
+@pytest.mark.medium
 def test_one_beam_is_greedy() -> None:
     given, arrays = prompts(*TEXTS), DecodingArrays.make(Decoding(), END)
     beams = jax.device_get(BEAMS(empty(len(TEXTS), 16), given, arrays, 8, 1))
     assert results(beams) == results(decode(given))
 
 
+@pytest.mark.medium
 def test_early_stopping_ends_with_as_many_hypotheses_as_beams() -> None:
     given = prompts(*TEXTS)
     early, late = (decode(given, Decoding(beams=4, early_stopping=stop, length_penalty=2.0)) for stop in (True, False))
@@ -169,6 +175,7 @@ def test_early_stopping_ends_with_as_many_hypotheses_as_beams() -> None:
 SAMPLING = Decoding(temperature=1.3, seed=7)
 
 
+@pytest.mark.medium
 def test_a_sample_depends_on_seed_text_and_sample_and_not_on_the_batch() -> None:
     whole = results(decode(prompts(*TEXTS, length=7), SAMPLING))
     given = prompts(*TEXTS)
@@ -184,6 +191,7 @@ def test_a_sample_depends_on_seed_text_and_sample_and_not_on_the_batch() -> None
     assert results(decode(twice, dataclasses.replace(SAMPLING, seed=8))) != results(decode(twice, SAMPLING))
 
 
+@pytest.mark.medium
 def test_samples_have_the_probabilities_of_the_tokens_that_are_kept() -> None:
     logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32))
     count = 4000
@@ -242,6 +250,7 @@ def test_filters_agree_with_sorting() -> None:
                 assert ((found[order] == expected) | (doubtful & (top_p < 1))).all()
 
 
+@pytest.mark.medium
 def test_samples_of_a_large_vocabulary_have_their_probabilities() -> None:
     size, count = 1000, 20_000
     logits = np.full(size, -np.inf, np.float32)
@@ -253,6 +262,7 @@ def test_samples_of_a_large_vocabulary_have_their_probabilities() -> None:
     np.testing.assert_allclose(found, np.exp(logits), atol=0.012)
 
 
+@pytest.mark.medium
 def test_settings_compile_no_program_of_their_own() -> None:
     SAMPLE.clear_cache(), BEAMS.clear_cache()
     for settings in (

@@ -72,6 +72,7 @@ INPUTS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", INPUTS)
 def test_a_graph_gives_what_the_model_gives(kind: str, models, tmp_path: Path) -> None:
     model = models(kind)
@@ -101,6 +102,7 @@ def test_both_scores_are_those_of_the_labelled_rows(kind: str, models, tmp_path:
         assert float(table[4][place]) > 0
 
 
+@pytest.mark.medium
 def test_an_int8_folder_replaces_the_float_graph(models, tmp_path: Path, monkeypatch, capsys, fails) -> None:
     model = models("embeddings")
     monkeypatch.setattr("bert.inference.loading.load", lambda source, say: model)

@@ -48,6 +48,7 @@ def test_a_run_that_began_from_a_step_says_so(pretrained: Path, finetuned: Path,
     assert f"{pretrained}@6 (pretraining run)" in str(summarize(tmp_path / "run"))
 
 
+@pytest.mark.medium
 def test_bfloat16_computes_nearly_the_same(finetuned: Path) -> None:
     exact, rounded = bert.load(finetuned), bert.load(finetuned, dtype="bfloat16")
     embeddings = [model.embed(TEXTS) for model in (exact, rounded)]
@@ -62,6 +63,7 @@ def test_bfloat16_computes_nearly_the_same(finetuned: Path) -> None:
         bert.load(finetuned, dtype="float64")
 
 
+@pytest.mark.medium
 def test_rows_and_outputs_are_those_of_encode(finetuned: Path) -> None:
     model = bert.load(finetuned)
     rows = model.tokenize(TEXTS)
@@ -78,6 +80,7 @@ def test_rows_and_outputs_are_those_of_encode(finetuned: Path) -> None:
     assert jnp.isfinite(encoder.last_hidden_state).all()
 
 
+@pytest.mark.medium
 def test_similarity_is_the_cosine_of_all_pairs(pretrained: Path) -> None:
     model = bert.load(pretrained)
     found, vectors = model.similarity(["ba", "ko ri"], ["ko ri", "tu", "ba"]), model.embed(["ba", "ko ri", "tu"])
@@ -109,6 +112,7 @@ def test_labelled_rows_are_scored_as_dev_was(finetuned: Path, tmp_path: Path) ->
         model.score([{"text": "ba"}])
 
 
+@pytest.mark.medium
 def test_the_loop_of_the_guide_learns(pretrained: Path, tmp_path: Path, monkeypatch) -> None:
     page = (REPOSITORY / "docs" / "train_from_python.md").read_text(encoding="utf-8")
     [loop] = [block.split("```")[0] for block in page.split("```python\n") if "def train_step" in block]

@@ -40,6 +40,7 @@ class Scorer:
         return [RankedDocument(int(i), scores[i]) for i in np.argsort(-np.array(scores), kind="stable")]
 
 
+@pytest.mark.medium
 def test_negatives_are_the_nearest_documents_below_the_margin(model: bert.Pretrained) -> None:
     """By sorting all cosines; the positives of other rows of the query are none."""
     said: list[str] = []

@@ -72,6 +72,7 @@ def test_pooling_of_sequences_in_a_line_is_that_of_padded_rows(mode: str) -> Non
         np.testing.assert_allclose(found, pooling(hidden, mask), atol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["bert", "modern", "causal"])
 def test_packed_texts_and_pairs_have_the_embeddings_of_padded_ones(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

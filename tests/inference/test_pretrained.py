@@ -21,6 +21,8 @@ from bert.model.heads import HEADS, BertForPreTraining
 from tests.helpers import thoroughly
 from tests.tiny_models import CONFIG, DATA, PIECES, TASKS, model_of
 
+pytestmark = pytest.mark.medium
+
 PAIR = ("ba ko", "ri tu")
 FITTING: dict[str, list[Any]] = {
     "classification": ["ba", ("ko",), ["ri"], "", " ", np.str_("tu"), "a \ud83d b", "\0", "ba " * 40],

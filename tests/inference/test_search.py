@@ -55,6 +55,7 @@ def test_of_equal_documents_the_first_ones_are_found() -> None:
     assert np.isfinite(found.scores).all()
 
 
+@pytest.mark.medium
 def test_texts_are_searched_as_their_embeddings_are(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model, queries = models["encoder"], ["ba ko", "lo mi"]
     whole = model.search(queries, TEXTS, top_k=3)
@@ -134,6 +135,7 @@ def test_an_index_of_another_kind_is_one_sentence(models: dict[str, Any], index:
         models["encoder"].search(["a"], index)
 
 
+@pytest.mark.medium
 def test_documents_are_ranked_by_the_score_or_the_probability_of_a_label(models: dict[str, Any]) -> None:
     scale = dataclasses.replace(models["regression"].task, lowest=-100.0, highest=100.0)
     wide = dataclasses.replace(models["regression"], task=scale)

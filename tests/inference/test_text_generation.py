@@ -47,6 +47,7 @@ def log_probabilities(model: Pretrained, ids: list[int]) -> np.ndarray:
 PROMPTS = ["the", "a dog ran", "", "“", "mats and dogs", "cat sat on"]
 
 
+@pytest.mark.medium
 def test_greedy_answers_are_the_argmax_of_each_prompt_alone(model: Pretrained) -> None:
     answers = model.generate(PROMPTS, max_tokens=9, details=True, batch_size=4)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
@@ -63,6 +64,7 @@ def test_greedy_answers_are_the_argmax_of_each_prompt_alone(model: Pretrained) -
     assert [model.generate(prompt, max_tokens=9) for prompt in PROMPTS] == [answer.text for answer in answers]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "settings", [{"temperature": 1.5, "num_samples": 3, "seed": 4}, {"beams": 3, "num_samples": 2}]
 )
@@ -87,6 +89,7 @@ def test_fewer_samples_are_the_first_ones(model: Pretrained) -> None:
     assert model.generate(PROMPTS, **settings) == [samples[0] for samples in three]
 
 
+@pytest.mark.medium
 def test_a_prompt_and_its_continuation_end_with_the_position_table() -> None:
     endless = language_model(end_bias=-100.0)
     prompt = "the cat sat on"
@@ -130,6 +133,7 @@ def test_what_is_no_text_is_refused(model: Pretrained, prompts: Any, words: str)
         assert words in str(error.value)
 
 
+@pytest.mark.medium
 def test_no_input_has_no_answer_and_a_tuple_or_array_is_a_list(model: Pretrained) -> None:
     assert model.generate([]) == model.score([]) == []
     expected = model.generate(["the", "a"], max_tokens=3)
@@ -151,6 +155,7 @@ def test_settings_that_are_none_are_refused(model: Pretrained) -> None:
         assert words in str(error.value)
 
 
+@pytest.mark.medium
 def test_a_model_that_reads_both_ways_is_refused() -> None:
     config = ModelConfig(vocab_size=280, hidden_size=8, num_attention_heads=2, intermediate_size=8)
     params = jax.jit(BertForMaskedLM(config).init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
@@ -164,6 +169,7 @@ def test_a_model_that_reads_both_ways_is_refused() -> None:
             method("the")
 
 
+@pytest.mark.medium
 def test_a_program_is_compiled_for_each_bucket_of_lengths(model: Pretrained) -> None:
     fresh = dataclasses.replace(model)
     for prompt in ("a", "the cat", "“hats”"):
@@ -183,6 +189,7 @@ def test_a_program_is_compiled_for_each_bucket_of_lengths(model: Pretrained) -> 
     assert fresh._text_generator._decode._cache_size() == 5
 
 
+@pytest.mark.medium
 def test_a_wordpiece_vocabulary_continues_words() -> None:
     tokenizer = train_wordpiece(WORDS, TokenizerConfig(vocab_size=120, min_frequency=1))
     model = language_model(tokenizer, end_bias=-50.0)
@@ -191,6 +198,7 @@ def test_a_wordpiece_vocabulary_continues_words() -> None:
         assert prompt + answer.text == tokenizer.decode([*ids, *answer.token_ids], skip_special_tokens=False)
 
 
+@pytest.mark.medium
 def test_the_score_is_the_sum_over_all_tokens(model: Pretrained) -> None:
     texts = ["the cat sat on", "", "a", "“hats” </s>"]
     for batch_size in (1, 8):
@@ -205,6 +213,7 @@ def test_the_score_is_the_sum_over_all_tokens(model: Pretrained) -> None:
     assert math.isnan(model.score("").perplexity)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("stride", [1, 7, 12, 23, 24])
 def test_every_token_of_a_long_text_is_scored_once_with_the_context_that_the_stride_leaves(model, stride: int) -> None:
     text = " ".join(WORDS)

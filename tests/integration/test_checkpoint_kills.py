@@ -56,6 +56,7 @@ def run_child(code: str, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, **pipes)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("place", "good"),
     [
@@ -150,6 +151,7 @@ saver.save(9, saver.restore()[1], wait=True)
 """
 
 
+@pytest.mark.medium
 def test_the_number_of_devices_does_not_matter(tmp_path):
     folder, weights = tmp_path / "checkpoints", np.random.default_rng(0).random((5, 3))
     with Checkpointer(folder, 2, print) as checkpointer:

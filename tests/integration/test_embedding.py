@@ -60,6 +60,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_a_run_leaves_scores_and_the_trained_embedding(trained: Path, data: Path, capsys, tmp_path: Path) -> None:
     results = json.loads((trained / "results.json").read_text())
     assert set(results["dev"]) == {"loss", "ndcg_at_10", "mrr_at_10", "recall_at_10"}
@@ -85,6 +86,7 @@ def test_a_run_leaves_scores_and_the_trained_embedding(trained: Path, data: Path
     model.warm_up([8])
 
 
+@pytest.mark.medium
 def test_a_run_is_exported_with_its_pooling(trained: Path, tmp_path: Path) -> None:
     own = bert.load(trained)
     prompts = Pooling("mean", True, 16, False, "find: ", "passage: ")
@@ -116,6 +118,7 @@ def test_pooling_is_that_of_the_initial_model(trained: Path, data: Path, tmp_pat
     assert bert.load(tmp_path / "other").pooling == Pooling("max", False, 16, True)
 
 
+@pytest.mark.medium
 def test_pairs_with_scores_are_trained_and_scored(tmp_path: Path) -> None:
     rows = [
         {"text_a": f"the {a} is here", "text_b": f"the {b} is here", "score": 5.0 * (a == b)}
@@ -154,6 +157,7 @@ def test_eight_devices_and_micro_batches_are_as_one(trained: Path, data: Path, t
     assert_same_but_for_rounding(folder, trained)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -72,6 +72,7 @@ def test_a_run_that_gets_no_better_ends_early_interrupted_or_not(pretrained, sst
     assert results_of(parts)["dev"] == results["dev"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("argument", "frozen"), [("--num_frozen_layers=1", ("embeddings", "encoder")), ("--num_feature_layers=1", ("",))]
 )
@@ -192,6 +193,7 @@ def test_one_seed_has_no_deviation_and_a_diverged_one_is_not_the_best() -> None:
     assert np.isnan(aggregate_seeds([one_result(0, None), one_result(1, 0.1)])["dev"]["mean"]["f1"])
 
 
+@pytest.mark.medium
 def test_scores_are_learned_and_predicted(pretrained, tmp_path, capsys) -> None:
     data = tmp_path / "STS-B"
     data.mkdir()
@@ -221,6 +223,7 @@ def test_scores_are_learned_and_predicted(pretrained, tmp_path, capsys) -> None:
     assert 0 <= answer["score"] <= 5
 
 
+@pytest.mark.medium
 def test_both_dev_sets_and_the_diagnostic_one_of_mnli(pretrained, tmp_path, capsys) -> None:
     data = tmp_path / "MNLI"
     data.mkdir()

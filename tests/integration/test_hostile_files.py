@@ -238,6 +238,7 @@ READERS = [
 SIZES = [25, pytest.param(1000, marks=pytest.mark.slow)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("examples", SIZES)
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_rows_come_back_or_a_sentence_does(tmp_path: Path, reader: Reader, examples: int) -> None:

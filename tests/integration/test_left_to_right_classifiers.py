@@ -35,6 +35,7 @@ GPT2 = ModelConfig(
 )  # fmt: skip
 
 
+@pytest.mark.medium
 def test_a_classifier_learns_next_to_a_language_model(continued: Path, sst2: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     steps = ["--training.epochs=2", "--training.log_every=1", "--language_model_weight=0.5"]
@@ -109,6 +110,7 @@ def write_gpt2(folder: Path) -> None:
     ).save(folder)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 def test_gpt2_reads_pairs_with_its_end_token_between(
     weight: float, mrpc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +135,7 @@ def test_gpt2_reads_pairs_with_its_end_token_between(
         np.testing.assert_allclose(list(one.probabilities.values()), list(other.probabilities.values()), rtol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("task", ["conll2003", "squad"])
 def test_gpt2_tags_words_and_answers_questions(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its vocabulary has no padding token."""

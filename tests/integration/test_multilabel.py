@@ -14,6 +14,8 @@ from bert.commands.predict import main as predict
 from bert.interchange.writers import hf
 from tests.helpers import lines_of
 
+pytestmark = pytest.mark.medium
+
 MARKS = {"billing": "ba", "login": "ko", "speed": "ri"}
 """The word that each label goes by."""
 

@@ -145,6 +145,7 @@ def test_devices_and_micro_batches_do_not_matter_for_packed_rows(devices: int, m
         np.testing.assert_allclose(sums[name], pair, rtol=1e-6)
 
 
+@pytest.mark.medium
 def test_no_example_sees_another() -> None:
     model, batch = Bert(CONFIG), batch_of_packed_rows()
     packing = Packing(batch["example_ids"], batch["position_ids"], batch["cls_positions"])

@@ -67,6 +67,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_a_run_is_scored_ranks_and_is_exported(trained: Path, data: Path, capsys, tmp_path: Path) -> None:
     results = json.loads((trained / "results.json").read_text())
     assert set(results["dev"]) == {"loss", "ndcg_at_10", "mrr_at_10"}

@@ -69,6 +69,7 @@ def scratch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("runs") / "scratch", data, *SCRATCH, "--decoding.beams=1")
 
 
+@pytest.mark.medium
 def test_a_run_leaves_scores_and_a_text_for_each_source(scratch: Path, data: Path, capsys) -> None:
     results = json.loads((scratch / "results.json").read_text())
     assert results["main_metric"] == "exact_match"
@@ -87,6 +88,7 @@ def test_a_run_leaves_scores_and_a_text_for_each_source(scratch: Path, data: Pat
     assert capsys.readouterr().out.splitlines() == texts
 
 
+@pytest.mark.medium
 def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = bert.load(scratch)
     [found] = model.generate(["eins zwei"], beams=3, num_samples=3, details=True)
@@ -112,6 +114,7 @@ def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, capsys: p
     )
 
 
+@pytest.mark.medium
 def test_data_that_does_not_fit_is_one_sentence(data: Path, tmp_path: Path, fails) -> None:
     def message(*arguments: str) -> str:
         options = [f"--data.dir={data}", f"--output_dir={tmp_path / 'bad'}", *DATA, *FAST, *SCRATCH, *arguments]

@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import bert.model.heads
 from bert.commands.export import main as export
@@ -24,6 +25,8 @@ from bert.model.layers import dense
 from bert.tasks import TASKS, find_task
 from bert.tasks.base import Task
 from tests.helpers import lines_of, run
+
+pytestmark = pytest.mark.medium
 
 
 class Tagger(nn.Module):

@@ -39,6 +39,7 @@ def test_names_and_settings_are_alberts(made, tmp_path: Path) -> None:
     assert bert.load(tmp_path / "out").classifier_dropout == 0.2
 
 
+@pytest.mark.medium
 def test_more_uses_of_the_same_layers_are_another_model(made, tmp_path: Path) -> None:
     """Settings of the folder decide how often each layer is applied; the tensors are the same."""
     model = made("Bert", ALBERT)

@@ -59,6 +59,7 @@ def test_names_and_settings_are_those_of_two_berts(folder: Path) -> None:
     assert "is_decoder" not in content["encoder"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "config",
     [
@@ -225,6 +226,7 @@ def test_other_encoder_decoders_are_exported_as_stablehlo_alone(changes, reason:
         model.save(tmp_path / "out")
 
 
+@pytest.mark.medium
 def test_fixed_positions_and_absent_segments_are_written_as_tables(made, tmp_path: Path) -> None:
     config = dataclasses.replace(SIZES, position_embedding_type="sinusoidal", type_vocab_size=0, prediction_bias=False)
     model = made(ARCHITECTURE, config)
@@ -236,12 +238,14 @@ def test_fixed_positions_and_absent_segments_are_written_as_tables(made, tmp_pat
     assert (again.config.type_vocab_size, again.config.prediction_bias) == (1, True)
 
 
+@pytest.mark.medium
 def test_the_encoder_of_a_folder_reads_texts(folder: Path, made) -> None:
     texts = ["a b c", "d"]
     ours, again = made(ARCHITECTURE, SIZES), bert.load(folder)
     np.testing.assert_array_equal(ours.embed(texts), again.embed(texts))
 
 
+@pytest.mark.medium
 def test_a_folder_writes_targets(folder: Path) -> None:
     model = bert.load(folder)
     [answer] = model.predict(["a b"])

@@ -151,6 +151,7 @@ def test_long_rows_are_checked_against_the_model_that_is_read(made, corpus: Path
     assert "phases.2.sequence_length (1026) is over model.max_position_embeddings (1024)" in error
 
 
+@pytest.mark.medium
 def test_rates_by_layer_are_refused_if_the_model_that_is_read_shares_layers(
     made, corpus: Path, tmp_path: Path, fails
 ) -> None:

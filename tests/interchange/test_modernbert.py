@@ -70,6 +70,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("architecture", families.MODERNBERT.classes)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_class_in_and_out(architecture: str, variant: str, made, tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ import tomllib
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
+
+pytestmark = pytest.mark.medium
 
 REPOSITORY = Path(__file__).parent.parent.parent
 

@@ -30,6 +30,7 @@ def test_every_class_in_and_out(architecture: str, made, tmp_path: Path) -> None
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "none"])
 def test_positions_from_row_0_get_a_row_for_padding(positions: str, made, tmp_path: Path) -> None:
     sizes = {"pre_layer_norm": True, "hidden_act": "gelu", "position_embedding_type": positions}

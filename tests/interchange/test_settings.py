@@ -41,6 +41,7 @@ def test_a_runs_own_rate_goes_out(finetuned: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["classifier_dropout"] == 0.2
 
 
+@pytest.mark.medium
 def test_texts_are_lower_cased_where_it_is_declared(make, tmp_path: Path) -> None:
     model = make("Bert")
     cased = type(model.tokenizer).from_str(model.tokenizer.to_str())
@@ -60,6 +61,7 @@ def test_texts_are_lower_cased_where_it_is_declared(make, tmp_path: Path) -> Non
         np.testing.assert_array_equal(given.last_hidden_state, wanted.last_hidden_state)
 
 
+@pytest.mark.medium
 def test_how_texts_are_read_is_honoured_told_or_an_error(made, tmp_path: Path) -> None:
     made(pooling=Pooling(max_length=5)).save(tmp_path / "model")
     settings = tmp_path / "model" / "sentence_bert_config.json"

@@ -107,6 +107,7 @@ def test_perplexity_does_not_overflow():
     assert math.isnan(metrics.perplexity(math.nan))
 
 
+@pytest.mark.medium
 def test_the_package_has_the_metrics_without_jax_and_at_once():
     """In a process of its own, where nothing else has imported them."""
     code = """

@@ -193,6 +193,7 @@ def questions(draw: Callable[..., object], least: int) -> tuple[dict[str, str], 
     return predictions, references, odds
 
 
+@pytest.mark.medium
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(questions(least=0))
 def test_squad_2_is_that_of_the_official_rules(case):
@@ -205,6 +206,7 @@ def test_squad_2_is_that_of_the_official_rules(case):
         assert metrics.squad_metrics(predictions, references) == ours, "which evaluator it is, the questions tell"
 
 
+@pytest.mark.medium
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(questions(least=1), st.sampled_from(IDS))
 def test_squad_1_is_that_of_the_official_rules(case, missing):

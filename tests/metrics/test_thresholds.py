@@ -20,6 +20,7 @@ def best_by_search(probabilities: np.ndarray, labels: np.ndarray, average: str) 
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("average", ["micro", "macro"])
 def test_no_thresholds_are_better(average: str, seed: int) -> None:

@@ -88,6 +88,7 @@ def test_right_ones_pass() -> None:
     }
 
 
+@pytest.mark.medium
 def test_the_checker_is_of_the_tests_alone() -> None:
     """Outside of them no call is looked at, the checker need not be there, and the data's side knows no JAX."""
     check = (

@@ -17,6 +17,7 @@ from bert.model.mask import Mask
 MASK = Mask(keys=jnp.asarray([[1] * 8, [1] * 5 + [0] * 3, [1] + [0] * 7]), right_padded=True)
 
 
+@pytest.mark.medium
 def test_scaled_dot_product_attention_by_hand() -> None:
     # One head of size 4, so scores are halved. Query 0 sees scores 2 ln 3 / 2 = ln 3 and 0: weights 3/4 and 1/4.
     ln3 = np.log(3)

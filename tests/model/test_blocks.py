@@ -27,6 +27,7 @@ KEYS = (jnp.arange(T) < jnp.array([[T], [70]])).astype(jnp.int32)
 EXAMPLES = jnp.where(jnp.arange(T) < 60, 1, jnp.where(jnp.arange(T) < 120, 2, 0))[None].repeat(2, 0)
 
 
+@pytest.mark.medium
 def test_blocks_and_their_neighbours_by_hand() -> None:
     x = 1 + jnp.arange(5)[None]
     np.testing.assert_array_equal(split_queries(x, 2), [[1, 2], [3, 4], [5, 0]])
@@ -70,6 +71,7 @@ def test_blocks_are_the_masked_layers(mask: Mask, execution: LayerExecution) -> 
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5 * largest), grads, masked)
 
 
+@pytest.mark.medium
 def test_no_array_grows_with_the_square_of_the_length() -> None:
     params = jax.eval_shape(Encoder(ALL_LOCAL).init, jax.random.key(1), X, Mask())
     x = jax.ShapeDtypeStruct((1, 1024, 16), jnp.float32)
@@ -83,6 +85,7 @@ def test_no_array_grows_with_the_square_of_the_length() -> None:
     assert largest(dataclasses.replace(ALL_LOCAL, attention_window=None), Mask(window=8)) == 2 * 1024**2
 
 
+@pytest.mark.medium
 def test_dropout_in_blocks_is_the_same_in_a_loop_and_for_a_row_alone() -> None:
     params = jax.jit(Encoder(ALL_LOCAL).init)(jax.random.key(1), X[:, :9], Mask())
 

@@ -62,6 +62,7 @@ def test_decoding_token_by_token_is_the_whole_causal_forward_pass(pre_layer_norm
     np.testing.assert_allclose(jnp.concatenate(outputs, axis=1)[real], whole[real], atol=3e-6)
 
 
+@pytest.mark.medium
 def test_the_keys_and_values_of_a_memory_are_computed_once() -> None:
     _, params, run = decoder(False)
     mask = Mask(start=jnp.asarray(0), causal=True)
@@ -74,6 +75,7 @@ def test_the_keys_and_values_of_a_memory_are_computed_once() -> None:
     np.testing.assert_allclose(later.last_hidden_state[:, 0], again[:, 1], atol=3e-6)
 
 
+@pytest.mark.medium
 def test_a_cache_keeps_its_shapes_in_a_compiled_loop() -> None:
     encoder, params, run = decoder(True)
 
@@ -90,6 +92,7 @@ def test_a_cache_keeps_its_shapes_in_a_compiled_loop() -> None:
     np.testing.assert_allclose(decode(params, X), whole, atol=3e-6)
 
 
+@pytest.mark.medium
 def test_no_position_has_a_gradient_from_a_later_one() -> None:
     encoder, params, _ = decoder(True)
     # One feature: the sum of all of them is the same after every LayerNorm.
@@ -109,6 +112,7 @@ def test_only_a_layer_with_a_memory_has_cross_attention() -> None:
     assert jax.tree.map(jnp.shape, {name: cross[name] for name in plain}) == jax.tree.map(jnp.shape, plain)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("execution", [LayerExecution("full"), LayerExecution("dots", scan=True)])
 def test_how_layers_are_run_changes_no_number_of_a_decoder(execution: LayerExecution) -> None:
     encoder, params, run = decoder(False)

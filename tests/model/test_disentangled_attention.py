@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bert.config import ModelConfig
 from bert.model.cache import make_cache
@@ -13,6 +14,8 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Encoder
 from bert.model.execution import LayerExecution
 from bert.model.mask import Mask
+
+pytestmark = pytest.mark.medium
 
 CONFIG = ModelConfig(
     hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, max_position_embeddings=16,

@@ -50,6 +50,7 @@ def test_no_row_is_a_copy_of_another() -> None:
     assert len(np.unique(masks, axis=0)) == 512
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("generator", ["hash", "threefry"])
 def test_a_row_has_its_mask_wherever_it_runs(generator: str) -> None:
     whole = keep(generator=generator)
@@ -76,6 +77,7 @@ def test_what_is_kept_is_scaled_and_the_gradient_is_the_mask() -> None:
     assert dropout(x, 0.0, "x") is x
 
 
+@pytest.mark.medium
 def test_in_bfloat16_the_scale_is_that_of_float32_rounded_once() -> None:
     """So that dropout keeps the mean: the factor itself, in bfloat16, would be 0.16% too small."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 64, 256)), jnp.bfloat16)

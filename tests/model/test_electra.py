@@ -67,6 +67,7 @@ def test_the_largest_random_number_is_a_token_of_the_vocabulary(width: int) -> N
     assert sampled.tolist() == [[0, width // 2]]
 
 
+@pytest.mark.medium
 def test_the_discriminator_reads_the_samples_and_the_labels_say_where_they_differ() -> None:
     places = masked(np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]], np.float32))
     output = apply({"params": PARAMS}, IDS, None, None, places)

@@ -19,6 +19,7 @@ CONFIG = ModelConfig(
 IDS = jax.random.randint(jax.random.key(1), (3, 12), 0, 99)
 
 
+@pytest.mark.medium
 def test_sinusoidal_positions_are_one_rotation_a_step_at_the_asked_for_deviation() -> None:
     config = dataclasses.replace(CONFIG, position_embedding_init="sinusoidal", initializer_range=0.05, hidden_size=16)
     table = np.asarray(position_initializer(config)(jax.random.key(0), (40, 16)))
@@ -31,6 +32,7 @@ def test_sinusoidal_positions_are_one_rotation_a_step_at_the_asked_for_deviation
         np.testing.assert_allclose(table[1:, two], table[:-1, two] @ rotation.T, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_fixed_positions_are_those_of_vaswani_at_norm_1() -> None:
     config = dataclasses.replace(CONFIG, position_embedding_type="sinusoidal", position_offset=2)
     table = np.asarray(sinusoidal_position_table(config))
@@ -50,6 +52,7 @@ def test_fixed_positions_are_those_of_vaswani_at_norm_1() -> None:
     np.testing.assert_allclose(fixed.last_hidden_state, same.last_hidden_state, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_scaled_words_by_hand_and_a_tied_decoder_that_reads_the_table_as_it_is() -> None:
     """The words times sqrt(32) and sinusoids of amplitude 1."""
     model = BertForMaskedLM(

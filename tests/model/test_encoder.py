@@ -36,6 +36,7 @@ SIZES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", SIZES)
 def test_published_sizes(name: str) -> None:
     layers, width, heads, parameters = SIZES[name]
@@ -45,6 +46,7 @@ def test_published_sizes(name: str) -> None:
     assert count_parameters(shapes) == parameters
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("pre_layer_norm", [False, True])
 def test_the_encoder_without_positions_is_permutation_equivariant(pre_layer_norm: bool) -> None:
     encoder = Encoder(dataclasses.replace(CONFIG, pre_layer_norm=pre_layer_norm))
@@ -56,6 +58,7 @@ def test_the_encoder_without_positions_is_permutation_equivariant(pre_layer_norm
     np.testing.assert_allclose(straight[:, order], permuted, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_padding_changes_nothing() -> None:
     mask = jnp.ones((3, 12), jnp.int32)
     segments = jnp.tile(jnp.arange(12) // 6, (3, 1))
@@ -66,6 +69,7 @@ def test_padding_changes_nothing() -> None:
     np.testing.assert_allclose(alone.pooled_output, with_padding.pooled_output, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_intermediates_on_request_only() -> None:
     assert apply(PARAMS, IDS).hidden_states == ()
     output = apply(PARAMS, IDS, intermediates=True)
@@ -75,6 +79,7 @@ def test_intermediates_on_request_only() -> None:
     np.testing.assert_allclose(output.attentions[0].sum(-1), 1, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_bfloat16_computes_in_bfloat16_over_float32_parameters() -> None:
     model = BertForPreTraining(CONFIG, jnp.bfloat16)
     params = jax.jit(model.init)(jax.random.key(0), IDS)
@@ -94,6 +99,7 @@ def test_initialisation_is_a_truncated_normal() -> None:
     assert abs(kernel.std() - 0.02 * 0.8796) < 1e-4  # 0.8796: deviation of a normal cut at two deviations
 
 
+@pytest.mark.medium
 def test_the_mlm_head_decodes_the_asked_places_with_the_tied_embedding() -> None:
     model = BertForPreTraining(CONFIG)
     params = jax.jit(model.init)(jax.random.key(0), IDS)
@@ -107,6 +113,7 @@ def test_the_mlm_head_decodes_the_asked_places_with_the_tied_embedding() -> None
     np.testing.assert_allclose(run(moved, IDS).prediction_logits[..., 9], everywhere[..., 9] + 2, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_head_without_transform_decodes_hidden_states_and_embeddings_without_layer_norm_are_a_sum() -> None:
     model = BertForMaskedLM(dataclasses.replace(CONFIG, embedding_norm=False, prediction_transform=False))
     params = jax.jit(model.init)(jax.random.key(0), IDS)["params"]
@@ -120,6 +127,7 @@ def test_a_head_without_transform_decodes_hidden_states_and_embeddings_without_l
     np.testing.assert_allclose(logits, states.last_hidden_state @ words.T, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_dropout_acts_in_training_only_and_the_classifier_has_its_own_rate() -> None:
     model = BertForSequenceClassification(CONFIG, num_labels=3, classifier_dropout=0.5)
     params = jax.jit(model.init)(jax.random.key(0), IDS)
@@ -140,6 +148,7 @@ def test_every_option_is_off_by_default() -> None:
             assert getattr(defaults, name) != value
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_options_parameters(option: str) -> None:
     """BERT-base with each option, counted by hand: D 768, V 30,522, 512 positions, 2 segments, E 8."""
@@ -205,6 +214,7 @@ def test_padding_and_dropout_are_as_without_the_option(option: str) -> None:
     np.testing.assert_allclose(jnp.square(alone.last_hidden_state).mean(-1), 1, atol=1e-4)
 
 
+@pytest.mark.medium
 def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
     """By the root of 2 L = 4 sublayers, and nothing else changes (Radford et al. 2019, section 2.3)."""
     scaled = jax.jit(Bert(dataclasses.replace(CONFIG, residual_init="scaled")).init)(jax.random.key(0), IDS)

@@ -39,6 +39,7 @@ def model_of(name: str) -> tuple:
     return model, jax.jit(model.init)(jax.random.key(0), SOURCE, TARGET)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("share", SHARED)
 def test_the_parts_share_what_they_are_told_to(share: str) -> None:
     params = model_of(share)[1]["params"]
@@ -57,6 +58,7 @@ def test_the_encoder_is_bert() -> None:
     np.testing.assert_array_equal(memory.hidden_states, alone.last_hidden_state)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [*SHARED, "other decoder"])
 def test_the_target_sees_the_source_and_what_is_before_it(name: str) -> None:
     model, params = model_of(name)
@@ -133,6 +135,7 @@ def decode(params: dict, name: str, beams: int) -> Decoded:
     return beam_search(step, cache, prompts, arrays, 8, beams)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["all", "other decoder"])
 def test_greedy_decoding_and_beams_score_as_teacher_forcing_does(name: str) -> None:
     model, params = model_of(name)

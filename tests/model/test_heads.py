@@ -39,6 +39,7 @@ def test_every_head_is_made_and_called_alike(head, layers):
     assert (out.shape, out.dtype) == (SHAPES[head], jnp.float32)
 
 
+@pytest.mark.medium
 def test_features_of_tokens_are_the_last_layers_side_by_side():
     """Paper, section 5.3: the tagger over them is a dense layer and no more."""
     model = HEADS["tagging"](CONFIG, 5, None, jnp.float32, 2)
@@ -57,6 +58,7 @@ def test_features_of_tokens_are_the_last_layers_side_by_side():
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("head", ["classification", "choices"])
 @pytest.mark.parametrize("layers", [None, 2])
 def test_a_head_over_a_row_of_a_causal_encoder_reads_the_last_token(head, layers):

@@ -36,6 +36,7 @@ def model_of(name: str) -> tuple:
     return model, params, jax.jit(model.apply)
 
 
+@pytest.mark.medium
 def test_parameters_are_those_of_the_parts_that_the_config_names() -> None:
     shapes = lambda name: model_of(name)[1]["params"]  # noqa: E731
     assert set(shapes("gpt2")) == {"bert"}  # nothing of its own: tied, without bias and transform
@@ -98,6 +99,7 @@ def test_sizes_of_larger_models(name: str) -> None:
     assert found / 1e9 == pytest.approx(published, rel=0.03)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_logit_depends_on_a_later_token(name: str) -> None:
     """The Jacobian of the logits by the embeddings' output is exactly 0 above the diagonal, and nowhere else."""
@@ -117,6 +119,7 @@ def test_no_logit_depends_on_a_later_token(name: str) -> None:
     assert (influence[jnp.tril_indices(9)] > 0).all()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_logit_changes_with_a_later_token(name: str) -> None:
     _, params, run = model_of(name)
@@ -141,6 +144,7 @@ def decode(model, params, ids, keys, prompt: int) -> np.ndarray:
     return np.concatenate(logits, axis=1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("prompt", [4, 8])
 def test_logits_with_a_cache_are_those_without(name: str, prompt: int) -> None:
@@ -149,6 +153,7 @@ def test_logits_with_a_cache_are_those_without(name: str, prompt: int) -> None:
     np.testing.assert_allclose(found, run(params, IDS), atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", CONFIGS)
 def test_left_padded_prompts_have_the_logits_of_the_text_alone(name: str) -> None:
     model, params, run = model_of(name)
@@ -161,6 +166,7 @@ def test_left_padded_prompts_have_the_logits_of_the_text_alone(name: str) -> Non
         np.testing.assert_allclose(found[row, padding:], alone[0], atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_step_can_decode_the_last_position_alone() -> None:
     model, params, run = model_of("gpt2")
     inputs = (IDS, jnp.arange(9)[None], Mask(start=jnp.asarray(0), causal=True), make_cache(GPT2, 3, 9, jnp.float32))
@@ -169,6 +175,7 @@ def test_a_step_can_decode_the_last_position_alone() -> None:
     np.testing.assert_allclose(logits[:, 0], run(params, IDS)[:, -1], atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("attention", ["written", "xla"])
 def test_packed_examples_see_themselves_alone_and_no_future(name: str, attention: str) -> None:
@@ -183,6 +190,7 @@ def test_packed_examples_see_themselves_alone_and_no_future(name: str, attention
     np.testing.assert_allclose(logits[:, 5:8], run(params, IDS[:, 5:8]), atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "execution",
     [LayerExecution("full"), LayerExecution("dots", scan=True), LayerExecution(scan=True, attention="xla")],
@@ -203,6 +211,7 @@ def test_how_layers_are_run_changes_no_logit_and_no_gradient(execution: LayerExe
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), gradients, others)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("multiple", [1, 8])
 def test_logits_are_the_product_of_hidden_states_and_decoder(name: str, multiple: int) -> None:

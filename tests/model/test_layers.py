@@ -18,6 +18,7 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 
 
+@pytest.mark.medium
 def test_self_attention_is_cross_attention_over_itself_and_heads_are_apart() -> None:
     attention = Attention(CONFIG)
     x = jax.random.normal(jax.random.key(2), (2, 5, 32))
@@ -68,6 +69,7 @@ def test_activations_have_their_names(act: str) -> None:
     np.testing.assert_allclose(ACTIVATIONS[act](jnp.asarray(x, jnp.float32)), by_hand[act], atol=1e-6)
 
 
+@pytest.mark.medium
 def test_pre_ln_by_hand() -> None:
     """One layer: x + attention(LN(x)), then x + feed-forward(LN(x)), then LN."""
     config = dataclasses.replace(CONFIG, num_hidden_layers=1, pre_layer_norm=True)

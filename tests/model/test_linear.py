@@ -109,6 +109,7 @@ def pretraining_loss(params):
     return sum(total / weight for total, weight in losses.values())
 
 
+@pytest.mark.medium
 def test_forward_mode_and_hessian_vector_products_without_the_custom_backward(monkeypatch):
     """Against the gradient, and the difference of two gradients, of the backward passes written for CPUs."""
     direction = jax.tree.map(lambda array: 0.1 * normal(4, *array.shape), PARAMS)
@@ -140,6 +141,7 @@ def test_other_backends_have_no_custom_backward(monkeypatch, backend):
         jax.jvp(lambda *given, dtype=dtype: linear(*given, jnp.dtype(dtype)), given, given)
 
 
+@pytest.mark.medium
 def test_cross_entropy_is_as_derived():
     logits, weights = normal(0, *ROWS, OUT) * 4, jnp.asarray([[1, 0, 1, 1, 0.5]] * 3)
     labels = jnp.asarray(np.random.default_rng(1).integers(0, OUT, ROWS), jnp.int32)
@@ -156,6 +158,7 @@ def test_cross_entropy_is_as_derived():
     assert relative(found[1], expected[1]) <= 1e-6
 
 
+@pytest.mark.medium
 def test_a_class_shut_out_of_the_softmax_has_no_gradient_and_spoils_none():
     logits = jnp.asarray([[1.0, float(jnp.finfo(jnp.float32).min), 2.0]])
     grad = jax.grad(lambda logits: cross_entropy(logits, jnp.asarray([2]), jnp.ones(1))[0])(logits)

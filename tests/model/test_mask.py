@@ -55,6 +55,7 @@ def attention_by_hand(query, key, value, allowed, bias):
     return np.einsum("BNTS,BSNH->BTNH", scores / np.maximum(scores.sum(-1, keepdims=True), 1e-30), value)
 
 
+@pytest.mark.medium
 @settings(max_examples=60, deadline=None)
 @given(masks(), st.sampled_from([jnp.float32, jnp.bfloat16]), st.integers(0, 2**32 - 1))
 def test_every_implementation_follows_any_mask(drawn, dtype, seed) -> None:
@@ -81,6 +82,7 @@ def test_every_implementation_follows_any_mask(drawn, dtype, seed) -> None:
         np.testing.assert_allclose(found[somewhere], expected[somewhere], atol=tolerance)
 
 
+@pytest.mark.medium
 def test_a_query_without_keys_attends_to_all_alike() -> None:
     x = jax.random.normal(jax.random.key(0), (1, 4, 1, 8))
     mask = Mask(keys=jnp.zeros((1, 4), jnp.int32), causal=True)

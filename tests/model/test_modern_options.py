@@ -53,6 +53,7 @@ def test_rotated_scores_depend_on_distances_alone() -> None:
     assert abs(score(2, 5) - score(2, 6)) > 1e-2
 
 
+@pytest.mark.medium
 def test_without_positions_order_is_unseen_and_with_rotary_ones_it_is_not() -> None:
     def last(kind: str, ids: jax.Array) -> jax.Array:
         model = Bert(dataclasses.replace(CONFIG, position_embedding_type=kind), add_pooling_layer=False)
@@ -72,6 +73,7 @@ def encoder(kernel: str = "written", scan: bool = False) -> tuple:
     return params, jax.jit(module.apply, static_argnames="intermediates")
 
 
+@pytest.mark.medium
 def test_windows_alternate_and_include_both_ends() -> None:
     params, run = encoder()
     states = run(params, X, Mask(), intermediates=True)
@@ -99,6 +101,7 @@ def test_every_way_of_running_the_layers_gives_the_same(kernel: str, scan: bool,
     np.testing.assert_allclose(found[kept], expected[kept], atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kernel", ["written", "xla"])
 def test_decoding_with_a_cache_is_the_whole_causal_pass(kernel: str) -> None:
     """Left-padded prompts of 4 positions, then a position a call: windows and rotations begin at ``start``."""
@@ -134,6 +137,7 @@ def test_packed_rows_are_their_examples_alone(scan: bool) -> None:
         np.testing.assert_allclose(packed.pooled_output[:, number], alone.pooled_output, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_the_pooled_mean_leaves_padding_out() -> None:
     model = Bert(MODERN)
     params = jax.jit(model.init)(jax.random.key(0), IDS)["params"]
@@ -147,6 +151,7 @@ def test_the_pooled_mean_leaves_padding_out() -> None:
     )
 
 
+@pytest.mark.medium
 def test_heads_over_every_token_read_the_transform() -> None:
     """Dense layer, activation, LayerNorm, and then the classifier."""
     model = BertForTokenClassification(dataclasses.replace(CONFIG, pooler_type="transform"), 3)
@@ -172,6 +177,7 @@ def test_normalization_by_hand(subtract_mean: bool, use_bias: bool) -> None:
     np.testing.assert_allclose(norm.apply({"params": params}, X), by_hand, atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("act", ["gelu", "silu"])
 def test_a_gated_feed_forward_by_hand(act: str) -> None:
     """GeGLU and SwiGLU: (act(x W) * x V) U, next to attention whose values are zero."""
@@ -186,6 +192,7 @@ def test_a_gated_feed_forward_by_hand(act: str) -> None:
     np.testing.assert_allclose(found, X + inner @ params["output"]["kernel"], atol=1e-4)
 
 
+@pytest.mark.medium
 def test_bfloat16_rotates_in_float32() -> None:
     rotation = Rotation.of_positions(jnp.arange(9000)[None], 8, 1e4)
     x = jax.random.normal(jax.random.key(0), (1, 9000, 1, 8), jnp.bfloat16)
@@ -197,6 +204,7 @@ def test_bfloat16_rotates_in_float32() -> None:
 SHARED = dataclasses.replace(CONFIG, layer_groups=2, step_embedding=True, attention_window=2, global_attention_every=2)
 
 
+@pytest.mark.medium
 def test_layers_of_a_group_are_one_layer_applied_again() -> None:
     """By hand: two modules, each twice in a row, with sinusoids of the layer's number before each and their windows."""
     params = jax.jit(Encoder(SHARED).init)(jax.random.key(0), X, Mask())["params"]
@@ -213,6 +221,7 @@ def test_layers_of_a_group_are_one_layer_applied_again() -> None:
     assert [len(states.hidden_states), len(states.attentions)] == [5, 4]
 
 
+@pytest.mark.medium
 def test_decoding_through_shared_layers_has_a_cache_for_each_use() -> None:
     config = dataclasses.replace(SHARED, causal=True)
     params = jax.jit(Encoder(config).init)(jax.random.key(0), X, Mask())
@@ -231,6 +240,7 @@ RELATIVE = dataclasses.replace(
 )
 
 
+@pytest.mark.medium
 def test_buckets_by_hand() -> None:
     """Of 8 to both sides: 0 and 1 alone, the rest of 4 a side by the logarithm of the distance."""
     found = buckets_by_distance(8)
@@ -243,6 +253,7 @@ def test_buckets_by_hand() -> None:
     np.testing.assert_array_equal(bias[0, 1, 0, [0, 1, 2, 39]], [0, 50, 60, 70])
 
 
+@pytest.mark.medium
 def test_relative_positions_in_every_way_of_running_the_layers() -> None:
     """One table for all layers: attention by hand, and the same from the kernel, the loop and the cache."""
     params = jax.jit(Encoder(RELATIVE).init)(jax.random.key(0), X, Mask())

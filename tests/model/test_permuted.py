@@ -29,6 +29,7 @@ TOKENS = PermutedTokens(jnp.asarray(ORDER), jnp.full((3, P), MASK), jnp.asarray(
 REAL = jnp.asarray(np.arange(T) < np.array([[12], [12], [8]]), jnp.int32)
 
 
+@pytest.mark.medium
 def test_the_mask_by_hand() -> None:
     """Whoever may not see a predicted token sees [MASK] in its place, so that all see as many tokens as the row has."""
     booleans = np.asarray(permutation_mask(TOKENS, 3, T, REAL).booleans(T + 2 * P, T + 2 * P))[:, 0]
@@ -68,6 +69,7 @@ def test_gradients_of_tokens_that_are_not_seen_are_exactly_zero(kernel: str) -> 
         assert all(influence[place] > 1e-7 for place in set(range(T)) - hidden), "everything else is read"
 
 
+@pytest.mark.medium
 def test_the_first_prediction_is_that_of_masked_language_modelling() -> None:
     """All predicted tokens are [MASK] to it: position compensation. One that comes later knows more."""
     logits = jax.jit(MODEL.apply)({"params": PARAMS}, IDS, None, REAL, TOKENS)

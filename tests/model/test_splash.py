@@ -47,6 +47,7 @@ def of(attend, mask: Mask, given: list[jax.Array], target: jax.Array):
     return jax.jit(lambda *given: (attend(*given) * real, *jax.grad(loss, (0, 1, 2))(*given)))(*given)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", MASKS)
 def test_the_kernel_is_attention_written_out(name: str) -> None:
     mask, (*given, target) = MASKS[name], heads()
@@ -56,6 +57,7 @@ def test_the_kernel_is_attention_written_out(name: str) -> None:
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_other_masks_are_left_to_xla() -> None:
     query, key, value = heads(8, 3)
     biased = Mask(bias=jnp.ones((1, 2, 8, 8)))
@@ -139,6 +141,7 @@ def test_a_train_step_of_packed_rows_compiles_for_a_mesh_of_tpus() -> None:
     assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 6  # of local and of global layers
 
 
+@pytest.mark.medium
 def test_cross_attention_is_left_to_xla(monkeypatch) -> None:
     """The kernel would take the padding of the source for that of the target, which may be longer."""
     monkeypatch.setattr(splash, "splash_attention", partial(splash_attention, interpret=True))

@@ -57,6 +57,7 @@ def of_one_device():
     return gradients(PmapParallelism(jax.devices()[:1]))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("layout", "micro_batches"), LAYOUTS)
 def test_a_mesh_gives_the_gradients_of_one_device(layout: str, micro_batches: int) -> None:
     expected, expected_sums, _ = of_one_device()

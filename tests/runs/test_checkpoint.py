@@ -84,6 +84,7 @@ def test_a_structure_that_does_not_fit_is_told_leaf_by_leaf(saver):
     assert "params/half has no place" in message
 
 
+@pytest.mark.medium
 def test_the_newest_and_the_protected_are_kept(tmp_path, said):
     folder = tmp_path / "checkpoints"
     with Checkpointer(folder, 2, said) as checkpointer:
@@ -277,3 +278,19 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_room(small_disk, said, 
         checkpointer.save(3, {"params": {"w": random.random(10_000)}}, wait=True)
         assert checkpointer.restore()[0] == 3
     assert caplog.records == []
+
+
+def test_a_reader_finds_the_checkpoint_that_took_the_place_of_the_one_it_reads(saved, tmp_path, said, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved / "1", folder / "1")
+    read = checkpoint.load_items
+
+    def replaced_meanwhile(path: Path, *more):
+        if path.name == "1":
+            shutil.copytree(saved / "2", folder / "2")
+            shutil.rmtree(folder / "1")
+        return read(path, *more)
+
+    monkeypatch.setattr(checkpoint, "load_items", replaced_meanwhile)
+    with Checkpointer(folder, 1, said) as checkpointer:
+        assert checkpointer.restore_params()[0] == 2

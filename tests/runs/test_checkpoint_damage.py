@@ -29,6 +29,7 @@ def test_a_byte_flipped_in_any_file_is_seen(saved, tmp_path):
     assert verify_manifest(folder) == []
 
 
+@pytest.mark.medium
 def test_a_byte_flipped_in_any_file_is_never_restored(saved, tmp_path, said):
     """Each file of a checkpoint in turn: the state that comes back is always that of the one before."""
     folder = tmp_path / "checkpoints"

@@ -1,5 +1,8 @@
 """Names, completeness and retention of checkpoints, with folders that hold nothing but a manifest."""
 
+import errno
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,20 @@ def test_the_newest_and_the_best_stay(directory: CheckpointDirectory) -> None:
     directory.apply_retention(5)
     assert directory.steps() == [1, 3, 5, 9], "9 is from before a return to an older checkpoint"
     assert directory.best == 1
+
+
+def test_a_full_disk_that_takes_no_copy_of_the_best_is_an_error_of_the_system(directory, monkeypatch) -> None:
+    """Where there are no hard links; the draft leaves no trace."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    make(directory, 1, 2, 3)
+    (directory.path / "1" / "params").touch()
+    directory.set_best(1)
+    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(OSError, match="No space left") as error:
+        directory.apply_retention(3)
+    assert error.value.errno is not None
+    assert names(directory) == ["1", "2", "3", "PROTECTED"]

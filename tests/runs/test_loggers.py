@@ -164,6 +164,7 @@ def read_when_written(file):
     raise AssertionError(f"{file} has no end")
 
 
+@pytest.mark.medium
 @needs("wandb")
 def test_wandb_run_is_continued_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")

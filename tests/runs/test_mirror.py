@@ -171,6 +171,7 @@ def test_a_folder_of_something_else_stays_as_it_is(mirror, bucket) -> None:
     assert bucket.find("/bucket/runs/a") == ["/bucket/runs/a/corpus.txt"]
 
 
+@pytest.mark.medium
 def test_a_lease_keeps_others_out_until_it_expires(bucket, quick_leases, monkeypatch) -> None:
     store = ObjectStore(URL)
     with Lease(store, "first"):
@@ -201,6 +202,7 @@ def test_a_holder_that_cannot_renew_its_lease_stops_writing(bucket, quick_leases
             lease.check()
 
 
+@pytest.mark.medium
 def test_a_run_in_a_store_equals_a_local_one(bucket, corpus: Path, tmp_path: Path, monkeypatch) -> None:
     local = pretrain(corpus, str(tmp_path / "run"))
     remote = pretrain(corpus)
@@ -257,3 +259,40 @@ def test_seeds_in_a_store_are_those_of_a_folder(bucket, pretrained: Path, tmp_pa
     assert f"output_dir: {URL}/seed-1" in bucket.cat_file("/bucket/runs/a/seed-1/config.yaml").decode()
     shutil.rmtree(remote.path)
     assert finetune(URL).results["best_seed"] == local.results["best_seed"]
+
+
+def test_what_tells_whose_a_folder_is_comes_first_and_what_vanishes_is_left_out(mirror, bucket, monkeypatch) -> None:
+    """A first copy that ends early leaves a run that another process may go on with."""
+    written, original = [], ObjectStore.write
+
+    def record(store: ObjectStore, name: str, content: bytes) -> None:
+        (mirror.folder / "gone").unlink(missing_ok=True)
+        written.append(name)
+        original(store, name, content)
+
+    with mirror.claim():
+        write(mirror.folder, **{"config.yaml": "task: x", "checkpoints__PROTECTED": "1", "gone": "1"})
+        (mirror.folder / "link").symlink_to("nothing")
+        monkeypatch.setattr(ObjectStore, "write", record)
+        mirror.push()
+    assert [name for name in written if name != LEASE] == ["config.yaml", "checkpoints/PROTECTED"]
+
+
+def test_a_lost_connection_is_tried_again(monkeypatch) -> None:
+    """Also one that botocore tells in an exception of its own, which is no OSError."""
+    from bert import object_store
+
+    module = {"__module__": "botocore.exceptions"}
+    lost = type("EndpointConnectionError", (type("ConnectionError", (Exception,), module),), module)
+    answers = iter([lost(), lost(), None])
+
+    def call() -> str:
+        if (error := next(answers)) is not None:
+            raise error
+        return "answer"
+
+    monkeypatch.setattr(object_store.time, "sleep", lambda seconds: None)
+    assert object_store.retry(call) == "answer"
+    refused = type("ClientError", (Exception,), module)
+    with pytest.raises(refused):
+        object_store.retry(lambda: (_ for _ in ()).throw(refused()))

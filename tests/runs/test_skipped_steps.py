@@ -111,6 +111,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_the_weights(tmp_path: Path
         np.testing.assert_array_equal(arrays["input_ids"], batch_of(3)["input_ids"])
 
 
+@pytest.mark.medium
 def test_every_device_decides_alike() -> None:
     parallel = PmapParallelism(jax.devices()[:8])
     step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,))
@@ -126,6 +127,7 @@ def test_every_device_decides_alike() -> None:
         assert np.asarray(outcome.skipped).tolist() == [skipped] * 8
 
 
+@pytest.mark.medium
 def test_too_many_in_a_row_end_the_run_with_a_diagnosis_and_the_state_before(tmp_path: Path) -> None:
     bad = {1, 3, 4, 5, 6, 7}
     with pytest.raises(UserError) as caught:
@@ -142,6 +144,7 @@ def test_too_many_in_a_row_end_the_run_with_a_diagnosis_and_the_state_before(tmp
     assert int(train(tmp_path, bad, most=10).step) == STEPS
 
 
+@pytest.mark.medium
 def test_weights_that_are_not_finite_are_told_from_a_bad_batch(tmp_path: Path) -> None:
     params = jax.tree.map(np.array, PARAMS)
     params["bert"]["encoder"]["layer_0"]["output"]["kernel"][0, 0] = np.inf

@@ -50,6 +50,7 @@ def run_child(code: str, *arguments: str, **environment: str) -> subprocess.Pope
     return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, text=True, **pipes)
 
 
+@pytest.mark.medium
 def test_a_second_ctrl_c_does_not_wait_for_the_save(tmp_path: Path) -> None:
     with run_child(SAVING, str(tmp_path)) as child:
         out, error = child.communicate(timeout=50)  # the save alone takes 60 s

@@ -129,6 +129,7 @@ def test_nothing_happens_where_it_would_change_nothing(tmp_path, monkeypatch, ke
     reexec_with_huge_pages()
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("drawn")
 def test_figures_do_not_pile_up(tmp_path):
     with MetricsLog(tmp_path, 0) as log:

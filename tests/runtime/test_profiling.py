@@ -21,6 +21,7 @@ def take_steps(profiler: StepProfiler, count: int) -> None:
             state = step(state, jnp.ones((8, 8)))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("steps", "traced"), [(WARMUP_STEPS + TRACED_STEPS + 2, TRACED_STEPS), (WARMUP_STEPS + 2, 2)])
 def test_the_trace_has_a_few_steps_also_of_a_run_that_ends_within_it(tmp_path, steps, traced):
     said = []

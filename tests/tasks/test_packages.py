@@ -20,6 +20,7 @@ def task_of(source: str) -> packages.Packages:
     return make_task(FinetuneConfig(task="packages", data=TaskDataConfig(dir=source)))
 
 
+@pytest.mark.medium
 def test_rows_are_docstrings_with_their_package() -> None:
     task = task_of(SOURCE)
     train, dev = (task.read(Path(SOURCE), split) for split in ("train", "dev"))
@@ -60,6 +61,7 @@ def test_names_are_those_of_packages_distributions_and_modules() -> None:
     assert names.modules == {"sklearn", "linear", "model", "base", "py"}
 
 
+@pytest.mark.medium
 def test_a_package_gives_a_limited_number_of_rows_spread_over_its_modules(monkeypatch) -> None:
     whole = list(packages._rows(SOURCE, "train"))
     monkeypatch.setattr(packages, "MOST_ROWS", 10)

@@ -139,6 +139,7 @@ def run(corpus: Path, tmp_path_factory) -> tuple[Path, list[str]]:
     return folder, arguments
 
 
+@pytest.mark.medium
 def test_a_run_reads_and_answers_as_text(run, capsys) -> None:
     model = bert.load(run[0])
     assert model.tokenizer.get_vocab_size() == 330
@@ -156,6 +157,7 @@ def test_a_run_reads_and_answers_as_text(run, capsys) -> None:
     assert "0.000% of the training tokens" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_a_run_resumes_exactly(run, tmp_path: Path) -> None:
     again = tmp_path / "run"
     shutil.copytree(run[0], again)
@@ -165,6 +167,7 @@ def test_a_run_resumes_exactly(run, tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.medium
 def test_a_run_masks_whole_words(run) -> None:
     config = load_config(PretrainConfig, run[0] / "config.yaml")
     tokenizer = load_tokenizer(run[0])
@@ -183,6 +186,7 @@ def test_a_run_masks_whole_words(run) -> None:
             assert not chosen & word or word <= chosen
 
 
+@pytest.mark.medium
 def test_a_run_is_exported_with_the_files_of_roberta(run, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(hf, "logits_difference", lambda model, folder: None)
     assert export([str(run[0]), str(tmp_path / "out")]) == 0

@@ -53,6 +53,7 @@ def test_vocabulary_starts_with_the_special_tokens_and_holds_the_words(tokenizer
     assert special_ids(tokenizer).unk not in tokenizer.encode(" ".join(TEXTS)).ids
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_level"])
 def test_training_gives_the_same_ids_in_every_process(kind):
     """The library alone gives another WordPiece in each: its ties follow the order of a hash table."""

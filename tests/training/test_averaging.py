@@ -133,6 +133,7 @@ def grow(folder: Path, lines: dict[int, dict], stop_at: int | None = None) -> No
         loop.run(state if restored is None else restored[1])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 5, 6])
 def test_an_interrupted_mean_is_that_of_the_whole_run(tmp_path: Path, stop_at: int) -> None:
     """The mean is evaluated, is in the checkpoint, and needs the window from before the interruption."""

@@ -61,6 +61,7 @@ def gradients(config: PretrainConfig, teacher: Teacher, params=None, devices=1, 
     return params, parallel.to_host(grads), parallel.to_host(sums)
 
 
+@pytest.mark.medium
 def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it() -> None:
     teacher = teacher_of(CONFIG)
     for loss in ("cosine", "mse"):
@@ -71,6 +72,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it() -> None:
         assert sums["mlm_loss"][0] > 1
 
 
+@pytest.mark.medium
 def test_distances_and_their_gradients_by_hand() -> None:
     random = np.random.default_rng(0)
     ours, theirs = random.normal(size=(2, 3, 2, 7)).astype(np.float32)
@@ -128,6 +130,7 @@ def by_hand(params, teacher: Teacher, batch, asked: DistillationConfig):
     return sum(factor * term for factor, term in zip(factors, terms, strict=True)), terms
 
 
+@pytest.mark.medium
 def test_losses_and_gradients_are_those_written_down_by_hand() -> None:
     config = config_of(
         temperature=3.0, token_weight=0.5, hidden_weight=2.0, hidden_loss="mse", sentence_weight=0.25,
@@ -161,6 +164,7 @@ def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: in
         np.testing.assert_allclose(sums[name], pair, rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_teacher_changes_neither_the_students_start_nor_its_own_loss() -> None:
     zeros = jnp.zeros((1, 8), jnp.int32)
     parallel = PmapParallelism(jax.devices()[:1])
@@ -190,6 +194,7 @@ def test_how_layers_are_run_does_not_matter(training: dict) -> None:
     assert_same_gradients(grads, expected)
 
 
+@pytest.mark.medium
 def test_means_of_packed_examples() -> None:
     ids = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1]])
     hidden = np.random.default_rng(0).normal(size=(2, 6, 4)).astype(np.float32)
@@ -202,6 +207,7 @@ def test_means_of_packed_examples() -> None:
     np.testing.assert_allclose(alone[:, 0], [hidden[0, :5].mean(0), hidden[1].mean(0)], rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_the_states_of_a_pass_are_those_of_all_layers() -> None:
     for config in (WIDE, dataclasses.replace(WIDE, pre_layer_norm=True)):
         params = jax.jit(BertForMaskedLM(config).init)(jax.random.key(1), jnp.zeros((1, 8), jnp.int32))["params"]
@@ -232,6 +238,7 @@ def distilled(corpus: Path, pretrained: Path, made_once) -> Path:
     return made_once("distilled", lambda folder: train(corpus, folder, pretrained, *NARROW))
 
 
+@pytest.mark.medium
 def test_a_run_tells_its_teacher_and_keeps_none_of_its_weights(
     distilled: Path, pretrained: Path, tmp_path: Path
 ) -> None:
@@ -254,6 +261,7 @@ def test_a_run_tells_its_teacher_and_keeps_none_of_its_weights(
     np.testing.assert_allclose(again.embed(["ba ri"]), model.embed(["ba ri"]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_a_distilled_run_resumes_bit_for_bit(distilled: Path, corpus: Path, pretrained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(distilled, tmp_path / "run"))
     shutil.rmtree(run / "checkpoints" / "6")
@@ -269,6 +277,7 @@ def test_config_yaml_repeats_a_distilled_run(distilled: Path, tmp_path: Path) ->
     jax.tree.map(np.testing.assert_array_equal, state_of(tmp_path / "run"), state_of(distilled))
 
 
+@pytest.mark.medium
 def test_another_teacher_is_refused(distilled: Path, corpus: Path, pretrained: Path, tmp_path: Path, fails) -> None:
     run, teacher = Path(shutil.copytree(distilled, tmp_path / "run")), tmp_path / "teacher"
     arguments = [f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *NARROW]
@@ -332,6 +341,7 @@ def test_a_head_is_needed_for_token_distributions_alone() -> None:
         check_student(scanned, teacher_of(WIDE))
 
 
+@pytest.mark.medium
 def test_a_teacher_is_an_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(bert.UserError, match="teacher reads text from left to right"):
         check_student(config_of(), teacher_of(dataclasses.replace(WIDE, causal=True)))
@@ -340,6 +350,7 @@ def test_a_teacher_is_an_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
         load_teacher(DistillationConfig(teacher="translator"), print)
 
 
+@pytest.mark.medium
 def test_the_checksum_is_of_the_weights(pretrained: Path, tmp_path: Path) -> None:
     said: list[str] = []
     teacher = load_teacher(DistillationConfig(teacher=str(pretrained)), said.append)

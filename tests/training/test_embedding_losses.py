@@ -90,6 +90,7 @@ def in_batch_by_hand(vectors: np.ndarray, batch: dict[str, Any], temperature: fl
 SLOW_PLACES = (("eight", 1), ("one", 4), ("mesh", 2))
 
 
+@pytest.mark.medium
 def test_in_batch_loss_is_that_of_loops() -> None:
     vectors, batch = embeddings_and_batch()
     total, weight, hits, _ = sums_of(vectors, batch, temperature=0.3)
@@ -97,6 +98,7 @@ def test_in_batch_loss_is_that_of_loops() -> None:
     assert (total, weight, hits) == (pytest.approx(expected, rel=1e-5), 14, expected_hits)
 
 
+@pytest.mark.medium
 def test_what_is_the_same_is_no_negative() -> None:
     """Two rows of the same document, and two of the same query, have nothing to tell apart."""
     batch = {name: array[:2] for name, array in batch_of().items()}
@@ -152,6 +154,7 @@ def labelled(batch: dict[str, Any]) -> dict[str, Any]:
     return {**texts, "labels": np.stack([labels, numbers], axis=1).astype(np.int32)}
 
 
+@pytest.mark.medium
 def test_texts_of_one_label_are_positives_of_each_other() -> None:
     vectors, batch = embeddings_and_batch()[0][:, :1], labelled(batch_of())
     (labels, texts), unit_vectors = batch["labels"].T, unit(vectors)[:, 0]
@@ -170,6 +173,7 @@ def test_texts_of_one_label_are_positives_of_each_other() -> None:
     assert sums_of(vectors, alone, loss="same_label")[0] == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("loss", ["in_batch", "cosent", "cosine"])
 def test_matryoshka_is_the_mean_over_widths(loss: str) -> None:
     vectors, batch = embeddings_and_batch()
@@ -232,6 +236,7 @@ def test_negatives_are_those_of_all_devices_and_micro_batches(place: str, micro_
     assert np.linalg.norm(expected["bert"]["encoder"]["layer_0"]["output"]["kernel"]) > 1e-3
 
 
+@pytest.mark.medium
 def test_micro_batches_by_themselves_would_have_been_noticed() -> None:
     """Fewer negatives, another gradient."""
     whole, halves = gradients("one", 1, "in_batch")[1], 0.0
@@ -242,6 +247,7 @@ def test_micro_batches_by_themselves_would_have_been_noticed() -> None:
     assert whole["in_batch_loss"][1] == 14
 
 
+@pytest.mark.medium
 def test_each_text_of_a_row_has_its_own_dropout() -> None:
     batch = batch_of()
     batch["document_ids"][:] = batch["input_ids"][:1]

@@ -44,6 +44,7 @@ def test_a_run_leaves_scores_predictions_and_its_best_checkpoint(finetuned: Path
     assert [line.split("\t")[0] for line in test[1:]] == list("01234")
 
 
+@pytest.mark.medium
 def test_it_says_what_came_from_where(pretrained: Path, sst2: Path, tmp_path: Path, capsys) -> None:
     assert run(tmp_path / "run", sst2, f"--init={pretrained}", "--training.epochs=1") == 0
     text = capsys.readouterr().out
@@ -84,6 +85,7 @@ def test_random_weights_are_the_control(pretrained: Path, sst2: Path, tmp_path: 
     assert (vocabulary == (pretrained / "vocab.txt").read_bytes()) == like
 
 
+@pytest.mark.medium
 def test_a_run_started_again_goes_on_where_it_was(finetuned: Path, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finetuned, folder)
@@ -94,6 +96,7 @@ def test_a_run_started_again_goes_on_where_it_was(finetuned: Path, tmp_path: Pat
         assert (folder / "predictions" / name).read_bytes() == (finetuned / "predictions" / name).read_bytes()
 
 
+@pytest.mark.medium
 def test_the_same_command_in_the_same_folder_goes_on(finetuned: Path, pretrained: Path, sst2: Path, tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(finetuned, folder)
@@ -102,6 +105,7 @@ def test_the_same_command_in_the_same_folder_goes_on(finetuned: Path, pretrained
     assert json.loads((folder / "results.json").read_text())["init"] == str(pretrained)
 
 
+@pytest.mark.medium
 def test_dropout_is_the_runs_own(pretrained: Path, sst2: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert run(folder, sst2, f"--init={pretrained}", "--model.hidden_dropout_prob=0.3", "--training.epochs=1") == 0
@@ -123,6 +127,7 @@ def test_a_damaged_best_checkpoint_is_said_and_the_newest_used(finetuned: Path, 
     assert "newest good checkpoint is used instead" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path, monkeypatch, capsys) -> None:
     import signal
 
@@ -152,6 +157,7 @@ TOKENS_AND_MEAN = [
 ]  # fmt: skip
 
 
+@pytest.mark.medium
 def test_a_run_in_token_batches_keeps_a_mean_of_checkpoints(pretrained, sst2, tmp_path, capsys) -> None:
     import jax
 
@@ -197,6 +203,7 @@ def test_token_batches_and_a_mean_of_checkpoints_survive_an_interruption(
     assert len(parameters_alone) <= 1, "the window takes no checkpoints of its own"
 
 
+@pytest.mark.medium
 def test_scores_do_not_depend_on_the_evaluation_batch(finetuned: Path, pretrained: Path, sst2: Path, tmp_path) -> None:
     assert run(tmp_path / "run", sst2, f"--init={pretrained}", "--training.eval_batch_size=5") == 0
     for ours, theirs in zip(lines_of(tmp_path / "run"), lines_of(finetuned), strict=True):
@@ -204,6 +211,7 @@ def test_scores_do_not_depend_on_the_evaluation_batch(finetuned: Path, pretraine
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+@pytest.mark.medium
 def test_predict_answers_files_pairs_and_standard_input(finetuned, pretrained, mrpc, tmp_path, capsys, monkeypatch):
     texts = tmp_path / "texts.txt"
     texts.write_text("\ufeff" + "ba ri tu\nko ri\n" * 3, encoding="utf-8")
@@ -230,6 +238,7 @@ def test_predict_answers_files_pairs_and_standard_input(finetuned, pretrained, m
     assert set(results["dev"]) == {"loss", "accuracy", "f1"}
 
 
+@pytest.mark.medium
 def test_a_head_is_drawn_as_if_the_encoder_were_drawn_too(pretrained: Path) -> None:
     """What the source brings is not drawn, and what is drawn has the same bits."""
     import jax

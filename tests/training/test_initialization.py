@@ -5,10 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bert.config import ModelConfig
 from bert.model.heads import BertForMaskedLM, BertForSequenceClassification
 from bert.training.initialization import load_pretrained_params
+
+pytestmark = pytest.mark.medium
 
 CONFIG = ModelConfig(23, 16, 1, 2, 32, max_position_embeddings=8, pooler_type="transform")
 IDS = jnp.zeros((1, 4), jnp.int32)

@@ -1,6 +1,7 @@
 """`bert.pretrain` and `bert.finetune`: the same runs as those of the commands, and mistakes as sentences."""
 
 import asyncio
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -13,6 +14,8 @@ import pytest
 
 import bert
 from bert.config import FinetuneConfig, PretrainConfig
+from bert.runs.checkpoint import Checkpointer
+from bert.runs.checkpoint_directory import BEST
 from bert.runs.environment import read_environment
 from bert.runs.loggers import Logger
 from bert.runtime.interrupts import Interrupted
@@ -44,6 +47,7 @@ def assert_same_run(run: bert.Run, folder: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, state_of(run.path)["params"], state_of(folder)["params"])
 
 
+@pytest.mark.medium
 def test_pretrain_is_the_command(tmp_path, corpus, pretrained):
     values = dict(argument.removeprefix("--").split("=") for argument in SMALL_RUN)  # texts are values, too
     values |= {"data.train": corpus, "transfer": None, "training.steps": 6, "optimizer.learning_rate": 3e-3}
@@ -122,6 +126,7 @@ class Recorder(bert.Callback):
         self.calls.append(("end", results and results["steps"]))
 
 
+@pytest.mark.medium
 def test_callbacks_stop_and_fail_and_the_run_resumes(tmp_path, pretrained, sst2):
     def call(*callbacks):
         overrides = {**OVERRIDES, "data.dir": sst2, "training.log_every": 2}
@@ -142,6 +147,60 @@ def test_callbacks_stop_and_fail_and_the_run_resumes(tmp_path, pretrained, sst2)
     last = Recorder()
     assert call(last).results["steps"] == 15
     assert (last.calls[0], last.calls[-1]) == (("start", 6, 15), ("end", 15))
+
+
+@pytest.mark.medium
+def test_a_run_resumes_with_its_best_step_its_dev_rows_and_after_a_signal_at_its_end(
+    tmp_path, pretrained, sst2, monkeypatch
+):
+    data, folder = shutil.copytree(sst2, tmp_path / "data"), tmp_path / "run"
+
+    def call(*callbacks):
+        overrides = {**OVERRIDES, "data.dir": data, "training.log_every": 2}
+        return bert.finetune("sst2", init=pretrained, output_dir=folder, overrides=overrides, callbacks=callbacks)
+
+    call(Recorder(stop_at=6))
+    (folder / "checkpoints" / BEST).write_text("7\n")  # its checkpoint was being written when the process was killed
+    labels = str.maketrans("01", "10")
+    (data / "dev.tsv").write_text((sst2 / "dev.tsv").read_text().translate(labels))
+    with pytest.raises(bert.UserError, match=r"the data is not what the run in .* began with: restore it, or name an"):
+        call()
+    shutil.copy(sst2 / "dev.tsv", data)
+    with monkeypatch.context() as patch:
+        thin_out = Checkpointer.thin_out
+        patch.setattr(Checkpointer, "thin_out", lambda self: (thin_out(self), signal.raise_signal(signal.SIGINT)))
+        with pytest.raises(KeyboardInterrupt, match=r"^saved at step 15: make the same call again to resume$"):
+            call()
+    run = call()
+    scores = {line["step"]: line["accuracy"] for line in run.metrics if line["split"] == "eval"}
+    assert run.results["best_step"] == max(scores, key=scores.get)
+    assert run.results["dev"]["accuracy"] == max(scores.values())
+    assert (folder / "checkpoints" / str(run.results["best_step"])).is_dir()
+
+
+def test_before_the_first_checkpoint_several_mistakes_are_corrected(tmp_path, pretrained, sst2, monkeypatch):
+    data, folder = shutil.copytree(sst2, tmp_path / "data"), tmp_path / "run"
+
+    class KilledError(Exception):
+        """In place of kill -9."""
+
+    def kill(*_):
+        raise KilledError
+
+    def call(max_length=32):
+        overrides = {"data": {"dir": data, "max_length": max_length, "buckets": [max_length]}}
+        return bert.finetune("sst2", init=pretrained, output_dir=folder, overrides=overrides)
+
+    monkeypatch.setattr(TrainLoop, "run", kill)
+    with pytest.raises(KilledError):
+        call()
+    with pytest.raises(bert.UserError, match="over the model's position table"):
+        call(max_length=64)
+    with pytest.raises(KilledError):
+        call()
+    (data / "train.tsv").write_text("sentence\tlabel\nba ri\t1\nko ri\t0\n")
+    with pytest.raises(bert.UserError, match=r"restore it, .* or remove .*run, which holds no checkpoint"):
+        call()
 
 
 @pytest.mark.slow
@@ -175,6 +234,7 @@ def rows_of(sst2):
     return [dict(zip(("text", "label"), line.split("\t"), strict=True)) for line in lines]
 
 
+@pytest.mark.medium
 def test_rows_in_memory_are_kept_with_the_run_and_others_are_refused(tmp_path, pretrained, sst2):
     folder, rows = tmp_path / "run", rows_of(sst2)
 
@@ -267,6 +327,7 @@ def test_a_collapsed_model_is_a_warning(collapsed, warned, monkeypatch, tmp_path
     assert capsys.readouterr().err.startswith("collapsed: on dev the model gives the same answer") == warned
 
 
+@pytest.mark.medium
 def test_rows_in_memory_are_swept_and_all_seeds_are_scored_on_the_same_of_them(pretrained, tmp_path):
     rows = [{"text": text, "label": label} for text, label in (("ba ri", "x"), ("ko tu", "y"))] * 10
     overrides = {"data.max_length": 16, "data.buckets": [16], "training.epochs": 1, "training.batch_size": 4}

@@ -84,6 +84,7 @@ def test_adapters_depend_on_seed_and_place(pretrained: Path) -> None:
     np.testing.assert_array_equal(a["query"][LORA_A], c["query"][LORA_A])
 
 
+@pytest.mark.medium
 def test_only_adapters_pooler_and_head_are_trained_and_saved(adapted: Path, pretrained: Path) -> None:
     state = state_of(adapted)
     trained = set(flatten_dict(state["params"], sep="/"))
@@ -103,6 +104,7 @@ def test_only_adapters_pooler_and_head_are_trained_and_saved(adapted: Path, pret
     }
 
 
+@pytest.mark.medium
 def test_sizes_are_printed_and_kept(adapted: Path) -> None:
     results, model = json.loads((adapted / "results.json").read_text()), bert.load(adapted)
     assert results["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(model.params))
@@ -115,6 +117,7 @@ def test_sizes_are_printed_and_kept(adapted: Path) -> None:
     assert 2 * forward < training < 2.1 * forward
 
 
+@pytest.mark.medium
 def test_a_split_and_an_export_answer_as_the_run(adapted: Path, tmp_path: Path) -> None:
     assert predict([str(adapted), "dev", "--output", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/dev.tsv").read_bytes() == (adapted / "predictions/dev.tsv").read_bytes()
@@ -125,6 +128,7 @@ def test_a_split_and_an_export_answer_as_the_run(adapted: Path, tmp_path: Path) 
         assert ours == theirs
 
 
+@pytest.mark.medium
 def test_a_run_resumes_and_moves_but_not_without_its_weights(adapted: Path, sst2, pretrained, tmp_path, capsys, fails):
     moved = tmp_path / "moved"
     shutil.copytree(adapted, moved)
@@ -170,6 +174,7 @@ def sequence_model(share: str) -> BertForSequenceToSequence:
     return BertForSequenceToSequence(config, jnp.dtype("float32"), LayerExecution())
 
 
+@pytest.mark.medium
 def test_every_head_and_every_decoder_has_its_adapters() -> None:
     def shapes_of(model: Initializable) -> dict:
         ids = jnp.zeros((1, 2, 8) if isinstance(model, HEADS["choices"]) else (1, 8), jnp.int32)

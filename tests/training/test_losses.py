@@ -1,9 +1,11 @@
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bert.training.losses import LOSSES, cross_entropy, task_objective, weighted_accuracy_sum, with_class_weights
 
 
+@pytest.mark.medium
 def test_cross_entropy_by_hand() -> None:
     logits = jnp.log(jnp.array([[[0.7, 0.2, 0.1], [0.25, 0.5, 0.25]]]))
     total, weight = cross_entropy(logits, jnp.array([[0, 2]]), jnp.array([[1.0, 1.0]]))
@@ -39,6 +41,7 @@ def test_squared_errors_of_rows_that_count() -> None:
     assert (total, weight) == (4.25, 2)
 
 
+@pytest.mark.medium
 def test_tokens_without_a_label_have_no_part() -> None:
     logits = np.log([[[0.5, 0.5], [0.9, 0.1]], [[0.2, 0.8], [0.5, 0.5]]])
     (total, weight), (hits, _) = sums("tokens", logits, labels=[[-1, 0], [0, -1]], weights=[1.0, 1.0])
@@ -54,6 +57,7 @@ def test_choices_that_a_row_lacks_have_no_share() -> None:
     assert (weight, hits) == (2, 1)
 
 
+@pytest.mark.medium
 def test_a_span_is_the_mean_of_start_and_end_over_the_rows_own_tokens() -> None:
     start, end = np.log([1.0, 3.0, 96.0]), np.log([2.0, 6.0, 92.0])
     logits = np.stack([np.stack([start, end], -1)] * 3)
@@ -82,6 +86,7 @@ def test_several_labels_a_row_are_sigmoids_and_their_mean() -> None:
     assert (weight, hits, places) == (2, 2, 3), "one of two predicted labels is right, and one label is there"
 
 
+@pytest.mark.medium
 def test_class_weights_multiply_the_loss_of_a_label() -> None:
     """A row's of a single label, and that of its presence of several; other counts stay."""
     batch = {"labels": jnp.array([0, 1]), "weights": jnp.ones(2)}

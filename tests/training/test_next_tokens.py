@@ -48,6 +48,7 @@ def batch_of_next_tokens(step: int = 0) -> dict[str, np.ndarray]:
     return kept | {"next_token_ids": labels.astype(np.int32), "next_token_weights": weights}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_the_loss_by_hand(label_smoothing: float) -> None:
     batch, objective = batch_of_next_tokens(), next_token_objective(MODEL, label_smoothing)
@@ -101,6 +102,7 @@ def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: in
         np.testing.assert_allclose(sums[name], pair, rtol=2e-6, err_msg=name)
 
 
+@pytest.mark.medium
 def test_training_learns_a_batch_by_heart() -> None:
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=10), 150)
     parallel, batch = PmapParallelism(jax.devices()[:1]), batch_of_next_tokens()
@@ -159,6 +161,7 @@ def test_a_vocabulary_that_alters_texts_has_no_bits_per_byte(corpus: Path, tmp_p
     assert scores["perplexity"] == pytest.approx(np.exp(scores["lm_loss"]))
 
 
+@pytest.mark.medium
 def test_a_run_resumes_bit_for_bit(continued: Path, corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(continued, run)
@@ -207,6 +210,7 @@ def test_masked_tokens_of_blocks(corpus: Path, tmp_path: Path) -> None:
     assert lines_of(folder)[0]["mlm_loss"] > 0
 
 
+@pytest.mark.medium
 def test_a_held_out_text_of_one_token_has_no_scores_to_compare(corpus: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "one.txt").write_text("a")
     given = [f"--data.train={corpus}", f"--data.eval={tmp_path / 'one.txt'}", f"--output_dir={tmp_path / 'run'}"]
@@ -224,6 +228,7 @@ def test_phases_of_two_lengths(corpus: Path, tmp_path: Path) -> None:
     assert {line["sequence_length"] for line in lines_of(folder)} == {16, 32}
 
 
+@pytest.mark.medium
 def test_another_run_starts_from_it(continued, pretrained, corpus, tmp_path, capsys, fails) -> None:
     arguments = [f"--data.train={corpus}", *SMALL_RUN, "--training.steps=2", f"--output_dir={tmp_path / 'more'}"]
     rows = ["--data.objective=blocks", "--data.prediction=next", "--data.max_predictions_per_sequence=20"]
@@ -262,6 +267,7 @@ def test_inspect_counts_the_decoder_at_every_position(continued, tmp_path, capsy
     assert (again["architecture"], again["parts"]) == (facts["architecture"], facts["parts"])
 
 
+@pytest.mark.medium
 def test_plan_compiles_the_step(capsys) -> None:
     assert plan([*SMALL_RUN, *NEXT, "--memory=1GiB"]) == 0
     assert "suggested: " in capsys.readouterr().out

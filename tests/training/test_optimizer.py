@@ -70,6 +70,7 @@ def by_hand(config: OptimizerConfig, steps: int) -> dict:
     return result
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 @pytest.mark.parametrize("bias_correction", [False, True])
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
@@ -113,6 +114,7 @@ def by_formula(name: str, grad: np.ndarray, state: dict, param: np.ndarray, step
     return left * values @ right * 0.2 * np.sqrt(max(grad.shape))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["lion", "adafactor", "muon"])
 @pytest.mark.parametrize("shape", [(3, 5), (130, 128)])
 def test_three_steps_equal_the_formula_of_the_paper(name: str, shape: tuple[int, int]) -> None:
@@ -131,6 +133,7 @@ def test_three_steps_equal_the_formula_of_the_paper(name: str, shape: tuple[int,
     np.testing.assert_allclose(params["layer_0"]["kernel"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_muon_is_adam_but_for_the_matrices_of_layers() -> None:
     changes = {}
     for name in ("muon", "adamw"):
@@ -140,6 +143,7 @@ def test_muon_is_adam_but_for_the_matrices_of_layers() -> None:
     assert changes["muon"].keys() - same == {f"bert/encoder/layer_{n}/output/kernel" for n in range(2)}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["lion", "adafactor", "muon"])
 def test_a_state_is_checkpointed_bit_for_bit(name: str, tmp_path) -> None:
     """Also that of factored moments and of masked parts."""

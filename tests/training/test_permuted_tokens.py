@@ -121,6 +121,7 @@ def permuted_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+@pytest.mark.medium
 def test_a_run_is_evaluated_and_is_a_masked_language_model(permuted_run: Path, corpus: Path, capsys) -> None:
     assert lines_of(permuted_run)[0]["loss"] == lines_of(permuted_run)[0]["plm_loss"]
     results = json.loads((permuted_run / "results.json").read_text())

@@ -290,6 +290,7 @@ def test_config_yaml_repeats_the_run(whole: Path, tmp_path: Path) -> None:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("step", [pytest.param(5, marks=SLOW), 6, pytest.param(7, marks=SLOW)])
 def test_stopped_before_at_and_after_the_boundary(
     whole: Path, corpus: Path, tmp_path: Path, monkeypatch, step: int
@@ -315,6 +316,7 @@ def test_stopped_before_at_and_after_the_boundary(
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(whole))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("step", "evaluated"),
     [
@@ -341,6 +343,7 @@ def test_killed_and_resumed_from_each_checkpoint(whole: Path, tmp_path: Path, st
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(whole))
 
 
+@pytest.mark.medium
 def test_a_phase_resumes_with_other_micro_batches_and_ends_the_same(whole: Path, corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
@@ -369,6 +372,7 @@ def test_what_is_said_of_the_phases(run_of_two: Run) -> None:
     assert "step 8/10 (80%)  phase 2  sequence_length 32" in said
 
 
+@pytest.mark.medium
 def test_the_data_of_every_phase_is_checked_at_the_start(whole: Path, tmp_path: Path, corpus: Path, fails) -> None:
     for name in (whole / "data.digest").read_text().split():
         run = tmp_path / name

@@ -4,6 +4,7 @@ import shutil
 import typing
 from pathlib import Path
 
+import pytest
 import yaml
 
 from bert.commands.pretrain import main
@@ -21,6 +22,7 @@ def test_an_unknown_prediction_is_one_sentence(fails) -> None:
     assert "--data.prediction last: use one of masked" in fails(main, "--data.prediction=last")
 
 
+@pytest.mark.medium
 def test_a_run_begun_before_the_key_was_there_resumes(pretrained: Path, corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(pretrained, run)

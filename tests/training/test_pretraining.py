@@ -62,6 +62,7 @@ def test_an_unknown_output_bias_is_one_sentence(fails, tmp_path) -> None:
     assert "--mlm_bias_init ones: use one of unigram, zeros" in fails(main, "--mlm_bias_init=ones")
 
 
+@pytest.mark.medium
 def test_the_summary_names_model_baselines_and_what_to_type_next(corpus, tmp_path, capsys) -> None:
     assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, "--training.steps=2"]) == 0
     text = capsys.readouterr().out
@@ -110,6 +111,7 @@ def test_other_objectives_have_their_own_loss_or_none(corpus, pretrained, tmp_pa
     assert ("randomly initialized: bert/pooler, seq_relationship" in capsys.readouterr().out) == (metric is None)
 
 
+@pytest.mark.medium
 def test_config_yaml_repeats_the_run_bit_for_bit(pretrained: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     assert main([f"--config={pretrained / 'config.yaml'}", f"--output_dir={again}"]) == 0
@@ -143,6 +145,7 @@ def test_a_run_resumes_with_the_remedies_for_out_of_memory_and_ends_the_same(pre
     assert_same_but_for_rounding(run, pretrained)
 
 
+@pytest.mark.medium
 def test_a_mended_mistake_does_not_find_the_folder_taken(corpus: Path, tmp_path: Path, fails) -> None:
     folder = f"--output_dir={tmp_path / 'run'}"
     assert "nope.txt does not exist" in fails(main, "--data.train=nope.txt", folder, *SMALL_RUN)
@@ -152,6 +155,7 @@ def test_a_mended_mistake_does_not_find_the_folder_taken(corpus: Path, tmp_path:
     assert main([f"--data.train={corpus}", folder, *SMALL_RUN, "--training.steps=2"]) == 0
 
 
+@pytest.mark.medium
 def test_a_run_does_not_go_on_with_another_corpus_unnoticed(
     pretrained: Path, corpus: Path, tmp_path: Path, fails
 ) -> None:
@@ -250,6 +254,7 @@ def test_a_signal_saves_says_how_to_go_on_and_the_run_ends_the_same(corpus, tmp_
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(tmp_path / "whole"))
 
 
+@pytest.mark.medium
 def test_continued_pretraining_takes_weights_and_vocabulary(pretrained, corpus, tmp_path, capsys) -> None:
     run = tmp_path / "more"
     more = [f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, "--optimizer.learning_rate=1e-9"]
@@ -261,12 +266,14 @@ def test_continued_pretraining_takes_weights_and_vocabulary(pretrained, corpus, 
     assert main([f"--init={pretrained}", *more]) == 0
 
 
+@pytest.mark.medium
 def test_heads_that_a_source_does_not_have_start_afresh(finetuned, corpus, tmp_path, capsys) -> None:
     assert main([f"--init={finetuned}", f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]) == 0
     said = capsys.readouterr().out
     assert "randomly initialized: predictions, seq_relationship\nnot loaded: classifier" in said
 
 
+@pytest.mark.medium
 def test_load_encodes_and_fills_masks(pretrained: Path) -> None:
     model = bert.load(pretrained)
     encoded = model.encode(["Ba ko ri.", ("Ba ko.", "Ri tu ne lo sa mi ba ko ri.")])
@@ -288,6 +295,7 @@ def test_load_encodes_and_fills_masks(pretrained: Path) -> None:
     assert model.encode([]).pooled_output.shape == (0, 16)
 
 
+@pytest.mark.medium
 def test_embeddings_alone_are_those_of_encode(pretrained: Path) -> None:
     model = bert.load(pretrained)
     texts = ["Ba ko ri. " * count for count in (3, 1, 6, 2, 5, 1, 4)]

@@ -42,6 +42,7 @@ def batch_to_detect(step: int = 0) -> dict[str, np.ndarray]:
     return {name: array for name, array in batch.items() if not name.startswith("next_sentence")}
 
 
+@pytest.mark.medium
 def test_the_losses_by_hand() -> None:
     batch = batch_to_detect()
     losses, counts = jax.jit(lambda params, batch: OBJECTIVE.forward(params, batch, None))(PARAMS, batch)
@@ -76,6 +77,7 @@ def test_the_losses_by_hand() -> None:
     }
 
 
+@pytest.mark.medium
 def test_the_generator_learns_nothing_from_the_discriminator() -> None:
     """But through the embeddings, which are the same."""
 
@@ -121,6 +123,7 @@ def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: in
         np.testing.assert_allclose(sums[name], pair, rtol=2e-6, err_msg=name)
 
 
+@pytest.mark.medium
 def test_the_step_minimises_the_weighted_sum() -> None:
     parallel, optimizer = PmapParallelism(jax.devices()[:1]), make_optimizer(OptimizerConfig(), 10)
     step = parallel.compile(make_train_step(OBJECTIVE, optimizer, 0))
@@ -131,6 +134,7 @@ def test_the_step_minimises_the_weighted_sum() -> None:
     assert float(outcome.loss[0]) == pytest.approx(means["mlm_loss"] + 50 * means["disc_loss"], rel=1e-6)
 
 
+@pytest.mark.medium
 def test_training_learns_a_batch_by_heart() -> None:
     optimizer = make_optimizer(OptimizerConfig(learning_rate=5e-3, warmup_steps=10), 300)
     parallel, batch = PmapParallelism(jax.devices()[:1]), batch_to_detect()
@@ -169,6 +173,7 @@ def test_fill_mask_answers_by_the_generator(detected: Path) -> None:
     assert model.encode("Ba ko.").last_hidden_state.shape[-1] == 16
 
 
+@pytest.mark.medium
 def test_a_run_resumes_bit_for_bit(detected: Path, corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(detected, run)
@@ -214,6 +219,7 @@ def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[st
     assert all(np.isfinite(line["loss"]) for line in lines_of(folder))
 
 
+@pytest.mark.medium
 def test_fine_tuning_takes_the_discriminator(detected: Path, sst2: Path, tmp_path: Path, capsys) -> None:
     arguments = [f"--init={detected}", f"--data.dir={sst2}", f"--output_dir={tmp_path}", "--data.max_length=32"]
     sizes = ["--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]

@@ -92,6 +92,7 @@ def test_a_step_for_lengths_is_the_step_and_traces_its_update_once(devices: int)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), two, one)
 
 
+@pytest.mark.medium
 def test_a_mean_of_means_would_have_been_noticed() -> None:
     """The uneven batch tells the two apart: this is what `pmean` of each device's own mean gives."""
     parallel = PmapParallelism(jax.devices()[:8])
@@ -114,6 +115,7 @@ def test_dropout_changes_the_gradient_and_the_step_changes_dropout() -> None:
     assert np.linalg.norm(kernel(one) - kernel(without)) > 0.05 * np.linalg.norm(kernel(without))
 
 
+@pytest.mark.medium
 def test_evaluation_over_devices_counts_every_row_once() -> None:
     for devices in (1, 8):
         parallel = PmapParallelism(jax.devices()[:devices])
@@ -236,6 +238,7 @@ def test_training_on_eight_devices_follows_training_on_one(tmp_path: Path, unint
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+@pytest.mark.medium
 def test_a_run_saved_on_one_device_goes_on_on_eight_and_back(tmp_path: Path, uninterrupted) -> None:
     """With dropout on, as everywhere here: same rows, masks and dropout, so the losses agree to rounding."""
     _, expected_lines, _ = uninterrupted
@@ -249,6 +252,7 @@ def test_a_run_saved_on_one_device_goes_on_on_eight_and_back(tmp_path: Path, uni
         assert {name: ours[2][name] for name in losses} == pytest.approx(losses, rel=1e-5)
 
 
+@pytest.mark.medium
 def test_what_is_logged(uninterrupted) -> None:
     _, lines, _ = uninterrupted
     assert [line[:2] for line in lines] == [(4, "train"), (6, "eval"), (8, "train"), (12, "train"), (12, "eval")]
@@ -258,6 +262,7 @@ def test_what_is_logged(uninterrupted) -> None:
     assert set(first) >= {"mlm_accuracy", "nsp_accuracy", "grad_norm"}
 
 
+@pytest.mark.medium
 def test_training_learns_a_batch_by_heart() -> None:
     model = BertForSequenceClassification(CONFIG, num_labels=2)
     objective = task_objective(

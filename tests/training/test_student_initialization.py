@@ -44,6 +44,7 @@ def test_a_student_starts_from_its_teachers_embeddings() -> None:
         jax.tree.map(np.testing.assert_array_equal, part, own)
 
 
+@pytest.mark.medium
 def test_a_student_of_its_teachers_width_has_the_same_embeddings_and_a_wider_one_its_own() -> None:
     teacher = teacher_of(WIDE)
     longer = dataclasses.replace(WIDE, num_hidden_layers=1, max_position_embeddings=40)
@@ -70,6 +71,7 @@ def test_a_student_of_its_teachers_shape_starts_from_layers_of_its_teacher_from_
     jax.tree.map(np.testing.assert_array_equal, started["predictions"], params["predictions"])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "other", [{"num_hidden_layers": 4}, {"intermediate_size": 40}, {"pre_layer_norm": True}], ids=str
 )
@@ -79,6 +81,7 @@ def test_layers_that_do_not_fit_stay_random(other: dict) -> None:
     jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"], params["bert"]["encoder"])
 
 
+@pytest.mark.medium
 def test_a_student_with_shared_layers_starts_from_those_of_its_teacher() -> None:
     shared = dataclasses.replace(WIDE, num_hidden_layers=4, layer_groups=1)
     teacher = teacher_of(shared)
@@ -87,6 +90,7 @@ def test_a_student_with_shared_layers_starts_from_those_of_its_teacher() -> None
     jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"], teacher.params["bert"]["encoder"])
 
 
+@pytest.mark.medium
 def test_a_teacher_with_narrow_embeddings_has_its_projections_drawn() -> None:
     """The embeddings fit, the states of 24 features have nothing to do with their principal components."""
     teacher = teacher_of(dataclasses.replace(WIDE, embedding_size=CONFIG.hidden_size))
@@ -96,6 +100,7 @@ def test_a_teacher_with_narrow_embeddings_has_its_projections_drawn() -> None:
     jax.tree.map(np.testing.assert_array_equal, started["distillation"], params["distillation"])
 
 
+@pytest.mark.medium
 def test_positions_are_matched_where_one_of_the_models_counts_from_two() -> None:
     teacher = teacher_of(dataclasses.replace(CONFIG, position_offset=2))
     _, started, _ = start(CONFIG, teacher)

@@ -97,6 +97,7 @@ def test_mistakes_are_found_before_the_first_trial(sst2_arguments, tmp_path, mon
     assert not folder.exists()
 
 
+@pytest.mark.medium
 def test_a_trial_that_fails_names_itself(sst2_arguments, tmp_path):
     rest = [argument for argument in sst2_arguments if not argument.startswith("--init")]
     with pytest.raises(UserError, match=r"^trial init=.*gone-\w{6}: "):
@@ -292,6 +293,7 @@ class Starts(bert.Callback):
         self.seen.append((start.path.name, start.start_step))
 
 
+@pytest.mark.medium
 def test_a_sweep_in_a_store_runs_no_trial_again_on_an_empty_disk(bucket, corpus, tmp_path, monkeypatch, caplog):
     def sweep(rates, *callbacks):
         more = {"output_dir": URL, "overrides": small_run(corpus), "callbacks": callbacks}

@@ -15,6 +15,8 @@ from bert.parallel.backends import MeshParallel
 from bert.training.losses import LOSSES, cross_entropy, total_loss
 from bert.training.token_losses import classifier_objective, decoded_loss, token_sums
 
+pytestmark = pytest.mark.medium
+
 B, T, E, V = 3, 10, 8, 23
 KEYS = jax.random.split(jax.random.key(0), 5)
 HIDDEN, TABLE, BIAS = (

@@ -44,6 +44,7 @@ def run(arguments: list[str]) -> Path:
     return Path(arguments[1].partition("=")[2])
 
 
+@pytest.mark.medium
 def test_results_have_both_encoders_and_the_baselines(run: Path) -> None:
     results = json.loads((run / "results.json").read_text())["transfer"]
     assert results | {"task": "classification", "metric": "accuracy", "train_rows": 16, "dev_rows": 16} == results
@@ -57,6 +58,7 @@ def test_results_have_both_encoders_and_the_baselines(run: Path) -> None:
     assert results["majority_class"] == {"mean": 0.5, "standard_deviation": None, "scores": [0.5]}
 
 
+@pytest.mark.medium
 def test_the_control_differs_in_its_weights_alone(run: Path) -> None:
     texts = [(run / "transfer" / name / "config.yaml").read_text() for name in (transfer.PRETRAINED, transfer.RANDOM)]
     different = [pair for pair in zip(*(text.splitlines() for text in texts), strict=True) if len(set(pair)) > 1]
@@ -64,6 +66,7 @@ def test_the_control_differs_in_its_weights_alone(run: Path) -> None:
     assert keys == {"init", "architecture_from", "output_dir"}
 
 
+@pytest.mark.medium
 def test_run_again_it_repeats_nothing(run: Path, arguments: list[str], capsys) -> None:
     before = json.loads((run / "results.json").read_text())["transfer"]
     times = [path.stat().st_mtime_ns for path in sorted((run / "transfer").rglob("metrics.jsonl"))]
@@ -88,6 +91,7 @@ def test_a_wrong_recipe_fails_before_training(corpus: Path, recipe: Path, tmp_pa
     assert not (folder / "metrics.jsonl").exists()
 
 
+@pytest.mark.medium
 def test_bars_are_a_panel_of_the_curves(run: Path) -> None:
     def width_of(subject: Subject) -> int:
         path = plot_curves(run, subject)

@@ -91,6 +91,7 @@ def split_of(name: str) -> str:
     return Module(name, Path(name), is_stdlib=True).split
 
 
+@pytest.mark.medium
 def test_one_module_in_ten_is_held_out() -> None:
     splits = [split_of(f"package/module_{number}.py") for number in range(2000)]
     assert 150 < splits.count("dev") < 250
@@ -105,6 +106,7 @@ def test_a_package_is_read_up_to_its_limit(install, monkeypatch) -> None:
     assert list(docstring_documents("docstrings:pkg")) == [[sentence("a", "b", "c")]]
 
 
+@pytest.mark.medium
 def test_processes_find_what_one_finds(monkeypatch) -> None:
     alone = list(docstring_documents(REAL))
     monkeypatch.setattr(docstrings, "_PARALLEL_BYTES", 0)
@@ -136,6 +138,7 @@ def test_fingerprint_follows_the_text(install, tmp_path) -> None:
     assert corpus_fingerprint("docstrings:", tmp_path / "cache") != before[1]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("source", "wrong"),
     [("docstrings:json,nowhere", "'nowhere', which is not installed"), ("docstrings:json:test", "the split 'test'")],

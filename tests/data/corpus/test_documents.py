@@ -181,6 +181,7 @@ def test_fingerprint_is_remembered_until_the_file_changes(tmp_path, monkeypatch)
     assert corpus_fingerprint(path, cache) != first
 
 
+@pytest.mark.medium
 def test_fingerprint_of_the_standard_library():
     assert corpus_fingerprint("docstrings:json") == corpus_fingerprint(["docstrings:json"])
 

@@ -102,6 +102,7 @@ def test_the_head_is_what_the_readers_read_first(folder: Path) -> None:
     assert sorted(whole) == sorted(ALL)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("weights", [None, [9.0, 1.0], [1.0, 1000.0]])
 @pytest.mark.parametrize("readers", [1, 2])
 def test_a_small_file_does_not_end_the_head(tmp_path: Path, weights: list[float] | None, readers: int) -> None:
@@ -161,6 +162,7 @@ def test_reads_that_fail_are_repeated(folder: Path, bucket: Any, monkeypatch: py
     assert next(failures) > 10
 
 
+@pytest.mark.medium
 def test_a_web_server_is_read(folder: Path) -> None:
     pytest.importorskip("aiohttp", reason="the extra https is not installed")
 

@@ -77,6 +77,7 @@ def test_rows_are_full_and_follow_one_another(place, tokenizer, tmp_path) -> Non
     assert found.counts["train_documents"] + found.counts["eval_documents"] == DOCUMENTS
 
 
+@pytest.mark.medium
 def test_a_set_does_not_depend_on_workers_or_processes(place, tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
     one = blocks(place, tokenizer, tmp_path / "one")

@@ -152,6 +152,7 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
 
 
+@pytest.mark.medium
 def test_bytes_do_not_depend_on_workers_or_on_the_kind_of_file(small_shards, place, tokenizer, tmp_path):
     one = build_examples(config_of(place), tokenizer, tmp_path / "one")
     two = build_examples(config_of(place, num_workers=2), tokenizer, tmp_path / "two")
@@ -229,6 +230,7 @@ def start_build(place, cache, workers):
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_build_goes_on(small_shards, place, tokenizer, tmp_path, workers):
     process = start_build(place, tmp_path / "killed", workers)
@@ -243,6 +245,7 @@ def test_killed_build_goes_on(small_shards, place, tokenizer, tmp_path, workers)
     assert digest(again) == digest(whole)
 
 
+@pytest.mark.medium
 def test_two_builds_at_once_make_one_set(small_shards, place, tokenizer, tmp_path):
     both = [start_build(place, tmp_path / "both", 1) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0] for process in both]

@@ -70,6 +70,7 @@ def test_the_configuration_names_every_objective() -> None:
         DataConfig(train="docstrings:stdlib", objective="rtd").check()
 
 
+@pytest.mark.medium
 def test_each_objective_is_a_set_of_its_own_with_the_same_text_held_out(place) -> None:
     given = {"blocks": {"one_sentence_per_line": False}}
     sets = [build(place, objective, **given.get(objective, {})) for objective in OBJECTIVES]
@@ -179,6 +180,7 @@ def test_without_pairs_two_documents_are_enough_and_without_two_sentences_there_
         build(place, "sop", train=str(tmp_path / "lone.txt"))
 
 
+@pytest.mark.medium
 def test_duplicates_are_the_same_text_in_other_pairs(place, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(builder, "SHARD_BYTES", 2500)
     once, thrice = build(place, "nsp"), build(place, "nsp", dupe_factor=3)

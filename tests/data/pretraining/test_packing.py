@@ -261,6 +261,7 @@ def test_a_packed_set_has_the_examples_of_the_unpacked_one(objective, small_shar
         assert len(rows["length"]) <= 1.1 * least_rows(lengths, T, 8) + 1
 
 
+@pytest.mark.medium
 def test_bytes_do_not_depend_on_workers_parts_or_a_second_call(small_shards, place, tokenizer, tmp_path):
     one = build_examples(packing_of(place), tokenizer, tmp_path / "one")
     assert build_examples(packing_of(place, max_predictions_per_sequence=3), tokenizer, tmp_path / "one") == one

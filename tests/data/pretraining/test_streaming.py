@@ -118,6 +118,7 @@ def test_a_block_has_rows_of_the_last_chunks_alone(place, tokenizer) -> None:
             assert order != sorted(order)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("changes", [{}, {"packing": True, "short_seq_prob": 0.9}], ids=["plain", "packed"])
 def test_blocks_are_the_same_again_from_any_start(place, tokenizer, changes) -> None:
     spec = spec_of(place, **changes)
@@ -130,6 +131,7 @@ def test_blocks_are_the_same_again_from_any_start(place, tokenizer, changes) -> 
             assert dataclasses.replace(ours, columns={}) == dataclasses.replace(theirs, columns={})
 
 
+@pytest.mark.medium
 def test_memory_does_not_grow(place, tokenizer) -> None:
     """The buffer is full after W chunks; five passes later it holds as much."""
     blocks = blocks_of(spec_of(place), tokenizer)
@@ -161,6 +163,7 @@ def loader_of(rows: StreamedRows, process: tuple[int, int] = (0, 1)) -> StreamLo
     return StreamLoader(rows, masking, batch_size=8, seed=3, process=process)
 
 
+@pytest.mark.medium
 def test_batches_are_the_same_after_a_resume_at_every_step_and_on_two_hosts(place, tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(stream_readers, "BATCHES_KEPT", 2)
     whole = make_rows(place, tokenizer)
@@ -199,6 +202,7 @@ def test_no_row_comes_twice_before_the_corpus_is_read_again(place, tokenizer) ->
     rows.close()
 
 
+@pytest.mark.medium
 def test_a_reader_that_is_killed_or_fails_is_one_sentence(place, tokenizer, tmp_path) -> None:
     rows = make_rows(place, tokenizer)
     loader_of(rows).batch(0)

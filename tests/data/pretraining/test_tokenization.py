@@ -30,6 +30,7 @@ def tokenizer_of(folder: Path, lowercase: bool) -> Tokenizer:
 TEXTS = st.lists(st.one_of(st.text(st.sampled_from(f"{LETTERS}    "), max_size=40), st.text(max_size=20)), max_size=8)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_any_text_has_the_tokens_of_the_whole(tmp_path_factory: pytest.TempPathFactory, lowercase: bool) -> None:
     tokenizer = tokenizer_of(tmp_path_factory.mktemp("vocabulary"), lowercase)

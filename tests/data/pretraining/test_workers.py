@@ -36,6 +36,7 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
 
 
+@pytest.mark.medium
 def test_parts_in_any_order_merge_to_the_same_set(place, tokenizer, tmp_path):
     whole = build_examples(config_of(place, dupe_factor=2), tokenizer, tmp_path / "whole")
     config = config_of(place, dupe_factor=2)
@@ -48,6 +49,7 @@ def test_parts_in_any_order_merge_to_the_same_set(place, tokenizer, tmp_path):
     assert digest(build_examples(config, tokenizer, tmp_path / "rest")) == digest(whole), "training builds the rest"
 
 
+@pytest.mark.medium
 def test_four_processes_that_share_only_a_folder(place, tokenizer, tmp_path):
     arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
     arguments += ["--data.sequence_length=32", "--data.one_sentence_per_line=true", "--data.num_workers=1"]
@@ -106,6 +108,7 @@ def test_a_process_that_comes_late_does_not_replace_what_others_read(place, toke
     merged[0].take(np.arange(len(merged[0])))
 
 
+@pytest.mark.medium
 def test_parts_train_one_vocabulary_between_them(place, tmp_path):
     arguments = [f"--data.train={place / 'corpus.txt'}", f"--data.cache_dir={tmp_path}", "--tokenizer.vocab_size=200"]
     running = [

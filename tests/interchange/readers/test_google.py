@@ -161,6 +161,7 @@ def test_half_precision_becomes_float32(tmp_path: Path, dtype) -> None:
     np.testing.assert_array_equal(word, tensors["bert/embeddings/word_embeddings"].astype(np.float32))
 
 
+@pytest.mark.medium
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     tensors = weights("predictions")
     write_folder(tmp_path, {**tensors, "bert/embeddings/extra": np.zeros(2, np.float32)})
@@ -308,6 +309,7 @@ def test_a_vocabulary_must_fit_the_embedding(tmp_path: Path) -> None:
         read_tokenizer(folder, CONFIG)
 
 
+@pytest.mark.medium
 def test_a_folder_of_googles_is_loaded_and_a_classifier_answers(tmp_path: Path) -> None:
     said: list[str] = []
     model = bert.load(write_folder(tmp_path, weights("classifier")), said.append)
@@ -318,6 +320,7 @@ def test_a_folder_of_googles_is_loaded_and_a_classifier_answers(tmp_path: Path) 
     assert load_vocabulary(tmp_path).to_str() == model.tokenizer.to_str()
 
 
+@pytest.mark.medium
 def test_masks_are_filled_with_googles_head(tmp_path: Path) -> None:
     model = bert.load(write_folder(tmp_path, weights("predictions", "seq_relationship")))
     [[best]] = model.fill_mask("the [MASK]", top_k=1)

@@ -27,6 +27,7 @@ from tests.conftest import SMALL_RUN
 from tests.interchange.hf_folders import CONFIG, ELECTRA, GPT2, MODERNBERT, ROBERTA, assert_same, edit, rewrite, shard
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("architecture", names.ARCHITECTURES)
 def test_the_table_names_every_parameter(architecture: str, tied: bool, made) -> None:
@@ -161,6 +162,7 @@ def test_a_key_that_a_class_does_not_read_is_passed_over(made, tmp_path: Path) -
         bert.load(tmp_path / "plain")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_a_tokenizer_makes_segments_for_a_model_of_two_alone(count: int, made, tmp_path: Path) -> None:
     """transformers' would number the second text of a pair 1, for which a table of one row has no place."""
@@ -190,6 +192,7 @@ def test_a_decoder_that_differs_is_untied(made, tmp_path: Path) -> None:
     assert_same(bert.load(tmp_path / "again").params, model.params)
 
 
+@pytest.mark.medium
 def test_parts_that_are_not_there_start_afresh(made, tmp_path: Path) -> None:
     made("BertForSequenceClassification").save(tmp_path / "model")
     rewrite(
@@ -215,6 +218,7 @@ def test_masks_are_filled_without_pooler_or_nsp_head(made, tmp_path: Path) -> No
     assert [guess.probability for guess in guesses] == sorted((guess.probability for guess in guesses), reverse=True)
 
 
+@pytest.mark.medium
 def test_pooling_is_what_the_folder_declares(made, tmp_path: Path) -> None:
     texts = ["a b c", "d", "e f"]
     for mode in ("mean", "cls", "max"):

@@ -20,6 +20,7 @@ from bert.interchange.writers.model_card import model_card
 from tests.interchange.hf_folders import assert_same, edit
 
 
+@pytest.mark.medium
 def test_a_run_is_exported_with_its_recipe_scores_and_labels(finetuned: Path, tmp_path: Path, capsys, fails) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -125,6 +126,7 @@ def test_what_transformers_cannot_express_is_not_exported(make, tmp_path: Path, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForTokenClassification"])
 def test_positions_and_biases_that_a_model_lacks_are_written_as_zeros(make, tmp_path: Path, architecture: str) -> None:
     model = make(architecture, position_embedding_type="none", use_bias=False, norm_bias=False)
@@ -160,6 +162,7 @@ def test_roberta_whose_padding_id_is_not_before_its_positions_is_not_exported(ma
         make("BertForMaskedLM", position_offset=2).save(tmp_path / "out")
 
 
+@pytest.mark.medium
 def test_fixed_positions_are_exported_as_the_table_that_they_are(make, tmp_path: Path) -> None:
     model = make("BertForPreTraining", position_embedding_type="sinusoidal", embedding_size=24)
     model.save(tmp_path / "out")
@@ -184,6 +187,7 @@ def test_narrow_embeddings_are_exported_as_electra(make, tmp_path: Path) -> None
         make("BertForSequenceClassification", embedding_size=6).save(tmp_path / "tanh")
 
 
+@pytest.mark.medium
 def test_a_run_of_replaced_tokens_is_exported_in_two_parts(detected, tmp_path: Path, fails, pretrained) -> None:
     assert export([str(detected), str(tmp_path / "discriminator")]) == 0
     assert export([str(detected), str(tmp_path / "generator"), "--generator"]) == 0

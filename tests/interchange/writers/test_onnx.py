@@ -62,6 +62,7 @@ def inputs_of(session, architecture: str) -> dict[str, np.ndarray]:
     return {**inputs, "attention_mask": np.ones(shape, np.int64)}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("case", CASES)
 def test_answers_as_we_do(make, answer, case):
     architecture, sizes = CASES[case]
@@ -133,6 +134,7 @@ def test_more_tokens_than_positions_are_an_error(make):
         session.run(None, inputs)
 
 
+@pytest.mark.medium
 def test_the_folder(make, tmp_path, monkeypatch, capsys):
     model = make("BertForTokenClassification")
     monkeypatch.setattr("bert.inference.loading.load", lambda source, say: model)
@@ -158,6 +160,7 @@ def test_the_folder(make, tmp_path, monkeypatch, capsys):
     assert shown.stdout == "(1, 8, 4)\n"
 
 
+@pytest.mark.medium
 def test_weights_over_the_limit_lie_beside_the_graph(make, tmp_path, monkeypatch):
     monkeypatch.setattr(exporter, "LARGEST", 0)
     make("BertForSequenceClassification").save(tmp_path / "out", "onnx")

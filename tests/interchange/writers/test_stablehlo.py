@@ -95,6 +95,7 @@ def test_answers_as_we_do(make, answer, tmp_path, architecture, sizes, shapes):
             np.testing.assert_allclose(given[name], array, rtol=0, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_needs_nothing_of_this_package(make, answer, tmp_path, monkeypatch, capsys):
     model = make("BertForTokenClassification")
     monkeypatch.setattr("bert.inference.loading.load", lambda source, say: model)
@@ -136,6 +137,7 @@ def test_weights_are_beside_the_graph(make):
     assert len(stablehlo.serialized(model, stablehlo.signature(model))) < 100_000
 
 
+@pytest.mark.medium
 def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fails):
     other = make("BertForNextSentencePrediction", hidden_act="relu")
     written = stablehlo.serialized(other, stablehlo.signature(other, 12))
