@@ -11,7 +11,7 @@ os.environ["BERT_NUM_DEVICES"] = "1"  # of the eight, for all that does not ask 
 os.environ.setdefault(
     "JAX_PLATFORMS", "cpu"
 )  # also next to a GPU: what needs one sets its own, in a process of its own
-# Most of the time of the fast and medium tests would go into compiling tiny models: their kernels are not optimised, and
+# Most of the time of the fast and medium tests would go into compiling tiny models: their kernels are not optimised and
 # built in the quickest way there is (either version of XLA ends at a flag of the other). Other tiers, and users, have
 # XLA's choice.
 QUICK_TO_COMPILE = " --xla_backend_optimization_level=0 " + (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from pathlib import Path
 
 from bert.commands.arguments import CommandParser, run_command
 from bert.errors import UserError
 from bert.files import atomic_write, local_path
+from bert.runs.metrics_log import read_results
 from bert.tasks.glue import SUBMISSIONS
 
 DESCRIPTION = """Puts the test predictions of fine-tuning runs on GLUE's tasks into one zip for gluebenchmark.com. Of a
@@ -59,7 +59,7 @@ def collect(runs: list[Path]) -> dict[str, Path]:
         for path in predictions:
             if path.name in files:
                 raise UserError(f"{path.name} is in {files[path.name].parent} and in {folder}: name one run a task")
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8", errors="replace") as file:
                 if file.readline().rstrip("\n") != HEADER:
                     raise UserError(f"{path}, line 1: not {HEADER!r}: let the run write it again")
             files[path.name] = path
@@ -70,6 +70,5 @@ def _best_seed(run: Path) -> Path:
     """The run itself, or the best of its seeds. Raises UserError where there is no run."""
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run} holds no run (no config.yaml): name the folder of a fine-tuning run")
-    results = run / "results.json"
-    best = json.loads(results.read_text(encoding="utf-8")).get("best_seed") if results.is_file() else None
+    best = (read_results(run) or {}).get("best_seed")
     return run if best is None else run / f"seed-{best}"

@@ -150,8 +150,10 @@ class TaskDataConfig:
             raise UserError("data.dev and data.dev_fraction are both set: remove one of them")
         for name in ("column_names", "labels", "metrics"):
             values = getattr(self, name)
-            if values is not None and not 0 < len(values) == len(set(values)):
+            if values is not None and not 0 < len(values) == len({value.strip() for value in values}):
                 raise UserError(f"data.{name} is {values}: list each name once, or leave it out")
+        if self.columns.text_a == self.columns.text_b:
+            raise UserError(f"data.columns.text_a and text_b are both {self.columns.text_a!r}: name two columns")
         if self.score_range is not None and (len(self.score_range) != 2 or self.score_range[0] >= self.score_range[1]):
             raise UserError(f"data.score_range is {self.score_range}: give the least and the greatest score")
 

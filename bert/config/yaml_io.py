@@ -291,7 +291,16 @@ def _snippet(node: yaml.Node, text: str) -> str:
 
 def dump(config: Any) -> str:
     """The configuration as YAML; ``load_config`` reads it back into an equal object."""
-    return yaml.dump(dataclasses.asdict(config), Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes U+0085 as an escape: as it is, it is read as the end of a line."""
+
+
+_Dumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, '"' if "\x85" in text else None)
+)
 
 
 def load_config(config_class: type[Config], path: Path | str) -> Config:

@@ -172,7 +172,8 @@ def dataset_records(source: str, splits: DatasetDict, split: str) -> Records:
     """The rows of one split; where a field is a number with a name (a class label), they have the name, or None."""
     if split not in splits:
         raise UserError(f"{source} has no split {split!r} but {', '.join(splits)}: name one of these")
-    table = splits[split].flatten()  # answers.text rather than answers: {text: ...}
+    # Plain values, whatever format the data set was saved with; answers.text rather than answers: {text: ...}.
+    table = splits[split].with_format(None).flatten()
     named = {name: convert for name, feature in table.features.items() if (convert := _label_namer(feature))}
     rows = (
         (row_number, {name: named[name](value) if name in named else value for name, value in row.items()})
@@ -186,7 +187,7 @@ def _label_namer(feature: Any) -> Callable[[Any], Any] | None:
     if hasattr(feature, "int2str"):
         return lambda value: None if value is None or value < 0 else feature.int2str(value)
     inner = _label_namer(feature.feature) if hasattr(feature, "feature") else None
-    return None if inner is None else lambda values: [inner(value) for value in values]
+    return None if inner is None else lambda values: None if values is None else [inner(value) for value in values]
 
 
 def _named_rows(

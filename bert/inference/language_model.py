@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bert.config import Decoding
 from bert.data.inputs import as_list, as_texts, check_count
@@ -64,7 +65,9 @@ class LanguageModel(ModelBundle):
         check_count("batch_size", batch_size)
         self.require_generation()
         texts = self._as_texts(prompts)
-        numbers = range(len(texts)) if numbers is None else numbers
+        numbers = list(range(len(texts)) if numbers is None else numbers)
+        if any(not isinstance(number, (int, np.integer)) or not 0 <= number < 2**31 for number in numbers):
+            raise UserError("numbers has an entry that is not a whole number from 0 to 2,147,483,647: pass another")
         if len(numbers) != len(texts):
             raise UserError(f"numbers has {len(numbers)} entries for {len(texts)} prompts: pass one for each")
         found = self._text_generator(texts, decoding, batch_size, numbers)

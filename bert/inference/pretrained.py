@@ -179,12 +179,15 @@ class Pretrained(SearchableModel):
             max_length: tokens of a row at most; None for as many as the position table has.
 
         Raises:
-            UserError: an input is not a text or a pair of texts, or ``max_length`` is below 1.
+            UserError: an input is not a text or a pair of texts, or ``max_length`` has no room for
+                the special tokens.
         """
         if max_length is not None:
             check_count("max_length", max_length)
         rows = [as_text_or_pair(given, index) for index, given in enumerate(as_list(texts), 1)]
         features = self._features(rows, max_length)
+        if max_length is not None and features.lengths.max(initial=0) > max_length:
+            raise UserError(f"max_length is {max_length}, and the special tokens of a row are more: pass a greater one")
         batch = features.batch(np.arange(len(rows)), int(features.lengths.max(initial=1)), len(rows))
         return {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
 

@@ -95,7 +95,8 @@ class TextGenerator:
                 prompt = prompts[row // samples]
                 for k in range(decoding.num_samples // samples):
                     new = np.asarray(decoded.tokens[place, k, : decoded.lengths[place, k]])
-                    found[row // samples].append(self._continuation(prompt, new, float(decoded.scores[place, k])))
+                    if (score := float(decoded.scores[place, k])) > -np.inf:  # there may be fewer than beams
+                        found[row // samples].append(self._continuation(prompt, new, score))
         return found
 
     def _batches(

@@ -73,7 +73,7 @@ def read_results(folder: Path | str) -> dict[str, Any] | None:
     file = Path(folder) / "results.json"
     try:
         return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{file} cannot be read ({error}): remove it and run the same command again") from None
 
 

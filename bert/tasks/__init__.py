@@ -25,6 +25,8 @@ from bert.tasks import (
     token_classification,
 )
 from bert.tasks.base import Task
+from bert.tasks.question_answering import QUESTION_KEYS
+from bert.tasks.token_classification import TAG_KEYS
 
 MODULES = (
     glue,
@@ -49,6 +51,9 @@ CUSTOM_TASK_KEYS = (
     "source", "target", "max_target_length", "class_weights", "label_thresholds",
 )  # fmt: skip
 """Keys of ``data`` that only some tasks read (`Task.data_keys`)."""
+
+BUILT_IN_KEYS = tuple(dict.fromkeys((*TAG_KEYS, *QUESTION_KEYS)))
+"""Further ones, of the tasks of the toolkit; a task of one's own may read them all."""
 
 
 NOT_FOR_A_DECODER = {
@@ -92,7 +97,7 @@ def find_task(name: str) -> Task:
 def make_task(config: FinetuneConfig) -> Task:
     """The task of a run, as its configuration shapes it. Raises UserError for what the task would not read."""
     task, unset = find_task(config.task), TaskDataConfig()
-    for key in CUSTOM_TASK_KEYS:
+    for key in (*CUSTOM_TASK_KEYS, *(BUILT_IN_KEYS if isinstance(task, tuple(map(type, BUILT_IN))) else ())):
         if key not in task.data_keys and getattr(config.data, key) != getattr(unset, key):
             readers = ", ".join(task.name for task in BUILT_IN if key in task.data_keys)
             raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")

@@ -11,7 +11,7 @@ from bert.config import ColumnsConfig, TaskDataConfig
 from bert.data.records import Records
 from bert.errors import without_surrogates
 from bert.tasks.column_files import ColumnFilesTask
-from bert.tasks.question_answering import Dataset, SquadTask
+from bert.tasks.question_answering import QUESTION_KEYS, Dataset, SquadTask
 from bert.tasks.readers.columns import KEYS, read_columns
 from bert.tasks.span_features import Answer, Example
 
@@ -22,7 +22,7 @@ class CustomQuestionAnswering(ColumnFilesTask, SquadTask):
 
     name: str = "span"
     version: str = ""
-    data_keys = KEYS
+    data_keys = (*KEYS, *QUESTION_KEYS)
 
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
@@ -113,6 +113,8 @@ def _answers(
         if not isinstance(text, str) or not text.strip():
             raise records.error(line_number, f"{names.answer} is {str(text)[:40]!r}: it must be a text, or empty")
         try:
+            if isinstance(start, float) and not start.is_integer():
+                raise ValueError
             start = int(start)
         except (TypeError, ValueError):
             shown = repr(start)[:40]

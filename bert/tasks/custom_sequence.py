@@ -71,7 +71,7 @@ class _FromLabelColumn(_FromColumns, LabelTask):
     label_column: str = "label"
     labels: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
-    data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "metrics", "class_weights")
+    data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "labels", "metrics", "class_weights")
 
     def fit(self, train: Examples) -> Self:
         labels, given = train.label_words, self.data.class_weights
@@ -142,8 +142,8 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
         return super().fit(train)
 
     def balanced_weights(self, counts: np.ndarray, rows: int) -> np.ndarray:
-        """The rows with a label weigh as much as those without it."""
-        weights: np.ndarray = (rows - counts) / np.maximum(counts, 1)
+        """The rows with a label weigh as much as those without it; 1 where there are none without."""
+        weights: np.ndarray = np.where(counts == rows, 1, (rows - counts) / np.maximum(counts, 1))
         return weights
 
     def from_config(self, data: TaskDataConfig) -> Self:

@@ -17,7 +17,7 @@ from bert.errors import UserError
 from bert.tasks.readers import conll
 from bert.tasks.readers.columns import KEYS, label_text, split_names, split_path, split_records
 from bert.tasks.readers.conll import Sentences
-from bert.tasks.token_classification import TaggingTask
+from bert.tasks.token_classification import TAG_KEYS, TaggingTask
 
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".conll", ".txt")
 
@@ -34,7 +34,7 @@ class CustomTokenClassification(TaggingTask):
 
     name: str = "tagging"
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
-    data_keys = KEYS
+    data_keys = (*KEYS, *TAG_KEYS)
 
     def from_config(self, data: TaskDataConfig) -> Self:
         return dataclasses.replace(super().from_config(data), data=data)

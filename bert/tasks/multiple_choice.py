@@ -128,7 +128,9 @@ def parse_question(fields: Mapping[str, Any]) -> tuple[str, list[str], list[str]
     names: list[Any]
     if "sent1" in fields and "sent2" in fields:
         context, endings = fields["sent1"], [fields[name] for name in _ending_columns(fields)]
-        texts = [f"{fields['sent2']} {ending}".strip() if ending else None for ending in endings]
+        start = "" if fields["sent2"] is None else fields["sent2"]
+        are_texts = isinstance(start, str) and all(isinstance(ending, str) for ending in endings)
+        texts = [f"{start} {ending}".strip() if are_texts and ending else None for ending in endings]
         names = [str(index) for index in range(len(texts))]
     elif "question" in fields:
         context, listed = fields["question"], fields.get("choices")

@@ -40,7 +40,7 @@ class Packages(CustomClassification):
     """The label is the package; ``data.dir`` is ``docstrings:PACKAGE,...`` with two or more packages."""
 
     name: str = "packages"
-    data_keys: ClassVar[tuple[str, ...]] = ("metrics",)
+    data_keys: ClassVar[tuple[str, ...]] = ("labels", "metrics")
 
     def from_config(self, data: TaskDataConfig) -> Packages:
         source = data.dir or ""

@@ -192,6 +192,17 @@ class AnswerPrediction(NamedTuple):
     probability: float
 
 
+QUESTION_KEYS = (
+    "doc_stride",
+    "max_query_length",
+    "max_answer_length",
+    "n_best_size",
+    "null_score_diff_threshold",
+    "misaligned_answers",
+)
+"""Keys of ``data`` that answering questions reads."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SquadTask(Task):
     """SQuAD v1.1, or v2.0, whose questions may be impossible; predictions are `bert.tasks.span_features.Answers`.
@@ -208,6 +219,7 @@ class SquadTask(Task):
     """None until the user sets it or `tune` finds it; `predict` then takes 0."""
     strict: bool = False
     """Misplaced answers are an error."""
+    data_keys: ClassVar[tuple[str, ...]] = QUESTION_KEYS
     head: str = "span"
     loss: str = "span"
     windows: ClassVar[bool] = True

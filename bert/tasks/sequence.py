@@ -28,6 +28,9 @@ from bert.runs.confusion_matrix import draw_confusion_matrix
 from bert.tasks.base import Outputs, Task
 from bert.tasks.readers.columns import Columns, label_text
 
+LARGEST = float(np.finfo(np.float32).max)
+"""Score that a label may be."""
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -381,7 +384,7 @@ class RegressionTask(SentenceTask):
                 scores.append(float(str(label)))
             except ValueError:
                 raise records.error(line_number, f"{described}: no number, {scale}: fix it") from None
-            if not (math.isfinite(scores[-1]) and self.lowest <= scores[-1] <= self.highest):
+            if not (abs(scores[-1]) <= LARGEST and self.lowest <= scores[-1] <= self.highest):
                 raise records.error(line_number, f"{described}: out of range, {scale}: fix it")
         return np.array(scores, np.float32), ()
 

@@ -208,6 +208,8 @@ class SequenceToSequenceTask(ColumnFilesTask):
     def examples_from_inputs(self, inputs: Sequence[Any]) -> TextPairs:
         wanted = f"{self.name} takes a single text: pass a string"
         texts = [as_texts(given, index, wanted)[0] for index, given in enumerate(inputs, 1)]
+        if self.data.source is not None:  # the lines of parallel files have no white space around them
+            texts = [text.strip() for text in texts]
         return TextPairs(texts, None, [str(row) for row in range(len(texts))])
 
     def format_predictions(self, predictions: Written, examples: Any) -> list[TargetText]:

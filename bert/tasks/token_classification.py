@@ -61,6 +61,10 @@ class Words(NamedTuple):
     words: list[dict[str, Any]]
 
 
+TAG_KEYS = ("labels", "invalid_tags")
+"""Keys of ``data`` that tagging reads."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaggingTask(Task):
     """Tags of words in CoNLL columns; whether they mark entities, the tags themselves tell."""
@@ -76,6 +80,7 @@ class TaggingTask(Task):
     loss: str = "tokens"
     baseline: str = "commonest_tag"
     windows: ClassVar[bool] = True
+    data_keys: ClassVar[tuple[str, ...]] = TAG_KEYS
 
     @property
     def marks_entities(self) -> bool:

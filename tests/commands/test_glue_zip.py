@@ -52,6 +52,11 @@ def test_errors(tmp_path: Path, fails) -> None:
     assert "-- is given more than once" in fails(main, str(rte), "--", "--")
     (rte / "predictions" / "RTE.tsv").write_text("id,label\n")
     assert "RTE.tsv, line 1: not 'index\\tprediction'" in fails(main, str(rte), str(out))
+    (rte / "predictions" / "RTE.tsv").write_bytes(b"\xff\xfe\n")
+    assert "RTE.tsv, line 1: not 'index\\tprediction'" in fails(main, str(rte), str(out))
+    for damaged in ("{", "[1]"):
+        (rte / "results.json").write_text(damaged)
+        assert "results.json cannot be read" in fails(main, str(rte), str(out))
     assert not out.exists()
     out.write_bytes(b"mine")
     assert "exists already" in fails(main, str(again), str(out))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
+from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, recipe_folder, recipe_names
 from bert.config.phases import PhaseConfig
 from bert.config.sources import resolve_config
-from bert.config.yaml_io import build_config, keys_of, load_config, parse_dict
+from bert.config.yaml_io import build_config, dump, keys_of, load_config, parse_dict
 from bert.errors import UserError
 
 
@@ -59,3 +59,9 @@ def test_the_preset_of_a_configuration_is_not_applied_again():
 def test_an_item_of_a_list_has_its_own_keys():
     with pytest.raises(UserError, match=r"^overrides: unknown key phases\.1\.share_: did you mean phases\.1\.share\?$"):
         resolved({}, phases=[{"share_": 1}])
+
+
+def test_a_line_end_of_old_computers_in_a_label_survives_config_yaml(tmp_path: Path) -> None:
+    config = FinetuneConfig(task="classification", data=TaskDataConfig(labels=["a\x85b", "a b", "é\u2028"]))
+    (tmp_path / "config.yaml").write_text(dump(config), encoding="utf-8")
+    assert load_config(FinetuneConfig, tmp_path / "config.yaml") == config

@@ -176,3 +176,18 @@ def test_quotes_of_no_csv_writer_stay_in_tsv(tmp_path: Path, rows: list[str]) ->
     records = read_records(made(tmp_path, "a.tsv", "\n".join(["text\tlabel", *rows])))
     assert ["\t".join(fields.values()) for _, fields in records.rows] == rows
     assert not records.notes
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pandas", "arrow"])
+def test_a_data_set_is_read_alike_whatever_its_format_and_lists_of_labels_may_be_null(
+    tmp_path: Path, kind: str
+) -> None:
+    names = datasets.ClassLabel(names=["x", "y"])
+    features = datasets.Features(text=datasets.Value("string"), label=names, tags=datasets.List(names))
+    rows = {"text": ["a", "b"], "label": [1, 0], "tags": [[0, 1], None]}
+    made = datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows, features=features)})
+    made.set_format(kind)
+    made.save_to_disk(tmp_path)
+    records = dataset_records("d", open_splits(str(tmp_path)), "train")
+    expected = [{"text": "a", "label": "y", "tags": ["x", "y"]}, {"text": "b", "label": "x", "tags": None}]
+    assert [row for _, row in records.rows] == expected

@@ -142,6 +142,16 @@ def test_no_input_has_no_answer_and_a_tuple_or_array_is_a_list(model: Pretrained
     )
 
 
+def test_there_are_no_more_beams_than_continuations_and_numbers_are_a_seeds(model: Pretrained) -> None:
+    found = model.generate("the cat", beams=300, num_samples=300, max_tokens=1, details=True)
+    assert len(found) == len({answer.token_ids for answer in found}) <= model.config.vocab_size
+    assert all(np.isfinite(answer.score) for answer in found)
+    answers = model.generate(["a", "b"], numbers=(n for n in (3, 4)), temperature=1.0, max_tokens=2)
+    assert answers == model.generate(["a", "b"], numbers=[3, 4], temperature=1.0, max_tokens=2)
+    with pytest.raises(bert.UserError, match="numbers has an entry that is not a whole number from 0 to"):
+        model.generate(["a"], numbers=[2**40])
+
+
 def test_settings_that_are_none_are_refused(model: Pretrained) -> None:
     for settings, words in (
         ({"max_length": 3}, "max_length is no setting of generation: use one of max_tokens, beams, "),

@@ -199,7 +199,7 @@ def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path
     assert "dev.tsv, line 3: label is '7': out of range, regression has scores from 0 to 5" in error_of(
         scores, tmp_path, "dev"
     )
-    for word in ("nan", "inf", "high"):
+    for word in ("nan", "inf", "1e39", "high"):
         made_files(tmp_path, train_tsv=f"text\tlabel\na\t{word}\n")
         assert f"train.tsv, line 2: label is '{word}': " in error_of(own("regression"), tmp_path)
     made_files(tmp_path, train_csv=PAIRS_CSV + "b,r,s,true\n")

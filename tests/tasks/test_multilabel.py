@@ -146,6 +146,9 @@ def test_class_weights_are_balanced_or_given(tmp_path: Path) -> None:
     facts = label_facts(balanced, {"train": train, "dev": train}, TaskDataConfig())
     assert facts[1] == ("class weights", "bill 0.333, login 3, speed 3")
     assert fitted(tmp_path, class_weights=["speed=2.5"])[0].class_weights == (1.0, 1.0, 2.5)
+    made_files(tmp_path, train_csv="text,label\na,x;y\nb,x\nc,x;z\n")
+    always = own(class_weights="balanced")
+    assert always.fit(always.read(tmp_path, "train")).class_weights == (1.0, 2.0, 2.0), "x has no rows without it"
     made_files(tmp_path, train_csv="text,label\na,x\nb,y\nc,y\nd,y\n")
     single = own("classification", class_weights="balanced")
     assert single.fit(single.read(tmp_path, "train")).class_weights == (2.0, 2 / 3)
@@ -192,9 +195,20 @@ def test_what_is_wrong_with_labels_and_settings_is_one_sentence(tmp_path: Path) 
         own(labels=["a;b"])
     with pytest.raises(UserError, match=r"data\.metrics has 'accuracy': multilabel is measured by micro_f1, macro_f1"):
         own(metrics=["accuracy"])
-    for key, value in (("label_thresholds", [0.5]), ("class_weights", "balanced")):
+    for key, value in (
+        ("label_thresholds", [0.5]),
+        ("class_weights", "balanced"),
+        ("labels", ["a", "b"]),
+        ("doc_stride", 7),
+        ("null_score_diff_threshold", 2.0),
+        ("invalid_tags", "count"),
+    ):
         with pytest.raises(UserError, match=rf"data\.{key} is set, but it is for .*, and the task is sst2: leave it"):
             own("sst2", dir="x", **{key: value})
+    with pytest.raises(UserError, match=r"data\.labels is \['a', 'a '\]: list each name once"):
+        TaskDataConfig(dir="x", labels=["a", "a "]).check()
+    with pytest.raises(UserError, match=r"data\.columns\.text_a and text_b are both 'text': name two columns"):
+        TaskDataConfig(dir="x", columns=ColumnsConfig(text_a="text", text_b="text")).check()
     with pytest.raises(UserError, match=r"data.label_thresholds is 1.5: it must be at least 0 and at most 1"):
         TaskDataConfig(dir="x", label_thresholds=[1.5]).check()
 

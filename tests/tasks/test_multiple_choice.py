@@ -165,3 +165,10 @@ def test_predictions(tmp_path, examples):
     assert path.read_text().startswith("id\tprediction\tprobability\n0\tB\t0.750000\n")
     with pytest.raises(ValueError, match="3 questions, 2 predictions"):
         multiple_choice.write_predictions(path, examples, np.array([1, 0]), shares)
+
+
+def test_a_null_start_of_the_endings_is_none_at_all():
+    fields = {"sent1": "a", "sent2": None, "ending0": "x", "ending1": "y"}
+    assert multiple_choice.parse_question(fields)[1] == ["x", "y"]
+    with pytest.raises(ValueError, match="empty or not a text"):
+        multiple_choice.parse_question({**fields, "ending1": 3})

@@ -161,3 +161,10 @@ def test_settings_of_other_tasks_are_refused(changes: dict, wrong: str) -> None:
     settings = {"task": "translation", "init": "none", "data": data, "training": TrainingConfig(steps=1), **changes}
     with pytest.raises(UserError, match=wrong):
         make_task(FinetuneConfig(**settings))
+
+
+def test_new_inputs_are_read_as_the_lines_of_parallel_files(folder: Path) -> None:
+    (folder / "val.de").write_text("  rot \n")
+    parallel = task_of(PARALLEL)
+    assert parallel.read(folder, "dev").sources == parallel.examples_from_inputs(["  rot "]).sources == ["rot"]
+    assert task_of(TaskDataConfig(dir="data")).examples_from_inputs(["  rot "]).sources == ["  rot "], "of columns"
