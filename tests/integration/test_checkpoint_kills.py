@@ -80,6 +80,7 @@ def test_a_kill_leaves_a_good_checkpoint(tmp_path, place, good):
     assert os.listdir(folder) == ["4"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "place",
     [

@@ -76,6 +76,7 @@ def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | Non
     return parallel.to_host(compiled(parallel.put_state(params), placed))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("devices", "micro_batches", "mesh"),
     [

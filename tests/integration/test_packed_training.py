@@ -113,6 +113,7 @@ def assert_close(ours, theirs, tolerance: float) -> None:
     jax.tree_util.tree_map_with_path(close, ours, theirs)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("label", ["next_sentence", pytest.param(None, marks=pytest.mark.slow)])
 def test_packed_rows_have_the_losses_and_gradients_of_their_examples(label: str | None) -> None:
     batch = batch_of_packed_rows()

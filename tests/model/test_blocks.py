@@ -38,6 +38,7 @@ def test_blocks_and_their_neighbours_by_hand() -> None:
     assert split_keys(features, 2, causal=False).shape == (6, 6, 3)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("mask", "execution"),
     [

@@ -35,6 +35,7 @@ def decoder(pre_layer_norm: bool, kernel: str = "written") -> tuple:
     return encoder, params, jax.jit(encoder.apply)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("pre_layer_norm", "kernel"),
     [

@@ -189,6 +189,7 @@ def test_the_options_parameters(option: str) -> None:
     assert count_parameters(shapes) == 110_106_428 + difference[option]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("option", [*(pytest.param(o, marks=pytest.mark.slow) for o in SINGLE), "all at once"])
 def test_padding_and_dropout_are_as_without_the_option(option: str) -> None:
     model = Bert(dataclasses.replace(CONFIG, **OPTIONS[option]))
@@ -284,6 +285,7 @@ def value_and_gradients(execution: LayerExecution, option: str | None = None):
     return step(params), str(step.trace(params).jaxpr)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("execution", "option"),
     [

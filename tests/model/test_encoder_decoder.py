@@ -73,6 +73,7 @@ def test_the_target_sees_the_source_and_what_is_before_it(name: str) -> None:
     assert np.abs(plain - other).max(axis=(1, 2)).min() > 1e-3, "every text depends on its source"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [pytest.param("none", marks=pytest.mark.slow), *SHARED[1:], "other decoder"])
 def test_decoding_with_a_cache_gives_the_logits_of_teacher_forcing(name: str) -> None:
     model, params = model_of(name)
@@ -94,6 +95,7 @@ def test_the_alignment_is_over_the_words_of_the_source() -> None:
     assert np.where(ATTENTION[:, None, None] == 0, weights, 0).max() == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "execution",
     [

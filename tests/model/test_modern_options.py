@@ -87,6 +87,7 @@ def test_windows_alternate_and_include_both_ends() -> None:
     assert [all_local.is_local(number) for number in range(2)] == [True, True]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "mask", [Mask(), Mask(causal=True), Mask(keys=jnp.arange(9)[None] < jnp.array([[9], [4], [7]]))]
 )
@@ -118,6 +119,7 @@ def test_decoding_with_a_cache_is_the_whole_causal_pass(kernel: str) -> None:
     np.testing.assert_allclose(jnp.concatenate(outputs, axis=1)[real], whole[real], atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_packed_rows_are_their_examples_alone(scan: bool) -> None:
     """Hidden states and pooled means, with positions that count from the row's beginning."""

@@ -74,6 +74,7 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mesh", [None, pytest.param((2, 1, 2), marks=pytest.mark.slow)])
 def test_local_and_global_layers_of_packed_rows_are_those_written_out(mesh, monkeypatch) -> None:
     """Hidden states and gradients; on a mesh, each device has its own rows and heads."""

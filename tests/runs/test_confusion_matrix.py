@@ -52,6 +52,7 @@ def test_errors_are_the_surest_first_with_their_texts(tmp_path: Path) -> None:
     assert row.split("\t") == ["a", "b", "contradiction", "entailment", "1.000000"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [2, pytest.param(25, marks=pytest.mark.slow), 200])
 def test_a_confusion_matrix_of_any_number_of_labels(tmp_path: Path, count: int) -> None:
     matrix = np.random.default_rng(0).poisson(1, (count, count)) + 1000 * np.eye(count, dtype=int)

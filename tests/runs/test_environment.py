@@ -64,9 +64,9 @@ def test_a_changed_configuration_leaves_nothing_of_a_run_that_has_not_trained(tm
         record_environment(run)
     with open_run(replace(config, seed=1)) as run:  # and ends before it has written anything
         assert not run.resumed
-        assert {path.name for path in run.path.iterdir()} <= {".lock"}
-    with open_run(config) as run:
-        assert not run.resumed
+        assert {path.name for path in run.path.iterdir()} <= {".lock", "config.yaml"}
+    with open_run(replace(config, seed=2)) as run:
+        assert not run.resumed, "nor is the folder refused"
 
 
 def test_inspect_shows_the_sessions_of_a_run(pretrained, capsys):

@@ -78,6 +78,7 @@ def without(skipped: set[int]) -> TrainState:
     return state
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_step_that_is_not_finite_leaves_no_trace_in_the_weights(tmp_path: Path, devices: int) -> None:
     state, expected = train(tmp_path, {2, 3, 6}, devices), without({2, 3, 6})

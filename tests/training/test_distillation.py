@@ -154,6 +154,7 @@ def test_losses_and_gradients_are_those_written_down_by_hand() -> None:
     jax.tree_util.tree_map_with_path(close, grads, expected)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("devices", "micro_batches"), [(8, 1), pytest.param(1, 4, marks=pytest.mark.slow)])
 def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: int) -> None:
     config, teacher = config_of(), teacher_of(WIDE)
@@ -179,6 +180,7 @@ def test_a_teacher_changes_neither_the_students_start_nor_its_own_loss() -> None
     np.testing.assert_array_equal(other["teacher_sentence_loss"], sums["teacher_sentence_loss"])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "training",
     [

@@ -219,6 +219,7 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
     return parallel.to_host(grads), parallel.to_host(sums)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "loss", ["in_batch", *(pytest.param(loss, marks=pytest.mark.slow) for loss in ("cosent", "same_label"))]
 )

@@ -76,6 +76,7 @@ def test_the_encoder_starts_as_pretrained_and_the_head_afresh(pretrained: Path) 
         load_pretrained_params(fresh, source.params, "X", ("bert",), lambda text: None)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("like", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_random_weights_are_the_control(pretrained: Path, sst2: Path, tmp_path: Path, capsys, like: bool) -> None:
     arguments = [f"--architecture_from={pretrained}"] if like else [*SMALL_MODEL, "--tokenizer.vocab_size=100"]

@@ -84,6 +84,7 @@ def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | Non
     return parallel.to_host(compiled(parallel.put_state(PARAMS), placed))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("devices", "micro_batches", "mesh"),
     [
@@ -172,6 +173,7 @@ def test_a_run_resumes_bit_for_bit(continued: Path, corpus: Path, tmp_path: Path
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(continued))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "changes",
     [

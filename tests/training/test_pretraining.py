@@ -195,6 +195,7 @@ def test_a_finished_run_started_again_changes_nothing(pretrained: Path, corpus: 
     assert lines_of(run) == before
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("damage", ["flip", pytest.param("truncate", marks=pytest.mark.slow), "no manifest"])
 def test_a_damaged_checkpoint_falls_back_and_the_run_ends_the_same(pretrained, tmp_path, capsys, damage) -> None:
     run = tmp_path / "run"

@@ -105,6 +105,7 @@ def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | Non
     return parallel.to_host(compiled(parallel.put_state(PARAMS), placed))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("devices", "micro_batches", "mesh"),
     [
@@ -184,6 +185,7 @@ def test_a_run_resumes_bit_for_bit(detected: Path, corpus: Path, tmp_path: Path)
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(detected))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "changes",
     [
@@ -198,6 +200,7 @@ def test_a_run_over_devices_or_micro_batches_ends_the_same(detected, corpus, tmp
     assert_same_but_for_rounding(folder, detected)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "more",
     [

@@ -46,6 +46,7 @@ def gradients(devices: int, micro_batches: int, generator: str | None):
     return parallel.to_host(grads), parallel.to_host(sums)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("devices", "micro_batches", "generator"),
     [
@@ -66,6 +67,7 @@ def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: in
         np.testing.assert_allclose(sums[name], pair, rtol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_step_for_lengths_is_the_step_and_traces_its_update_once(devices: int) -> None:
     traced = []
@@ -216,6 +218,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
     return params, lines, state
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("stop_at", [pytest.param(1, marks=pytest.mark.slow), 6, 7])
 def test_interruption_does_not_matter_bit_for_bit(tmp_path: Path, uninterrupted, stop_at: int) -> None:
     expected, expected_lines, expected_state = uninterrupted

@@ -67,6 +67,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("architecture", "sizes", "shapes"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 )
