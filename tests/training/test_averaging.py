@@ -86,7 +86,10 @@ class Batches:
 
 
 class EveryEvaluationIsTheBest:
+    best_step: int | None = None
+
     def update(self, step: int, metrics: dict) -> bool:
+        self.best_step = step
         return True
 
     def should_stop(self, step: int) -> bool:
