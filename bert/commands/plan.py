@@ -43,7 +43,6 @@ EXTRA_OPTIONS = {
 """The options that are not configuration keys."""
 
 UNITS = {
-    "": 1,
     **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)},
     **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)},
 }
@@ -270,7 +269,7 @@ def parse_share(text: str) -> float:
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as 16GiB or 80GB. Raises UserError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|)", text)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)", text)
     if match is None or not float(match[1]):
         raise UserError(f"command line: --memory {text} is not a size: write, for example, 16GiB or 80GB")
     return int(float(match[1]) * UNITS[match[2]])

@@ -66,6 +66,8 @@ class Records:
                 there, fix = ", ".join(map(repr, fields)), f"set {key} to the right one"
                 if key == "task" and self.unit == "line":
                     fix += f", or name {', '.join(map(repr, wanted))} in the first line, with a tab between two names"
+                if key.startswith("data.columns.") and self.names is not None and self.unit == "line":
+                    fix += ", or, if the first line is no header, name all columns in order as data.column_names"
                 raise self.error(line_number, f"no {name!r} among {there[:200]}: {fix}")
 
 

@@ -94,11 +94,17 @@ def local_devices() -> list[Any]:
     """The devices of this process: all that JAX has, or the first ``BERT_NUM_DEVICES``.
 
     Raises:
-        UserError: the variable is no number of devices that this process has.
+        UserError: JAX finds no device, or the variable is no number of devices that this process has.
     """
     import jax
 
-    devices = jax.local_devices()
+    try:
+        devices = jax.local_devices()
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).splitlines() or ["no backend"])[0].rstrip(".")
+        wanted = os.environ.get("JAX_PLATFORMS")
+        fix = f"unset JAX_PLATFORMS, which is {wanted!r}, or install" if wanted else "install"
+        raise UserError(f"JAX finds no device ({reason}): {fix} JAX for the accelerator (docs/install.md)") from None
     wanted = os.environ.get("BERT_NUM_DEVICES", "")
     if not wanted:
         return devices

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.errors import UserError
+from bert.parallel.devices import local_devices
 from bert.runs.checkpoint_directory import BEST, TRAINING_STATE, CheckpointDirectory, has_params_only
 from bert.runs.manifest import verify_manifest, write_manifest
 from bert.runs.orbax_io import (
@@ -219,6 +220,7 @@ class Checkpointer:
     def _load_newest(self, names: tuple[str, ...], step: int | None, place: Place) -> tuple[int, dict[str, Any]] | None:
         """(step, items) of the newest good checkpoint; None if there is no checkpoint."""
         self.wait()
+        local_devices()  # without any, no checkpoint could be read, and none would be damaged
         find = partial(self._candidates, step, resumable=TRAINING_STATE in names)
         candidates = find()
         while True:

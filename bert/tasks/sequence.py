@@ -163,7 +163,9 @@ class SentenceTask(Task):
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         """Each input is a text, or for a task of pairs a tuple or list of two; texts may be empty."""
         count = len(self.text_columns)
-        wanted = "a single text: pass a string" if count == 1 else "a pair of texts: pass a tuple of two strings"
+        wanted = "a single text: pass a string"
+        if count == 2:
+            wanted = "a pair of texts: pass a list of tuples of two strings"
         rows = [
             as_texts(given, index, f"{self.name} takes {wanted}", (count,)) for index, given in enumerate(inputs, 1)
         ]

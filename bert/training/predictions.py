@@ -168,6 +168,8 @@ def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
     mask_id = special_ids(model.tokenizer).mask
     ids = [int(i) for i in row["input_ids"][0, 1 : row["segment_a_length"][0] - 1]][:40]
     tokens = [model.tokenizer.id_to_token(i) or "" for i in ids]
+    while tokens and continues_word(model.tokenizer, tokens[0]):  # the rest of a word of the row before
+        ids, tokens = ids[1:], tokens[1:]
     if len(tokens) < 12:
         return []
     for position in range(len(tokens) // 2, len(tokens) - 1):

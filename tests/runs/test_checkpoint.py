@@ -294,3 +294,17 @@ def test_a_reader_finds_the_checkpoint_that_took_the_place_of_the_one_it_reads(s
     monkeypatch.setattr(checkpoint, "load_items", replaced_meanwhile)
     with Checkpointer(folder, 1, said) as checkpointer:
         assert checkpointer.restore_params()[0] == 2
+
+
+def test_a_checkpoint_is_not_damaged_because_jax_finds_no_device(saved, tmp_path, said, monkeypatch):
+    def fail():
+        raise RuntimeError("Unable to initialize backend 'cuda'.")
+
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+        with monkeypatch.context() as patch:
+            patch.setattr(jax, "local_devices", fail)
+            patch.setenv("JAX_PLATFORMS", "cuda")
+            with pytest.raises(UserError, match=r"JAX finds no device .*: unset JAX_PLATFORMS, which is 'cuda', or"):
+                checkpointer.restore_params()
+        assert checkpointer.restore_params()[0] == 2

@@ -251,3 +251,19 @@ def test_a_registered_task_is_found_and_the_toolkits_stay(monkeypatch: pytest.Mo
     assert find_task("mine").name == "mine"
     with pytest.raises(ValueError, match="rte is a task of the toolkit"):
         register_task(CustomClassification(name="rte"))
+
+
+@pytest.mark.parametrize("name", ["valid", "validation", "val"])
+def test_a_dev_file_goes_by_any_of_its_usual_names(tmp_path: Path, name: str) -> None:
+    made_files(tmp_path, train_csv="text,label\na,x\nb,y\n")
+    (tmp_path / f"{name}.csv").write_text("text,label\nc,x\n")
+    assert own().splits(tmp_path) == ["train", "dev"]
+    assert list(own(labels=["x", "y"]).read(tmp_path, "dev").texts) == ["c"]
+    (tmp_path / "dev.csv").write_text("text,label\nd,x\n")
+    assert list(own(labels=["x", "y"]).read(tmp_path, "dev").texts) == ["d"], "which comes first"
+
+
+def test_a_table_without_a_header_is_told_of_the_names_of_columns(tmp_path: Path) -> None:
+    made_files(tmp_path, train_csv="a,x\nb,y\n")
+    words = "set data.columns.text_a to the right one, or, if the first line is no header, name all columns in order as"
+    assert words in error_of(own(), tmp_path)

@@ -244,5 +244,5 @@ def test_lines_of_new_inputs() -> None:
         TASKS["rte"].parse_line("a")
     with pytest.raises(ValueError, match="empty"):
         TASKS["rte"].parse_line("a\t ")
-    with pytest.raises(UserError, match=r"input 2 is .a., and rte takes a pair of texts: pass a tuple"):
+    with pytest.raises(UserError, match=r"input 2 is .a., and rte takes a pair of texts: pass a list of tuples"):
         TASKS["rte"].examples_from_inputs([("a", "b"), "a"])

@@ -135,6 +135,8 @@ def test_a_run_resumes_and_moves_but_not_without_its_weights(adapted: Path, sst2
     assert run(moved, sst2, f"--init={pretrained}", *LORA) == 0
     assert "resumes at step 10" in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, bert.load(moved).params, bert.load(adapted).params)
+    modes = {(adapted / name).stat().st_mode for name in (FROZEN_WEIGHTS, "config.yaml")}
+    assert len(modes) == 1, "who may read a run may read all of it"
     again = [f"--config={moved / 'config.yaml'}", f"--output_dir={tmp_path / 'again'}"]
     config = (moved / "config.yaml").read_text()
     checksum = next(line for line in config.splitlines() if "checksum" in line).split()[-1]

@@ -19,6 +19,9 @@ KEYS = ("train", "dev", "test", "column_names", "columns")
 SPLITS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
 """The names that each split goes by in data sets."""
 
+FILE_STEMS = {"train": ("train",), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
+"""The names that the file of each split goes by; the first that is there is read."""
+
 
 def split_names(folder: Path, data: TaskDataConfig, suffixes: Sequence[str] = SUFFIXES) -> list[str]:
     """train, and of dev and test those that are named or there."""
@@ -64,8 +67,11 @@ def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
 
 
 def _split_candidates(folder: Path, split: str, suffixes: Sequence[str]) -> list[Path]:
-    paths = (folder / f"{split}{suffix}{packed}" for suffix in suffixes for packed in ("", *DECOMPRESSORS))
-    return [path for path in paths if path.is_file()]
+    for stem in FILE_STEMS[split]:
+        paths = (folder / f"{stem}{suffix}{packed}" for suffix in suffixes for packed in ("", *DECOMPRESSORS))
+        if found := [path for path in paths if path.is_file()]:
+            return found
+    return []
 
 
 class Columns(NamedTuple):
