@@ -27,8 +27,7 @@ standard input, whose lines are answered as they come; (2) a .csv, .tsv or .json
 its texts are found by the names of the columns that the run was trained on, and answers keep the id; or (3) the name
 of a split of the run's data, such as dev or test: its prediction file is computed again and printed. Long inputs are
 read as those of dev were. A line without an answer gives {"line", "text", "error"}, and the exit status is 2 at the
-end. A model from elsewhere whose files do not name its inputs takes a line as a single
-text, with a tab as a pair."""
+end. A model from elsewhere whose files do not name its inputs takes a line as a single text, with a tab as a pair."""
 
 
 @run_command

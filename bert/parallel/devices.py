@@ -102,8 +102,8 @@ def local_devices() -> list[Any]:
         devices = jax.local_devices()
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).splitlines() or ["no backend"])[0].rstrip(".")
-        wanted = os.environ.get("JAX_PLATFORMS")
-        fix = f"unset JAX_PLATFORMS, which is {wanted!r}, or install" if wanted else "install"
+        platforms = os.environ.get("JAX_PLATFORMS")
+        fix = f"unset JAX_PLATFORMS, which is {platforms!r}, or install" if platforms else "install"
         raise UserError(f"JAX finds no device ({reason}): {fix} JAX for the accelerator (docs/install.md)") from None
     wanted = os.environ.get("BERT_NUM_DEVICES", "")
     if not wanted:

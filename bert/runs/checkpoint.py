@@ -220,7 +220,7 @@ class Checkpointer:
     def _load_newest(self, names: tuple[str, ...], step: int | None, place: Place) -> tuple[int, dict[str, Any]] | None:
         """(step, items) of the newest good checkpoint; None if there is no checkpoint."""
         self.wait()
-        local_devices()  # without any, no checkpoint could be read, and none would be damaged
+        local_devices()  # if JAX has none, this says so; reading would fail, and the checkpoint be called damaged
         find = partial(self._candidates, step, resumable=TRAINING_STATE in names)
         candidates = find()
         while True:

@@ -109,7 +109,7 @@ class RunFolder(Generic[Config]):
     mirror: Mirror | None = None
 
     def check_data(self, *digests: str) -> None:
-        """Remembers what the run is trained on and chosen by, by digests.
+        """Remembers the rows that the run is trained on, and those that choose its best step, by their digests.
 
         Raises:
             UserError: the run began with other data.
@@ -121,7 +121,7 @@ class RunFolder(Generic[Config]):
             write_atomic(file, " ".join(digests) + "\n")
             return
         stored = file.read_text(encoding="utf-8").split()
-        if list(digests)[: len(stored)] != stored:  # older runs have fewer
+        if not stored or list(digests)[: len(stored)] != stored:  # older runs have that of the training rows alone
             way_out = "" if _has_checkpoint(self.path) else f", or remove {self.path}, which holds no checkpoint"
             raise UserError(
                 f"the data is not what the run in {self.path} began with: restore it, or name another --output_dir"

@@ -31,10 +31,8 @@ def write_frozen_weights(run: Path, params: Params) -> None:
     """Writes the file into a run's folder. Raises OSError."""
     flat = traverse_util.flatten_dict(params, sep="/")
     with atomic_write(run / FROZEN_WEIGHTS) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode
         save_file({name: np.ascontiguousarray(array) for name, array in flat.items()}, temporary)
-        temporary.chmod(mode)  # the library gives its file to the owner alone
+        temporary.chmod((run / "config.yaml").stat().st_mode)  # the library gives its file to the owner alone
 
 
 def read_frozen_weights(run: Path, checksum: str | None) -> Params:

@@ -157,7 +157,7 @@ class Mirror:
         return path.relative_to(self.folder).as_posix()
 
     def _send(self, name: str) -> bool:
-        """Copies a file; one that a logger has removed meanwhile is left out."""
+        """Copies a file, and returns whether it is still there: a logger may have removed it meanwhile."""
         path = self.folder / name
         if not path.exists():
             return False
@@ -235,13 +235,14 @@ def _is_content(name: str) -> bool:
 
 
 def _rank(name: str) -> tuple[bool, bool, str]:
-    """The order of copying what is no content: what tells whose the folder is, then what describes the run, and at last
-    the manifests of checkpoints."""
+    """The order of copying what is no content: first the file that makes the folder one of a run or a sweep, then what
+    describes the run, and at last the manifests of checkpoints."""
     return _checkpoint(name) is not None, name not in ("config.yaml", "sweep.json"), name
 
 
 def _signatures(folder: Path) -> dict[str, Signature]:
-    """Of the files of a run. What vanishes meanwhile, and links to nothing, belong to loggers and are left out."""
+    """Sizes and times of the files of a run. Files that vanish meanwhile and dangling links, which loggers leave, are
+    left out."""
     signatures = {}
     for name in _names(folder):
         with contextlib.suppress(FileNotFoundError):

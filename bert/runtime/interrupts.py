@@ -63,7 +63,7 @@ class InterruptHandler:
             raise EvaluationInterrupted
 
     def raise_if_signalled(self, step: int) -> None:
-        """Raises `Interrupted` once a signal has come, as for one after the last step, whose state is saved."""
+        """Raises `Interrupted` once a signal has come. To be called when the state of ``step`` is saved."""
         if self.signal_number is not None:
             raise Interrupted(step, self.signal_number)
 

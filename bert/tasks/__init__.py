@@ -52,9 +52,8 @@ CUSTOM_TASK_KEYS = (
 )  # fmt: skip
 """Keys of ``data`` that only some tasks read (`Task.data_keys`)."""
 
-BUILT_IN_KEYS = tuple(dict.fromkeys((*TAG_KEYS, *QUESTION_KEYS)))
-"""Further ones, of the tasks of the toolkit; a task of one's own may read them all."""
-
+BUILT_IN_KEYS = (*TAG_KEYS, *QUESTION_KEYS)
+"""Keys that only some of the toolkit's tasks read; a registered task may read all of them."""
 
 NOT_FOR_A_DECODER = {
     "language_model_weight": "has a decoder's loss of its own",
@@ -97,7 +96,8 @@ def find_task(name: str) -> Task:
 def make_task(config: FinetuneConfig) -> Task:
     """The task of a run, as its configuration shapes it. Raises UserError for what the task would not read."""
     task, unset = find_task(config.task), TaskDataConfig()
-    for key in (*CUSTOM_TASK_KEYS, *(BUILT_IN_KEYS if isinstance(task, tuple(map(type, BUILT_IN))) else ())):
+    is_built_in = any(task.name == other.name for other in BUILT_IN)
+    for key in (*CUSTOM_TASK_KEYS, *(BUILT_IN_KEYS if is_built_in else ())):
         if key not in task.data_keys and getattr(config.data, key) != getattr(unset, key):
             readers = ", ".join(task.name for task in BUILT_IN if key in task.data_keys)
             raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")

@@ -90,7 +90,7 @@ class Task(ABC):
     class_weights: tuple[float, ...] = ()
     """L factors of the loss of each label, which `bert.training.losses.with_class_weights` applies; () for none."""
     data_keys: ClassVar[tuple[str, ...]] = ()
-    """Which keys of ``data`` that are there for custom tasks, such as train and columns, it reads."""
+    """Which keys of ``data`` that not every task reads, such as train, columns and doc_stride, it reads."""
 
     @property
     @abstractmethod

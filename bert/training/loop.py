@@ -20,7 +20,7 @@ from bert.parallel.multihost import broadcast_from_main
 from bert.runs.metrics_log import Metrics
 from bert.runs.report import Report
 from bert.runs.skipped_steps import SkippedStep, nonfinite_error_message
-from bert.runtime.interrupts import EvaluationInterrupted, Interrupted, InterruptHandler
+from bert.runtime.interrupts import EvaluationInterrupted, InterruptHandler
 from bert.runtime.malloc import release_free_memory
 from bert.runtime.profiling import StepProfiler
 from bert.training.averaging import ParameterAverage
@@ -270,7 +270,7 @@ class TrainLoop:
     def _raise_if_interrupted(self) -> None:
         if self.interrupts.signal_number is not None:
             self._save()
-            raise Interrupted(self._step, self.interrupts.signal_number)
+            self.interrupts.raise_if_signalled(self._step)
 
 
 class ThroughputTimer:

@@ -12,7 +12,7 @@ import pytest
 
 from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
-from bert.tasks import make_task
+from bert.tasks import TASKS, make_task
 from bert.tasks.custom_sequence import CustomMultilabel
 from bert.tasks.inference_only import published_task
 from bert.tasks.lexical_baseline import lexical_baseline
@@ -178,7 +178,7 @@ def test_what_is_wrong_with_a_cell_is_one_sentence(tmp_path: Path, cell: str, wo
     assert words in error_of(own(), tmp_path)
 
 
-def test_what_is_wrong_with_labels_and_settings_is_one_sentence(tmp_path: Path) -> None:
+def test_what_is_wrong_with_labels_and_settings_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
     task, _ = fitted(tmp_path)
     made_files(tmp_path, dev_csv="text,label\na,bill;other\n", none_csv="text,label\na,\nb,\n",
                same_csv="text,label\na,x;y\nb,y;x\n", list_jsonl='{"text": "a", "label": ["x", "y"]}\n')  # fmt: skip
@@ -205,6 +205,9 @@ def test_what_is_wrong_with_labels_and_settings_is_one_sentence(tmp_path: Path) 
     ):
         with pytest.raises(UserError, match=rf"data\.{key} is set, but it is for .*, and the task is sst2: leave it"):
             own("sst2", dir="x", **{key: value})
+    with monkeypatch.context() as patch:
+        patch.setitem(TASKS, "mine", dataclasses.replace(TASKS["regression"], name="mine"))
+        assert own("mine", doc_stride=7).data.doc_stride == 7, "a registered task may read any key"
     with pytest.raises(UserError, match=r"data\.labels is \['a', 'a '\]: list each name once"):
         TaskDataConfig(dir="x", labels=["a", "a "]).check()
     with pytest.raises(UserError, match=r"data\.columns\.text_a and text_b are both 'text': name two columns"):

@@ -178,6 +178,7 @@ def test_a_run_resumes_with_its_best_step_its_dev_rows_and_after_a_signal_at_its
     assert (folder / "checkpoints" / str(run.results["best_step"])).is_dir()
 
 
+@pytest.mark.medium
 def test_before_the_first_checkpoint_several_mistakes_are_corrected(tmp_path, pretrained, sst2, monkeypatch):
     data, folder = shutil.copytree(sst2, tmp_path / "data"), tmp_path / "run"
 

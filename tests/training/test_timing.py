@@ -4,6 +4,7 @@ import pytest
 
 from bert.runs.progress import StepCosts
 from bert.training import timing
+from bert.training.loop import ThroughputTimer
 from bert.training.timing import Timed, costs_of_training, line_through, seconds_of_scoring, timed
 
 
@@ -95,3 +96,13 @@ def test_every_host_makes_as_many_calls_as_the_main_process_says(monkeypatch: py
 
     assert calls_if_the_main_process_says(False, 5) == 2 + 5
     assert calls_if_the_main_process_says(True) == 1, "the call was long there"
+
+
+def test_pauses_within_pauses_are_left_out_of_the_throughput_once(monkeypatch) -> None:
+    times = iter([0.0, 1.0, 2.0, 5.0, 7.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    timer = ThroughputTimer()
+    with timer.paused(), timer.paused():  # from 1 and from 2, both to 5
+        pass
+    timer.tokens = 30
+    assert timer.lap() == 30 / (7 - 4)

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from bert.commands.pretrain import main
+from bert.config import FinetuneConfig, PretrainConfig
 from bert.runs.curves import Bars, Subject, plot_curves
+from bert.runs.folder import RunFolder
+from bert.runs.metrics_log import write_results
+from bert.runs.shared_run import has_ended
 from bert.training import transfer
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of
@@ -109,3 +113,15 @@ def test_a_recipe_without_data_is_refused_before_training(given, corpus, tmp_pat
     name = given if given == "sst2" else str(file)
     said = fails(main, f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, f"--transfer={name}")
     assert f"transfer {name} names no data: copy " in said and "set data.dir in it, and pass that file" in said
+
+
+def test_a_run_has_ended_with_all_its_seeds_and_its_transfer(tmp_path: Path) -> None:
+    def ended(results: dict, config: PretrainConfig | FinetuneConfig) -> bool:
+        write_results(tmp_path, results)
+        return has_ended(RunFolder(tmp_path, config, resumed=True))
+
+    assert ended({"steps": 6}, PretrainConfig())
+    assert not ended({"steps": 6}, PretrainConfig(transfer="packages"))
+    assert ended({"steps": 6, "transfer": {}}, PretrainConfig(transfer="packages"))
+    assert ended({"runs": [{}, {}]}, FinetuneConfig(num_seeds=2))
+    assert not ended({"runs": [{}, {}]}, FinetuneConfig(num_seeds=3))
