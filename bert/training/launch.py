@@ -18,6 +18,7 @@ from bert.config.yaml_io import keys_of, parse_dict
 from bert.errors import UserError, require
 from bert.inference.run import Run
 from bert.messages import LOGGER
+from bert.parallel.devices import local_devices
 from bert.parallel.multihost import broadcast_from_main, main_process_only
 from bert.runs.callbacks import Callback
 from bert.runs.folder import ROWS, RunFolder, open_run
@@ -190,7 +191,8 @@ def start_or_resume(
         UserError: the folder, the data, the initial model or a checkpoint cannot be used.
         Interrupted: a signal came; the state is saved.
     """
-    make_loggers(request.config.loggers)  # raises before the folder is made
+    local_devices()  # raises before the folder is made, as do the loggers
+    make_loggers(request.config.loggers)
     with open_run(request.config, within) as run:
         say = main_process_only(LOGGER.info)
         for note in request.notes:

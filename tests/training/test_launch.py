@@ -313,6 +313,16 @@ def test_wrong_configurations_are_one_sentence(config, sentence):
     assert sentence in str(caught.value)
 
 
+def test_without_a_device_nothing_is_written(tmp_path, monkeypatch):
+    def fail():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "local_devices", fail)
+    with pytest.raises(bert.UserError, match=r"JAX finds no device \(no backend\): "):
+        bert.finetune("sst2", init="none", output_dir=tmp_path / "run", overrides={"data.dir": tmp_path})
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_configuration_without_a_folder_needs_one(tmp_path):
     with pytest.raises(bert.UserError, match="output_dir is not set: pass output_dir"):
         bert.finetune(replace(FinetuneConfig(), init="none"), overrides={"data.dir": "d", "training.epochs": 1})
