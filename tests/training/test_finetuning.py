@@ -340,12 +340,13 @@ def test_errors_of_data_and_start(pretrained: Path, finetuned: Path, sst2: Path,
         folder = folder or tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         return fails(main, "--config=sst2", f"--data.dir={data}", f"--output_dir={folder}", *arguments)
 
+    other = shutil.copytree(pretrained, tmp_path / "pretrained")
     assert "init is not set" in fine(sst2)
     assert "does not exist" in fine(sst2, "--init=nowhere")
     assert "missing is not a folder" in fine(tmp_path / "missing", f"--init={pretrained}")
     assert "was trained with 16: leave it out" in fine(sst2, f"--init={pretrained}", "--model.hidden_size=256")
     assert "but the vocabulary comes with init: remove it" in fine(sst2, f"--init={pretrained}", "--tokenizer.path=x")
-    assert "holds a pretraining run" in fine(sst2, f"--init={pretrained}", folder=pretrained)
+    assert "holds a pretraining run" in fine(sst2, f"--init={pretrained}", folder=other)
     assert "position table" in fine(sst2, f"--init={pretrained}", "--data.max_length=64")
     too_few = fine(sst2, f"--init={pretrained}", "--data.max_length=32", "--training.tokens_per_batch=31")
     assert "training.tokens_per_batch (31) has no room for a row of data.max_length (32)" in too_few

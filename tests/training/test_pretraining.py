@@ -329,6 +329,10 @@ def test_errors_of_the_corpus(tmp_path: Path, fails) -> None:
 
 
 def test_errors_of_sizes_and_folders(tmp_path: Path, corpus: Path, pretrained: Path, finetuned: Path, fails) -> None:
+    # Copies, as another process may open the shared folders at this moment.
+    other = shutil.copytree(pretrained, tmp_path / "pretrained")
+    tuned = shutil.copytree(finetuned, tmp_path / "finetuned")
+
     def run(*arguments: str, folder: Path = tmp_path / "run") -> str:
         return fails(main, f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *arguments)
 
@@ -336,8 +340,8 @@ def test_errors_of_sizes_and_folders(tmp_path: Path, corpus: Path, pretrained: P
     assert "num_attention_heads" in run("--model.hidden_size=17")
     assert not (tmp_path / "run").exists()
     assert "vocabulary" in run("--model.vocab_size=50", folder=tmp_path / "small")
-    assert "holds another run: its model.hidden_size is 16" in run("--model.hidden_size=32", folder=pretrained)
-    assert "holds a fine-tuning run" in run(folder=finetuned)
+    assert "holds another run: its model.hidden_size is 16" in run("--model.hidden_size=32", folder=other)
+    assert "holds a fine-tuning run" in run(folder=tuned)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.doc").write_text("mine")
     assert "is not empty and holds no run" in run(folder=tmp_path / "full")
