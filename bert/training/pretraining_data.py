@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from bert.config import PretrainConfig, TokenizerConfig
 from bert.config.pretraining import Phase, phase_configs, resolve_phases
+from bert.data.corpus.documents import corpus_files
 from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.dataset import PretrainingDataset
@@ -120,6 +121,8 @@ def prepare_data(
     """
     config = run.config
     with multihost.main_process_first():
+        if config.data.eval is not None:
+            corpus_files(config.data.eval)  # a mistyped name ends the run before a vocabulary is trained
         tokenizer = _choose_tokenizer(run, init_model, teacher, say)
         if init_model is None:
             config = dataclasses.replace(config, model=with_vocab_size(config.model, embedding_rows(tokenizer)))

@@ -328,6 +328,12 @@ def test_errors_of_the_corpus(tmp_path: Path, fails) -> None:
     assert "line 2" in run("bad.jsonl", b'{"text": "a b."}\n{"text": 3}\n')
 
 
+def test_a_missing_held_out_corpus_is_said_before_a_vocabulary_is_trained(corpus, tmp_path, monkeypatch, fails) -> None:
+    monkeypatch.setattr("bert.training.pretraining_data.corpus_vocabulary", lambda *_: pytest.fail("it was trained"))
+    given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]
+    assert "held.txt does not exist" in fails(main, *given, f"--data.eval={tmp_path / 'held.txt'}")
+
+
 def test_errors_of_sizes_and_folders(tmp_path: Path, corpus: Path, pretrained: Path, finetuned: Path, fails) -> None:
     # Copies, as another process may open the shared folders at this moment.
     other = shutil.copytree(pretrained, tmp_path / "pretrained")
