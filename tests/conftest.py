@@ -66,6 +66,18 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
+TRAINED_RUNS = {"pretrained", "finetuned", "detected", "continued", "run_of_two"}
+"""Fixtures that train before a test begins."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of these fixtures, before others choose by marks."""
+    for item in items:
+        if TRAINED_RUNS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.medium)
+
+
 SMALL_MODEL = [
     "--model.hidden_size=16",
     "--model.num_hidden_layers=1",

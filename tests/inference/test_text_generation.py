@@ -83,6 +83,7 @@ def test_answers_depend_on_no_batch_size_and_no_other_prompt(model: Pretrained, 
         assert all(answer[0].score >= answer[1].score for answer in answers)
 
 
+@pytest.mark.medium
 def test_fewer_samples_are_the_first_ones(model: Pretrained) -> None:
     settings = {"temperature": 1.0, "top_k": 50, "top_p": 0.95, "max_tokens": 5}
     three = model.generate(PROMPTS, num_samples=3, **settings)
@@ -142,6 +143,7 @@ def test_no_input_has_no_answer_and_a_tuple_or_array_is_a_list(model: Pretrained
     )
 
 
+@pytest.mark.medium
 def test_there_are_no_more_beams_than_continuations_and_numbers_are_a_seeds(model: Pretrained) -> None:
     found = model.generate("the cat", beams=300, num_samples=300, max_tokens=1, details=True)
     assert len(found) == len({answer.token_ids for answer in found}) <= model.config.vocab_size

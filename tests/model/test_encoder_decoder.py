@@ -51,6 +51,7 @@ def test_the_parts_share_what_they_are_told_to(share: str) -> None:
     assert decoder == {} or cross <= set(decoder["encoder"]["layer_0"])
 
 
+@pytest.mark.medium
 def test_the_encoder_is_bert() -> None:
     model, params = model_of("none")
     memory = model.apply(params, SOURCE, ATTENTION, method="encode")
@@ -87,6 +88,7 @@ def test_decoding_with_a_cache_gives_the_logits_of_teacher_forcing(name: str) ->
         memory = memory.replace(hidden_states=jnp.zeros_like(memory.hidden_states))  # is in the cache
 
 
+@pytest.mark.medium
 def test_the_alignment_is_over_the_words_of_the_source() -> None:
     model, params = model_of("none")
     weights = model.apply(params, SOURCE, TARGET, ATTENTION, method="cross_attentions")

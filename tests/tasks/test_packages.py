@@ -35,6 +35,7 @@ def test_rows_are_docstrings_with_their_package() -> None:
         labelled_examples(task, [{"text": "a", "label": "email"}])
 
 
+@pytest.mark.medium
 def test_dev_is_of_modules_that_pretraining_leaves_out() -> None:
     task = task_of(SOURCE)
     starts = {text[:60] for document in docstring_documents(f"{SOURCE}:train") for text in document}

@@ -333,6 +333,7 @@ def test_what_cannot_be_is_one_sentence(corpus, pretrained, tmp_path, fails, mon
     assert expected in fails(main, *arguments, *options)
 
 
+@pytest.mark.medium
 def test_a_head_is_needed_for_token_distributions_alone() -> None:
     config = config_of(hidden_weight=0.0, sentence_weight=0.0)
     with pytest.raises(bert.UserError, match="has no MLM head"):

@@ -112,6 +112,7 @@ def test_a_mean_of_means_would_have_been_noticed() -> None:
     assert np.linalg.norm(grads["predictions"]["transform"]["kernel"] - right) > 0.1 * np.linalg.norm(right)
 
 
+@pytest.mark.medium
 def test_dropout_changes_the_gradient_and_the_step_changes_dropout() -> None:
     without, one = gradients(1, 1, None)[0], gradients(1, 1, "hash")[0]
     kernel = lambda g: g["bert"]["encoder"]["layer_0"]["output"]["kernel"]  # noqa: E731

@@ -115,6 +115,7 @@ def test_processes_find_what_one_finds(monkeypatch) -> None:
     assert list(docstring_documents(REAL)) == alone
 
 
+@pytest.mark.medium
 def test_prose_is_english_and_has_no_code() -> None:
     found = list(docstring_documents(REAL))
     text = [paragraph for document in found for paragraph in document]
