@@ -77,6 +77,7 @@ ROWS = "rows"
 DERIVED_KEYS = (
     "model.vocab_size",
     "model.decoder_vocab_size",
+    "model.decoder_layers",
     "data.labels",
     "data.dev_fraction",
     "distillation.checksum",

@@ -24,9 +24,10 @@ from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs.checkpoint_directory import CheckpointDirectory
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
-from bert.tasks import make_task
+from bert.tasks import find_task, make_task
 from bert.tasks.base import Examples, Task
 from bert.tasks.embedding import EmbeddingTask
+from bert.tasks.sequence_to_sequence import HEAD as DECODER_HEAD
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tasks.splits import read_splits
 from bert.tokenizer.byte_level import separate_pairs
@@ -263,11 +264,11 @@ def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> I
         return InitialModel(config.model, load_tokenizer(run.path), None, init)
     if init != "none":
         source = load(init, say)
-        model = model_config_from_source(config.model, source.config, source.source)
+        model = task_model_config(config, source.config, source.source)
         return InitialModel(model, source.tokenizer, source.params, source.origin, pooling=source.pooling)
     if config.architecture_from is not None:
         source = load(config.architecture_from, say)
-        model = model_config_from_source(config.model, source.config, source.source)
+        model = task_model_config(config, source.config, source.source)
         return InitialModel(model, source.tokenizer, None, "none")
     if config.tokenizer.path is not None:
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
@@ -275,3 +276,11 @@ def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> I
         texts = train.sources if config.has_target_tokenizer else train.sentences()
         tokenizer = train_tokenizer(iter(texts), config.tokenizer)
     return InitialModel(with_vocab_size(config.model, embedding_rows(tokenizer)), tokenizer, None, "none")
+
+
+def task_model_config(config: FinetuneConfig, source: ModelConfig, name: str) -> ModelConfig:
+    """The source's sizes; of its decoder, for a task that has one. Raises UserError."""
+    model = model_config_from_source(config.model, source, name)
+    if find_task(config.task).head != DECODER_HEAD or model.decoder_layers is not None:
+        return model
+    return dataclasses.replace(model, decoder_layers=source.decoder_layers)

@@ -183,7 +183,6 @@ def model_config_from_source(requested: ModelConfig, source: ModelConfig, name: 
                 "the weights"
             )
     kept = {key: getattr(requested, key) for key in MODEL_KEYS_KEPT_WITH_INIT}
-    kept["decoder_layers"] = requested.decoder_layers or source.decoder_layers
     return dataclasses.replace(source, **kept)
 
 

@@ -1,6 +1,7 @@
 """What an encoder-decoder takes from an encoder-decoder, whatever the two share."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from flax import traverse_util
 from bert.config import FinetuneConfig, ModelConfig
 from bert.errors import UserError
 from bert.interchange.shapes import expected_shapes
+from bert.runs.folder import open_run
 from bert.training.decoder_initialization import SHARES, decoder_source
-from bert.training.initialization import model_config_from_source
+from bert.training.finetuning_setup import task_model_config
 
 CONFIG = ModelConfig(
     vocab_size=11, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=4,
@@ -31,7 +33,9 @@ def source(config: ModelConfig) -> dict:
 
 
 def taken(share: str, given: ModelConfig, **settings) -> dict:
-    config = model_config_from_source(ModelConfig(share_decoder=share), given, "theirs")
+    config = task_model_config(
+        FinetuneConfig(task="translation", model=ModelConfig(share_decoder=share)), given, "theirs"
+    )
     found = decoder_source(FinetuneConfig(model=config, **settings), source(given), "theirs")
     return traverse_util.flatten_dict(found, sep="/")
 
@@ -69,3 +73,16 @@ def test_another_vocabulary_is_refused() -> None:
 def test_the_encoder_alone_is_taken_without_cross_attention(shared: str) -> None:
     found = taken("none", dataclasses.replace(CONFIG, share_decoder=shared), decoder_init="none")
     assert not [path for path in found if "cross" in path or not path.startswith("bert/")]
+
+
+def test_the_depth_of_a_decoder_comes_along_for_tasks_that_have_one(tmp_path: Path) -> None:
+    given = dataclasses.replace(CONFIG, decoder_layers=1)
+    for task, layers in (("translation", 1), ("sst2", None)):
+        asked = FinetuneConfig(task=task, init="theirs", output_dir=str(tmp_path / task))
+        model = task_model_config(asked, given, "theirs")
+        assert model.decoder_layers == layers
+        with open_run(asked) as run:
+            run.save_config(dataclasses.replace(asked, model=model))
+            (run.checkpoints / "1").mkdir(parents=True)
+        with open_run(asked) as run:
+            assert run.resumed
