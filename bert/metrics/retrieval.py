@@ -60,7 +60,7 @@ def find_ranks(
 
 
 def find_nearest_others(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest other vector of each, two or more.
+    """The nearest other vector of each; of a single one itself, with a cosine of 0.
 
     Args:
       vectors: [R, D] of length 1.
@@ -69,6 +69,8 @@ def find_nearest_others(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       [R] float32 cosine with it, and [R] int64 number of it.
     """
     cosines, others = np.zeros(len(vectors), np.float32), np.zeros(len(vectors), np.int64)
+    if len(vectors) < 2:
+        return cosines, others
     for start in range(0, len(vectors), ROWS_AT_ONCE):
         rows = np.arange(start, min(start + ROWS_AT_ONCE, len(vectors)))
         found = vectors[rows] @ vectors.T

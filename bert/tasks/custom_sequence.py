@@ -86,7 +86,7 @@ class _FromLabelColumn(_FromColumns, LabelTask):
         """[L] weights of the labels that so many of the training rows have."""
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
-        return dataclasses.replace(super().to_config(data), labels=list(self.labels))
+        return dataclasses.replace(super().to_config(data), labels=data.labels or list(self.labels))
 
     def from_config(self, data: TaskDataConfig) -> Self:
         labels = tuple(label.strip() for label in data.labels or ())

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from bert.config import TaskDataConfig
 from bert.data.records import Records, file_suffix, is_dataset_dict, table_dialect, table_rows
 from bert.errors import UserError
+from bert.tasks.column_files import ColumnFilesTask
 from bert.tasks.readers import conll
 from bert.tasks.readers.columns import KEYS, label_text, split_names, split_path, split_records
-from bert.tasks.readers.conll import Sentences
+from bert.tasks.readers.conll import Reading, Sentences
 from bert.tasks.token_classification import TAG_KEYS, TaggingTask
 
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".conll", ".txt")
@@ -29,15 +30,23 @@ Row = tuple[int, list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomTokenClassification(TaggingTask):
+class CustomTokenClassification(TaggingTask, ColumnFilesTask):
     """A tag for each word; whether the tags mark entities, they tell themselves."""
 
     name: str = "tagging"
-    data: TaskDataConfig = field(default_factory=TaskDataConfig)
     data_keys = (*KEYS, *TAG_KEYS)
 
     def from_config(self, data: TaskDataConfig) -> Self:
         return dataclasses.replace(super().from_config(data), data=data)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def unnamed_table_columns(self) -> tuple[str, ...]:
+        """Of new inputs, which are texts and no columns of words."""
+        return ()
 
     def splits(self, folder: Path) -> list[str]:
         return split_names(Path(folder), self.data, SUFFIXES)
@@ -48,13 +57,12 @@ class CustomTokenClassification(TaggingTask):
 
     def read(self, folder: Path, split: str) -> Sentences:
         folder = Path(folder)
-        broken: Literal["error", "count"] = "count" if self.may_be_broken else "error"
         if self._in_columns(folder, split):
-            sentences = self._read_columns(folder, split, broken)
+            sentences = self._read_columns(folder, split)
         else:
             columns = self.data.columns
             names = (columns.words or "words", columns.tags or "tags")
-            sentences = read_sentences(self.records(folder, split), *names, needed=split != "test", broken=broken)
+            sentences = read_sentences(self.records(folder, split), *names, split != "test", self.reading)
         return dataclasses.replace(sentences, labels=conll.label_names(sentences) if sentences.labelled else ())
 
     def _in_columns(self, folder: Path, split: str) -> bool:
@@ -62,7 +70,7 @@ class CustomTokenClassification(TaggingTask):
             return False
         return file_suffix(split_path(folder, split, self.data, SUFFIXES)) != ".jsonl"
 
-    def _read_columns(self, folder: Path, split: str, broken: Literal["error", "count"]) -> Sentences:
+    def _read_columns(self, folder: Path, split: str) -> Sentences:
         path = split_path(folder, split, self.data, SUFFIXES)
         delimiter, found = _column_rows(path, self.data.column_names)
         rows = list(found)
@@ -78,7 +86,7 @@ class CustomTokenClassification(TaggingTask):
             if labelled:
                 tag = self._column_index("tags", width - 1, names)
                 labelled = split != "test" or _first(rows)[1][tag : tag + 1] != [""]
-        sentences = conll.read_rows(path, rows, delimiter, labelled, broken, word, tag, width)
+        sentences = conll.read_rows(path, rows, delimiter, labelled, self.reading, word, tag, width)
         return _in_conll_columns(sentences) if delimiter == "," else sentences
 
     def _names(self, folder: Path, split: str, path: Path, rows: list[Row]) -> list[str] | None:
@@ -197,12 +205,14 @@ def _quoted(names: list[str]) -> str:
     return ", ".join(map(repr, names))[:200]
 
 
-def read_sentences(records: Records, words: str, tags: str, needed: bool = True, broken: str = "error") -> Sentences:
+def read_sentences(
+    records: Records, words: str, tags: str, needed: bool = True, reading: Reading = "error"
+) -> Sentences:
     """The sentences of rows that hold a list of words and a list of tags.
 
     Args:
       needed: whether there have to be tags; otherwise a split whose first row has none is one to predict.
-      broken: as for `bert.tasks.readers.conll.read`.
+      reading: as for `bert.tasks.readers.conll.read`.
 
     Raises:
       UserError: place of a row without such lists, or with lists that are not equally long; and as `ner.read`.
@@ -234,7 +244,7 @@ def read_sentences(records: Records, words: str, tags: str, needed: bool = True,
         sentence_words, None, conll.PLAIN, columns, lines, path=path, unit=records.unit, lines_a_word=0
     )
     untagged = _in_conll_columns(untagged)
-    return conll.attach_tags(untagged, sentence_tags, broken) if labelled else untagged
+    return conll.attach_tags(untagged, sentence_tags, reading) if labelled else untagged
 
 
 def _list(records: Records, line_number: int, name: str, values: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from bert.config import EmbeddingConfig, FinetuneConfig, TaskDataConfig
 from bert.data import features
 from bert.data.features import Features, Rows
 from bert.data.inputs import as_texts
+from bert.data.records import Records
 from bert.data.text_groups import number_texts, tokenize_groups
 from bert.errors import UserError, require
 from bert.files import write_tsv
@@ -95,7 +97,8 @@ class EmbeddingTask(ColumnFilesTask):
     # Files
 
     def read(self, folder: Path, split: str) -> TextExamples:
-        records, names, settings = self.records(Path(folder), split), self.data.columns, self.settings
+        names, settings = self.data.columns, self.settings
+        records = self._for_this_loss(self.records(Path(folder), split))
         if not settings.has_scores:
             hint = "; of pairs with scores set embedding.loss to cosent"
             has_teacher = settings.loss == "margin_mse" and split != "test"
@@ -111,6 +114,26 @@ class EmbeddingTask(ColumnFilesTask):
                 "to the column of the second one"
             )
         return read_scored_pairs(records, names, names.text_b, self._range, needed=split != "test")
+
+    def _for_this_loss(self, records: Records) -> Records:
+        """The rows as they are. Raises UserError if their columns are those of the other kind of losses."""
+        first, names, loss = next(records.rows, None), self.data.columns, self.settings.loss
+        if first is None:
+            return records
+        line_number, fields = first
+        are_queries = {names.query, names.positive} <= fields.keys()
+        are_pairs = {names.text_a, names.text_b, names.label} <= fields.keys()
+        if self.settings.has_scores and are_queries and not are_pairs:
+            raise records.error(
+                line_number,
+                f"a query with a document, and embedding.loss {loss} reads pairs with scores: set it to in_batch",
+            )
+        if not self.settings.has_scores and are_pairs and not are_queries:
+            raise records.error(
+                line_number,
+                f"a pair with a score, and embedding.loss {loss} reads queries with documents: set it to cosent",
+            )
+        return dataclasses.replace(records, rows=itertools.chain([first], records.rows))
 
     @property
     def _range(self) -> tuple[float, float]:

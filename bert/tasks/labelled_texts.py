@@ -43,7 +43,7 @@ class LabelledTextsTask(EmbeddingTask):
         labels = None
         if found.labels is not None:
             cells = zip(found.line_numbers, found.labels[0], strict=True)
-            labels = number_texts([label_text(records, line_number, names.label, cell) for line_number, cell in cells])
+            labels = number_texts([label_text(records, line, names.label, cell).strip() for line, cell in cells])
             if split == "train" and len(np.unique(labels)) in (1, len(labels)):
                 wrong = "all rows have the same" if not labels.any() else "no two rows have the same"
                 raise UserError(

@@ -76,6 +76,8 @@ class TaggingTask(Task):
     """Tags that break their scheme are counted, and no error."""
     lexicon: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """The most common tag of each word of the training sentences, for the baseline."""
+    commonest_tag: str = field(default=OUTSIDE, repr=False, compare=False)
+    """Of all words of the training sentences."""
     head: str = "tagging"
     loss: str = "tokens"
     baseline: str = "commonest_tag"
@@ -86,6 +88,13 @@ class TaggingTask(Task):
     def marks_entities(self) -> bool:
         """Whether the tags are those of entities, and not parts of speech, say."""
         return all(map(is_span_tag, self.labels))
+
+    @property
+    def reading(self) -> conll.Reading:
+        """How tags are read: once the labels are known, as they are."""
+        if self.labels and not self.marks_entities:
+            return "plain"
+        return "count" if self.may_be_broken else "error"
 
     @property
     def types(self) -> list[str]:
@@ -115,7 +124,8 @@ class TaggingTask(Task):
             for word, tag in zip(words, tags, strict=True):
                 counts[word][tag] += 1
         lexicon = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
-        return replace(self, labels=self.labels or train.labels, lexicon=lexicon)
+        [(commonest, _)] = Counter(tag for tags in require(train.tags, "the tags") for tag in tags).most_common(1)
+        return replace(self, labels=self.labels or train.labels, lexicon=lexicon, commonest_tag=commonest)
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         return replace(data, labels=list(self.labels))
@@ -130,7 +140,7 @@ class TaggingTask(Task):
         """A test file with as many columns as the training file has its tags."""
         path = split_files.find_split_file(folder, FILES, split, "CoNLL columns")
         labelled = split != "test" or conll.width(path) == conll.width(self._train(folder))
-        sentences = conll.read(path, labelled, "count" if self.may_be_broken else "error")
+        sentences = conll.read(path, labelled, self.reading)
         return replace(sentences, labels=conll.label_names(sentences) if labelled else ())
 
     def features(self, tokenizer: Tokenizer, examples: Sentences, data: TaskDataConfig) -> WordFeatures:
@@ -166,7 +176,7 @@ class TaggingTask(Task):
 
     def baseline_scores(self, examples: Sentences) -> dict[str, float]:
         """Scores of the most frequent tag of each word in train; a new word gets the most frequent tag of all."""
-        unknown = OUTSIDE if self.marks_entities else Counter(self.lexicon.values()).most_common(1)[0][0]
+        unknown = OUTSIDE if self.marks_entities else self.commonest_tag
         return self._scores([[self.lexicon.get(word, unknown) for word in words] for words in examples.words], examples)
 
     def is_degenerate(self, predictions: Tagged, examples: Sentences) -> bool:

@@ -153,7 +153,7 @@ def read_sentences(path: Path) -> Iterator[list[str]]:
 
 
 def read_words(path: Path) -> Iterator[list[str]]:
-    sentences = conll.read(path, broken="count")
+    sentences = conll.read(path, reading="count")
     return ([word] for words in sentences.words for word in words)
 
 

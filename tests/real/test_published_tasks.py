@@ -32,7 +32,7 @@ def run(shared: Path, data: str, recipe: str, folder: Path, *arguments: str) -> 
 def test_wnut_17(shared: Path, tmp_path: Path) -> None:
     results = run(shared, "ner/wnut17", "wnut17", tmp_path / "run")
     data = conll.read(shared / "data" / "ner" / "wnut17" / "test.conll")
-    written = conll.read(tmp_path / "run" / "predictions" / "test.conll", broken="count")
+    written = conll.read(tmp_path / "run" / "predictions" / "test.conll", reading="count")
     assert written.words == data.words
     assert results["test"]["f1"] == pytest.approx(metrics.entity_metrics(written.tags, data.tags)["f1"])
     assert len(bert.load(tmp_path / "run").data.labels) == 13, "the types of the whole file, not of 64 sentences"

@@ -67,6 +67,8 @@ def test_blanks_around_labels_do_not_count(tmp_path: Path) -> None:
     task = task.fit(task.read(tmp_path, "train"))
     assert task.labels == own(labels=["neg ", " pos"]).labels == ("neg", "pos")
     assert task.read(tmp_path, "dev").labels.tolist() == [0]
+    given = TaskDataConfig(dir="x", labels=["neg ", " pos"])
+    assert own(labels=given.labels).to_config(given) == given, "so that the same command resumes"
 
 
 def test_an_unusual_dialect_is_a_note(tmp_path: Path) -> None:

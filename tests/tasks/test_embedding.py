@@ -137,6 +137,11 @@ def test_texts_with_labels_are_scored_by_the_nearest_other_one(tmp_path: Path, t
     assert len(task.format_predictions(task.predict(outputs[:1], None, alone), alone)) == 1
     single = dataclasses.replace(examples, queries=examples.queries[:1], scores=examples.scores[:1])
     assert task.score(outputs[:1], single) == {"accuracy": 0.0}, "its nearest other text would be itself"
+    single = dataclasses.replace(single, ids=["0"])
+    [path] = task.write_predictions(tmp_path / "single", "dev", outputs[:1], single)
+    assert path.read_text().splitlines()[1] == "0\t0.000000\t0"
+    padded = read(tmp_path, [TEXTS[0], {"text": "b", "label": f" {TEXTS[0]['label']} "}, *TEXTS[2:]], task)
+    assert padded.scores[0] == padded.scores[1], "blanks around labels do not count"
     with pytest.raises(UserError, match="all rows have the same label: add texts of several labels, two or more of e"):
         read(tmp_path, TEXTS[::2], task)
     with pytest.raises(UserError, match="no two rows have the same label"):
@@ -179,6 +184,16 @@ def test_wrong_rows_are_one_sentence(tmp_path: Path, row: dict[str, Any], told: 
     with pytest.raises(UserError, match=told) as caught:
         read(tmp_path, [ROWS[0], row], own())
     assert "\n" not in str(caught.value)
+
+
+def test_rows_of_the_other_kind_of_losses_are_told(tmp_path: Path) -> None:
+    columns = ColumnsConfig(text_a="text_a", text_b="text_b", label="score")
+    with pytest.raises(
+        UserError, match=r"line 1: a pair with a score, and embedding\.loss in_batch .* set it to cosent"
+    ):
+        read(tmp_path, [{"text_a": "a", "text_b": "b", "score": 1}], own(columns))
+    with pytest.raises(UserError, match=r"line 1: a query with a document, and embedding\.loss cosent .* to in_batch"):
+        read(tmp_path, [{"query": "a", "positive": "b"}], own(columns, loss="cosent"))
 
 
 def test_pairs_have_scores_in_their_range(tmp_path: Path, tokenizer: Any) -> None:

@@ -16,7 +16,7 @@ from bert.errors import UserError
 from bert.tasks import find_task, make_task
 from bert.tasks.inference_only import published_task
 from bert.tasks.question_answering import SquadTask
-from bert.tasks.token_classification import TaggingTask
+from bert.tasks.token_classification import Tagged, TaggingTask
 from tests.letters import letter_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -265,6 +265,23 @@ def test_plain_tags_are_scored_and_answered_word_by_word(tmp_path, tokenizer):
         tmp_path, "dev", task.predict([output[:4], output[:3]], task.features(tokenizer, dev, DATA), dev), dev
     )
     assert only.name == "dev.conll"
+
+
+def test_plain_tags_stay_what_they_are_in_a_file_whose_tags_look_like_spans(tmp_path):
+    write_columns(tmp_path, "train", "a S\nb O\nc N")
+    write_columns(tmp_path, "dev", "a S\nb O")
+    task = find_task("ner").fit(find_task("ner").read(tmp_path, "train"))
+    dev = task.read(tmp_path, "dev")
+    assert (dev.tags, dev.scheme) == ([["S", "O"]], "plain")
+    [path] = task.write_predictions(tmp_path, "dev", Tagged([["N", "O"]], [[1.0, 1.0]]), dev)
+    assert path.read_text() == "a S N\nb O O\n\n"
+
+
+def test_an_unknown_word_has_the_commonest_tag_of_all_words(tmp_path):
+    write_columns(tmp_path, "train", "a DT\na DT\na DT\nb NN\nc NN")
+    write_columns(tmp_path, "dev", "z DT")
+    task = find_task("ner").fit(find_task("ner").read(tmp_path, "train"))
+    assert task.baseline_scores(task.read(tmp_path, "dev")) == {"accuracy": 1.0}
 
 
 def test_original_names_of_conll_2003_and_wnut_17(tmp_path):

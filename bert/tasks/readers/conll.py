@@ -34,6 +34,9 @@ SEPARATORS = {"\t": "tabs", " ": "spaces", ",": "commas"}
 PLAIN = "plain"
 """The scheme of tags that mark no spans: parts of speech, say."""
 
+Reading = Literal["error", "count", "plain"]
+"""What a tag that its scheme does not allow there is: an error, or a fault to count. Plain tags have no scheme."""
+
 
 @dataclass(frozen=True)
 class Sentences:
@@ -124,11 +127,11 @@ def split_columns(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
     )
 
 
-def read(path: Path, labelled: bool = True, broken: Literal["error", "count"] = "error") -> Sentences:
+def read(path: Path, labelled: bool = True, reading: Reading = "error") -> Sentences:
     """Reads CoNLL columns, the word first and the tag last, as `read_rows` does."""
     path = Path(path)
     delimiter, rows = split_columns(path)
-    return read_rows(path, rows, delimiter, labelled, broken)
+    return read_rows(path, rows, delimiter, labelled, reading)
 
 
 def read_rows(
@@ -136,7 +139,7 @@ def read_rows(
     rows: Iterable[tuple[int, list[str]]],
     delimiter: str,
     labelled: bool = True,
-    broken: Literal["error", "count"] = "error",
+    reading: Reading = "error",
     word: int = 0,
     tag: int = -1,
     width: int = 0,
@@ -149,7 +152,7 @@ def read_rows(
       rows: (line, cells) of each; one without cells ends a sentence.
       delimiter: a key of SEPARATORS, for sentences of errors.
       labelled: the column ``tag`` is the tag; otherwise there are no tags, and one column will do.
-      broken: what a tag that its scheme does not allow there is: an error, or a fault to count (`Sentences.broken`).
+      reading: of the tags; faults are counted in `Sentences.broken`.
       word, tag: the columns.
       width: the number of columns; 0 takes that of the first row.
 
@@ -175,7 +178,7 @@ def read_rows(
     words = [[cells[word] for cells in sentence] for sentence in columns]
     untagged = Sentences(words, None, PLAIN, columns, lines, delimiter, path=path)
     return (
-        attach_tags(untagged, [[cells[tag] for cells in sentence] for sentence in columns], broken)
+        attach_tags(untagged, [[cells[tag] for cells in sentence] for sentence in columns], reading)
         if labelled
         else untagged
     )
@@ -230,8 +233,10 @@ def _check_cells(
             raise UserError(f"{path}, line {line_number}: the {what} is empty: fix or remove the line")
 
 
-def attach_tags(untagged: Sentences, tags: list[list[str]], broken: str = "error") -> Sentences:
-    """The sentences with their tags, as `read` treats them."""
+def attach_tags(untagged: Sentences, tags: list[list[str]], reading: Reading = "error") -> Sentences:
+    """The sentences with their tags, as `read_rows` treats them."""
+    if reading == "plain":
+        return replace(untagged, tags=tags)
     marking = [is_span_tag(tag) for sentence in tags for tag in sentence]
     typed = {tag[:2] for sentence in tags for tag in sentence} & {"B-", "I-", "E-", "S-"}
     if not typed and not all(marking):
@@ -248,7 +253,7 @@ def attach_tags(untagged: Sentences, tags: list[list[str]], broken: str = "error
         fault = first_invalid_tag(sentence_tags, scheme)
         if fault is not None:
             faults.append(untagged.line(index, fault))
-            if broken == "error":
+            if reading == "error":
                 last = sentence_tags[fault - 1] if fault else "the start of the sentence"
                 raise UserError(
                     f"{untagged.path}, {untagged.unit} {faults[0]}: the tag {sentence_tags[fault]} after {last} breaks "

@@ -72,7 +72,7 @@ def test_a_file_to_predict_has_words_alone(tmp_path):
 def test_broken_sequences_are_errors_or_counted(tmp_path):
     path = write(tmp_path, "a B-X\nb I-X\n\nc O\nd I-X\ne I-Y\n\nf B-Y\n\ng B-X\n")
     assert "line 5: the tag I-X after O breaks the file's scheme, BIO" in error_of(path)
-    sentences = conll.read(path, broken="count")
+    sentences = conll.read(path, reading="count")
     assert sentences.broken == [5]
     assert sentences.tags[1] == ["O", "B-X", "B-Y"]
     assert "line 1: the tag I-X after the start of the sentence breaks" in error_of(write(tmp_path, "a I-X\n\nb B-X\n"))
