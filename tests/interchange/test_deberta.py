@@ -47,6 +47,14 @@ def test_in_and_out_under_its_names(vocabulary: Path, tmp_path: Path) -> None:
     assert_same(again.params, model.params)
 
 
+def test_a_missing_epsilon_is_that_of_transformers(vocabulary: Path, tmp_path: Path) -> None:
+    random_model(vocabulary, "BertForMaskedLM", dataclasses.replace(DEBERTA, layer_norm_eps=1e-5)).save(
+        tmp_path / "out"
+    )
+    edit(tmp_path / "out", layer_norm_eps=None)
+    assert bert.load(tmp_path / "out").config.layer_norm_eps == 1e-7
+
+
 def test_what_is_not_read_or_written(vocabulary: Path, tmp_path: Path) -> None:
     model = random_model(vocabulary, "BertForMaskedLM", DEBERTA)
     model.save(tmp_path / "out")

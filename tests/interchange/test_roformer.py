@@ -58,6 +58,18 @@ def test_what_it_lacks_is_refused(architecture: str, changes: dict, reason: str,
         made(architecture, dataclasses.replace(ROFORMER, **changes)).save(tmp_path / "out")
 
 
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_a_classifiers_head_has_the_activation_of_the_layers(activation: str, made, tmp_path: Path) -> None:
+    made("BertForSequenceClassification", ROFORMER).save(tmp_path / "out")
+    config = tmp_path / "out" / "config.json"
+    config.write_text(config.read_text().replace('"hidden_act": "gelu"', f'"hidden_act": "{activation}"'))
+    if activation == "silu":
+        with pytest.raises(UserError, match="hidden_act is 'silu', which the classifier takes too"):
+            bert.load(tmp_path / "out")
+        return
+    assert bert.load(tmp_path / "out").config.pooler_act == "relu"
+
+
 def test_a_vocabulary_without_the_class_that_reads_it_is_refused(made, tmp_path: Path) -> None:
     """transformers would take RoFormer's own, which reads other tokens."""
     made("BertForMaskedLM", ROFORMER).save(tmp_path / "out")

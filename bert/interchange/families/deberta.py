@@ -51,6 +51,7 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
         )
     return {
         **{key: DEBERTA.limits[key].value for key in ("position_embedding_type", "type_vocab_size")},
+        "layer_norm_eps": content.get("layer_norm_eps", 1e-7),
         "relative_attention_buckets": 2 * content["position_buckets"],
         "pooler_act": content.get("pooler_hidden_act", "gelu"),
     }

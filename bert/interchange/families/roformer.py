@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert.config import ModelConfig
+from bert.errors import UserError
 from bert.interchange.families.base import BERT_LIMITS, Family, Limit, ParametersByPath, class_names, encoder_names
 from bert.interchange.names import Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
@@ -15,15 +16,24 @@ from bert.tokenizer.special_tokens import SpecialTokenIds
 CLASSES = {ours: name for ours, name in class_names("RoFormer").items() if ours != "BertForMultipleChoice"}
 """All but the one of multiple choice, whose classifier reads the last token."""
 
+POOLER_ACTIVATIONS = ("gelu", "relu", "tanh")
+"""Of heads over a row."""
+
 ROTATED = re.compile(r".*/attention/(query|key)/(kernel|bias)")
 THEIR_ROTATED = re.compile(r".*\.self\.(query|key)\.(weight|bias)")
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:
-    size = content.get("embedding_size")
+    size, activation = content.get("embedding_size"), content.get("hidden_act", "gelu")
+    declared = content.get("architectures") or []
+    if activation not in POOLER_ACTIVATIONS and CLASSES["BertForSequenceClassification"] in declared:
+        raise UserError(
+            f"hidden_act is {activation!r}, which the classifier takes too, and {', '.join(POOLER_ACTIVATIONS)} are "
+            "read there: name another model"
+        )
     return {
         "embedding_size": None if size == content["hidden_size"] else size,
-        "pooler_act": "gelu",
+        "pooler_act": activation if activation in POOLER_ACTIVATIONS else "gelu",
         "position_embedding_type": "rotary",
     }
 

@@ -31,7 +31,7 @@ from bert.interchange.pooling import pooling_config_files
 from bert.interchange.readers import hf
 from bert.interchange.shapes import expected_shapes
 from bert.interchange.tensor_files import write_tensors
-from bert.interchange.writers.hf_config import published_config
+from bert.interchange.writers.hf_config import ACTIVATIONS, published_config
 from bert.interchange.writers.model_card import model_card
 from bert.interchange.writers.onnx import lacking_key
 from bert.interchange.writers.tokenizer_files import published_tokenizer, published_tokenizers, save_published_tokenizer
@@ -146,6 +146,11 @@ def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) 
     limits = dict(family.limits)
     if names.PREDICTIONS in model.params and family.prediction_act is not None:
         limits["hidden_act"] = Limit(family.prediction_act, f"its MLM head has {family.prediction_act}")
+    if config.hidden_act not in ACTIVATIONS:
+        raise UserError(
+            f"{model.source} has model.hidden_act {config.hidden_act}, which transformers does not have: "
+            f"{_other_formats(model)}"
+        )
     for key, limit in limits.items():
         if (value := getattr(config, key)) != limit.value:
             raise UserError(

@@ -9,7 +9,8 @@ from bert.interchange.families import family_of
 from bert.interchange.readers import hf
 from bert.tokenizer.special_tokens import special_ids
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", **{name: name for name in ("relu", "silu", "elu", "tanh")}}
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", **{name: name for name in ("relu", "silu", "tanh")}}
+"""transformers' names; it has no elu."""
 
 
 def published_config(model: ModelBundle) -> dict[str, Any]:

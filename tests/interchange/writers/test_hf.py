@@ -106,6 +106,7 @@ def test_a_card_names_what_is_on_the_hub_and_nothing_else(made, tmp_path: Path, 
             {"prediction_transform": False},
             "tiny has model.prediction_transform false, which transformers' BERT cannot express, as its MLM head has",
         ),
+        ({"hidden_act": "elu"}, "tiny has model.hidden_act elu, which transformers does not have: export it as"),
         ({"pooler_act": "gelu"}, "tiny has model.pooler_act gelu, which transformers' BERT cannot express"),
         ({"embedding_size": 6}, "tiny has model.embedding_size 6, which transformers' BERT cannot express, as its"),
         (
