@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tempfile
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_arguments(argv)
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
-    is_split = arguments.input != "-" and arguments.input.isidentifier() and not Path(arguments.input).exists()
+    is_split = re.fullmatch(r"\w[\w-]*", arguments.input) is not None and not Path(arguments.input).is_file()
     if is_split and arguments.batch_size is not None:
         raise UserError(f"command line: --batch_size is for inputs; {arguments.input} is read as by the run: remove it")
     if not is_split:

@@ -184,7 +184,7 @@ class FinetuneConfig:
     patience: Positive | None = None
     """Stop after so many evaluations in a row without a better main metric; null trains to the end."""
     classifier_dropout: Fraction | None = None
-    """Dropout before the classifier; null takes hidden_dropout_prob."""
+    """Dropout before the classifier; null takes hidden_dropout_prob. Those of squad, squad2 and span have none."""
     language_model_weight: NonNegativeFloat = 0.0
     """Factor of the loss of the next tokens of each row, which is added to that of a task that classifies or scores
     texts; 0.5 in GPT. Of a model that reads left to right (model.causal)."""

@@ -70,6 +70,13 @@ class PretrainConfig:
         no_best = "but pretraining keeps its last parameters: remove it"
         check_unused("training.", self.training, no_best, ["average_checkpoints"])
         check_unused("model.", self.model, "but pretraining has no decoder: remove it", DECODER_KEYS)
+        if self.distillation.teacher is not None and self.data.prediction != "masked":
+            raise UserError(
+                f"distillation.teacher is set, and data.prediction is {self.data.prediction}: set it to masked, or "
+                "remove the teacher"
+            )
+        if self.init == "none":
+            raise UserError("init is none: remove it, pretraining starts from random weights without it")
         if self.init is None:
             self.check_model()
         self.electra.check(self.model, self.data.prediction)

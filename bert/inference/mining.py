@@ -28,6 +28,9 @@ class Searcher(Protocol):
     ) -> np.ndarray:
         """The embeddings of texts."""
 
+    def require_pair_scores(self, label: str) -> Any:
+        """Raises UserError unless `rank` can score pairs with that label."""
+
     def rank(
         self, query: str, documents: Sequence[str], label: str = "1", batch_size: int = 32
     ) -> list[RankedDocument]:
@@ -81,6 +84,8 @@ def mine_negatives(
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """See `SearchableModel.mine_negatives`."""
+    if scorer is not None:
+        scorer.require_pair_scores(label)
     fields, queries, positives = _read(rows)
     documents: list[Any] = list(dict.fromkeys(as_filled_texts("document", positives if corpus is None else corpus)))
     settings.check(len(documents))

@@ -174,14 +174,7 @@ class SearchableModel(ExportableModel):
         Raises:
             UserError: the model neither classifies nor scores pairs of texts, or has no such label; or a text is empty.
         """
-        task = self.require_task()
-        if not isinstance(task, (ClassificationTask, RegressionTask, RerankerTask)):
-            raise UserError(
-                f"{self.source} gives pairs of texts no score ({task.name}): use a reranker, classifier or regression"
-            )
-        if isinstance(task, ClassificationTask) and label not in task.label_names:
-            names = ", ".join(map(repr, task.label_names[:LABELS_SHOWN]))
-            raise UserError(f"label is {label!r}, and the labels of {self.source} are {names}: pass one of these")
+        task = self.require_pair_scores(label)
         [text] = as_filled_texts("query", [query])
         pairs = [(text, document) for document in as_filled_texts("document", documents)]
         if isinstance(task, RegressionTask):  # with scores beyond the scale, which answers are cut to
@@ -189,3 +182,16 @@ class SearchableModel(ExportableModel):
         answers = self.answers(task, pairs, batch_size)
         is_classifier = isinstance(task, ClassificationTask)
         return rank_by_score(answer.probabilities[label] if is_classifier else answer.score for answer in answers)
+
+    def require_pair_scores(self, label: str) -> ClassificationTask | RegressionTask | RerankerTask:
+        """The task, which scores pairs of texts. Raises UserError as `rank`."""
+        task = self.require_task()
+        if not isinstance(task, (ClassificationTask, RegressionTask, RerankerTask)) or len(task.input_columns) != 2:
+            raise UserError(
+                f"{self.source} gives pairs of texts no score ({task.name}): use a reranker, classifier or regression "
+                "of pairs"
+            )
+        if isinstance(task, ClassificationTask) and label not in task.label_names:
+            names = ", ".join(map(repr, task.label_names[:LABELS_SHOWN]))
+            raise UserError(f"label is {label!r}, and the labels of {self.source} are {names}: pass one of these")
+        return task

@@ -108,11 +108,6 @@ def load_teacher(config: DistillationConfig, say: Log) -> Teacher | None:
 
 def check_student(config: PretrainConfig, teacher: Teacher) -> None:
     """Raises UserError if a model, or its rows, cannot learn from the teacher."""
-    if config.data.prediction != "masked":
-        raise UserError(
-            f"distillation.teacher is set, and data.prediction is {config.data.prediction}: set it to masked, or "
-            "remove the teacher"
-        )
     if teacher.config.causal:
         raise UserError(
             f"the teacher {teacher.source} reads text from left to right, and data.prediction masked needs one that "

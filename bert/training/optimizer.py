@@ -14,6 +14,7 @@ import optax.contrib
 from flax import traverse_util
 
 from bert.config import OptimizerConfig
+from bert.interchange.names import PROJECTIONS
 
 ParameterPath = tuple[Any, ...]
 """Names from the outermost module to the parameter: strings, which Flax does not promise."""
@@ -64,6 +65,8 @@ MUON_RMS = 0.2
 
 def is_matrix_of_layer(path: ParameterPath) -> bool:
     """Whether Muon applies to a parameter: to the matrices of layers, not to embeddings, pooler and heads."""
+    if path[0] == PROJECTIONS:
+        return False
     return path[-1] == "kernel" and any(re.fullmatch(r"layer_\d+", str(name)) for name in path)
 
 

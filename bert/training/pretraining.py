@@ -52,7 +52,7 @@ from bert.training.step import TrainState, make_eval_step, make_train_step
 from bert.training.streaming import check_readers
 from bert.training.student_initialization import start_from_teacher
 from bert.training.timing import time_train_step, timed
-from bert.training.transfer import measure_transfer, transfer_config
+from bert.training.transfer import check_transfer, measure_transfer
 
 DEFAULT_MAX_TO_KEEP = 3
 """Checkpoints that stay if training.max_to_keep is null."""
@@ -120,7 +120,7 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
         config.check()
         config.check_model()
     if config.transfer is not None:
-        transfer_config(config)  # before hours of training
+        check_transfer(config)  # before hours of training
     if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:
         raise UserError(
             f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
+from bert.config.data import DOCSTRINGS_PREFIX
 from bert.config.yaml_io import load_config
 from bert.errors import UserError, require
 from bert.parallel import multihost
@@ -52,6 +53,13 @@ def transfer_config(config: PretrainConfig) -> FinetuneConfig:
             f"{recipe.data.max_length} tokens (data.max_length): enlarge the former, or set transfer to null"
         )
     return recipe
+
+
+def check_transfer(config: PretrainConfig) -> None:
+    """Raises UserError for a recipe that cannot work, or whose files cannot be read."""
+    recipe = transfer_config(config)
+    if not (recipe.data.dir or "").startswith(DOCSTRINGS_PREFIX):  # which take a while, and are there
+        read_splits(make_task(recipe), recipe)
 
 
 def measure_transfer(run: RunFolder[PretrainConfig], say: Log) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from bert.inference.pretrained import Pretrained
 
 
 @pytest.mark.medium
-def test_a_split_is_predicted_as_the_run_did(finetuned: Path, tmp_path: Path, capsysbinary) -> None:
+def test_a_split_is_predicted_as_the_run_did(finetuned: Path, tmp_path: Path, capsysbinary, monkeypatch) -> None:
     assert (finetuned / "config.yaml").read_text().count("max_length: 32")
     capsysbinary.readouterr()
     assert predict([str(finetuned), "dev"]) == 0
@@ -25,6 +25,10 @@ def test_a_split_is_predicted_as_the_run_did(finetuned: Path, tmp_path: Path, ca
     for path in (tmp_path / "test").iterdir():
         assert path.read_bytes() == (finetuned / "predictions" / path.name).read_bytes()
     assert (tmp_path / "test" / "test.tsv").read_text().startswith("index\tprediction\tprobability\n0\t")
+    monkeypatch.chdir(tmp_path)  # where there is a folder of that name
+    capsysbinary.readouterr()
+    assert predict([str(finetuned), "test"]) == 0
+    assert capsysbinary.readouterr().out == (tmp_path / "test" / "SST-2.tsv").read_bytes()
 
 
 def test_a_table_is_read_by_the_columns_of_the_task(finetuned: Path, sst2: Path, tmp_path: Path, capsys, fails) -> None:

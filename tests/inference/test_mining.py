@@ -34,6 +34,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bert.Pretrained:
 class Scorer:
     """A cross-encoder that scores a document by its place in the corpus."""
 
+    def require_pair_scores(self, label: str) -> None:
+        if label != "relevant":
+            raise bert.UserError(f"no label {label}")
+
     def rank(self, query: str, documents: list[str], label: str, batch_size: int) -> list[RankedDocument]:
         assert label == "relevant"
         scores = [float(-CORPUS.index(text)) for text in documents]
@@ -69,6 +73,14 @@ def test_a_cross_encoder_scores_in_place_of_the_cosine(model: bert.Pretrained) -
     assert (row["negatives"], row["score"]) == (["mi ba"], [-6, -7])
     [_, row, _] = model.mine_negatives(ROWS, CORPUS, **scored, margin=1)
     assert row["negatives"] == []
+
+
+def test_a_scorer_is_checked_before_the_corpus_is_embedded(model: bert.Pretrained, monkeypatch) -> None:
+    monkeypatch.setattr(bert.Pretrained, "embed", lambda *_: pytest.fail("it was embedded"))
+    with pytest.raises(bert.UserError, match="no label 1"):
+        model.mine_negatives(ROWS, CORPUS, scorer=Scorer())
+    with pytest.raises(bert.UserError, match="is not fine-tuned"):
+        model.mine_negatives(ROWS, CORPUS, scorer=model)
 
 
 def test_prompts_are_those_of_the_model(model: bert.Pretrained) -> None:

@@ -14,6 +14,7 @@ from bert.runs.checkpoint import Checkpointer
 from bert.training.optimizer import (
     decay_mask,
     describe_decay,
+    is_matrix_of_layer,
     layer_depth,
     learning_rate_schedule,
     make_frozen_predicate,
@@ -141,6 +142,7 @@ def test_muon_is_adam_but_for_the_matrices_of_layers() -> None:
         changes[name] = one_update(config, ENCODER, jax.tree.map(lambda p: 0.1 * p + 0.05, ENCODER))
     same = {path for path, value in changes["muon"].items() if np.array_equal(value, changes["adamw"][path])}
     assert changes["muon"].keys() - same == {f"bert/encoder/layer_{n}/output/kernel" for n in range(2)}
+    assert not is_matrix_of_layer(("distillation", "layer_2", "kernel")), "a projection to a teacher's width is none"
 
 
 @pytest.mark.medium

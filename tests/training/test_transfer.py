@@ -92,6 +92,8 @@ def test_a_wrong_recipe_fails_before_training(corpus: Path, recipe: Path, tmp_pa
     assert "data.max_length is 2" in fails(main, *given, f"--transfer={wrong}")
     wrong.write_text(recipe.read_text().replace("max_length: 16", "max_length: 64"))
     assert "max_position_embeddings is 32, and transfer" in fails(main, *given, f"--transfer={wrong}")
+    wrong.write_text("task: mrpc\ndata: {dir: nothere, max_length: 16, buckets: [16]}\ntraining: {epochs: 1}\n")
+    assert "nothere is not a folder" in fails(main, *given, f"--transfer={wrong}")
     assert not (folder / "metrics.jsonl").exists()
 
 
