@@ -72,8 +72,8 @@ def is_quoted(lines: Iterable[str]) -> bool:
         everything = everything or (not width and None not in cells)
         width = len(cells)
         inner = [cell for cell in cells if cell]
-        evidence = evidence or any(set(cell) & set('\t\n"') for cell in inner)
-        if not everything and not all(set(cell) & set('\t\n",;') for cell in inner):
+        evidence = evidence or any(set(cell) & set('\t\r\n"') for cell in inner)
+        if not everything and not all(set(cell) & set('\t\r\n",;') for cell in inner):
             return False
         if len(pending) > 1 and all(line.count("\t") + 1 == width for line in pending):
             return False  # each line is a row by itself

@@ -147,7 +147,7 @@ def test_a_cell_of_csv_may_be_long(tmp_path: Path) -> None:
     assert fields == {"text": text, "label": "1"}
 
 
-SAYINGS = ["plain", 'he said "no"', "a\ttab", "two\nlines", '"', '"all"', "", "a, b", "3"]
+SAYINGS = ["plain", 'he said "no"', "a\ttab", "two\nlines", "re\rturn", '"', '"all"', "", "a, b", "3"]
 
 
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])

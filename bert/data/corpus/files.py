@@ -330,7 +330,7 @@ def _parquet_texts(path: Path | str) -> Generator[str, None, None]:
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=["text"]):
                 yield from _column_texts(str(path), batch.column(0), row)
                 row += len(batch)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _damaged_error(path, f" after row {row}", error) from None
     except OSError as error:
         if error.strerror is None:
@@ -347,7 +347,7 @@ def _dataset_texts(source: str) -> Generator[str, None, None]:
             for chunk in table.column("text").chunks:
                 yield from _column_texts(source, chunk, row)
                 row += len(chunk)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise _damaged_error(Path(source), f" after row {row}", error) from None
 
 

@@ -91,6 +91,10 @@ def test_faults_of_parquet_are_named(tmp_path) -> None:
     pq.write_table(pa.table({"text": [3]}), path)
     with pytest.raises(UserError, match=r'a\.parquet, row 1: "text" is int and not a string'):
         list(documents(str(path)))
+    ends, content = pa.array([0, 6], pa.int32()).buffers()[1], pa.py_buffer(b"abc\xff\xfed")
+    pq.write_table(pa.table({"text": pa.Array.from_buffers(pa.string(), 1, [None, ends, content])}), path)
+    with pytest.raises(UserError, match=r"a\.parquet is cut short or damaged after row 0"):
+        list(documents(str(path)))
 
 
 def test_a_file_that_disappears_is_named(tmp_path) -> None:
