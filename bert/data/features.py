@@ -12,14 +12,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.data.row_template import post_processor
+from bert.tokenizer.hf_settings import NO_LIMIT, truncation_side
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import literal_tokenizer
 
 ROWS_AT_ONCE = 4096
 """Texts tokenized in one call: enough to make calls cheap, few enough to bound memory."""
-
-NO_LIMIT = 2**31 - 1
-"""Tokens of a row that is not cut."""
 
 IGNORE_INDEX = -1
 """Label of a token that has none: special tokens, padding, the tokens of a word after its first."""
@@ -211,7 +209,7 @@ def _truncating_tokenizer(tokenizer: Tokenizer, max_length: int, tokens: int) ->
     ``tokens``, their number, is there to notice tokens that were added since."""
     copy = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
     copy.no_padding()
-    copy.enable_truncation(max_length, strategy="longest_first")
+    copy.enable_truncation(max_length, strategy="longest_first", direction=truncation_side(tokenizer))
     copy.post_processor = post_processor(copy)
     return copy
 

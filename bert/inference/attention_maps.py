@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length
-from bert.data.features import NO_LIMIT, Features, plain_ids, tokenize
+from bert.data.features import Features, plain_ids, tokenize
 from bert.data.inputs import as_text_or_pair, as_texts
 from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError
@@ -31,6 +31,7 @@ from bert.inference.text_generation import Continuation
 from bert.interchange.names import has_decoder
 from bert.model.encoder import Bert
 from bert.model.encoder_decoder import BertForSequenceToSequence
+from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import token_text
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert.config import Decoding, TaskDataConfig
-from bert.data.features import NO_LIMIT, Features, Rows, tokenize
+from bert.data.features import Features, Rows, tokenize
 from bert.data.inputs import as_filled_texts, as_list, as_text_or_pair, check_count, shown
 from bert.data.sequence_pairs import SequencePairs
 from bert.data.text_groups import TextGroups
@@ -30,6 +30,7 @@ from bert.model.electra import extract_generator
 from bert.tasks.base import Outputs, Task
 from bert.tasks.column_files import ColumnFilesTask, labelled_examples
 from bert.tasks.embedding import EmbeddingTask
+from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import embedding_rows, token_text
 

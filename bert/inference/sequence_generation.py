@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
-from bert.data.features import NO_LIMIT, Features, tokenize
+from bert.data.features import Features, tokenize
 from bert.data.inputs import check_count, shown
 from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError
@@ -28,6 +28,7 @@ from bert.model.cache import Memory, make_cache
 from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.mask import Mask
 from bert.tokenizer.detokenization import detokenize
+from bert.tokenizer.hf_settings import NO_LIMIT
 
 
 def decode_targets(

@@ -12,6 +12,9 @@ from bert.errors import UserError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+NO_LIMIT = 2**31 - 1
+"""Tokens of a row that is not cut."""
+
 SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
 
 _FLAGS = (
@@ -35,6 +38,7 @@ class TokenizerSettings:
         do_lower_case, strip_accents, tokenize_chinese_chars: of WordPiece's text steps.
         add_prefix_space: of byte-level vocabularies: the first word is read as one within a text.
         keep_accents, split_by_punct: of ALBERT's and DeBERTa's SentencePiece files.
+        truncation_side: "left" or "right", the end at which a text that is too long is cut.
         added: id -> token and its flags, of tokens that were added to the vocabulary.
         tokenizer_class: the class of transformers'.
         reader: the class that reads the folder: one of its own code, or ``tokenizer_class``, or that of config.json.
@@ -46,6 +50,7 @@ class TokenizerSettings:
     add_prefix_space: bool | None = None
     keep_accents: bool | None = None
     split_by_punct: bool | None = None
+    truncation_side: str | None = None
     added: tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...] = ()
     tokenizer_class: str | None = None
     reader: str | None = None
@@ -74,6 +79,8 @@ class TokenizerSettings:
                 if (value := getattr(self, theirs)) is not None:
                     setattr(steps, name, value)
             tokenizer.normalizer = steps
+        if self.truncation_side is not None:
+            set_truncation_side(tokenizer, self.truncation_side)
         if self.add_prefix_space is not None:
             set_prefix_space(tokenizer, self.add_prefix_space)
         known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
@@ -106,6 +113,19 @@ def set_prefix_space(tokenizer: Tokenizer, add: bool) -> None:
         tokenizer.post_processor = ending
 
 
+def truncation_side(tokenizer: Tokenizer) -> str:
+    """The end, "left" or "right", at which a text that is too long is cut."""
+    return str((tokenizer.truncation or {"direction": "right"})["direction"])
+
+
+def set_truncation_side(tokenizer: Tokenizer, side: str) -> None:
+    """Sets the end at which rows are cut to their length. The tokenizer itself keeps the whole text."""
+    if side == "left":
+        tokenizer.enable_truncation(NO_LIMIT, direction=side)
+    else:
+        tokenizer.no_truncation()
+
+
 def read_settings(folder: Path) -> TokenizerSettings:
     """The settings that stand in a folder. Raises UserError for files that are malformed."""
     content = read_object(folder / SETTINGS)
@@ -113,10 +133,13 @@ def read_settings(folder: Path) -> TokenizerSettings:
         value = content.get(name)
         if value is not None and not isinstance(value, bool):
             raise UserError(f"{folder / SETTINGS}: {name} is {value!r}, set it to true or false")
+    if (side := content.get("truncation_side")) not in (None, "left", "right"):
+        raise UserError(f"{folder / SETTINGS}: truncation_side is {side!r}, set it to left or right")
     kind = content.get("tokenizer_class")
     reader = _class_of_code(content) or kind or _class_of_model(folder)
     return TokenizerSettings(
         **{name: content.get(name) for name in _FLAGS},
+        truncation_side=side,
         added=_read_added(folder, content),
         tokenizer_class=kind if isinstance(kind, str) else None,
         reader=reader if isinstance(reader, str) else None,

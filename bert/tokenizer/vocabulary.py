@@ -14,7 +14,7 @@ from bert.config.model import VocabularyKind
 from bert.errors import UserError
 from bert.files import write_atomic
 from bert.tokenizer.byte_level import SPACES, byte_level_steps, parse_byte_level, train_byte_level
-from bert.tokenizer.hf_settings import read_settings
+from bert.tokenizer.hf_settings import read_settings, set_truncation_side, truncation_side
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 from bert.tokenizer.sentencepiece import build_sentencepiece
 from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_ids, special_tokens
@@ -48,8 +48,8 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
 
     A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` next to it does, and has the last
     word next to a tokenizer.json, too, as in transformers; otherwise ``config.lowercase`` and ``config.strip_accents``.
-    Tokens that the files next to it add to the vocabulary are added. Truncation and padding stored in a tokenizer.json
-    are turned off: rows are made elsewhere.
+    Tokens that the files next to it add to the vocabulary are added. Padding stored in a tokenizer.json is turned off,
+    of truncation the side alone is kept: rows are made elsewhere.
 
     Raises:
       UserError: nothing there, or a file that is no WordPiece, byte-level or Unigram vocabulary, or has no special
@@ -235,7 +235,7 @@ def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
         raise UserError(
             f"{file} holds a {kind} vocabulary, and WordPiece, byte-level and Unigram are read: name another"
         )
-    tokenizer.no_truncation()
+    set_truncation_side(tokenizer, truncation_side(tokenizer))
     tokenizer.no_padding()
     return tokenizer
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from bert.data.features import tokenize
 from bert.errors import UserError
 from bert.tokenizer.hf_settings import ADDED, SETTINGS, read_settings
-from bert.tokenizer.vocabulary import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer, save_tokenizer
 from tests.letters import byte_level_tokenizer
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "A", "中", "##中", "a中"]
@@ -32,6 +33,25 @@ def test_text_steps_are_what_the_settings_say(folder: Path, whole: bool) -> None
     assert tokens(folder, "A a中") == ["a", "a", "中"]
     (folder / SETTINGS).write_text('{"do_lower_case": false, "tokenize_chinese_chars": false, "strip_accents": true}')
     assert tokens(folder, "A á a中") == ["A", "a", "a中"]
+
+
+def test_rows_are_cut_at_the_declared_side(folder: Path, tmp_path: Path) -> None:
+    """Of a tokenizer.json as well, and after it is saved again."""
+
+    def cut(place: Path) -> list[int]:
+        return tokenize(load_tokenizer(place), ["a b b b"], 4).ids.tolist()
+
+    assert cut(folder) == [2, 5, 6, 3]
+    (folder / SETTINGS).write_text('{"truncation_side": "left"}')
+    assert cut(folder) == [2, 6, 6, 3]
+    assert len(load_tokenizer(folder).encode("a b b b").ids) == 6, "rows alone are cut"
+    save_tokenizer(load_tokenizer(folder), tmp_path / "again")
+    assert cut(tmp_path / "again") == [2, 6, 6, 3]
+    (tmp_path / "again" / SETTINGS).write_text('{"truncation_side": "right"}')
+    assert cut(tmp_path / "again") == [2, 5, 6, 3]
+    (folder / SETTINGS).write_text('{"truncation_side": "both"}')
+    with pytest.raises(UserError, match="truncation_side is 'both', set it to left or right"):
+        load_tokenizer(folder)
 
 
 def test_added_tokens_are_read_whole(folder: Path) -> None:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, processors
 from bert.files import write_atomic
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.generation_files import TARGET_TOKENIZER
-from bert.tokenizer.hf_settings import set_prefix_space
+from bert.tokenizer.hf_settings import set_prefix_space, truncation_side
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import save_tokenizer
 
@@ -54,6 +54,8 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
     roles = [role for role in ("pad", "unk", "cls", "sep", "mask", *of_text) if role in special]
     names = {f"{role}_token": tokenizer.id_to_token(special[role]) for role in roles}
     config = {**_class(content), **names, "model_max_length": max_length}
+    if truncation_side(tokenizer) == "left":
+        config["truncation_side"] = "left"
     if not segments:
         config["model_input_names"] = ["input_ids", "attention_mask"]
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
