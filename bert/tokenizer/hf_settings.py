@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert.errors import UserError
+from bert.tokenizer.special_tokens import special_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,6 +40,7 @@ class TokenizerSettings:
         add_prefix_space: of byte-level vocabularies: the first word is read as one within a text.
         keep_accents, split_by_punct: of ALBERT's and DeBERTa's SentencePiece files.
         truncation_side: "left" or "right", the end at which a text that is too long is cut.
+        model_input_names: what the model is given.
         added: id -> token and its flags, of tokens that were added to the vocabulary.
         tokenizer_class: the class of transformers'.
         reader: the class that reads the folder: one of its own code, or ``tokenizer_class``, or that of config.json.
@@ -51,6 +53,7 @@ class TokenizerSettings:
     keep_accents: bool | None = None
     split_by_punct: bool | None = None
     truncation_side: str | None = None
+    model_input_names: tuple[str, ...] | None = None
     added: tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...] = ()
     tokenizer_class: str | None = None
     reader: str | None = None
@@ -113,6 +116,18 @@ def set_prefix_space(tokenizer: Tokenizer, add: bool) -> None:
         tokenizer.post_processor = ending
 
 
+def set_one_token_type(tokenizer: Tokenizer) -> None:
+    """Gives both texts of a WordPiece vocabulary's pairs the token type 0, for models that are not given types."""
+    from tokenizers import processors
+
+    special = special_ids(tokenizer)
+    names = [(str(tokenizer.id_to_token(id)), id) for id in (special.cls, special.sep)]
+    (cls, _), (sep, _) = names
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}", pair=f"{cls} $A {sep} $B {sep}", special_tokens=names
+    )
+
+
 def truncation_side(tokenizer: Tokenizer) -> str:
     """The end, "left" or "right", at which a text that is too long is cut."""
     return str((tokenizer.truncation or {"direction": "right"})["direction"])
@@ -135,11 +150,12 @@ def read_settings(folder: Path) -> TokenizerSettings:
             raise UserError(f"{folder / SETTINGS}: {name} is {value!r}, set it to true or false")
     if (side := content.get("truncation_side")) not in (None, "left", "right"):
         raise UserError(f"{folder / SETTINGS}: truncation_side is {side!r}, set it to left or right")
-    kind = content.get("tokenizer_class")
+    inputs, kind = content.get("model_input_names"), content.get("tokenizer_class")
     reader = _class_of_code(content) or kind or _class_of_model(folder)
     return TokenizerSettings(
         **{name: content.get(name) for name in _FLAGS},
         truncation_side=side,
+        model_input_names=tuple(inputs) if isinstance(inputs, list) else None,
         added=_read_added(folder, content),
         tokenizer_class=kind if isinstance(kind, str) else None,
         reader=reader if isinstance(reader, str) else None,

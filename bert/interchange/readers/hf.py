@@ -26,8 +26,8 @@ from bert.interchange.generation_files import read_decoding, read_target_tokeniz
 from bert.interchange.pooling import read_model_max_length, read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
-from bert.tokenizer.hf_settings import SETTINGS, read_settings
-from bert.tokenizer.vocabulary import first_cased_token, load_tokenizer, require_embedding_rows
+from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
+from bert.tokenizer.vocabulary import first_cased_token, is_wordpiece, load_tokenizer, require_embedding_rows
 
 Log = Callable[[str], None]
 
@@ -103,13 +103,17 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     classifier_dropout = _classifier_dropout(content, file)
     problem_type = _problem_type(content, file) if labels else None
     label_thresholds = _label_thresholds(content, len(labels), file)
-    tokenizer_class = read_settings(folder).reader or ""
+    settings = read_settings(folder)
+    tokenizer_class = settings.reader or ""
     if family.own_tokenizer is not None and (not tokenizer_class or tokenizer_class.startswith(family.title)):
         raise UserError(
             f"{folder / SETTINGS} names no other tokenizer_class than transformers' own for {family.title}, which "
             f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that"
         )
     tokenizer = load_tokenizer(folder)
+    has_types = settings.model_input_names is None or "token_type_ids" in settings.model_input_names
+    if is_wordpiece(tokenizer) and config.type_vocab_size > 1 and not has_types:
+        set_one_token_type(tokenizer)
     _warn_casing(folder, tokenizer, say)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     target_tokenizer, decoding = None, None

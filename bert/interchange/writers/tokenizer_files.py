@@ -56,10 +56,16 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
     config = {**_class(content), **names, "model_max_length": max_length}
     if truncation_side(tokenizer) == "left":
         config["truncation_side"] = "left"
-    if not segments:
+    if not segments or _has_one_type(content["post_processor"]):
         config["model_input_names"] = ["input_ids", "attention_mask"]
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
         write_atomic(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _has_one_type(ending: dict[str, Any] | None) -> bool:
+    """Whether a template gives both texts of a pair the type 0."""
+    pair = (ending or {}).get("pair")
+    return isinstance(pair, list) and not any(part["type_id"] for piece in pair for part in piece.values())
 
 
 def _class(content: dict[str, Any]) -> dict[str, Any]:

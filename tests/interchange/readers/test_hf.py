@@ -20,6 +20,7 @@ from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
 from bert.config import ModelConfig
+from bert.data.features import tokenize
 from bert.errors import UserError
 from bert.interchange import bundle, families, names
 from bert.interchange.pooling import Pooling
@@ -169,6 +170,19 @@ def test_a_tokenizer_makes_segments_for_a_model_of_two_alone(count: int, made, t
     made("BertForSequenceClassification", dataclasses.replace(CONFIG, type_vocab_size=count)).save(tmp_path / "out")
     content = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert ("model_input_names" not in content) == (count == 2)
+
+
+def test_pairs_have_one_type_where_the_tokenizer_gives_none(made, tmp_path: Path) -> None:
+    made("BertForSequenceClassification").save(tmp_path / "out")
+    file = tmp_path / "out" / "tokenizer_config.json"
+    names_of_inputs = {"model_input_names": ["input_ids", "attention_mask"]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **names_of_inputs}))
+    model = bert.load(tmp_path / "out")
+    model.save(tmp_path / "again")
+    assert names_of_inputs.items() <= json.loads((tmp_path / "again" / "tokenizer_config.json").read_text()).items()
+    for read in (model, bert.load(tmp_path / "again")):
+        rows = tokenize(read.tokenizer, [("a", "b")], 8)
+        assert rows.segment_a_lengths.tolist() == rows.lengths.tolist(), "all of type 0"
 
 
 def test_a_decoder_that_differs_is_untied(made, tmp_path: Path) -> None:
