@@ -46,5 +46,5 @@ class PhaseConfig:
             raise UserError(f"{name}.{given[0]} is set, but the last phase takes the steps that are left: leave it out")
         if not is_last and len(given) != 1:
             state = "are both set" if given else "are both null"
-            raise UserError(f"{name}.share and {name}.steps {state}: set exactly one of them")
+            raise UserError(f"{name}.share and {name}.steps {state}: set exactly one of them, as another phase follows")
         check_fields(f"{name}.", self)

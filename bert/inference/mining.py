@@ -54,7 +54,7 @@ class Mining:
     relative_margin: float = 0.05
 
     def check(self, documents: int) -> None:
-        """Raises UserError for settings that cannot work with a corpus of so many different documents."""
+        """Raises UserError for settings that cannot work where no query has more wrong documents than so many."""
         check_count("num_negatives", self.num_negatives)
         check_count("top_k", self.top_k)
         for name in ("margin", "relative_margin"):
@@ -62,10 +62,10 @@ class Mining:
                 raise UserError(f"{name} is {getattr(self, name)}: pass a number of at least 0")
         if self.num_negatives > self.top_k:
             raise UserError(f"num_negatives is {self.num_negatives}, and top_k is {self.top_k}: raise top_k")
-        if self.num_negatives >= documents:
+        if self.num_negatives > documents:
             raise UserError(
-                f"num_negatives is {self.num_negatives}, and the corpus has {documents} different documents, the "
-                "positives among them: pass a smaller number"
+                f"num_negatives is {self.num_negatives}, and the corpus has at most {documents} documents that are no "
+                "positive of a query: pass a smaller number"
             )
 
     def below(self, positive: float) -> float:
@@ -88,10 +88,10 @@ def mine_negatives(
         scorer.require_pair_scores(label)
     fields, queries, positives = _read(rows)
     documents: list[Any] = list(dict.fromkeys(as_filled_texts("document", positives if corpus is None else corpus)))
-    settings.check(len(documents))
     right: dict[str, set[str]] = {}
     for query, positive in zip(queries, positives, strict=True):
         right.setdefault(query, set()).add(positive)
+    settings.check(len(documents) - min(len(texts.intersection(documents)) for texts in right.values()))
     distinct = list(right)
     vectors = model.embed(distinct, batch_size, "query")
     blocks = blocks_of(model.embed(documents, batch_size, "document"))

@@ -105,7 +105,7 @@ def test_prompts_are_those_of_the_model(model: bert.Pretrained) -> None:
         ([*ROWS, {"positive": "a"}], CORPUS, {}, "line 4: no 'query' among 'positive': name the columns query and"),
         ([{**ROWS[0], "negatives": ["a"]}], CORPUS, {}, "line 1: there is a 'negatives' already: remove it"),
         (ROWS, [*CORPUS, " "], {}, "document 9 is empty: write it or remove it"),
-        (ROWS, None, {}, "num_negatives is 4, and the corpus has 3 different documents, the positives among them"),
+        (ROWS, None, {}, "num_negatives is 4, and the corpus has at most 2 documents that are no positive"),
         (ROWS, CORPUS, {"num_negatives": 0}, "num_negatives is 0: pass a whole number of at least 1"),
         (ROWS, CORPUS, {"top_k": 3}, "num_negatives is 4, and top_k is 3: raise top_k"),
         (ROWS, CORPUS, {"margin": -1}, "margin is -1: pass a number of at least 0"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,22 @@ def find_tokenizer_mismatch(tokenizer: Tokenizer, folder: Path, longest: int) ->
     return next((text for text, ids, start, end in rows if ids != ours.ids[start:end].tolist()), None)
 
 
+@contextlib.contextmanager
+def _without_notices() -> Iterator[None]:
+    """Keeps transformers from a bar, and from a report of the parts that an export leaves out on purpose."""
+    from transformers.utils import logging
+
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
+
+
 def logits_difference(model: ModelBundle, folder: Path) -> float | None:
     """Largest |difference| of our outputs and transformers' on random rows; None without transformers and PyTorch."""
     try:
@@ -268,7 +285,8 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
         return None
     config = model.config
     architecture = family_of(model).classes[model.architecture]
-    reference = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
+    with _without_notices():
+        reference = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
     random = np.random.default_rng(0)
     length = min(24, config.max_position_embeddings)
     shape = (2, 2, length) if model.architecture == "BertForMultipleChoice" else (4, length)
