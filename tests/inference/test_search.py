@@ -155,7 +155,7 @@ def test_documents_are_ranked_by_the_score_or_the_probability_of_a_label(models:
         ("encoder", ("a", ["b"]), "made is not fine-tuned for a task"),
         ("tagging", ("a", ["b"]), r"made gives pairs of texts no score \(conll2003\)"),
         ("pairs", ("a", ["b"], "good"), "label is 'good', and the labels of made are 'not_equivalent', 'equivalent'"),
-        ("classification", ("a", ["b"], "no"), "classification takes a single text"),
+        ("classification", ("a", ["b"], "no"), r"no score \(classification\): use a reranker, .* of pairs"),
         ("pairs", ("a", ["b", ""], "equivalent"), "document 2 is empty: write it or remove it"),
         ("pairs", (" ", ["b"], "equivalent"), "query 1 is empty"),
     ],
