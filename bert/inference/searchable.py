@@ -186,7 +186,8 @@ class SearchableModel(ExportableModel):
     def require_pair_scores(self, label: str) -> ClassificationTask | RegressionTask | RerankerTask:
         """The task, which scores pairs of texts. Raises UserError as `rank`."""
         task = self.require_task()
-        if not isinstance(task, (ClassificationTask, RegressionTask, RerankerTask)) or len(task.input_columns) != 2:
+        reads_pairs = any(len(columns) == 2 for columns in task.table_columns)
+        if not (reads_pairs and isinstance(task, (ClassificationTask, RegressionTask, RerankerTask))):
             raise UserError(
                 f"{self.source} gives pairs of texts no score ({task.name}): use a reranker, classifier or regression "
                 "of pairs"
