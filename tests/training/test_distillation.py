@@ -36,7 +36,7 @@ from bert.training.distillation import (
     token_divergence,
 )
 from bert.training.step import compute_gradients
-from tests.conftest import SMALL_RUN
+from tests.conftest import REPLACED, SMALL_RUN
 from tests.helpers import lines_of, state_of
 from tests.tiny_teacher import WIDE, config_of, teacher_of
 from tests.tiny_training import CONFIG, assert_same_gradients, batch_of
@@ -321,6 +321,8 @@ def test_a_published_teacher_without_a_head(corpus: Path, pretrained: Path, tmp_
         (["--distillation.hidden_loss=l1"], "use one of cosine, mse"),
         ([f"--distillation.{name}_weight=0" for name in ("token", "hidden", "sentence")], "are 0: set one of them"),
         (["--teacher=missing"], "missing does not exist"),
+        (REPLACED, "teacher is set, and data.prediction is replaced: set it to masked, or remove the teacher"),
+        (["--teacher=null", "--init=none"], "init is none: remove it, pretraining starts from random weights"),
         (["--teacher=null", "--distillation.temperature=3"], "temperature is 3.0, but there is no teacher: remove it"),
     ],
 )  # fmt: skip
