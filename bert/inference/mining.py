@@ -54,7 +54,7 @@ class Mining:
     relative_margin: float = 0.05
 
     def check(self, documents: int) -> None:
-        """Raises UserError for settings that cannot work where no query has more wrong documents than so many."""
+        """Raises UserError for settings that cannot work; no query has more than ``documents`` that are no answer."""
         check_count("num_negatives", self.num_negatives)
         check_count("top_k", self.top_k)
         for name in ("margin", "relative_margin"):

@@ -40,10 +40,6 @@ class CustomTokenClassification(TaggingTask, ColumnFilesTask):
         return dataclasses.replace(super().from_config(data), data=data)
 
     @property
-    def id_columns(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def unnamed_table_columns(self) -> tuple[str, ...]:
         """Of new inputs, which are texts and no columns of words."""
         return ()

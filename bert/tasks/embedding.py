@@ -116,7 +116,7 @@ class EmbeddingTask(ColumnFilesTask):
         return read_scored_pairs(records, names, names.text_b, self._range, needed=split != "test")
 
     def _for_this_loss(self, records: Records) -> Records:
-        """The rows as they are. Raises UserError if their columns are those of the other kind of losses."""
+        """The same rows. Raises UserError if the first one has the columns that losses of the other kind read."""
         first, names, loss = next(records.rows, None), self.data.columns, self.settings.loss
         if first is None:
             return records

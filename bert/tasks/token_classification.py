@@ -76,8 +76,8 @@ class TaggingTask(Task):
     """Tags that break their scheme are counted, and no error."""
     lexicon: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """The most common tag of each word of the training sentences, for the baseline."""
-    commonest_tag: str = field(default=OUTSIDE, repr=False, compare=False)
-    """Of all words of the training sentences."""
+    most_frequent_tag: str = field(default=OUTSIDE, repr=False, compare=False)
+    """Of all words of the training sentences, for the baseline."""
     head: str = "tagging"
     loss: str = "tokens"
     baseline: str = "commonest_tag"
@@ -91,7 +91,7 @@ class TaggingTask(Task):
 
     @property
     def reading(self) -> conll.Reading:
-        """How tags are read: once the labels are known, as they are."""
+        """How tags are read: plain ones, once the training file has shown that they are, as they stand."""
         if self.labels and not self.marks_entities:
             return "plain"
         return "count" if self.may_be_broken else "error"
@@ -124,8 +124,8 @@ class TaggingTask(Task):
             for word, tag in zip(words, tags, strict=True):
                 counts[word][tag] += 1
         lexicon = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
-        [(commonest, _)] = Counter(tag for tags in require(train.tags, "the tags") for tag in tags).most_common(1)
-        return replace(self, labels=self.labels or train.labels, lexicon=lexicon, commonest_tag=commonest)
+        [(tag, _)] = sum(counts.values(), Counter()).most_common(1)
+        return replace(self, labels=self.labels or train.labels, lexicon=lexicon, most_frequent_tag=tag)
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         return replace(data, labels=list(self.labels))
@@ -176,7 +176,7 @@ class TaggingTask(Task):
 
     def baseline_scores(self, examples: Sentences) -> dict[str, float]:
         """Scores of the most frequent tag of each word in train; a new word gets the most frequent tag of all."""
-        unknown = OUTSIDE if self.marks_entities else self.commonest_tag
+        unknown = OUTSIDE if self.marks_entities else self.most_frequent_tag
         return self._scores([[self.lexicon.get(word, unknown) for word in words] for words in examples.words], examples)
 
     def is_degenerate(self, predictions: Tagged, examples: Sentences) -> bool:

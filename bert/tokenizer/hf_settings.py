@@ -40,7 +40,7 @@ class TokenizerSettings:
         add_prefix_space: of byte-level vocabularies: the first word is read as one within a text.
         keep_accents, split_by_punct: of ALBERT's and DeBERTa's SentencePiece files.
         truncation_side: "left" or "right", the end at which a text that is too long is cut.
-        model_input_names: what the model is given.
+        model_input_names: the arrays that transformers gives the model, such as token_type_ids.
         added: id -> token and its flags, of tokens that were added to the vocabulary.
         tokenizer_class: the class of transformers'.
         reader: the class that reads the folder: one of its own code, or ``tokenizer_class``, or that of config.json.

@@ -64,10 +64,10 @@ MUON_RMS = 0.2
 
 
 def is_matrix_of_layer(path: ParameterPath) -> bool:
-    """Whether Muon applies to a parameter: to the matrices of layers, not to embeddings, pooler and heads."""
-    if path[0] == PROJECTIONS:
-        return False
-    return path[-1] == "kernel" and any(re.fullmatch(r"layer_\d+", str(name)) for name in path)
+    """Whether Muon applies to a parameter: to the matrices of layers, not to embeddings, pooler, heads and projections
+    to a teacher's width."""
+    in_layer = any(re.fullmatch(r"layer_\d+", str(name)) for name in path)
+    return in_layer and path[-1] == "kernel" and path[0] != PROJECTIONS
 
 
 def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransformation:

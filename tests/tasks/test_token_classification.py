@@ -277,7 +277,7 @@ def test_plain_tags_stay_what_they_are_in_a_file_whose_tags_look_like_spans(tmp_
     assert path.read_text() == "a S N\nb O O\n\n"
 
 
-def test_an_unknown_word_has_the_commonest_tag_of_all_words(tmp_path):
+def test_an_unknown_word_has_the_most_frequent_tag_of_all_words(tmp_path):
     write_columns(tmp_path, "train", "a DT\na DT\na DT\nb NN\nc NN")
     write_columns(tmp_path, "dev", "z DT")
     task = find_task("ner").fit(find_task("ner").read(tmp_path, "train"))
