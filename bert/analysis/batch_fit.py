@@ -74,18 +74,11 @@ def fit_rows(
 
 
 def _row_bytes(config: PretrainConfig, mesh: MeshParallel, remat: Remat) -> int:
-    """The rough estimate of a row. With full recomputation the backward pass has all that one layer computes at once,
-    with its scores, which for long rows are more than the inputs of all layers."""
+    """The rough estimate of a row; ``remat dots`` keeps all but the scores."""
     training = config.training
-
-    def estimate(remat: str, stores_scores: bool) -> int:
-        itemsize, length = jnp.dtype(training.dtype).itemsize, config.data.sequence_length
-        return activation_bytes(config.model, length, itemsize, remat, stores_scores, tensor=mesh.shape[2])
-
-    has_scores = training.attention_implementation not in ("cudnn", "splash")
-    if remat == "full":
-        return estimate("full", False) + estimate("none", has_scores) // config.model.num_hidden_layers
-    return estimate("none", has_scores and remat == "none")
+    itemsize, length = jnp.dtype(training.dtype).itemsize, config.data.sequence_length
+    stores_scores = training.attention_implementation not in ("cudnn", "splash") and remat != "dots"
+    return activation_bytes(config.model, length, itemsize, remat, stores_scores, tensor=mesh.shape[2])
 
 
 def _next_index(fitting: int, too_many: int, count: int, tried: int) -> int:

@@ -83,7 +83,7 @@ class ComparedRun:
     def scores(self) -> dict[str, list[float]]:
         """Each seed's scores by name: the final ones, or, if no seed has ended, those of the last evaluations."""
         if self.results:
-            return _by_name([_final_scores(results) for results in self.results])
+            return _by_name([_final_scores(results) for results in self.results]) | _transfer_scores(self.results[0])
         name = "eval" if isinstance(self.config, PretrainConfig) else "dev"
         return _by_name([_named(name, lines[-1]) for lines in map(_evaluations, self.lines) if lines])
 
@@ -149,6 +149,14 @@ def _final_scores(results: dict[str, Any]) -> dict[str, float]:
     for split in scored_splits(results) or ["eval"]:
         found |= _named(split, results.get(split, {}), results.get("main_metric"))
     return found | {name: results[name] for name in ("seconds",) if name in results}
+
+
+def _transfer_scores(results: dict[str, Any]) -> dict[str, list[float]]:
+    """Each seed's score of a pretraining run's ``transfer``, by its start."""
+    transfer = results.get("transfer") or {}
+    starts = {name: value for name, value in transfer.items() if isinstance(value, dict)}
+    what = "transfer to {task}, {metric}".format(**transfer) if starts else ""
+    return {f"{what}, {name.replace('_', ' ')}": start["scores"] for name, start in starts.items()}
 
 
 def _named(split: str, scores: dict[str, Any], main_metric: str | None = None) -> dict[str, float]:

@@ -30,6 +30,7 @@ from bert.analysis.flops import (
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TrainingConfig
 from bert.config.pretraining import phase_configs
 from bert.config.yaml_io import load_config
+from bert.data.pretraining.masking import Masking
 from bert.errors import UserError
 from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.loading import fetch_model, load
@@ -224,8 +225,11 @@ def _row(model: ModelConfig, config: RunConfig | None, length: int | None) -> tu
         tokens = length or config.data.sequence_length
         if config.data.prediction == "next":
             return tokens, tokens
-        predictions = round(config.data.masked_lm_prob * tokens)
-        return tokens, max(1, min(config.data.max_predictions_per_sequence, predictions))
+        most, prob = config.data.max_predictions_per_sequence, config.data.masked_lm_prob
+        if config.data.packing:
+            places = Masking(2, 0, (0,), most, prob)  # any vocabulary
+            return tokens, places.predictions_per_row(tokens, config.data.max_sequences_per_pack)
+        return tokens, max(1, min(most, round(prob * tokens)))
     default = PUBLISHED_LENGTH if config is None else config.data.max_length
     tokens = length or min(default, model.max_position_embeddings)
     return tokens, tokens if model.causal else max(1, round(DEFAULT_MASKED_LM_PROB * tokens))

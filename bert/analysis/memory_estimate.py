@@ -12,8 +12,9 @@ def activation_bytes(
 
     Korthikanti et al. 2022 (arXiv 2205.05198), with sequence length s, hidden size h and a heads, per layer and row:
     s h (10 + 24 / t + 5 a s / (h t)) with tensor parallelism t (equation 2), without the last term where attention is
-    one kernel, and 2 s h where each layer is computed again from its input. The formula is for 16-bit activations and
-    a feed-forward layer of width 4 h; it leaves out embeddings, logits and gradients.
+    one kernel. Where each layer is computed again from its input, a layer keeps 2 s h, and the one that is computed at
+    the time all of it. The formula is for 16-bit activations and a feed-forward layer of width 4 h; it leaves out
+    embeddings, logits and gradients.
 
     Args:
         model: sizes.
@@ -23,9 +24,8 @@ def activation_bytes(
         stores_scores: whether attention keeps its s x s matrices.
         tensor: t, the devices along the mesh's last axis.
     """
-    if remat == "full":
-        per_token = 2.0 * model.hidden_size
-    else:
-        scores = 5 * model.num_attention_heads * length if stores_scores else 0
-        per_token = model.hidden_size * (10 + 24 / tensor) + scores / tensor
-    return int(model.num_hidden_layers * length * per_token * itemsize / 2)
+    scores = 5 * model.num_attention_heads * length if stores_scores else 0
+    of_layer = model.hidden_size * (10 + 24 / tensor) + scores / tensor
+    layers = model.num_hidden_layers
+    per_token = layers * 2 * model.hidden_size + of_layer if remat == "full" else layers * of_layer
+    return int(length * per_token * itemsize / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.config import PretrainConfig, TokenizerConfig
+from bert.config import DataConfig, PretrainConfig, TokenizerConfig
 from bert.config.pretraining import Phase, phase_configs, resolve_phases
 from bert.data.corpus.documents import corpus_files
+from bert.data.corpus.streaming import stream_files
 from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.dataset import PretrainingDataset
@@ -121,8 +123,8 @@ def prepare_data(
     """
     config = run.config
     with multihost.main_process_first():
-        if config.data.eval is not None:
-            corpus_files(config.data.eval)  # a mistyped name ends the run before a vocabulary is trained
+        if config.data.eval is not None:  # a mistyped name ends the run before a vocabulary is trained
+            _warn_of_trained_files(corpus_files(config.data.eval), config.data, say)
         tokenizer = _choose_tokenizer(run, init_model, teacher, say)
         if init_model is None:
             config = dataclasses.replace(config, model=with_vocab_size(config.model, embedding_rows(tokenizer)))
@@ -238,6 +240,15 @@ def _choose_tokenizer(
     if teacher is not None:
         teacher.check_vocabulary(tokenizer, source)
     return tokenizer
+
+
+def _warn_of_trained_files(held_out: Sequence[str], config: DataConfig, say: Log) -> None:
+    """Says which held-out files are training text as well, as one is that a glob of ``data.train`` takes in."""
+    train = [file.source for file in stream_files(config.train)] if config.streaming else corpus_files(config.train)
+    trained = {os.path.realpath(path) for path in train}
+    if both := [path for path in held_out if os.path.realpath(path) in trained]:
+        more = "" if len(both) == 1 else f" and {len(both) - 1} more of data.eval"
+        say(f"warning: {both[0]}{more} is in data.train as well: held-out scores are of text that was trained on")
 
 
 def _warn_of_unknown_tokens(examples: PretrainingDataset, tokenizer: Tokenizer, say: Log) -> None:

@@ -34,6 +34,16 @@ PREPARE: dict[Callable[..., Run], tuple[type, Callable[..., launch.RunRequest[An
 }
 
 
+OTHER_LOSS = (
+    *(f"data.{name}" for name in ("objective", "prediction", "sequence_length", "max_predictions_per_sequence")),
+    *(f"data.{name}" for name in ("masked_lm_prob", "whole_word_masking", "short_seq_prob", "language")),
+    *("data.one_sentence_per_line", "data.verbatim", "phases", "tokenizer.", "electra.", "distillation."),
+    "training.label_smoothing",
+)
+"""How keys begin that decide which loss pretraining has on held-out text, or on which rows."""
+OTHER_ROWS = ("data.train", "data.near_duplicates")
+"""Keys that decide it if the held-out text is a share of the training text."""
+
 SAMPLE_SEED = 0
 """``data.sample_seed`` of trials that differ in their seed, whichever those are: trials may be added later."""
 
@@ -127,6 +137,8 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
             broadcast_from_main(partial(folder.write, {**plan, "best": ranked[0]["name"], "trials": ranked}))
     for line in table(ranked, metric, first.config):
         say(line)
+    if different := incomparable(space, first.config):
+        say(f"\nthese losses are not of the same rows and predictions, because of {', '.join(different)}")
     say(f"\nbest: {folder.place(ranked[0]['name'])}\nall trials: {folder.place(SWEEP_FILE)}")
     return [Run(folder.path / trial["name"]) for trial in ranked]
 
@@ -143,6 +155,14 @@ def main_metric(request: launch.RunRequest[Any]) -> tuple[str, bool]:
             config = replace(config, data=replace(config.data, dir=folder))
         task = read_splits(make_task(config), config).task  # of some tasks the training rows decide
     return task.main_metric, task.higher_main_is_better
+
+
+def incomparable(space: Space, config: PretrainConfig | FinetuneConfig) -> list[str]:
+    """The swept keys by which the losses of pretraining cannot be compared."""
+    if isinstance(config, FinetuneConfig):
+        return []
+    keys = OTHER_LOSS if config.data.eval is not None else (*OTHER_LOSS, *OTHER_ROWS)
+    return [key for key in space if key.startswith(keys)]
 
 
 def with_fixed_sample(

@@ -104,6 +104,23 @@ def test_the_picture_has_a_panel_for_each_loss_and_a_colour_for_each_run(runs, m
     assert len({line.get_color() for line in panels["nsp loss"].lines}) == 1
 
 
+def test_transfer_is_a_score_of_each_start(pretrained, capsys) -> None:
+    shutil.copytree(pretrained, "a")
+    shutil.copytree(pretrained, "b")
+    starts = {
+        "pretrained": {"scores": [0.4, 0.5]},
+        "random_weights": {"scores": [0.2, 0.3]},
+        "TF-IDF": {"scores": [0.6]},
+    }
+    results = json.loads(Path("b/results.json").read_text())
+    write_results("b", {**results, "transfer": {"task": "packages", "metric": "accuracy", "dev_rows": 9, **starts}})
+    assert main(["a", "b"]) == 0
+    lines = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert ["transfer to packages, accuracy, pretrained", "-", "0.4500 ± 0.0707"] in lines
+    assert ["transfer to packages, accuracy, random weights", "-", "0.2500 ± 0.0707"] in lines
+    assert ["transfer to packages, accuracy, TF-IDF", "-", "0.6000"] in lines
+
+
 def test_a_baseline_of_several_runs_is_drawn_once(pretrained, monkeypatch) -> None:
     for name in ("a", "b", "c"):
         shutil.copytree(pretrained, name)

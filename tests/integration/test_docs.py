@@ -271,6 +271,7 @@ def test_the_training_on_the_documentation_runs(pretrained: Path, tmp_path: Path
 def test_what_is_marked_as_running_runs(page: Path, corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     shutil.copy(corpus, tmp_path / "corpus" / "some.txt")
+    shutil.copy(corpus, tmp_path / "held_out.txt")
     for block in blocks_of(page):
         if block.mark == RUNS:
             run_as_a_user(tmp_path, block.text)

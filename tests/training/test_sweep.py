@@ -17,7 +17,7 @@ import pytest
 import bert
 from bert.commands.finetune import main
 from bert.commands.pretrain import main as pretrain
-from bert.config import FinetuneConfig, TaskDataConfig
+from bert.config import DataConfig, FinetuneConfig, PretrainConfig, TaskDataConfig
 from bert.config.sweep import Range
 from bert.errors import UserError
 from bert.runs.callbacks import RunStart
@@ -27,7 +27,7 @@ from bert.runs.mirror import local_folder
 from bert.runs.sweep_folder import open_sweep
 from bert.training.launch import RunRequest
 from bert.training.search import PrunedTrial, Pruning, should_prune, suggest
-from bert.training.sweep import main_metric, rank, table
+from bert.training.sweep import incomparable, main_metric, rank, table
 from tests.conftest import SMALL_RUN
 from tests.helpers import assert_same_sweep
 
@@ -95,6 +95,14 @@ def test_mistakes_are_found_before_the_first_trial(sst2_arguments, tmp_path, mon
     with pytest.raises(UserError, match=r"^--trials needs optuna, which is not installed: pip install 'bert-jax\[opt"):
         main([*arguments, f"--sweep={RATE}=1e-5..1e-4", "--trials=2"])
     assert not folder.exists()
+
+
+def test_keys_that_change_the_loss_itself_are_told() -> None:
+    space = {RATE: [1], "electra.disc_weight": [1, 50], "data.train": ["a", "b"], "tokenizer.vocab_size": [1, 2]}
+    held_out = PretrainConfig(data=DataConfig(train="a", eval="c"))
+    assert incomparable(space, held_out) == ["electra.disc_weight", "tokenizer.vocab_size"]
+    assert incomparable(space, PretrainConfig()) == ["electra.disc_weight", "data.train", "tokenizer.vocab_size"]
+    assert incomparable({"data.max_length": [1, 2]}, FinetuneConfig(data=TaskDataConfig(dir="a"))) == []
 
 
 @pytest.mark.medium
