@@ -3,9 +3,11 @@
     PYTHONPATH=. taskset -c 0 python benchmarks/options.py OUT --train TRAIN --eval EVAL --tokenizer VOCABULARY
 
 By default these are `bert` with one option of modern encoders at a time, and with all of them. `--candidates` also
-takes the recipe `hours`, its model on rows of one text with masked or replaced tokens, and `hours` with one change.
+takes `bert` without one of the three changes that small budgets need, `rotary` with other rows or another schedule, the
+recipe `hours`, its model on rows of one text with masked or replaced tokens, and `hours` with one change.
 OUT gets a run for each candidate, for `transfer.py` to fine-tune. The steps of a candidate are those that fit into the
-time: a short run of both phases gives the seconds of a step. Runs that have ended are not repeated.
+time: a short run of both phases gives the seconds of a step. `--steps` sets them. Runs that have ended are not
+repeated.
 """
 
 from __future__ import annotations
@@ -69,10 +71,24 @@ MODERN = {
     **{name: merged(BERT, {"model": option}) for name, option in OPTIONS.items()},
 }
 """What is compared by default."""
+LONG_ROWS: Settings = {
+    "data": {"sequence_length": 128, "max_predictions_per_sequence": 20},
+    "training": {"batch_size": 32},
+    "phases": [{}],
+}
+"""Rows of 128 from the first step on."""
+WITHOUT_ONE_CHANGE: dict[str, Settings] = {
+    "bert_long_rows": merged(BERT, LONG_ROWS),
+    "bert_pairs": merged(BERT, {"data": {"objective": "nsp"}}),
+    "bert_random_positions": merged(BERT, {"model": {"position_embedding_init": "normal"}}),
+}
 FULL_ROWS = merged(HOURS, {"data": SHORT_ROWS, "training": {"batch_size": 128}})
 REPLACED = {"data": {"prediction": "replaced"}, "electra": {"generator_hidden_size": 0.5}}
 CANDIDATES = {
     **MODERN,
+    **WITHOUT_ONE_CHANGE,
+    "rotary_long_rows": merged(MODERN["rotary"], LONG_ROWS),
+    "rotary_decay": merged(MODERN["rotary"], {"optimizer": {"schedule": "warmup_stable_decay"}}),
     "hours": HOURS,
     "full_rows": FULL_ROWS,
     "replaced": merged(FULL_ROWS, REPLACED),
@@ -96,6 +112,7 @@ def main() -> None:
     parser.add_argument("--eval", required=True)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--minutes", type=float, default=8.0, help="of training steps, for each candidate")
+    parser.add_argument("--steps", type=int, help="of each candidate, in place of those that fit into the time")
     parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(MODERN))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -110,8 +127,7 @@ def row(name: str, given: argparse.Namespace) -> str:
     """The candidate's line of the table, after the run if it is missing."""
     run = given.out / name
     if not (run / "results.json").exists():
-        probe = pretrain(given.out / f"probe-{name}", CANDIDATES[name], PROBE_STEPS, given)
-        pretrain(run, CANDIDATES[name], round(60 * given.minutes / seconds_per_step(probe)), given)
+        pretrain(run, CANDIDATES[name], given.steps or fitting_steps(name, given), given)
     lines = read_metrics(run)
     last = [line for line in lines if line["split"] == "eval"][-1]
     minutes = seconds_per_step(run) * last["step"] / 60
@@ -119,6 +135,12 @@ def row(name: str, given: argparse.Namespace) -> str:
         f"| {name} | {last['step']:,} | {TOKENS * last['step'] / 1e6:.1f} | {minutes:.1f} "
         f"| {last['mlm_loss']:.3f} | {math.exp(last['mlm_loss']):.1f} | {last['mlm_accuracy']:.3f} |"
     )
+
+
+def fitting_steps(name: str, given: argparse.Namespace) -> int:
+    """The steps that fit into the time, by a short run."""
+    probe = pretrain(given.out / f"probe-{name}", CANDIDATES[name], PROBE_STEPS, given)
+    return round(60 * given.minutes / seconds_per_step(probe))
 
 
 def pretrain(run: Path, candidate: Settings, steps: int, given: argparse.Namespace) -> Path:
