@@ -17,8 +17,8 @@ class RerankerConfig:
     the order of each two documents of a query of which one is more relevant (RankNet). listwise: that of the softmax
     over all documents of a query (ListNet)."""
     num_negatives: Positive | None = None
-    """Rows with a positive: most negatives of a row, its first ones; null takes all. A batch has room for as many
-    documents a query as the query with the most of them has."""
+    """Training rows with a positive: most negatives of a row, its first ones; null takes all. A batch has room for as
+    many documents a query as the query with the most of them has. Dev and test are scored with all."""
 
     def check(self) -> None:
         """Raises UserError for values that cannot work."""

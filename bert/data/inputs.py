@@ -71,7 +71,7 @@ def as_filled_texts(name: str, given: Any) -> list[Text]:
 
 def check_count(name: str, value: Any) -> None:
     """Raises UserError for an argument that is not a whole number of at least 1."""
-    if not isinstance(value, (int, np.integer)) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise UserError(f"{name} is {shown(value)}: pass a whole number of at least 1")
 
 

@@ -71,6 +71,10 @@ class Records:
                 raise self.error(line_number, f"no {name!r} among {there[:200]}: {fix}")
 
 
+NOT_LINES = (".json", ".conll", ".parquet", ".arrow", ".xlsx", ".zip")
+"""Ends of names of files that do not have one text, or one row, a line."""
+
+
 def read_records(
     path: Path,
     header: Sequence[str] | None = None,
@@ -121,6 +125,8 @@ def read_texts(path: Path, name: str) -> list[str]:
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist or is not a file: name a file with one {name} a line")
+    if file_suffix(path) in NOT_LINES:
+        raise UserError(f"{path} does not hold one {name} a line: write them to a text, .csv, .tsv or .jsonl file")
     if file_suffix(path) in (".jsonl", ".csv", ".tsv"):
         records = read_records(path)
         numbered = []
@@ -138,9 +144,11 @@ def read_texts(path: Path, name: str) -> list[str]:
 
 
 def file_suffix(path: Path) -> str:
-    """The end of a file's name in lower case, without that of a packed file: ``.csv`` of train.csv.gz."""
+    """The end of a file's name in lower case, without that of a packed file: ``.csv`` of train.csv.gz; ``.ndjson`` is
+    ``.jsonl``."""
     name = path.name.lower()
-    return Path(name.removesuffix(next((packed for packed in DECOMPRESSORS if name.endswith(packed)), ""))).suffix
+    suffix = Path(name.removesuffix(next((packed for packed in DECOMPRESSORS if name.endswith(packed)), ""))).suffix
+    return ".jsonl" if suffix == ".ndjson" else suffix
 
 
 def is_dataset_dict(source: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from bert.config.finetuning import ColumnsConfig
 from bert.data.inputs import as_filled_texts, check_count
-from bert.data.records import Records, read_records
+from bert.data.records import read_records
 from bert.errors import UserError
 from bert.inference.search import RankedDocument, blocks_of, find_nearest
 from bert.tasks.readers.rows import json_lines
@@ -128,10 +128,10 @@ def _read(rows: Any) -> tuple[list[dict[str, Any]], list[str], list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         if isinstance(rows, str | os.PathLike):
-            path = Path(rows)
+            records = read_records(Path(rows))
         else:
             path.write_text(json_lines(rows, "rows"), encoding="utf-8")
-        records = read_records(path)
+            records = replace(read_records(path), source="rows", unit="row")
         numbered = list(records.rows)
     for line_number, fields in numbered:
         if "query" not in fields:
@@ -140,7 +140,7 @@ def _read(rows: Any) -> tuple[list[dict[str, Any]], list[str], list[str]]:
         for name in ("negatives", "score"):
             if fields.get(name) not in (None, "", []):
                 raise records.error(line_number, f"there is a {name!r} already: remove it from the {records.unit}")
-    examples = read_queries(Records(records.source, iter(numbered), records.names), ColumnsConfig(), None)
+    examples = read_queries(replace(records, rows=iter(numbered)), ColumnsConfig(), None)
     return [dict(fields) for _, fields in numbered], examples.queries, examples.documents
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from bert.data.corpus.files import numbered_lines
 from bert.data.dialects import csv_reader, detect_dialect
 from bert.data.json_text import parse_json
-from bert.data.records import file_suffix
+from bert.data.records import NOT_LINES, file_suffix
 from bert.errors import UTF8_HINT, UserError
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 LINES_AT_ONCE = 1024
 READ_AT_ONCE = 1 << 20
-
-NOT_READ = (".json", ".conll", ".parquet", ".arrow", ".xlsx", ".zip")
-"""Ends of names of files that do not have one input a line."""
 
 NOT_UTF8 = f"not UTF-8: {UTF8_HINT}"
 EMPTY_LINE = "an empty line: write a row or remove the line"
@@ -66,7 +63,7 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
         return read_standard_input(task.parse_line)
     path = Path(name)
     suffix = file_suffix(path)
-    if suffix in NOT_READ:
+    if suffix in NOT_LINES:
         raise UserError(
             f"{path} does not hold one input a line: write them to a text, .csv, .tsv or .jsonl file, or name a split "
             "of the run's data"

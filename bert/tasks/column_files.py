@@ -51,6 +51,10 @@ def labelled_examples(task: ColumnFilesTask, data: Any) -> Any:
                 raise UserError(f"{data} is no file: pass the path of a labelled file, or a list of labelled rows")
         else:
             file.write_text(json_lines(data, "data"), encoding="utf-8")
-        columns = dataclasses.replace(task.data, dev=str(file), source=None, target=None)  # no parallel files
-        reader = dataclasses.replace(task, data=columns)
-        return reader.read(Path(folder), "dev")
+        columns = dataclasses.replace(task.data.columns, id=None)  # scores need none
+        data_config = dataclasses.replace(task.data, dev=str(file), source=None, target=None, columns=columns)
+        try:
+            return dataclasses.replace(task, data=data_config).read(Path(folder), "dev")
+        except UserError as error:
+            of_rows = f"{Path(folder) / 'rows.jsonl'}, line "
+            raise UserError(str(error).replace(of_rows, "data, row ")) from None

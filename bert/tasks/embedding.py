@@ -143,10 +143,10 @@ class EmbeddingTask(ColumnFilesTask):
         return (0.0, 1.0) if self.settings.loss == "cosine" else (-math.inf, math.inf)
 
     def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> Rows:
-        """Texts alone are rows of their own; else each row is a query with its documents."""
-        if examples.positives is None:
-            return features.tokenize(tokenizer, self._cased(examples.queries), data.max_length)
+        """Texts alone are queries, rows of their own; else each row is a query with its documents."""
         queries = self._cased(examples.queries, self.settings.query_prompt or "")
+        if examples.positives is None:
+            return features.tokenize(tokenizer, queries, data.max_length)
         documents = [
             self._cased([positive, *negatives], self.settings.document_prompt or "")
             for positive, negatives in zip(examples.positives, examples.negatives, strict=True)

@@ -76,6 +76,10 @@ class Examples:
         yield from itertools.chain.from_iterable(self.choices)
 
 
+def _answer_key(fields: Mapping[str, Any]) -> str:
+    return "label" if "sent1" in fields else "answerKey"
+
+
 def read(path: Path, labelled: bool | None = True) -> Examples:
     """Reads a file in SWAG's layout, CommonsenseQA's, or one with a text ``question`` and a list ``choices`` a row.
 
@@ -83,7 +87,7 @@ def read(path: Path, labelled: bool | None = True) -> Examples:
     CommonsenseQA: the context is question.stem; a choice is the text of one of question.choices.
 
     Args:
-      labelled: whether there are right choices; None: if the first question has one.
+      labelled: whether there are right choices; None: if any question has one.
 
     Raises:
       UserError: the file and line, what is wrong, and the fix.
@@ -91,9 +95,11 @@ def read(path: Path, labelled: bool | None = True) -> Examples:
     records = read_records(Path(path))
     examples, labels = Examples([], [], [], None, []), []
     line_of_id: dict[str, int] = {}
-    for line_number, fields in records.rows:
-        key = "label" if "sent1" in fields else "answerKey"
-        labelled = fields.get(key) not in (None, "") if labelled is None else labelled
+    rows = list(records.rows)
+    if labelled is None:
+        labelled = any(fields.get(_answer_key(fields)) not in (None, "") for _, fields in rows)
+    for line_number, fields in rows:
+        key = _answer_key(fields)
         try:
             context, choices, names = parse_question(fields)
         except ValueError as error:

@@ -115,9 +115,10 @@ class RerankerTask(ColumnFilesTask):
             relevance = None if scores is None else [np.array([score]) for score in scores]
         else:
             hint = f"; pairs with a score have {self._document_column!r} and {names.label!r} in its place"
-            pairs = read_queries(records, names, self.settings.num_negatives, hint)
+            most = self.settings.num_negatives if split == "train" else None
+            pairs = read_queries(records, names, most, hint)
             if split == "train":
-                check_num_negatives(records, pairs.negatives, self.settings.num_negatives, "reranker.num_negatives")
+                check_num_negatives(records, pairs.negatives, most, "reranker.num_negatives")
             documents = [[positive, *more] for positive, more in zip(pairs.documents, pairs.negatives, strict=True)]
             relevance = [np.arange(len(texts)) == 0 for texts in documents]
         return self._checked(records, split, _grouped(pairs, documents, relevance))

@@ -181,6 +181,8 @@ def test_what_cannot_be_measured_is_one_sentence(folder: Path, finetuned: Path, 
     assert "is not a left-to-right language model" in fails(evaluate, str(finetuned), str(tmp_path / "a.txt"))
     assert "latin.txt" in (error := fails(evaluate, str(folder), str(tmp_path / "latin.txt"))) and "UTF-8" in error
     assert "empty.txt holds no text" in fails(evaluate, str(folder), str(tmp_path / "empty.txt"))
+    (tmp_path / "a.json").write_text("{}")
+    assert "a.json may be one value of JSON" in fails(evaluate, str(folder), str(tmp_path / "a.json"))
     assert "none.txt does not exist" in fails(evaluate, str(folder), str(tmp_path / "none.txt"))
     assert "--stride is 0" in fails(evaluate, str(folder), str(tmp_path / "a.txt"), "--stride", "0")
     assert main(["evaluate", str(folder), str(tmp_path / "a.txt"), "--stride", "99"]) == 2

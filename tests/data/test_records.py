@@ -11,7 +11,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from bert.data.records import dataset_records, is_dataset_dict, open_splits, read_records
+from bert.data.records import dataset_records, is_dataset_dict, open_splits, read_records, read_texts
 from bert.errors import UserError
 
 
@@ -38,6 +38,13 @@ def test_quotes_are_characters_in_tsv_and_quotes_in_csv(tmp_path: Path) -> None:
     jsonl = read_records(made(tmp_path, "a.jsonl", '{"text": "so\\tso", "label": 1}\n\n{"text": "x", "more": [1]}\n'))
     assert jsonl.names is None
     assert list(jsonl.rows) == [(1, {"text": "so\tso", "label": 1}), (3, {"text": "x", "more": [1]})]
+
+
+def test_texts_are_not_read_from_other_kinds_of_files(tmp_path: Path) -> None:
+    assert read_texts(made(tmp_path, "a.ndjson", '{"text": "so"}\n'), "document") == ["so"]
+    for name in ("a.json", "a.parquet"):
+        with pytest.raises(UserError, match=f"{name} does not hold one document a line: write them to a text"):
+            read_texts(made(tmp_path, name, '{"text": "so"}\n'), "document")
 
 
 def test_columns_without_a_header_line_are_named(tmp_path: Path) -> None:

@@ -101,9 +101,19 @@ def test_prompts_are_those_of_the_model(model: bert.Pretrained) -> None:
 @pytest.mark.parametrize(
     ("rows", "corpus", "settings", "told"),
     [
-        ([{"query": "a"}], CORPUS, {}, "line 1: the query has no 'positive': write the document that answers it"),
-        ([*ROWS, {"positive": "a"}], CORPUS, {}, "line 4: no 'query' among 'positive': name the columns query and"),
-        ([{**ROWS[0], "negatives": ["a"]}], CORPUS, {}, "line 1: there is a 'negatives' already: remove it"),
+        ([{"query": "a"}], CORPUS, {}, "rows, row 1: the query has no 'positive': write the document that answers it"),
+        (
+            [*ROWS, {"positive": "a"}],
+            CORPUS,
+            {},
+            "rows, row 4: no 'query' among 'positive': name the columns query and",
+        ),
+        (
+            [{**ROWS[0], "negatives": ["a"]}],
+            CORPUS,
+            {},
+            "rows, row 1: there is a 'negatives' already: remove it from the row",
+        ),
         (ROWS, [*CORPUS, " "], {}, "document 9 is empty: write it or remove it"),
         (ROWS, None, {}, "num_negatives is 4, and the corpus has at most 2 documents that are no positive"),
         (ROWS, CORPUS, {"num_negatives": 0}, "num_negatives is 0: pass a whole number of at least 1"),

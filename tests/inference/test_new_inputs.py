@@ -86,11 +86,16 @@ def test_names_of_the_configuration_stand_for_a_missing_header(tmp_path):
         ("a.jsonl", "\n\n", "holds no input"),
         ("a.json", "{}", "does not hold one input a line"),
         ("a.csv.gz", "message\n", "damaged"),
+        ("a.ndjson", "\n\n", "holds no input"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(name, content, error, tmp_path):
     with pytest.raises(UserError, match=error):
         inputs(tmp_path / name, content)
+
+
+def test_ndjson_is_jsonl(tmp_path):
+    assert [given.given for given in inputs(tmp_path / "a.ndjson", '{"message": "one"}\n')] == ["one"]
 
 
 def test_a_bad_row_is_marked_and_the_others_are_read(tmp_path):

@@ -96,6 +96,13 @@ def test_a_test_file_without_labels_is_predicted(tmp_path: Path, test: str) -> N
     assert path.read_text() == "index\tprediction\tprobability\n0\ty\t1.000000\n1\tx\t1.000000\n"
 
 
+def test_a_test_file_in_which_some_rows_have_labels_is_no_file_without(tmp_path: Path) -> None:
+    for test, line in (("text,label\na,\nb,y\n", 2), ("text,label\na,y\nb,\n", 3)):
+        made_files(tmp_path, train_csv="text,label\na,x\nb,y\n", dev_csv="text,label\na,x\n", test_csv=test)
+        with pytest.raises(UserError, match=f"test.csv, line {line}: label is '': it must be a text"):
+            own(labels=["x", "y"]).read(tmp_path, "test")
+
+
 def test_predictions_keep_the_name_of_the_id_column(tmp_path: Path) -> None:
     made_files(tmp_path, dev_csv="label,key,text\nx,k1,a\ny,k2,b\n", test_csv="key,text\nk3,c\n")
     task = own(labels=["x", "y"], columns=ColumnsConfig(id="key"))

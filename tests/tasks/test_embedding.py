@@ -106,6 +106,12 @@ def test_a_row_is_compared_with_its_own_negatives(tmp_path: Path) -> None:
         read(tmp_path, ROWS[2:], own(loss="triplet"))
 
 
+def test_a_text_to_predict_is_a_query(tokenizer: Any) -> None:
+    task = own(query_prompt="q ", document_prompt="d d ")
+    rows = task.features(tokenizer, task.examples_from_inputs(["a", "b"]), TaskDataConfig(max_length=16))
+    assert rows.lengths.tolist() == [4, 4], "[CLS] q a [SEP]"
+
+
 TEXTS = [
     {"text": "a b", "label": "x"},
     {"text": "c", "label": 1},

@@ -54,6 +54,15 @@ def test_rows_of_a_query_are_put_together(tmp_path: Path) -> None:
     assert list(examples.sentences()) == ["a b", "b", "c d e", "f", "g h", "d", "f"]
 
 
+def test_dev_and_test_are_scored_with_all_negatives(tmp_path: Path) -> None:
+    for split, documents in (
+        ("train", ["c d e", "f"]),
+        ("dev", ["c d e", "f", "g h"]),
+        ("test", ["c d e", "f", "g h"]),
+    ):
+        assert read(tmp_path, ROWS[:1], own(num_negatives=1), split).documents == [documents]
+
+
 def test_tables_may_have_the_columns_of_rows_with_a_score() -> None:
     columns = ColumnsConfig(text_a="question", text_b="passage", label="grade")
     task = RerankerTask().from_config(TaskDataConfig(columns=columns))

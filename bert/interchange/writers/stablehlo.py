@@ -27,6 +27,7 @@ from bert.interchange.writers.signature import (
     LENGTH,
     TARGET_LENGTH,
     Signature,
+    longest_text,
     make_forward,
     parameters,
     resolve_shape,
@@ -72,7 +73,7 @@ def export(
         (draft / GRAPH).write_bytes(serialized(model, given))
         write_tensors(draft / WEIGHTS, parameters(model))
         os.chmod(draft / WEIGHTS, (draft / GRAPH).stat().st_mode)  # the library gives its file to the owner alone
-        write_metadata_files(model, draft, given, "int32", _usage(given, longest))
+        write_metadata_files(model, draft, given, "int32", _usage(given, longest, longest_text(model)))
         graph = jax.jit(jax_export.deserialize(bytearray((draft / GRAPH).read_bytes())).call)
         weights = load_file(draft / WEIGHTS)
         sizes = ((1, full), (3, (full + 1) // 2 if dynamic_length else full))
@@ -110,7 +111,7 @@ def _without_source_files() -> Iterator[None]:
         jax.config.update(name, before)
 
 
-def _usage(given: Signature, longest: int) -> list[str]:
+def _usage(given: Signature, longest: int, longest_text: int) -> list[str]:
     """The paragraphs of README.md that show how to call it."""
     tokens = given.inputs["input_ids"][-1]
     sizes = {BATCH: 1, CHOICES: 2, LENGTH: min(8, longest)}
@@ -142,7 +143,7 @@ def _usage(given: Signature, longest: int) -> list[str]:
             "```python\n"
             "from tokenizers import Tokenizer\n"
             'tokenizer = Tokenizer.from_file("tokenizer.json")\n'
-            f"tokenizer.enable_truncation({longest if tokens == LENGTH else tokens})\n"
+            f"tokenizer.enable_truncation({longest_text if tokens == LENGTH else min(longest_text, tokens)})\n"
             f"tokenizer.enable_padding({width})\n"
             'rows = tokenizer.encode_batch(["one text", ("a pair", "of texts")])\n'
             'fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}\n'

@@ -103,7 +103,7 @@ def read_columns(
     Args:
       texts, labels: column -> configuration key that names it.
       id: (column, key).
-      needed: whether there have to be labels; otherwise a split whose first row has none is one without.
+      needed: whether there have to be labels; otherwise a split of which no row has one is one without.
       may_be_empty: whether a text may be.
       unlabelled: what a row without labels has in their columns.
 
@@ -112,11 +112,13 @@ def read_columns(
     """
     columns = Columns([], [[] for _ in texts], [[] for _ in labels], [])
     line_of_id: dict[str, int] = {}
-    labelled = bool(labels)
-    for line_number, fields in records.rows:
+    rows, labelled = records.rows, bool(labels)
+    if not needed:
+        read = list(rows)
+        cells = (fields[name] for _, fields in read for name in labels if name in fields)
+        rows, labelled = iter(read), any(cell not in unlabelled for cell in cells)
+    for line_number, fields in rows:
         is_first = not columns.line_numbers
-        if is_first and not needed:
-            labelled = any(name in fields and fields[name] not in unlabelled for name in labels)
         if is_first or records.names is None:
             header = 1 if records.names and records.unit == "line" else line_number
             records.require(header, fields, {**texts, **(labels if labelled else {}), **dict([id] if id else [])})

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from bert.commands.export import main
 from bert.errors import UserError
 from bert.interchange.names import ARCHITECTURES
+from bert.interchange.pooling import Pooling
 from bert.interchange.writers import stablehlo
 from bert.interchange.writers.signature import write_metadata_files
 
@@ -131,6 +132,17 @@ def test_the_thresholds_of_labels_are_beside_the_graph(make, tmp_path):
         "Labels, by number: `no` 0.25, `perhaps` 0.5, `yes` 0.5, `both` 1 (a label"
         in (tmp_path / "README.md").read_text()
     )
+
+
+def test_what_texts_are_cut_to_and_begin_with_is_beside_the_graph(make, tmp_path):
+    pooling = Pooling(max_length=7, lowercase=True, query_prompt="query: ", document_prompt="passage: ")
+    model = dataclasses.replace(make("Bert"), pooling=pooling)
+    write_metadata_files(model, tmp_path, stablehlo.signature(model), "int32", [])
+    content = json.loads((tmp_path / "signature.json").read_text())
+    told = {"lowercase": True, "query_prompt": "query: ", "document_prompt": "passage: "}
+    assert content["pooling"] == {"mode": "mean", "normalize": False, **told}
+    lengths = (content["max_length"], json.loads((tmp_path / "tokenizer_config.json").read_text())["model_max_length"])
+    assert lengths == (7, 7)
 
 
 def test_weights_are_beside_the_graph(make):
