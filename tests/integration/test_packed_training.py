@@ -5,6 +5,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,9 @@ def batch_of_packed_rows() -> dict[str, np.ndarray]:
     assert len(counts) == ROWS
     assert (counts.min(), counts.max()) == (1, K)
     words = philox_uint64((1, 2), 0, ROWS, MASKING.uint64s_per_row(T, K))
-    return masked_batch(rows, MASKING, words, 0)
+    batch = masked_batch(rows, MASKING, words, 0)
+    uniforms = random.random(batch["masked_lm_ids"].shape, np.float32)
+    return {**batch, "sample_uniforms": uniforms}  # which a generator of replaced tokens draws by
 
 
 def unpacked(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -72,7 +75,7 @@ def unpacked(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
                 values[:length] = batch[name][row, here]
             positions = batch["masked_lm_positions"][row]
             mine = (batch["masked_lm_weights"][row] > 0) & (positions >= start) & (positions < start + length)
-            for name in ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights"):
+            for name in ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights", "sample_uniforms"):
                 values = batch[name][row, mine] - (start if name == "masked_lm_positions" else 0)
                 alone[name] = np.pad(values, (0, MASKING.max_predictions - len(values)))
             for name in ("next_sentence_labels", "next_sentence_weights"):
@@ -81,9 +84,13 @@ def unpacked(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
+DETECTION = ("disc_loss", "disc_accuracy", "disc_recall", "replaced_share")
+
+
 @functools.cache
 def compiled(label: str | None, devices: int, drop: bool):
-    data = DataConfig(objective="nsp" if label else "full_sentences")
+    prediction: Any = "replaced" if label == "replaced" else "masked"
+    data = DataConfig(objective="nsp" if label == "next_sentence" else "full_sentences", prediction=prediction)
     model, objective = build_model_and_objective(PretrainConfig(data=data, model=CONFIG))
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     parallel = PmapParallelism(jax.devices()[:devices])
@@ -114,7 +121,7 @@ def assert_close(ours, theirs, tolerance: float) -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("label", ["next_sentence", pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("label", ["next_sentence", "replaced", pytest.param(None, marks=pytest.mark.slow)])
 def test_packed_rows_have_the_losses_and_gradients_of_their_examples(label: str | None) -> None:
     batch = batch_of_packed_rows()
     alone = unpacked(batch)
@@ -123,7 +130,8 @@ def test_packed_rows_have_the_losses_and_gradients_of_their_examples(label: str 
     ours, our_sums = gradients(label, batch)
     theirs, their_sums = gradients(label, alone)
     assert_close(ours, theirs, 1e-5)
-    assert set(our_sums) == {"mlm_loss", "mlm_accuracy"} | ({"nsp_loss", "nsp_accuracy"} if label else set())
+    of_label = {"next_sentence": {"nsp_loss", "nsp_accuracy"}, "replaced": {*DETECTION}}
+    assert set(our_sums) == {"mlm_loss", "mlm_accuracy"} | of_label.get(label, set())
     for name, (total, weight) in their_sums.items():
         np.testing.assert_allclose(our_sums[name][0], total, rtol=1e-5)
         assert our_sums[name][1] == weight
