@@ -223,6 +223,18 @@ def test_scores_after_pretraining_stand_beside_random_weights(model_of_128, sst2
 
 
 @pytest.mark.slow
+def test_each_layer_is_read_beside_random_weights(model_of_128, sst2, tmp_path):
+    shutil.copytree(sst2, tmp_path / "SST-2")
+    table = run("layers.py", model_of_128, "--glue", tmp_path, "--tasks", "sst2")
+    header, _, ours, random = table.splitlines()
+    layers = bert.load(model_of_128).config.num_hidden_layers
+    assert header == "| task | encoder | " + " | ".join(map(str, range(layers + 1))) + " |"
+    for line, name in ((ours, Path(model_of_128).name), (random, "random")):
+        task, encoder, *scores = line.strip("| ").split(" | ")
+        assert (task, encoder, len(scores)) == ("sst2, accuracy", name, layers + 1)
+
+
+@pytest.mark.slow
 def test_candidates_are_pretrained_for_the_same_time(corpus, pretrained, tmp_path):
     arguments = [tmp_path, "--train", corpus, "--eval", corpus, "--tokenizer", pretrained, "--minutes", 0.2]
     names = ["bert", "rotary", "hours_narrow_embeddings", "replaced"]
