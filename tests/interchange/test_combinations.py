@@ -1,5 +1,7 @@
-"""Any combination of the model's keys trains, in a loop as layer by layer, and is exported or refused in a sentence."""
+"""Any combination of the model's keys trains, in a loop as layer by layer, and resumes exactly. It is exported, or
+refused in a sentence."""
 
+import dataclasses
 import tempfile
 from pathlib import Path
 
@@ -11,21 +13,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bert
-from bert.config import ModelConfig
+from bert.config import ModelConfig, OptimizerConfig
 from bert.errors import UserError
 from bert.interchange.names import pretraining_architecture
 from bert.model.execution import LayerExecution
-from bert.model.heads import BertForMaskedLM
+from bert.model.heads import BertForMaskedLM, BertForPreTraining
+from bert.parallel.backends import PmapParallelism
+from bert.runs.checkpoint import Checkpointer
+from bert.training.losses import pretraining_objective
+from bert.training.optimizer import make_optimizer
+from bert.training.step import TrainState, make_train_step
+from tests import tiny_training
 from tests.helpers import thoroughly
 
 pytestmark = pytest.mark.slow
 
 KEYS = {
     "position_embedding_type": ["learned", "sinusoidal", "rotary", "disentangled", "none"],
+    "position_offset": [0, 1],
+    "rotary_base": [10_000.0, 50.0],
+    "residual_init": ["normal", "scaled"],
     "attention_window": [None, 2],
     "global_attention_every": [None, 2],
     "local_rotary_base": [None, 50.0],
-    "hidden_act": ["gelu", "silu", "elu"],
+    "hidden_act": ["gelu", "silu", "elu", "relu", "tanh"],
     "pooler_type": ["dense", "transform"],
     "pooler_input": ["first", "mean"],
     "norm_type": ["layer", "rms"],
@@ -52,14 +63,45 @@ def value_and_gradients(config: ModelConfig, params: dict, scan: bool):
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
+def without_contradictions(options: dict) -> dict:
+    """The options, but for those that do not go with others before them."""
+    kept: dict = {}
+    for key, value in options.items():
+        try:
+            dataclasses.replace(tiny_training.CONFIG, num_hidden_layers=3, **kept, **{key: value}).check()
+        except UserError as error:
+            assert "\n" not in str(error) and "model." in str(error)
+        else:
+            kept[key] = value
+    return kept
+
+
+def check_resume(options: dict) -> None:
+    """Two steps of the trainer, with a pair's head, and the second one again from the checkpoint of the first."""
+    config = dataclasses.replace(tiny_training.CONFIG, num_hidden_layers=3, **options)
+    model, optimizer = BertForPreTraining(config), make_optimizer(OptimizerConfig(learning_rate=1e-2), 10)
+    objective, parallel = pretraining_objective(model.apply), PmapParallelism(jax.devices()[:1])
+    params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, tiny_training.T), np.int32))["params"]
+    step = parallel.compile(make_train_step(objective, optimizer, 0))
+    batches = [parallel.shard_batch(tiny_training.batch_of(number), 1) for number in range(2)]
+    first, _ = step(parallel.put_state(TrainState.create(params, optimizer, objective.metrics)), batches[0])
+    saved = parallel.to_host(first)
+    second, _ = step(first, batches[1])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Checkpointer(Path(folder) / "checkpoints", None, pytest.fail) as files,
+    ):
+        files.save(1, saved, wait=True)
+        _, restored = files.restore(saved)
+    again, outcome = step(parallel.put_state(restored), batches[1])
+    assert np.isfinite(outcome.loss).all()
+    jax.tree.map(np.testing.assert_array_equal, parallel.to_host(again), parallel.to_host(second))
+    changed = jax.tree.map(lambda one, other: np.abs(one - other).max(), parallel.to_host(again).params, saved.params)
+    assert max(jax.tree.leaves(changed)) > 0
+
+
 def check(options: dict, make) -> None:
-    sizes = {"num_hidden_layers": 3, "num_attention_heads": 2, **options}
-    try:
-        ModelConfig(**sizes).check()
-    except UserError as error:
-        assert "\n" not in str(error) and "model." in str(error)
-        return
-    model = make("BertForMaskedLM", **sizes)
+    model = make("BertForMaskedLM", **{"num_hidden_layers": 3, "num_attention_heads": 2, **options})
     (loss, grads), (looped, others) = (value_and_gradients(model.config, model.params, scan) for scan in (False, True))
     assert np.isfinite(loss)
     np.testing.assert_allclose(loss, looped, rtol=1e-5)
@@ -78,7 +120,16 @@ def check(options: dict, make) -> None:
         assert bert.load(out).config.hidden_size == model.config.hidden_size
 
 
-@given(options=st.fixed_dictionaries({key: st.sampled_from(values) for key, values in KEYS.items()}))
-@thoroughly(100)
+OPTIONS = st.fixed_dictionaries({key: st.sampled_from(values) for key, values in KEYS.items()})
+
+
+@given(options=OPTIONS)
+@thoroughly(20)
+def test_many_combinations_resume_exactly(options: dict) -> None:
+    check_resume(without_contradictions(options))
+
+
+@given(options=OPTIONS)
+@thoroughly(40)
 def test_many_combinations(options: dict, make) -> None:
-    check(options, make)
+    check(without_contradictions(options), make)

@@ -53,6 +53,16 @@ def test_positions_from_row_0_get_a_row_for_padding(positions: str, made, tmp_pa
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
+def test_a_padding_id_after_the_first_token_gets_rows_up_to_it(made) -> None:
+    """As in byte-level vocabularies, whose [PAD] is the second token."""
+    model = made("BertForMaskedLM", dataclasses.replace(CONFIG, pre_layer_norm=True, hidden_act="gelu"))
+    config, params = families.ROBERTA_PRELAYERNORM.separate(
+        model.config, {"bert/embeddings/position/embedding": np.ones((16, 8), np.float32)}, 1
+    )
+    assert config.position_offset == 2
+    assert params["bert/embeddings/position/embedding"].sum(axis=1).tolist() == [0, 0, *[8] * 16]
+
+
 def test_a_folder_without_a_type_is_of_its_classs_family(made, tmp_path: Path) -> None:
     made("BertForMaskedLM", PRE_LN).save(tmp_path / "out")
     edit(tmp_path / "out", model_type=None)

@@ -209,11 +209,12 @@ def test_roberta_prelayernorm_in_and_out(architecture: str, tmp_path, byte_level
     assert_export(model, reference, AUTO[architecture], tmp_path / "ours")
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
-def test_pre_ln_runs_load_in_transformers(positions: str, corpus, tmp_path) -> None:
-    """A WordPiece vocabulary and positions from row 0: [PAD] gets a row of zeros in front."""
+@pytest.mark.parametrize(("positions", "kind"), [("learned", "wordpiece"), ("sinusoidal", "byte_level")])
+def test_pre_ln_runs_load_in_transformers(positions: str, kind: str, corpus, tmp_path) -> None:
+    """Positions from row 0: there are rows of zeros in front, up to that of [PAD]."""
     arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--model.position_embedding_type={positions}"]
-    arguments += ["--data.objective=full_sentences", "--model.pre_layer_norm=true"]
+    arguments += ["--data.objective=full_sentences", "--model.pre_layer_norm=true", f"--tokenizer.kind={kind}"]
+    arguments += ["--tokenizer.vocab_size=330"]
     assert pretrain([*arguments, f"--output_dir={tmp_path / 'run'}"]) == 0
     said: list[str] = []
     bert.load(tmp_path / "run").save(tmp_path / "out", say=said.append)

@@ -101,7 +101,8 @@ class Family:
         flatten: config.json -> the same with all settings at its top, where a family has several models in it. Raises
             UserError.
         nest: the inverse, with the sizes and the special tokens of the target.
-        separate: sizes and parameters -> those of the same model without shared parameters, which the files have.
+        separate: sizes, parameters, padding id -> those of the same model without shared parameters, which the files
+            have.
         share: the inverse: equal copies become shared parameters.
         to_files: sizes and tensors by their names there -> those of its files, whose features may have another order
             (``share`` undoes it), and constants that transformers does not make by itself.
@@ -128,7 +129,9 @@ class Family:
     write_config: Callable[[ModelConfig, SpecialTokenIds], dict[str, Any]] = lambda config, special: {}
     flatten: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: content
     nest: Callable[[dict[str, Any], ModelConfig, SpecialTokenIds], dict[str, Any]] = lambda content, *_: content
-    separate: Callable[[ModelConfig, ParametersByPath], tuple[ModelConfig, ParametersByPath]] = lambda *model: model
+    separate: Callable[[ModelConfig, ParametersByPath, int], tuple[ModelConfig, ParametersByPath]] = (
+        lambda config, params, _: (config, params)
+    )
     share: Callable[[ModelConfig, ParametersByPath], tuple[ModelConfig, ParametersByPath]] = lambda *model: model
     to_files: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]] = lambda config, tensors: tensors
 

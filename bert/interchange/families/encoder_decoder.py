@@ -91,7 +91,7 @@ def _nest(content: dict[str, Any], config: ModelConfig, special: SpecialTokenIds
     }
 
 
-def _separate(config: ModelConfig, params: ParametersByPath) -> tuple[ModelConfig, ParametersByPath]:
+def _separate(config: ModelConfig, params: ParametersByPath, _: int) -> tuple[ModelConfig, ParametersByPath]:
     sizes: dict[str, Any] = {
         "decoder_layers": None if config.decoder_layers == config.num_hidden_layers else config.decoder_layers,
         "decoder_vocab_size": None if config.decoder_vocab_size == config.vocab_size else config.decoder_vocab_size,

@@ -141,7 +141,7 @@ def _nest(content: dict[str, Any], config: ModelConfig, special: SpecialTokenIds
     return {**content, "classifier_activation": content["hidden_activation"]}
 
 
-def _separate(config: ModelConfig, params: ParametersByPath) -> tuple[ModelConfig, ParametersByPath]:
+def _separate(config: ModelConfig, params: ParametersByPath, _: int) -> tuple[ModelConfig, ParametersByPath]:
     """Settings without effect as they are read."""
     local = any(config.is_local(number) for number in range(config.num_hidden_layers))
     values: dict[str, Any] = {"pooler_act": "tanh", "local_rotary_base": config.local_rotary_base or config.rotary_base}

@@ -17,13 +17,13 @@ CLASSES = class_names("RobertaPreLayerNorm")
 POSITIONS = "bert/embeddings/position/embedding"
 
 
-def _separate(config: ModelConfig, params: ParametersByPath) -> tuple[ModelConfig, ParametersByPath]:
-    """With a row of the position table for padding, whose id is then 0."""
+def _separate(config: ModelConfig, params: ParametersByPath, padding: int) -> tuple[ModelConfig, ParametersByPath]:
+    """With rows of the position table up to that of the padding id, after which positions begin."""
     if config.position_offset or POSITIONS not in params:
         return config, params
     table = np.asarray(params[POSITIONS])
-    padded = np.concatenate([np.zeros_like(table[:1]), table])
-    return dataclasses.replace(config, position_offset=1), {**params, POSITIONS: padded}
+    padded = np.pad(table, [(padding + 1, 0), (0, 0)])
+    return dataclasses.replace(config, position_offset=padding + 1), {**params, POSITIONS: padded}
 
 
 ROBERTA_PRELAYERNORM = Family(

@@ -122,7 +122,8 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
         elif model.config.position_embedding_type == "none":
             rows = config.position_offset + config.max_position_embeddings
             params[f"{side}/embeddings/position/embedding"] = np.zeros((rows, config.embedding_width), np.float32)
-    config, params = family.separate(dataclasses.replace(config, **values), params)
+    padding = special_ids(model.tokenizer).find("pad") or 0
+    config, params = family.separate(dataclasses.replace(config, **values), params, padding)
     _check_expressible(model, config, family)
     for side in sides:
         if segments and not model.config.type_vocab_size:
