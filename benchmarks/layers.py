@@ -20,18 +20,16 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from transfer import TASKS, splits_of
 
 import bert
-from bert.config import FinetuneConfig, recipe_folder
-from bert.config.yaml_io import load_config
 from bert.data.windows import Text
 from bert.interchange.bundle import ModelBundle
+from bert.interchange.pooling import Pooling
 from bert.model.encoder import Bert
-from bert.tasks import make_task
 from bert.tasks.sequence import ClassificationPredictions, RegressionTask
-from bert.tasks.splits import read_splits
 
-FOLDERS = {"sst2": "SST-2", "cola": "CoLA", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
+NAMES = ("sst2", "cola", "mrpc", "stsb", "rte")
 LENGTH, ROWS_AT_ONCE = 128, 32
 RANDOM = "random"
 
@@ -41,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--glue", type=Path, required=True)
-    parser.add_argument("--tasks", nargs="+", default=list(FOLDERS), choices=FOLDERS)
+    parser.add_argument("--tasks", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument("--rows", type=int, default=5_000, help="training rows at most, the first ones")
     given = parser.parse_args()
     models: dict[str, ModelBundle] = {Path(name).name: bert.load(name) for name in given.models}
@@ -49,9 +47,7 @@ def main() -> None:
     layers = 1 + max(model.config.num_hidden_layers for model in models.values())
     print("| task | encoder | " + " | ".join(map(str, range(layers))) + " |\n" + "|---" * (layers + 2) + "|")
     for name in given.tasks:
-        config = load_config(FinetuneConfig, recipe_folder() / f"{name}.yaml")
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(given.glue / FOLDERS[name])))
-        splits = read_splits(make_task(config), config)
+        splits = splits_of(name, given.glue / TASKS[name].folder)
         train, dev = splits.examples["train"], splits.examples["dev"]
         train = train.take(range(min(given.rows, len(train))))
         for model_name, model in models.items():
@@ -70,34 +66,22 @@ def with_random_weights(model: ModelBundle) -> ModelBundle:
 def layer_means(model: Any, texts: Sequence[Text]) -> list[np.ndarray]:
     """[N, D] of each layer, the embeddings first: the mean of a row's states."""
     encoder: Any = Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
-    batches = []
-
-    @jax.jit
-    def encode(batch: dict[str, jax.Array]) -> list[jax.Array]:
-        found = encoder.apply({"params": model.params["bert"]}, **batch, intermediates=True)
-        mask = batch["attention_mask"][:, :, None]
-        return [(states * mask).sum(axis=1) / mask.sum(axis=1) for states in found.hidden_states]
-
+    encode = jax.jit(lambda batch: encoder.apply({"params": model.params["bert"]}, **batch, intermediates=True))
+    rows, batches = model.tokenize(list(texts), LENGTH), []
     for start in range(0, len(texts), ROWS_AT_ONCE):
-        rows = model.tokenize(texts[start : start + ROWS_AT_ONCE], LENGTH)
-        room = [(0, ROWS_AT_ONCE - len(rows["input_ids"])), (0, -rows["input_ids"].shape[1] % 32)]  # few programs
-        padded = {name: np.pad(array, room) for name, array in rows.items()}
-        padded["attention_mask"][len(rows["input_ids"]) :, 0] = 1  # rows that are none
-        batches.append([states[: len(rows["input_ids"])] for states in jax.device_get(encode(padded))])
+        batch = {name: array[start : start + ROWS_AT_ONCE] for name, array in rows.items()}
+        states = jax.device_get(encode(batch).hidden_states)
+        batches.append([Pooling()(layer, batch["attention_mask"]) for layer in states])
     return [np.concatenate(states) for states in zip(*batches, strict=True)]
 
 
 def score(task: Any, states: np.ndarray, dev_states: np.ndarray, train: Any, dev: Any) -> float:
     """The task's main metric on dev of a linear model."""
-    if isinstance(task, RegressionTask):
-        predictions: Any = (
-            make_pipeline(StandardScaler(), Ridge(100.0)).fit(states, train.known_labels).predict(dev_states)
-        )
-    else:
-        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000)).fit(
-            states, train.known_labels
-        )
-        predictions = ClassificationPredictions(model.predict(dev_states), model.predict_proba(dev_states))
+    linear = Ridge(100.0) if isinstance(task, RegressionTask) else LogisticRegression(C=0.1, max_iter=1000)
+    model = make_pipeline(StandardScaler(), linear).fit(states, train.known_labels)
+    predictions: Any = model.predict(dev_states)
+    if not isinstance(task, RegressionTask):
+        predictions = ClassificationPredictions(predictions, model.predict_proba(dev_states))
     return float(task.score(predictions, dev)[task.main_metric])
 
 

@@ -26,7 +26,7 @@ from bert.config import FinetuneConfig, recipe_folder
 from bert.config.yaml_io import load_config
 from bert.tasks import make_task
 from bert.tasks.lexical_baseline import lexical_baseline
-from bert.tasks.splits import read_splits
+from bert.tasks.splits import Splits, read_splits
 
 RANDOM = "random"
 SIMILARITY = "similarity"
@@ -150,12 +150,16 @@ def score(task: str, name: str, run: Path, data: Path, rate: str, seed: int, giv
     return float(results["dev"][results["main_metric"]])
 
 
-def word_counts(task: str, data: Path) -> dict[str, float]:
-    """Scores of the baselines that read no order: TF-IDF with a linear model, and the task's own."""
-    recipe = "stsb" if task == SIMILARITY else task
+def splits_of(recipe: str, data: Path) -> Splits:
+    """The rows of a recipe's task in a folder."""
     config = load_config(FinetuneConfig, recipe_folder() / f"{recipe}.yaml")
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(data)))
-    splits = read_splits(make_task(config), config)
+    return read_splits(make_task(config), config)
+
+
+def word_counts(task: str, data: Path) -> dict[str, float]:
+    """Scores of the baselines that read no order: TF-IDF with a linear model, and the task's own."""
+    splits = splits_of("stsb" if task == SIMILARITY else task, data)
     fitted, dev = splits.task, splits.examples["dev"]
     metric = "spearman" if task == SIMILARITY else fitted.main_metric
     scores = {}

@@ -14,6 +14,7 @@ import numpy as np
 
 from bert import metrics
 from bert.config import FinetuneConfig, PretrainConfig
+from bert.config.data import OF_HELD_OUT_ROWS
 from bert.config.pretraining import phase_configs
 from bert.config.yaml_io import load_config
 from bert.errors import UserError
@@ -27,10 +28,7 @@ from bert.training.pretraining_results import curves_subject
 Rows = list[tuple[str, ...]]
 
 HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
-    PretrainConfig: (
-        *(f"data.{name}" for name in ("eval", "verbatim", "one_sentence_per_line", "language", "objective")),
-        *(f"data.{name}" for name in ("prediction", "masked_lm_prob", "whole_word_masking", "short_seq_prob", "seed")),
-    ),
+    PretrainConfig: ("data.eval", "data.seed", *(f"data.{name}" for name in OF_HELD_OUT_ROWS)),
     FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
 }
 """Settings that decide which rows a run is evaluated on, but for the sequence lengths and the vocabulary, and for what
@@ -154,9 +152,11 @@ def _final_scores(results: dict[str, Any]) -> dict[str, float]:
 def _transfer_scores(results: dict[str, Any]) -> dict[str, list[float]]:
     """Each seed's score of a pretraining run's ``transfer``, by its start."""
     transfer = results.get("transfer") or {}
-    starts = {name: value for name, value in transfer.items() if isinstance(value, dict)}
-    what = "transfer to {task}, {metric}".format(**transfer) if starts else ""
-    return {f"{what}, {name.replace('_', ' ')}": start["scores"] for name, start in starts.items()}
+    return {
+        f"transfer to {transfer['task']}, {transfer['metric']}, {name.replace('_', ' ')}": start["scores"]
+        for name, start in transfer.items()
+        if isinstance(start, dict)
+    }
 
 
 def _named(split: str, scores: dict[str, Any], main_metric: str | None = None) -> dict[str, float]:

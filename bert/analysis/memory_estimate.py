@@ -20,7 +20,7 @@ def activation_bytes(
         model: sizes.
         length: s.
         itemsize: bytes of an activation; the formula is scaled in proportion.
-        remat: none or full, as in ``training.remat``.
+        remat: as ``training.remat`` has it; dots is taken for none.
         stores_scores: whether attention keeps its s x s matrices.
         tensor: t, the devices along the mesh's last axis.
     """

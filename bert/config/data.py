@@ -36,6 +36,12 @@ Prediction = Literal["masked", "replaced", "permuted", "next"]
 OF_STREAMS = ("stream_readers", "shuffle_buffer")
 """Keys that only streams use."""
 
+OF_HELD_OUT_ROWS = (
+    *("verbatim", "one_sentence_per_line", "language", "objective"),
+    *("prediction", "masked_lm_prob", "whole_word_masking", "short_seq_prob"),
+)
+"""Keys that decide what is predicted of a held-out text, but for its rows' lengths."""
+
 UNUSED_BY_STREAMS = ("near_duplicates", "static_masking", "dupe_factor")
 """Keys that compare or count the documents or rows of a whole corpus."""
 

@@ -81,7 +81,7 @@ class MtebEncoder:
             "name": self._name,
             "revision": self._revision(),
             "n_parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params)),
-            "max_tokens": pooling.max_length or model.config.max_position_embeddings,
+            "max_tokens": model.longest_text,
             "embed_dim": model.config.hidden_size,
             "framework": ["JAX"],
             "similarity_fn_name": ScoringFunction.COSINE,

@@ -55,6 +55,12 @@ class ModelBundle:
     dtype: str = "float32"
 
     @property
+    def longest_text(self) -> int:
+        """Tokens of the longest text that is read; an embedding may cut texts before its positions end."""
+        positions = self.config.max_position_embeddings
+        return positions if self.pooling is None else min(positions, self.pooling.max_length or positions)
+
+    @property
     def origin(self) -> str:
         """The source and a run's step, for messages."""
         return self.source if self.step is None else f"{self.source}, step {self.step:,}"

@@ -247,8 +247,8 @@ def _warn_of_trained_files(held_out: Sequence[str], config: DataConfig, say: Log
     train = [file.source for file in stream_files(config.train)] if config.streaming else corpus_files(config.train)
     trained = {os.path.realpath(path) for path in train}
     if both := [path for path in held_out if os.path.realpath(path) in trained]:
-        more = "" if len(both) == 1 else f" and {len(both) - 1} more of data.eval"
-        say(f"warning: {both[0]}{more} is in data.train as well: held-out scores are of text that was trained on")
+        are = "is" if len(both) == 1 else f"and {len(both) - 1} more of data.eval are"
+        say(f"warning: {both[0]} {are} in data.train as well: held-out scores are of text that was trained on")
 
 
 def _warn_of_unknown_tokens(examples: PretrainingDataset, tokenizer: Tokenizer, say: Log) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from bert.config import FinetuneConfig, PretrainConfig
+from bert.config.data import OF_HELD_OUT_ROWS
 from bert.config.sweep import Space, corners, describe_space, grid, parse_space, short_names, trial_name, value_text
 from bert.config.yaml_io import keys_of, load_config
 from bert.errors import UserError, require
@@ -35,10 +36,8 @@ PREPARE: dict[Callable[..., Run], tuple[type, Callable[..., launch.RunRequest[An
 
 
 OTHER_LOSS = (
-    *(f"data.{name}" for name in ("objective", "prediction", "sequence_length", "max_predictions_per_sequence")),
-    *(f"data.{name}" for name in ("masked_lm_prob", "whole_word_masking", "short_seq_prob", "language")),
-    *("data.one_sentence_per_line", "data.verbatim", "phases", "tokenizer.", "electra.", "distillation."),
-    "training.label_smoothing",
+    *(f"data.{name}" for name in (*OF_HELD_OUT_ROWS, "sequence_length", "max_predictions_per_sequence")),
+    *("phases", "tokenizer.", "electra.", "distillation.", "training.label_smoothing"),
 )
 """How keys begin that decide which loss pretraining has on held-out text, or on which rows."""
 OTHER_ROWS = ("data.train", "data.near_duplicates")

@@ -159,6 +159,7 @@ def test_settings_that_are_none_are_refused(model: Pretrained) -> None:
         ({"max_length": 3}, "max_length is no setting of generation: use one of max_tokens, beams, "),
         ({"beams": 0}, "beams is 0: it must be at least 1"),
         ({"batch_size": 0}, "batch_size is 0: pass a whole number of at least 1"),
+        ({"batch_size": True}, "batch_size is True: pass a whole number of at least 1"),
         ({"top_k": 3}, "top_k is 3, but temperature is 0"),
         ({"numbers": [1, 2]}, "numbers has 2 entries for 1 prompts: pass one for each"),
     ):

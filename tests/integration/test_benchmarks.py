@@ -238,6 +238,8 @@ def test_each_layer_is_read_beside_random_weights(model_of_128, sst2, tmp_path):
 def test_candidates_are_pretrained_for_the_same_time(corpus, pretrained, tmp_path):
     arguments = [tmp_path, "--train", corpus, "--eval", corpus, "--tokenizer", pretrained, "--minutes", 0.2]
     names = ["bert", "rotary", "hours_narrow_embeddings", "replaced"]
+    steps = [tmp_path / "steps", *arguments[1:-2], "--steps", 20, "--candidates", "bert_long_rows", "rotary_decay"]
+    assert [line.split(" | ")[1] for line in run("options.py", *steps).splitlines()[2:]] == ["20", "20"]
     arguments += ["--candidates", *names]
     table = run("options.py", *arguments)
     assert [line.split()[1] for line in table.splitlines()[2:]] == names

@@ -121,6 +121,13 @@ def test_what_is_wrong_in_jsonl_is_told_with_file_and_line(tmp_path, content, wo
     assert words in error_of(write(tmp_path, content, "dev.jsonl"))
 
 
+def test_some_right_choices_are_no_file_without(tmp_path):
+    for content, number in ((line(answer=None) + line(), 1), (line() + line(answer=None), 2)):
+        with pytest.raises(UserError, match=f"line {number}: no 'answerKey'"):
+            multiple_choice.read(write(tmp_path, content, "test.jsonl"), labelled=None)
+    assert multiple_choice.read(write(tmp_path, line(answer=None), "bare.jsonl"), labelled=None).labels is None
+
+
 def test_missing_files_are_named(tmp_path):
     assert "does not exist or is not a file" in error_of(tmp_path / "x.csv")
 

@@ -16,9 +16,6 @@ import yaml
 
 import bert
 from bert.commands.pretrain import main
-from bert.config import DataConfig
-from bert.data.corpus.documents import corpus_files
-from bert.training.pretraining_data import _warn_of_trained_files
 from tests.conftest import SMALL_RUN
 from tests.helpers import REPOSITORY, assert_same_but_for_rounding, lines_of, state_of
 
@@ -335,21 +332,6 @@ def test_a_missing_held_out_corpus_is_said_before_a_vocabulary_is_trained(corpus
     monkeypatch.setattr("bert.training.pretraining_data.corpus_vocabulary", lambda *_: pytest.fail("it was trained"))
     given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]
     assert "held.txt does not exist" in fails(main, *given, f"--data.eval={tmp_path / 'held.txt'}")
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_held_out_file_that_is_trained_on_is_told(streaming: bool, tmp_path: Path) -> None:
-    for name in ("a.txt", "b.txt", "held.txt"):
-        (tmp_path / name).write_text("One. Two.\n\nThree. Four.\n")
-    said: list[str] = []
-    for train, held_out in (("*.txt", "held.txt"), ("a.txt", "held.txt"), ("*.txt", "../*/[ab].txt")):
-        data = DataConfig(train=[str(tmp_path / train)], streaming=streaming)
-        _warn_of_trained_files(corpus_files(str(tmp_path / held_out)), data, said.append)
-    first, second = said
-    assert first == (
-        f"warning: {tmp_path / 'held.txt'} is in data.train as well: held-out scores are of text that was trained on"
-    )
-    assert "a.txt and 1 more of data.eval is in data.train as well" in second
 
 
 def test_errors_of_sizes_and_folders(tmp_path: Path, corpus: Path, pretrained: Path, finetuned: Path, fails) -> None:

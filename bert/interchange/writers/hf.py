@@ -70,8 +70,8 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
     """
     model = to_transformers_compatible(model)
     if model.pooling is not None and model.pooling.lowercase:  # the file that declares it needs a length
-        length = model.pooling.max_length or model.config.max_position_embeddings
-        model = dataclasses.replace(model, pooling=dataclasses.replace(model.pooling, max_length=length))
+        pooling = dataclasses.replace(model.pooling, max_length=model.longest_text)
+        model = dataclasses.replace(model, pooling=pooling)
     with atomic_directory(out) as draft:
         _write(model, draft)
         say(_verify(model, draft))

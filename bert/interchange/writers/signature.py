@@ -170,19 +170,13 @@ def verify_outputs(
     return f"verified: the outputs are within {largest:.1g} of ours"
 
 
-def longest_text(model: ModelBundle) -> int:
-    """Tokens of the longest text that the model reads; an embedding may cut texts before its positions end."""
-    positions = model.config.max_position_embeddings
-    return positions if model.pooling is None else min(positions, model.pooling.max_length or positions)
-
-
 def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dtype: str, text: list[str]) -> None:
     """Writes the files next to a graph: signature.json, the tokenizer's files, and README.md with ``text`` in it."""
     content: dict[str, Any] = {
         "architecture": model.architecture,
         "inputs": [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape in given.inputs.items()],
         "outputs": [{"name": name, "shape": list(shape), "dtype": "float32"} for name, shape in given.outputs.items()],
-        "max_length": longest_text(model),
+        "max_length": model.longest_text,
     }
     if model.labels:
         content["labels"] = list(model.labels)
@@ -198,7 +192,7 @@ def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dty
     write_atomic(folder / "signature.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     for tokenizer, place in published_tokenizers(model, folder):
         segments = model.config.type_vocab_size > 1
-        save_published_tokenizer(tokenizer, place, longest_text(model), segments)
+        save_published_tokenizer(tokenizer, place, model.longest_text, segments)
     rows = [
         f"| `{port['name']}` | {kind.removesuffix('s')} | {port['dtype']} | {' x '.join(map(str, port['shape']))} |"
         for kind in ("inputs", "outputs")

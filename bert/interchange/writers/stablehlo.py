@@ -27,7 +27,6 @@ from bert.interchange.writers.signature import (
     LENGTH,
     TARGET_LENGTH,
     Signature,
-    longest_text,
     make_forward,
     parameters,
     resolve_shape,
@@ -73,7 +72,7 @@ def export(
         (draft / GRAPH).write_bytes(serialized(model, given))
         write_tensors(draft / WEIGHTS, parameters(model))
         os.chmod(draft / WEIGHTS, (draft / GRAPH).stat().st_mode)  # the library gives its file to the owner alone
-        write_metadata_files(model, draft, given, "int32", _usage(given, longest, longest_text(model)))
+        write_metadata_files(model, draft, given, "int32", _usage(given, longest, model.longest_text))
         graph = jax.jit(jax_export.deserialize(bytearray((draft / GRAPH).read_bytes())).call)
         weights = load_file(draft / WEIGHTS)
         sizes = ((1, full), (3, (full + 1) // 2 if dynamic_length else full))
