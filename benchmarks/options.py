@@ -88,6 +88,7 @@ CANDIDATES = {
     **MODERN,
     **WITHOUT_ONE_CHANGE,
     "rotary_long_rows": merged(MODERN["rotary"], LONG_ROWS),
+    "rotary_narrow_embeddings": merged(MODERN["rotary"], {"model": {"embedding_size": 64}}),
     "rotary_decay": merged(MODERN["rotary"], {"optimizer": {"schedule": "warmup_stable_decay"}}),
     "hours": HOURS,
     "full_rows": FULL_ROWS,

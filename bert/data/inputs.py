@@ -12,6 +12,8 @@ from bert.data.windows import Text
 from bert.errors import UserError, without_surrogates
 
 TEXT_OR_PAIR = "a text or a pair of texts is needed: pass a string or a tuple of two strings"
+WANTED = {1: "a single text: pass a string", 2: "a pair of texts: pass a list of tuples of two strings"}
+"""What a model of so many texts takes, and the fix."""
 
 
 def as_list(inputs: Any) -> list[Any]:
@@ -54,9 +56,9 @@ def as_texts(given: Any, index: int, wanted: str, counts: Collection[int] = (1,)
     return tuple(without_surrogates(text) for text in texts)
 
 
-def as_text_or_pair(given: Any, index: int, wanted: str = TEXT_OR_PAIR) -> Text:
-    """One input as a text or a pair of texts. Raises UserError."""
-    texts = as_texts(given, index, wanted, (1, 2))
+def as_text_or_pair(given: Any, index: int, wanted: str = TEXT_OR_PAIR, counts: Collection[int] = (1, 2)) -> Text:
+    """One input as a text or a pair of texts, or only one of these by ``counts``. Raises UserError."""
+    texts = as_texts(given, index, wanted, counts)
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 

@@ -33,6 +33,7 @@ from bert.tasks.inference_only import published_task
 from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.question_answering import SquadTask
 from bert.tasks.reranker import RerankerTask
+from bert.tasks.sequence import SentenceTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tokenizer.vocabulary import load_tokenizer
 from bert.urls import fetch, is_url
@@ -138,6 +139,7 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
         read.problem_type,
         read.null_score_diff_threshold,
         read.label_thresholds,
+        read.texts_per_input,
     )
     if read.architecture == ENCODER_DECODER:
         task = SequenceToSequenceTask(name=name, metrics=(), target_tokenizer=read.target_tokenizer)
@@ -185,6 +187,7 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
         problem_type=None if task is None else task.problem_type,
         null_score_diff_threshold=_null_threshold(task),
         label_thresholds=_label_thresholds(task),
+        texts_per_input=_texts_per_input(task),
         **settings,
     )
 
@@ -229,3 +232,10 @@ def _label_thresholds(task: Task | None) -> tuple[float, ...]:
     if not isinstance(task, MultilabelTask):
         return ()
     return task.label_thresholds * (task.num_labels if len(task.label_thresholds) == 1 else 1)
+
+
+def _texts_per_input(task: Task | None) -> int | None:
+    """Of a task whose model is a sequence classifier; None for any other task."""
+    if isinstance(task, RerankerTask):
+        return 2
+    return len(task.text_columns) if isinstance(task, SentenceTask) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.data.inputs import as_text_or_pair
+from bert.data.inputs import TEXT_OR_PAIR, WANTED, as_text_or_pair
 from bert.data.records import Records
 from bert.data.windows import Text
 from bert.tasks.base import Task
@@ -20,11 +20,16 @@ from bert.tasks.sequence import ClassificationTask, Examples, RegressionTask
 from bert.tasks.token_classification import TaggingTask
 
 
+@dataclass(frozen=True, kw_only=True)
 class _FlexibleInputs:
-    """Of a model whose files are unknown, and with them whether it takes single texts or pairs: both are taken."""
+    """Of a model whose files are unknown, and often with them whether it takes single texts or pairs."""
+
+    counts: tuple[int, ...] = (1, 2)
+    """Numbers of texts that an input may have."""
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
-        texts = [as_text_or_pair(given, index) for index, given in enumerate(inputs, 1)]
+        wanted = TEXT_OR_PAIR if len(self.counts) > 1 else f"the model takes {WANTED[self.counts[0]]}"
+        texts = [as_text_or_pair(given, index, wanted, self.counts) for index, given in enumerate(inputs, 1)]
         first = [text if isinstance(text, str) else text[0] for text in texts]
         return _MixedExamples(first, None, None, [str(row) for row in range(len(texts))], given=texts)
 
@@ -40,20 +45,19 @@ class _FlexibleInputs:
 
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
-        return (("text",), ("text_a", "text_b"))
+        return tuple(names for names in (("text",), ("text_a", "text_b")) if len(names) in self.counts)
 
     @property
     def id_columns(self) -> tuple[str, ...]:
         return ("id",)
 
     def parse_line(self, line: str) -> str | tuple[str, ...]:
-        columns = line.split("\t")
+        columns = [line] if self.counts == (1,) else line.split("\t")
         if not all(column.strip() for column in columns):
             raise ValueError("an empty text: write it or remove the line")
-        if len(columns) > 2:
-            raise ValueError(
-                f"{len(columns)} columns where one or two are taken: write a text, or two with a tab between"
-            )
+        if len(columns) not in self.counts:
+            taken, fix = ("two", "two texts") if self.counts == (2,) else ("one or two", "a text, or two")
+            raise ValueError(f"{len(columns)} column(s) where {taken} are taken: write {fix} with a tab between")
         return line if len(columns) == 1 else tuple(columns)
 
     def input_fields(self, given: Any) -> dict[str, Any]:
@@ -71,14 +75,17 @@ class _MixedExamples(Examples):
         return self.given
 
 
+@dataclass(frozen=True, kw_only=True)
 class _PublishedClassification(_FlexibleInputs, ClassificationTask):
     pass
 
 
+@dataclass(frozen=True, kw_only=True)
 class _PublishedMultilabel(_FlexibleInputs, MultilabelTask):
     pass
 
 
+@dataclass(frozen=True, kw_only=True)
 class _PublishedRegression(_FlexibleInputs, RegressionTask):
     pass
 
@@ -90,6 +97,7 @@ def published_task(
     problem_type: str | None,
     null_score_diff_threshold: float | None = None,
     label_thresholds: tuple[float, ...] = (),
+    texts_per_input: int | None = None,
 ) -> Task | None:
     """The task of a model of others, as far as it can be asked.
 
@@ -101,12 +109,14 @@ def published_task(
         several labels.
       null_score_diff_threshold: of a model that answers questions: None where it always answers.
       label_thresholds: of several labels at once: from which probability on each is predicted; () for 0.5.
+      texts_per_input: of a sequence classifier; None if single texts and pairs are to be taken.
 
     Returns:
       None for what has no answer here: another head, or a problem type that does not fit the number of outputs.
     """
     if head == "classification":
-        return _classifier(name, outputs, problem_type, label_thresholds)
+        counts = (1, 2) if texts_per_input is None else (texts_per_input,)
+        return _classifier(name, outputs, problem_type, label_thresholds, counts)
     if head == "tagging" and outputs:
         return TaggingTask(name=name, labels=outputs)
     if head == "span":
@@ -119,9 +129,14 @@ def published_task(
 
 
 def _classifier(
-    name: str, outputs: tuple[str, ...], problem_type: str | None, label_thresholds: tuple[float, ...]
+    name: str,
+    outputs: tuple[str, ...],
+    problem_type: str | None,
+    label_thresholds: tuple[float, ...],
+    counts: tuple[int, ...],
 ) -> Task | None:
-    unknown: dict[str, Any] = {"name": name, "text_columns": ("text",), "label_column": "label"}
+    columns = ("text_a", "text_b") if counts == (2,) else ("text",)
+    unknown: dict[str, Any] = {"name": name, "counts": counts, "text_columns": columns, "label_column": "label"}
     unknown |= {"metrics": (), "main_metric": ""}
     if len(outputs) == 1 and problem_type in (None, "regression"):
         return _PublishedRegression(**unknown, lowest=-math.inf, highest=math.inf)

@@ -19,7 +19,7 @@ from bert import metrics
 from bert.config import TaskDataConfig
 from bert.data import features
 from bert.data.features import Features
-from bert.data.inputs import as_texts
+from bert.data.inputs import WANTED, as_texts
 from bert.data.records import Records
 from bert.data.windows import Text
 from bert.errors import require
@@ -163,12 +163,8 @@ class SentenceTask(Task):
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         """Each input is a text, or for a task of pairs a tuple or list of two; texts may be empty."""
         count = len(self.text_columns)
-        wanted = "a single text: pass a string"
-        if count == 2:
-            wanted = "a pair of texts: pass a list of tuples of two strings"
-        rows = [
-            as_texts(given, index, f"{self.name} takes {wanted}", (count,)) for index, given in enumerate(inputs, 1)
-        ]
+        wanted = f"{self.name} takes {WANTED[count]}"
+        rows = [as_texts(given, index, wanted, (count,)) for index, given in enumerate(inputs, 1)]
         columns = [[row[column] for row in rows] for column in range(count)]
         return Examples(columns[0], columns[1] if count == 2 else None, None, [str(row) for row in range(len(rows))])
 

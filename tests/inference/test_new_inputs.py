@@ -69,6 +69,17 @@ def test_columns_of_the_tasks_of_the_toolkit(tmp_path):
     assert inputs(tmp_path / "a.csv", "text,label\nb,a\n", other)[0].given == "b"
 
 
+def test_lines_of_a_published_model_whose_number_of_texts_is_known(tmp_path):
+    single, pairs = (published_task("classification", "it", ("n", "p"), None, texts_per_input=n) for n in (1, 2))
+    assert inputs(tmp_path / "a.txt", "a\tb\n", single)[0].given == "a\tb"
+    assert inputs(tmp_path / "a.txt", "a\tb\n", pairs)[0].given == ("a", "b")
+    wrong = "1 column(s) where two are taken: write two texts with a tab between"
+    assert inputs(tmp_path / "a.txt", "a\n", pairs)[0].error == wrong
+    with pytest.raises(UserError, match="no 'text_a' among 'text'"):
+        inputs(tmp_path / "a.csv", "text\na\n", pairs)
+    assert pairs.input_columns == ("text_a", "text_b")
+
+
 def test_names_of_the_configuration_stand_for_a_missing_header(tmp_path):
     task = tickets(column_names=["queue", "message"])
     assert [given.given for given in inputs(tmp_path / "a.csv", "x,one\ny,two\n", task)] == ["one", "two"]

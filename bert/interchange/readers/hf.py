@@ -64,6 +64,9 @@ NULL_THRESHOLD = "null_score_diff_threshold"
 LABEL_THRESHOLDS = "label_thresholds"
 """Another one: the probability from which on each label is predicted, of several labels at once."""
 
+TEXTS_PER_INPUT = "texts_per_input"
+"""The third: 1 of a classifier of single texts, 2 of one of pairs."""
+
 MAX_SIZE = 1 << 31
 """No size is: an index of the tables would not fit 32 bits."""
 
@@ -103,6 +106,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     classifier_dropout = _classifier_dropout(content, file)
     problem_type = _problem_type(content, file) if labels else None
     label_thresholds = _label_thresholds(content, len(labels), file)
+    texts_per_input = _texts_per_input(content, file) if architecture == "BertForSequenceClassification" else None
     settings = read_settings(folder)
     tokenizer_class = settings.reader or ""
     if family.own_tokenizer is not None and (not tokenizer_class or tokenizer_class.startswith(family.title)):
@@ -147,6 +151,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         if architecture == "BertForQuestionAnswering"
         else None,
         label_thresholds=label_thresholds if labels else (),
+        texts_per_input=texts_per_input if labels else None,
         pooling=pooling,
         target_tokenizer=target_tokenizer,
         decoding=decoding,
@@ -255,6 +260,13 @@ def _label_thresholds(content: dict[str, Any], num_labels: int, file: Path) -> t
             f"{num_labels} labels, or remove it"
         )
     return tuple(map(float, thresholds))
+
+
+def _texts_per_input(content: dict[str, Any], file: Path) -> int | None:
+    count = content.get(TEXTS_PER_INPUT)
+    if count is not None and (type(count) is not int or count not in (1, 2)):
+        raise UserError(f"{file}: {TEXTS_PER_INPUT} is {str(count)[:40]}: set it to 1, or to 2 for pairs, or remove it")
+    return count
 
 
 def _problem_type(content: dict[str, Any], file: Path) -> str | None:

@@ -219,7 +219,8 @@ def _verify(model: ModelBundle, folder: Path) -> str:
     wrong = sorted(set(ours) ^ set(theirs))
     wrong += [key for key in set(ours) & set(theirs) if not np.array_equal(ours[key], theirs[key])]
     ours, theirs = (
-        (m.labels, m.problem_type, m.label_thresholds, m.classifier_dropout, m.pooling) for m in (model, again)
+        (m.labels, m.problem_type, m.label_thresholds, m.texts_per_input, m.classifier_dropout, m.pooling)
+        for m in (model, again)
     )
     if wrong or again.config != model.config or ours != theirs:
         what = ", ".join(wrong[:5]) or "settings"

@@ -37,6 +37,8 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
         content[hf.NULL_THRESHOLD] = model.null_score_diff_threshold
     if model.label_thresholds:
         content[hf.LABEL_THRESHOLDS] = list(model.label_thresholds)
+    if model.texts_per_input is not None:
+        content[hf.TEXTS_PER_INPUT] = model.texts_per_input
     if model.classifier_dropout is not None:
         content["classifier_dropout"] = model.classifier_dropout
     return content

@@ -126,6 +126,7 @@ MALFORMED = {
         lambda f: edit(f, problem_type="multi_label_classification", label_thresholds=[0.5]),
         "label_thresholds is [0.5]: set it to a number from 0 to 1 for each of the 3 labels, or remove it",
     ),
+    "number of texts": (lambda f: edit(f, texts_per_input=3), "texts_per_input is 3: set it to 1, or to 2 for pairs"),
     "endless vocabulary": (lambda f: edit(f, vocab_size=10**15), "vocab_size is 1000000000000000: copy the file"),
     "endless layers": (lambda f: edit(f, num_hidden_layers=10**6), "too few for the 1,000,000 layers of config.json"),
     "a layer too many": (lambda f: edit(f, num_hidden_layers=3), "lacks bert.encoder.layer.2.attention.self.query"),

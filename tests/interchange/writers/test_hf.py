@@ -45,9 +45,18 @@ def test_a_run_is_exported_with_its_recipe_scores_and_labels(finetuned: Path, tm
     ours, theirs = (bert.load(folder).predict(texts) for folder in (finetuned, out))
     assert ours == theirs
     (tmp_path / "texts.txt").write_text("ba ri\nba\tko\n")
-    assert predict([str(out), str(tmp_path / "texts.txt")]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [set(line) - {"label", "probabilities"} for line in lines] == [{"text"}, {"text_a", "text_b"}]
+
+    def answers(model: Path) -> list[dict]:
+        assert predict([str(model), str(tmp_path / "texts.txt")]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    given = {"label", "probabilities"}
+    assert [set(line) - given for line in answers(out)] == [{"text"}, {"text"}]  # it is known to read single texts
+    with pytest.raises(UserError, match=r"input 1 is \('ba', 'ko'\), and the model takes a single text: pass a string"):
+        bert.load(out).predict([("ba", "ko")])
+    edit(out, texts_per_input=None)
+    lines = answers(out)
+    assert [set(line) - given for line in lines] == [{"text"}, {"text_a", "text_b"}]
     assert set(lines[0]["probabilities"]) == {"negative", "positive"}
     before = (out / "config.json").read_bytes()
     assert "exists already and is not an empty folder" in fails(export, str(finetuned), str(out))
