@@ -3,10 +3,10 @@
     PYTHONPATH=. taskset -c 0 python benchmarks/options.py OUT --train TRAIN --eval EVAL --tokenizer VOCABULARY
 
 By default these are `bert` with one option of modern encoders at a time, and with all of them. `--candidates` also
-takes `bert` without one of the three changes that small budgets need, `rotary` with other rows or another schedule, the
-recipe `hours`, its model on rows of one text with masked or replaced tokens, and `hours` with one change.
-OUT gets a run for each candidate, for `transfer.py` to fine-tune. The steps of a candidate are those that fit into the
-time: a short run of both phases gives the seconds of a step. `--steps` sets them. Runs that have ended are not
+takes `bert` without one of the three changes that small budgets need, `rotary` with one other option, other rows or
+another schedule, the recipe `hours`, its model on rows of one text with masked or replaced tokens, and `hours` with one
+change. OUT gets a run for each candidate, for `transfer.py` to fine-tune. The steps of a candidate are those that fit
+into the time: a short run of both phases gives the seconds of a step. `--steps` sets them. Runs that have ended are not
 repeated.
 """
 
@@ -82,12 +82,19 @@ WITHOUT_ONE_CHANGE: dict[str, Settings] = {
     "bert_pairs": merged(BERT, {"data": {"objective": "nsp"}}),
     "bert_random_positions": merged(BERT, {"model": {"position_embedding_init": "normal"}}),
 }
+MORE_OPTIONS: dict[str, Settings] = {
+    "rms_norm": {"norm_type": "rms", "norm_bias": False},
+    "shared_layers": {"layer_groups": 1},
+    "no_positions": {"position_embedding_type": "none"},
+}
+"""Each in place of what `rotary` has."""
 FULL_ROWS = merged(HOURS, {"data": SHORT_ROWS, "training": {"batch_size": 128}})
 REPLACED = {"data": {"prediction": "replaced"}, "electra": {"generator_hidden_size": 0.5}}
 CANDIDATES = {
     **MODERN,
     **WITHOUT_ONE_CHANGE,
     "rotary_long_rows": merged(MODERN["rotary"], LONG_ROWS),
+    **{f"rotary_{name}": merged(MODERN["rotary"], {"model": option}) for name, option in MORE_OPTIONS.items()},
     "rotary_narrow_embeddings": merged(MODERN["rotary"], {"model": {"embedding_size": 64}}),
     "rotary_decay": merged(MODERN["rotary"], {"optimizer": {"schedule": "warmup_stable_decay"}}),
     "hours": HOURS,
