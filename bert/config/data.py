@@ -154,6 +154,9 @@ class DataConfig:
                 f"data.packing is true, and the rows of data.objective {self.objective} are full already: leave "
                 "packing out, or choose nsp, sop or doc_sentences"
             )
+        if not self.packing:
+            no_packs = "and data.packing is false: remove it, or set data.packing"
+            check_unused("data.", self, no_packs, ["max_sequences_per_pack"])
         if self.eval_fraction == 0 and self.eval is None:
             raise UserError("data.eval_fraction is 0 and data.eval is not set: set one of them")
 
@@ -185,6 +188,9 @@ class DataConfig:
             check_unused(
                 "data.", self, "which data.prediction next does not use: remove it, no token is masked", UNUSED_BY_NEXT
             )
+        if self.objective not in ("nsp", "sop"):
+            no_pairs = f"and the rows of data.objective {self.objective} have no pairs: remove it"
+            check_unused("data.", self, no_pairs, ["short_seq_prob"])
         if self.objective == "blocks":
             check_unused(
                 "data.", self, "and data.objective blocks does not look for sentences: remove it", UNUSED_BY_BLOCKS

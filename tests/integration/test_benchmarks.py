@@ -274,6 +274,13 @@ def test_seeds_are_timed_in_turn_and_at_once():
 
 
 @pytest.mark.slow
+def test_windows_in_blocks_take_less_memory_than_masked_ones():
+    cells = run("windows.py", "--lengths", 512, "--repeats", 1).splitlines()[-1].strip("| ").split(" | ")
+    assert cells[0] == "512" and len(cells) == 5
+    assert 0 < int(cells[4]) < int(cells[3])
+
+
+@pytest.mark.slow
 def test_retrieval_is_measured_before_and_after_training(model_of_128, tmp_path):
     pytest.importorskip("pytrec_eval")
     for name in ("train-v1.1.head.json", "dev-v1.1.json"):

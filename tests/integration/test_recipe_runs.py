@@ -49,6 +49,7 @@ LOSSES = {
     "modern_base": 5.38399,
     "modern_long": 5.39094,
     "modern_mini": 5.65713,
+    "mpnet_base": 3.91847,
     "mrpc": 0.65032,
     "multi30k": 2.64993,
     "multilabel": 0.44662,

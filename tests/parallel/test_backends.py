@@ -1,5 +1,6 @@
 """Copies and meshes: the gradients of one device on every layout, and what is refused."""
 
+import dataclasses
 import functools
 
 import jax
@@ -17,20 +18,25 @@ from bert.parallel.sharding import partition_spec, path_str
 from bert.training.losses import pretraining_objective
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, compute_gradients, make_eval_step, make_train_step
+from tests.helpers import OPTIONS
 from tests.tiny_training import T, assert_same_gradients, batch_of
 
 CONFIG = ModelConfig(64, 16, 1, 8, 32, max_position_embeddings=T, initializer_range=0.1)
 MODEL = BertForPreTraining(CONFIG)
+MODERN = BertForPreTraining(dataclasses.replace(CONFIG, num_hidden_layers=2, **OPTIONS["modern"]))
+SHARED = BertForPreTraining(dataclasses.replace(CONFIG, num_hidden_layers=2, **OPTIONS["shared layers"]))
 OBJECTIVE = pretraining_objective(MODEL.apply)
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), 10)
 
 LAYOUTS = [
-    pytest.param("2x2x2", 1),
-    pytest.param("2x2x2", 2, marks=pytest.mark.slow),
-    pytest.param("8x1x1", 1, marks=pytest.mark.slow),
-    pytest.param("2x4x1", 1, marks=pytest.mark.slow),
-    pytest.param("1x1x8", 1, marks=pytest.mark.slow),
-    pytest.param("1x8x1", 2, marks=pytest.mark.slow),
+    pytest.param("2x2x2", 1, MODEL),
+    pytest.param("2x2x2", 2, MODEL, marks=pytest.mark.slow),
+    pytest.param("8x1x1", 1, MODEL, marks=pytest.mark.slow),
+    pytest.param("2x4x1", 1, MODEL, marks=pytest.mark.slow),
+    pytest.param("1x1x8", 1, MODEL, marks=pytest.mark.slow),
+    pytest.param("1x8x1", 2, MODEL, marks=pytest.mark.slow),
+    pytest.param("2x2x2", 1, MODERN, marks=pytest.mark.slow),
+    pytest.param("2x2x2", 1, SHARED, marks=pytest.mark.slow),
 ]
 
 
@@ -40,29 +46,32 @@ def mesh_of(text: str) -> MeshParallel:
 
 
 @functools.cache
-def params():
-    return jax.jit(lambda: MODEL.init(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"])()
+def params(model: BertForPreTraining = MODEL):
+    return jax.jit(lambda: model.init(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"])()
 
 
-def gradients(parallel: Parallelism, micro_batches: int = 1):
+def gradients(parallel: Parallelism, model: BertForPreTraining, micro_batches: int = 1):
+    objective = pretraining_objective(model.apply)
+
     def body(params, batch):
-        return compute_gradients(params, batch, OBJECTIVE, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis)
+        return compute_gradients(params, batch, objective, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis)
 
-    grads, sums = parallel.compile(body)(parallel.put_state(params()), parallel.shard_batch(batch_of(0), micro_batches))
+    rows = parallel.shard_batch(batch_of(0), micro_batches)
+    grads, sums = parallel.compile(body)(parallel.put_state(params(model)), rows)
     return parallel.to_host(grads), parallel.to_host(sums), grads
 
 
 @functools.cache
-def of_one_device():
-    return gradients(PmapParallelism(jax.devices()[:1]))
+def of_one_device(model: BertForPreTraining):
+    return gradients(PmapParallelism(jax.devices()[:1]), model)
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("layout", "micro_batches"), LAYOUTS)
-def test_a_mesh_gives_the_gradients_of_one_device(layout: str, micro_batches: int) -> None:
-    expected, expected_sums, _ = of_one_device()
+@pytest.mark.parametrize(("layout", "micro_batches", "model"), LAYOUTS)
+def test_a_mesh_gives_the_gradients_of_one_device(layout: str, micro_batches: int, model: BertForPreTraining) -> None:
+    expected, expected_sums, _ = of_one_device(model)
     mesh = mesh_of(layout)
-    grads, sums, placed = gradients(mesh, micro_batches)
+    grads, sums, placed = gradients(mesh, model, micro_batches)
     assert_same_gradients(grads, expected)
     for name, pair in expected_sums.items():
         np.testing.assert_allclose(sums[name], pair, rtol=1e-6)

@@ -194,6 +194,7 @@ def test_a_document_over_the_limit_is_one_sentence(byte_level, tmp_path, monkeyp
             {"one_sentence_per_line": True},
             "data.one_sentence_per_line is True, and data.objective blocks does not look",
         ),
+        ({"short_seq_prob": 0.5}, "data.short_seq_prob is 0.5, and the rows of data.objective blocks have no pairs"),
         ({"language": "de"}, "data.language is de, and data.objective blocks does not look for sentences: remove it"),
         ({"objective": "nsp", "verbatim": True}, "set data.objective to blocks, or remove data.verbatim"),
         ({"prediction": "next", "objective": "nsp"}, "set data.objective to blocks, full_sentences or doc_sentences"),

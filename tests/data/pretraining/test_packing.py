@@ -231,7 +231,8 @@ def small_shards(monkeypatch) -> None:
 
 
 def packing_of(place, **changes) -> DataConfig:
-    return config_of(place, **{"sequence_length": T, "short_seq_prob": 0.6, "packing": True, **changes})
+    pairs = {"short_seq_prob": 0.6} if changes.get("objective") != "doc_sentences" else {}
+    return config_of(place, **{"sequence_length": T, "packing": True, **pairs, **changes})
 
 
 @pytest.mark.parametrize("objective", ["nsp", "sop", "doc_sentences"])
@@ -292,3 +293,5 @@ def test_what_cannot_be_packed_is_one_sentence() -> None:
         DataConfig(train="docstrings:stdlib", objective="full_sentences", packing=True).check()
     with pytest.raises(UserError, match=r"data\.max_sequences_per_pack is 1: it must be at least 2"):
         DataConfig(train="docstrings:stdlib", packing=True, max_sequences_per_pack=1).check()
+    with pytest.raises(UserError, match=r"max_sequences_per_pack is 4, and data\.packing is false: remove it"):
+        DataConfig(train="docstrings:stdlib", max_sequences_per_pack=4).check()
