@@ -55,7 +55,7 @@ LOSSES = {
     "multilabel": 0.44662,
     "qnli": 0.65134,
     "qqp": 0.65032,
-    "quickstart": 4.52236,
+    "quickstart": 4.49901,
     "regression": 0.27930,
     "reranker": 0.69522,
     "roberta": 5.55545,
