@@ -60,6 +60,7 @@ REFUSED = {
     "inner_group_num": (2, "inner_group_num is 2, and only 1 is read: name another model"),
     "num_hidden_groups": (3, "layer_groups is 3, which does not divide num_hidden_layers .4.: change one of them"),
     "embedding_size": ("narrow", "embedding_size is 'narrow': copy the file again"),
+    "hidden_size": (8, "embedding_size and hidden_size are both 8, and a mapping between equal sizes is not read"),
     "architectures": (["AlbertForCausalLM"], "the architecture is 'AlbertForCausalLM': one of"),
 }
 

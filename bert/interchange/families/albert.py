@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bert.config import ModelConfig
+from bert.errors import UserError
 from bert.interchange.families.base import ABSOLUTE_POSITIONS, BERT_LIMITS, Family, Limit, class_names
 from bert.interchange.names import LAYER, Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
@@ -19,6 +20,11 @@ def _has_form(config: ModelConfig, architecture: str) -> bool:
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:
+    if content["embedding_size"] == content["hidden_size"]:
+        raise UserError(
+            f"embedding_size and hidden_size are both {content['hidden_size']}, and a mapping between equal sizes is "
+            "not read: name another model"
+        )
     return {"embedding_size": content["embedding_size"], "layer_groups": content["num_hidden_groups"]}
 
 

@@ -27,6 +27,7 @@ from bert.interchange.pooling import read_model_max_length, read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
+from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import first_cased_token, is_wordpiece, load_tokenizer, require_embedding_rows
 
 Log = Callable[[str], None]
@@ -118,6 +119,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     has_types = settings.model_input_names is None or "token_type_ids" in settings.model_input_names
     if is_wordpiece(tokenizer) and config.type_vocab_size > 1 and not has_types:
         set_one_token_type(tokenizer)
+    _check_padding(content, config, family, tokenizer, file)
     _warn_casing(folder, tokenizer, say)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     target_tokenizer, decoding = None, None
@@ -267,6 +269,19 @@ def _texts_per_input(content: dict[str, Any], file: Path) -> int | None:
     if count is not None and (type(count) is not int or count not in (1, 2)):
         raise UserError(f"{file}: {TEXTS_PER_INPUT} is {str(count)[:40]}: set it to 1, or to 2 for pairs, or remove it")
     return count
+
+
+def _check_padding(
+    content: dict[str, Any], config: ModelConfig, family: Family, tokenizer: Tokenizer, file: Path
+) -> None:
+    """Raises UserError if positions are counted from another id than the tokenizer's padding: transformers gives tokens
+    of that id the position of padding."""
+    padding = special_ids(tokenizer).find("pad")
+    if config.position_offset and "position_offset" not in family.limits and padding != config.position_offset - 1:
+        raise UserError(
+            f"{file}: pad_token_id is {content.get('pad_token_id')}, from which {family.title} counts positions, and "
+            f"the tokenizer's padding has the id {padding}: copy config.json and the tokenizer of one model"
+        )
 
 
 def _problem_type(content: dict[str, Any], file: Path) -> str | None:

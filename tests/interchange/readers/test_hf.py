@@ -206,6 +206,13 @@ def test_a_decoder_that_differs_is_untied(made, tmp_path: Path) -> None:
     assert_same(bert.load(tmp_path / "again").params, model.params)
 
 
+def test_positions_are_counted_from_the_padding_of_the_tokenizer(made, tmp_path: Path) -> None:
+    made("BertForMaskedLM", dataclasses.replace(ROBERTA, position_offset=1)).save(tmp_path)
+    edit(tmp_path, pad_token_id=3)
+    with pytest.raises(UserError, match=r"pad_token_id is 3, .* the tokenizer's padding has the id 0: copy config.json"):
+        bert.load(tmp_path)
+
+
 @pytest.mark.medium
 def test_parts_that_are_not_there_start_afresh(made, tmp_path: Path) -> None:
     made("BertForSequenceClassification").save(tmp_path / "model")
