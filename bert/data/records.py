@@ -104,11 +104,12 @@ def read_records(
     first = next(rows, None)
     if first is None:
         raise UserError(f"{path} is empty: it needs a line for each row, below one that names the columns")
-    if header and not (header_if and set(header_if) <= set(first[1])):
+    stripped = tuple(name.strip() for name in first[1])
+    if header and stripped != tuple(header) and not (header_if and set(header_if) <= set(first[1])):
         names, rows = tuple(header), itertools.chain([first], rows)
         source = "the original" if header_if else "data.column_names"
     else:
-        names, source = tuple(name.strip() for name in first[1]), "the header"
+        names, source = stripped, "the header"
     if len(set(names)) < len(names):
         raise UserError(f"{path}, line 1: the columns are {', '.join(map(repr, names))[:200]}: give each its own name")
     return Records(str(path), _named_rows(path, rows, names, source, skip_short_rows, notes), names, notes=notes)

@@ -156,8 +156,11 @@ class CustomTokenClassification(TaggingTask, ColumnFilesTask):
 
 def _column_rows(path: Path, header: list[str] | None) -> tuple[str, Iterator[Row]]:
     """What separates the columns of a file, and its rows."""
-    is_csv = file_suffix(path) == ".csv" and table_dialect(path, header).delimiter != "\t"
-    return (",", _csv_rows(path, header)) if is_csv else conll.split_columns(path)
+    if file_suffix(path) in (".csv", ".tsv"):
+        dialect = table_dialect(path, header)
+        if dialect.quoted:
+            return "\t" if dialect.delimiter == "\t" else ",", _csv_rows(path, header)
+    return conll.split_columns(path)
 
 
 def _csv_rows(path: Path, header: list[str] | None) -> Iterator[Row]:
@@ -225,7 +228,7 @@ def read_sentences(
         sentence_words.append(_list(records, line_number, words, fields[words]))
         lines.append(line_number)
         if labelled:
-            sentence_tags.append(_list(records, line_number, tags, fields[tags]))
+            sentence_tags.append([tag.strip() for tag in _list(records, line_number, tags, fields[tags])])
             if len(sentence_tags[-1]) != len(sentence_words[-1]):
                 raise records.error(
                     line_number,

@@ -123,6 +123,14 @@ def read(path: Path, labelled: bool | None = True) -> Examples:
     return replace(examples, labels=right, ids=list(line_of_id), notes=tuple(records.notes))
 
 
+def _listed_choices(listed: Any) -> list[Any]:
+    """Choices as a list, also of an object with a list for each of their fields, as the library datasets has them."""
+    columns = list(listed.values()) if isinstance(listed, Mapping) else []
+    if all(isinstance(column, list) for column in columns) and len({len(column) for column in columns}) == 1:
+        return [dict(zip(listed, entry, strict=True)) for entry in zip(*columns, strict=True)]
+    return listed if isinstance(listed, list) else []
+
+
 def parse_question(fields: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
     """The context, its choices, and the names that the file has for them: A, B, ... or 0, 1, ...
 
@@ -142,7 +150,7 @@ def parse_question(fields: Mapping[str, Any]) -> tuple[str, list[str], list[str]
         context, listed = fields["question"], fields.get("choices")
         if isinstance(context, Mapping):
             context, listed = context.get("stem"), context.get("choices")
-        entries = listed if isinstance(listed, list) else []
+        entries = _listed_choices(listed)
         texts = [entry.get("text") if isinstance(entry, dict) else entry for entry in entries]
         names = [entry.get("label") if isinstance(entry, dict) else str(index) for index, entry in enumerate(entries)]
     else:

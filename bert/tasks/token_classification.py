@@ -18,7 +18,7 @@ from bert import metrics
 from bert.config import TaskDataConfig
 from bert.data.features import pad_and_stack
 from bert.data.inputs import as_texts
-from bert.errors import require
+from bert.errors import UserError, require
 from bert.files import write_tsv
 from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, convert, is_span_tag, join_tag, split_tag
 from bert.tasks import word_features
@@ -125,7 +125,10 @@ class TaggingTask(Task):
                 counts[word][tag] += 1
         lexicon = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
         [(tag, _)] = sum(counts.values(), Counter()).most_common(1)
-        return replace(self, labels=self.labels or train.labels, lexicon=lexicon, most_frequent_tag=tag)
+        labels = self.labels or train.labels
+        if len(labels) < 2:
+            raise UserError(f"every word of the training file has the tag {tag!r}: a tagger needs two or more tags")
+        return replace(self, labels=labels, lexicon=lexicon, most_frequent_tag=tag)
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         return replace(data, labels=list(self.labels))

@@ -51,6 +51,8 @@ def test_columns_without_a_header_line_are_named(tmp_path: Path) -> None:
     for name, line in (("a.tsv", "1\tfine"), ("a.csv", '1,"fine"')):
         records = read_records(made(tmp_path, name, line + "\n"), ["label", "text"])
         assert list(records.rows) == [(1, {"label": "1", "text": "fine"})]
+        named = made(tmp_path, name, line.replace("1", "label").replace("fine", "text") + f"\n{line}\n")
+        assert list(read_records(named, ["label", "text"]).rows) == [(2, {"label": "1", "text": "fine"})]
 
 
 def test_packed_files_are_read_as_plain_ones(tmp_path: Path) -> None:

@@ -111,6 +111,31 @@ def test_what_csv_quotes_is_one_cell(tmp_path: Path) -> None:
     ].read_text() == (', PUNCT X\n" PUNCT X\n\n1,000 NUM X\n\n')
 
 
+def test_tsv_that_a_csv_writer_quoted_has_the_words_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text('words\ttags\nAnn\tB-PER\n""""\tO\n\nBob\tB-PER\n')
+    sentences = own().read(tmp_path, "train")
+    assert (sentences.words, sentences.tags) == ([["Ann", '"'], ["Bob"]], [["B-PER", "O"], ["B-PER"]])
+    (tmp_path / "train.tsv").write_text('words\ttags\nAnn\tB-PER\n"\tO\n')
+    assert own().read(tmp_path, "train").words == [["Ann", '"']]
+
+
+def test_blanks_around_tags_do_not_count(tmp_path: Path) -> None:
+    jsonl(tmp_path, "train", {"words": ["Ann", "left"], "tags": ["B-PER ", "O"]}, {"words": ["Bob"], "tags": ["B-PER"]})
+    assert own().read(tmp_path, "train").labels == ("O", "B-PER", "I-PER")
+
+
+def test_a_single_tag_is_nothing_to_learn(tmp_path: Path) -> None:
+    train = own().read(jsonl(tmp_path, "train", {"words": ["Ann", "left"], "tags": ["O", "O"]}), "train")
+    with pytest.raises(UserError, match="every word of the training file has the tag 'O': a tagger needs two or more"):
+        own().fit(train)
+
+
+def test_columns_without_an_end_of_a_sentence_are_told(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("words,tags\n" + "Ann,B-PER\nleft,O\n" * 150)
+    [note] = own().read(tmp_path, "train").notes
+    assert note.endswith("is one sentence of 300 words: an empty line ends a sentence, put one behind each")
+
+
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
 @pytest.mark.parametrize("kind", [".csv", ".tsv"])
 def test_tables_may_be_packed(tmp_path: Path, kind: str, suffix: str, pack: Callable[[bytes], bytes]) -> None:

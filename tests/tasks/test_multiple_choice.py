@@ -70,6 +70,9 @@ def test_commonsenseqa(tmp_path):
     assert examples.choices == [["x", "y", "z"], ["u", "v"]]
     assert examples.names == [["A", "B", "C"], ["A", "B"]]
     assert (examples.labels.tolist(), examples.ids) == ([2, 0], ["one", "two"])
+    lists = {"question": "s", "choices": {"label": ["A", "B"], "text": ["x", "y"]}, "answerKey": "B"}
+    of_lists = multiple_choice.read(write(tmp_path, json.dumps(lists), "dev.jsonl"))
+    assert (of_lists.choices, of_lists.names, of_lists.labels.tolist()) == ([["x", "y"]], [["A", "B"]], [1])
     unlabelled = multiple_choice.read(write(tmp_path, line(answer=None), "test.jsonl"), labelled=False)
     assert (unlabelled.labels, unlabelled.ids) == (None, ["0"])
 

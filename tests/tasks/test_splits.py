@@ -171,7 +171,7 @@ def test_many_labels_take_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["regression", "tagging"])
 def test_other_tasks_have_no_shares_of_labels(tmp_path: Path, task: str) -> None:
-    content = {"text": "a", "label": 1, "words": ["a"], "tags": ["X"]}
+    content = {"text": "a", "label": 1, "words": ["a", "b"], "tags": ["X", "Y"]}
     made_files(tmp_path, train_jsonl=json.dumps(content) + "\n", dev_jsonl=json.dumps(content) + "\n")
     splits = splits_of(tmp_path, task)
     assert label_facts(splits.task, splits.examples, splits.data) == []

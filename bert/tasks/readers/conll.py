@@ -34,6 +34,9 @@ SEPARATORS = {"\t": "tabs", " ": "spaces", ",": "commas"}
 PLAIN = "plain"
 """The scheme of tags that mark no spans: parts of speech, say."""
 
+LONG_SENTENCE = 200
+"""Words; a file that is one longer sentence is told."""
+
 Reading = Literal["error", "count", "plain"]
 """What a tag that its scheme does not allow there is: an error, or a fault to count. Plain tags have no scheme."""
 
@@ -77,7 +80,12 @@ class Sentences:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence on tags that break the scheme."""
+        """A sentence on tags that break the scheme, or on a file that seems to lack the ends of its sentences."""
+        if len(self) == 1 and self.lines_a_word and len(self.words[0]) > LONG_SENTENCE:
+            return (
+                f"{self.path} is one sentence of {len(self.words[0]):,} words: an empty line ends a sentence, put one "
+                "behind each",
+            )
         if not self.broken:
             return ()
         lines = ", ".join(map(str, self.broken[:10])) + (", ..." if len(self.broken) > 10 else "")
