@@ -108,6 +108,7 @@ SMALL_RUN = [
     "--training.eval_every=3",
     "--training.checkpoint_every=3",
     "--optimizer.warmup_steps=1",
+    "--optimizer.schedule=linear",
 ]
 
 REPLACED = [

@@ -32,7 +32,7 @@ KEYS = {
     "position_embedding_type": ["learned", "sinusoidal", "rotary", "disentangled", "none"],
     "position_offset": [0, 1],
     "rotary_base": [10_000.0, 50.0],
-    "residual_init": ["normal", "scaled"],
+    "residual_init": ["plain", "scaled"],
     "attention_window": [None, 2],
     "global_attention_every": [None, 2],
     "local_rotary_base": [None, 50.0],

@@ -205,6 +205,7 @@ TWO = [
     "--training.max_to_keep=9",
     "--optimizer.warmup_steps=2",
     "--optimizer.learning_rate=1e-2",
+    "--optimizer.schedule=linear",
     "--phases.1.share=0.6",
     "--phases.2.sequence_length=32",
     "--phases.2.batch_size=4",

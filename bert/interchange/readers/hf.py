@@ -119,7 +119,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     has_types = settings.model_input_names is None or "token_type_ids" in settings.model_input_names
     if is_wordpiece(tokenizer) and config.type_vocab_size > 1 and not has_types:
         set_one_token_type(tokenizer)
-    _check_padding(content, config, family, tokenizer, file)
+    _check_padding(config, family, tokenizer, file)
     _warn_casing(folder, tokenizer, say)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     target_tokenizer, decoding = None, None
@@ -271,16 +271,14 @@ def _texts_per_input(content: dict[str, Any], file: Path) -> int | None:
     return count
 
 
-def _check_padding(
-    content: dict[str, Any], config: ModelConfig, family: Family, tokenizer: Tokenizer, file: Path
-) -> None:
+def _check_padding(config: ModelConfig, family: Family, tokenizer: Tokenizer, file: Path) -> None:
     """Raises UserError if positions are counted from another id than the tokenizer's padding: transformers gives tokens
     of that id the position of padding."""
-    padding = special_ids(tokenizer).find("pad")
-    if config.position_offset and "position_offset" not in family.limits and padding != config.position_offset - 1:
+    counted_from, padding = config.position_offset - 1, special_ids(tokenizer).find("pad")
+    if config.position_offset and padding != counted_from:
         raise UserError(
-            f"{file}: pad_token_id is {content.get('pad_token_id')}, from which {family.title} counts positions, and "
-            f"the tokenizer's padding has the id {padding}: copy config.json and the tokenizer of one model"
+            f"{file}: {family.title} counts positions from the padding id {counted_from}, and the tokenizer's padding "
+            f"has the id {padding}: copy config.json and the tokenizer of one model"
         )
 
 

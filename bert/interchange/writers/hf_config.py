@@ -10,7 +10,7 @@ from bert.interchange.readers import hf
 from bert.tokenizer.special_tokens import special_ids
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", **{name: name for name in ("relu", "silu", "tanh")}}
-"""transformers' names; it has no elu."""
+"""transformers' names; it has no elu, which keeps its own in the config.json of a graph."""
 
 
 def published_config(model: ModelBundle) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
         "architectures": [family.class_of(model.architecture)],
         "model_type": family.model_type,
         **{key: getattr(config, name) for name, key in family.keys.items()},
-        family.keys["hidden_act"]: ACTIVATIONS[config.hidden_act],
+        family.keys["hidden_act"]: ACTIVATIONS.get(config.hidden_act, config.hidden_act),
         "tie_word_embeddings": config.tie_word_embeddings,
         "pad_token_id": special.find("pad"),
         "dtype": "float32",

@@ -167,6 +167,12 @@ def test_weights_over_the_limit_lie_beside_the_graph(make, tmp_path, monkeypatch
     assert (tmp_path / "out" / "model.onnx_data").stat().st_size > (tmp_path / "out" / "model.onnx").stat().st_size
 
 
+@pytest.mark.medium
+def test_a_graph_of_an_activation_that_transformers_lacks_is_exported(make, tmp_path):
+    make("BertForMaskedLM", hidden_act="elu").save(tmp_path / "out", "onnx")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_act"] == "elu"
+
+
 def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fails):
     model, other = make("BertForQuestionAnswering"), make("BertForQuestionAnswering", layer_norm_eps=0.01)
     built = exporter.build(other)
