@@ -31,6 +31,8 @@ LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
 Objective = Literal["nsp", "sop", "full_sentences", "doc_sentences", "blocks"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
+OBJECTIVES_OF_PAIRS = ("nsp", "sop")
+
 Prediction = Literal["masked", "replaced", "permuted", "next"]
 
 OF_STREAMS = ("stream_readers", "shuffle_buffer")
@@ -143,7 +145,7 @@ class DataConfig:
             if not LANGUAGE.fullmatch(language):
                 raise UserError(f"data.language is {language!r}: give a code in lower case, such as en, de or pt-br")
         self._check_objective()
-        if self.dupe_factor > 1 and not self.static_masking and self.objective not in ("nsp", "sop"):
+        if self.dupe_factor > 1 and not self.static_masking and self.objective not in OBJECTIVES_OF_PAIRS:
             raise UserError(
                 f"data.dupe_factor is {self.dupe_factor}, and data.objective {self.objective} has no pairs that would "
                 "differ: remove data.dupe_factor (masks are drawn again at every visit), or set data.static_masking"
@@ -173,7 +175,7 @@ class DataConfig:
 
     def _check_objective(self) -> None:
         """Raises UserError for a prediction that does not fit the rows, and for keys that either has no use for."""
-        if self.prediction != "masked" and self.objective in ("nsp", "sop"):
+        if self.prediction != "masked" and self.objective in OBJECTIVES_OF_PAIRS:
             fitting = "blocks, full_sentences" if self.prediction == "next" else "full_sentences"
             raise UserError(
                 f"data.objective is {self.objective}, whose label data.prediction {self.prediction} does not learn: "
@@ -188,7 +190,7 @@ class DataConfig:
             check_unused(
                 "data.", self, "which data.prediction next does not use: remove it, no token is masked", UNUSED_BY_NEXT
             )
-        if self.objective not in ("nsp", "sop"):
+        if self.objective not in OBJECTIVES_OF_PAIRS:
             no_pairs = f"and the rows of data.objective {self.objective} have no pairs: remove it"
             check_unused("data.", self, no_pairs, ["short_seq_prob"])
         if self.objective == "blocks":

@@ -158,7 +158,7 @@ def _column_rows(path: Path, header: list[str] | None) -> tuple[str, Iterator[Ro
     """What separates the columns of a file, and its rows."""
     if file_suffix(path) in (".csv", ".tsv"):
         dialect = table_dialect(path, header)
-        if dialect.quoted:
+        if dialect.quoted:  # a quote in other tables with tabs is a character
             return "\t" if dialect.delimiter == "\t" else ",", _csv_rows(path, header)
     return conll.split_columns(path)
 

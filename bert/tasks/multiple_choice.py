@@ -124,7 +124,10 @@ def read(path: Path, labelled: bool | None = True) -> Examples:
 
 
 def _listed_choices(listed: Any) -> list[Any]:
-    """Choices as a list, also of an object with a list for each of their fields, as the library datasets has them."""
+    """The choices of a question, one by one.
+
+    The library datasets has them as ``{"label": ["A", "B"], "text": ["x", "y"]}``.
+    """
     columns = list(listed.values()) if isinstance(listed, Mapping) else []
     if all(isinstance(column, list) for column in columns) and len({len(column) for column in columns}) == 1:
         return [dict(zip(listed, entry, strict=True)) for entry in zip(*columns, strict=True)]

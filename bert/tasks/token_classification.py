@@ -127,7 +127,7 @@ class TaggingTask(Task):
         [(tag, _)] = sum(counts.values(), Counter()).most_common(1)
         labels = self.labels or train.labels
         if len(labels) < 2:
-            raise UserError(f"every word of the training file has the tag {tag!r}: a tagger needs two or more tags")
+            raise UserError(f"every training word has the tag {tag!r}: a tagger needs two or more tags")
         return replace(self, labels=labels, lexicon=lexicon, most_frequent_tag=tag)
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:

@@ -126,7 +126,7 @@ def test_blanks_around_tags_do_not_count(tmp_path: Path) -> None:
 
 def test_a_single_tag_is_nothing_to_learn(tmp_path: Path) -> None:
     train = own().read(jsonl(tmp_path, "train", {"words": ["Ann", "left"], "tags": ["O", "O"]}), "train")
-    with pytest.raises(UserError, match="every word of the training file has the tag 'O': a tagger needs two or more"):
+    with pytest.raises(UserError, match="every training word has the tag 'O': a tagger needs two or more"):
         own().fit(train)
 
 

@@ -35,7 +35,7 @@ PLAIN = "plain"
 """The scheme of tags that mark no spans: parts of speech, say."""
 
 LONG_SENTENCE = 200
-"""Words; a file that is one longer sentence is told."""
+"""Most words of a file that may be a single sentence; of a longer one a run says that ends seem to be missing."""
 
 Reading = Literal["error", "count", "plain"]
 """What a tag that its scheme does not allow there is: an error, or a fault to count. Plain tags have no scheme."""
@@ -81,18 +81,19 @@ class Sentences:
     @property
     def notes(self) -> tuple[str, ...]:
         """A sentence on tags that break the scheme, or on a file that seems to lack the ends of its sentences."""
+        notes = []
         if len(self) == 1 and self.lines_a_word and len(self.words[0]) > LONG_SENTENCE:
-            return (
+            notes.append(
                 f"{self.path} is one sentence of {len(self.words[0]):,} words: an empty line ends a sentence, put one "
-                "behind each",
+                "behind each"
             )
-        if not self.broken:
-            return ()
-        lines = ", ".join(map(str, self.broken[:10])) + (", ..." if len(self.broken) > 10 else "")
-        return (
-            f"{self.path}: the tags of {len(self.broken)} sentence(s) break the file's scheme, {self.scheme}, and are "
-            f"read as conlleval reads them ({self.unit} {lines})",
-        )
+        if self.broken:
+            lines = ", ".join(map(str, self.broken[:10])) + (", ..." if len(self.broken) > 10 else "")
+            notes.append(
+                f"{self.path}: the tags of {len(self.broken)} sentence(s) break the file's scheme, {self.scheme}, and "
+                f"are read as conlleval reads them ({self.unit} {lines})"
+            )
+        return tuple(notes)
 
     def line(self, sentence: int, word: int) -> int:
         """The line of a word."""
