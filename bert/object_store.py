@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,11 +30,15 @@ class ObjectStore:
         self._place = place.rstrip("/")
 
     def files(self) -> list[str]:
-        """The names of all files, sorted; none if there is no such folder."""
+        """Returns the names of all files, sorted; none if there is no such folder.
+
+        Raises:
+            UserError: a key is no path inside the folder (`path_of_key`), or the store cannot be used.
+        """
         with as_user_errors(self.url):
             self._system.invalidate_cache()
             found = retry(self._system.find, self._place)
-        return sorted(name.removeprefix(self._place).lstrip("/") for name in found)
+        return sorted(path_of_key(key, self._place) for key in found if not key.endswith("/"))
 
     def read(self, name: str) -> bytes | None:
         """The content of a file, or None without one."""
@@ -59,8 +65,8 @@ class ObjectStore:
 
     def download(self, name: str, path: Path) -> None:
         """Copies a file of the store to a local path, whose folder is made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         with as_user_errors(f"{self.url}/{name}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
             retry(self._system.get_file, self._path(name), str(path))
 
     def remove(self, name: str) -> None:
@@ -70,6 +76,27 @@ class ObjectStore:
 
     def _path(self, name: str) -> str:
         return f"{self._place}/{name}"
+
+
+def path_of_key(key: str, folder: str) -> str:
+    """Returns the path of an object below a folder of a store, which is also a path inside any local folder.
+
+    A store accepts any text as a key. As a local path, a key with ``..`` would be a file outside the folder.
+
+    Raises:
+        UserError: a part of the path is empty, ``.`` or ``..``, or the key has a null character; on Windows also a
+            drive.
+    """
+    path = key.removeprefix(folder).removeprefix("/")
+    parts = re.split(r"[/\\]", path)  # Windows separates folders by backslashes as well
+    if not {"", ".", ".."}.isdisjoint(parts) or "\0" in path or (os.name == "nt" and ":" in path):
+        raise UserError(f"the key {key!r} leads out of its folder: rename or remove the object")
+    return path
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Returns whether a path, with all links followed, lies below a folder."""
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def call_each(call: Callable[[str], None], names: Iterable[str]) -> None:

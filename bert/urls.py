@@ -17,7 +17,7 @@ from typing import Any
 from bert.errors import UserError
 from bert.files import local_path, user_cache_dir
 from bert.messages import LOGGER
-from bert.object_store import as_user_errors, open_store, retry
+from bert.object_store import as_user_errors, open_store, path_of_key, retry
 
 EXTRAS = {"gs": "gcs", "s3": "s3", "https": "https", "http": "https", "hf": None, "memory": None}
 """Schemes that can be read, and the extra that brings the library; None where it is there anyway."""
@@ -222,20 +222,14 @@ def _kind(system: Any, place: str) -> str:
 def _list(system: Any, place: str, kind: str) -> dict[str, dict[str, Any]]:
     """What is known of each file, by its path below the place."""
     if kind == "file":
-        found, parent = {place: system.info(place)}, place.rpartition("/")[0]
-    elif kind == "folder":
+        name = place
+        if place.startswith(("http:", "https:")):  # the query belongs to the address, not to the name
+            name = re.split(r"[?#]", place)[0]
+        info = system.info(place)
+        return {path_of_key(name, name.rpartition("/")[0]): info} if info["type"] == "file" else {}
+    if kind == "folder":
         found, parent = system.find(place, detail=True), place.rstrip("/")
     else:
         found, parent = system.glob(place, detail=True), place.partition("*")[0].rpartition("/")[0]
     named = {name: info for name, info in found.items() if info["type"] == "file"}
-    return {_below(name, parent): info for name, info in sorted(named.items())}
-
-
-def _below(name: str, parent: str) -> str:
-    """The path of a file below another place. Raises UserError for a name that leads out of it."""
-    if name.startswith(("http:", "https:")):
-        name = name.partition("?")[0]  # of a store, it is a part of the name
-    relative = PurePosixPath(name.removeprefix(parent).lstrip("/"))
-    if ".." in relative.parts or relative.is_absolute():
-        raise UserError(f"{name} leads out of its folder: rename it")
-    return str(relative)
+    return {path_of_key(name, parent): info for name, info in sorted(named.items()) if not name.endswith("/")}

@@ -13,7 +13,7 @@ from bert.config import DataConfig
 from bert.errors import UserError
 from bert.files import atomic_write, is_temporary, user_cache_dir
 from bert.messages import LOGGER
-from bert.object_store import ObjectStore
+from bert.object_store import ObjectStore, is_inside
 from bert.urls import is_url
 
 WORK = "work"
@@ -65,7 +65,8 @@ class CacheCopy:
         present = set(self.store.files())
         if self.last in present:
             return
-        files = [path for path in self.folder.iterdir() if path.is_file() and not is_temporary(path)]
+        paths = [path for path in self.folder.iterdir() if path.is_file() and not is_temporary(path)]
+        files = [path for path in paths if is_inside(path, self.folder)]
         self.send(sorted({path.name for path in files} - present - {self.last}))
         self.send([self.last])
         for name in present:

@@ -20,7 +20,7 @@ from bert.errors import UserError
 from bert.files import is_temporary, user_cache_dir
 from bert.locks import LOCK
 from bert.messages import LOGGER
-from bert.object_store import ObjectStore, call_each
+from bert.object_store import ObjectStore, call_each, is_inside
 from bert.runs.checkpoint_directory import remove
 from bert.runs.lease import LEASE, Lease, machine_name
 from bert.runs.manifest import MANIFEST, listed_files
@@ -207,13 +207,14 @@ def local_folder(url: str, process_index: int = 0) -> Path:
 
 
 def _names(folder: Path) -> list[str]:
-    """The files of a run that are not about to change their name."""
+    """Returns the files of a run to copy: none that is about to be renamed, and no link to a file outside the run."""
     names = []
     for root, folders, files in os.walk(folder):
         if Path(root).name == "checkpoints":
             folders[:] = [name for name in folders if name.isdigit()]
-        relative = Path(root).relative_to(folder)
-        names += [(relative / file).as_posix() for file in files if file != LOCK and not is_temporary(Path(root, file))]
+        for path in (Path(root, file) for file in files if file != LOCK):
+            if not is_temporary(path) and (not path.is_symlink() or is_inside(path, folder)):
+                names.append(path.relative_to(folder).as_posix())
     return names
 
 
