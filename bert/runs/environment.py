@@ -7,7 +7,7 @@ import datetime
 import importlib.metadata
 import json
 import platform
-import subprocess
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from bert.parallel.devices import local_devices
 from bert.runs.folder import ENVIRONMENT_FILE, RunFolder
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-GIT_SECONDS = 10
-"""What a run waits for git, which may have a large working tree to look at."""
+GIT_FILE_BYTES = 2**22
+"""Maximum size of a file of git that is read. ``packed-refs`` of a large repository has some megabytes."""
 
 
 def record_environment(run: RunFolder[Any]) -> None:
@@ -73,13 +73,36 @@ def _without_home(text: str) -> str:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """The commit of a folder's working tree, and whether files differ from it; None for any other folder."""
+    """Returns the commit of the working tree that a folder belongs to; None for any other folder.
 
-    def run(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True).stdout.strip()
+    It is read from the files of git. Running git would run programs that the settings of the folder name, and the
+    folder may come from somebody else.
+    """
+    for parent in (folder, *folder.parents):
+        git = parent / ".git"
+        if git.exists():
+            if match := re.fullmatch(r"gitdir: (.+)\n?", _read_small(git)):  # a linked working tree or a submodule
+                git = parent / match[1]
+            common = git / (_read_small(git / "commondir").strip() or ".")
+            commit = _commit(git, common)
+            return {"commit": commit} if commit else None
+    return None
 
-    try:
-        return {"commit": run("rev-parse", "HEAD"), "changed": bool(run("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
+
+def _commit(git: Path, common: Path) -> str | None:
+    """Returns the commit of HEAD; ``common`` is the folder of the branches, which working trees share."""
+    head = _read_small(git / "HEAD").strip()
+    if match := re.fullmatch(r"ref: (refs/[^\s\\]+)", head):
+        if ".." in match[1]:
+            return None
+        packed = re.search(rf"^(\w+) {re.escape(match[1])}$", _read_small(common / "packed-refs"), re.MULTILINE)
+        head = _read_small(common / match[1]).strip() or (packed[1] if packed else "")
+    return head if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", head) else None
+
+
+def _read_small(file: Path) -> str:
+    """Returns the text of a file; "" for anything else, such as a folder, a pipe or a file of many megabytes."""
+    with contextlib.suppress(OSError, ValueError):
+        if file.is_file() and file.stat().st_size <= GIT_FILE_BYTES:
+            return file.read_text(encoding="utf-8", errors="replace")
+    return ""

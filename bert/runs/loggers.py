@@ -125,7 +125,8 @@ class WandbLogger(Logger):
     def start(self, start: RunStart) -> None:
         import wandb
 
-        wandb_settings: dict[str, Any] = {"console": "off"}
+        # Git would run programs that the settings of the working directory name.
+        wandb_settings: dict[str, Any] = {"console": "off", "disable_git": True}
         if "finish_timeout" in wandb.Settings.model_fields:
             wandb_settings["finish_timeout"] = WANDB_SECONDS
         defaults = {

@@ -28,20 +28,26 @@ def test_a_session_names_software_devices_command_and_commit(tmp_path, monkeypat
     assert "secret" not in text
 
 
-def test_the_commit_of_the_working_tree_and_whether_it_has_changed(tmp_path, monkeypatch):
+def test_the_commit_of_the_working_tree(tmp_path, monkeypatch):
     def git(*arguments):
         identity = ["-c", "user.name=n", "-c", "user.email=e"]
         return subprocess.run(["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
 
     git("init", "-q")
+    monkeypatch.chdir(tmp_path)
+    assert describe_environment()["git"] is None, "there is no commit yet"
     (tmp_path / "file").write_text("1")
+    (tmp_path / "sub").mkdir()
     git("add", "file")
     git("commit", "-qm", "one")
-    monkeypatch.chdir(tmp_path)
+    git("worktree", "add", "-q", "-b", "branch", "other")
     commit = git("rev-parse", "HEAD").stdout.strip()
-    assert describe_environment()["git"] == {"commit": commit, "changed": False}
-    (tmp_path / "file").write_text("2")
-    assert describe_environment()["git"] == {"commit": commit, "changed": True}
+    for change in ([], ["pack-refs", "--all"], ["checkout", "-q", "--detach"]):
+        if change:
+            git(*change)
+        for folder in (".", "sub", "other"):
+            monkeypatch.chdir(tmp_path / folder)
+            assert describe_environment()["git"] == {"commit": commit}, (change, folder)
 
 
 def test_each_start_adds_a_session_and_a_damaged_file_is_begun_again(tmp_path):
