@@ -49,6 +49,11 @@ class Features:
         """[R] tokens of each row. Kept: every batch asks for some, and there may be millions."""
         return np.diff(self.offsets)
 
+    @property
+    def input_numbers(self) -> np.ndarray:
+        """[R] number of the input that each row was made from; several rows of a long input have the same one."""
+        return np.arange(len(self))
+
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
         """The given rows, padded to T = ``length`` tokens and B = ``batch_size`` rows; fill rows weigh 0.
 

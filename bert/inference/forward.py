@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,7 @@ from bert.config import ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.features import ChoiceFeatures, Features, Rows
 from bert.data.inputs import check_count
-from bert.errors import require
+from bert.errors import UserError, require
 from bert.inference.packed_rows import PackedRows, pack_if_shorter
 from bert.interchange.pooling import Pooling
 from bert.model.encoder import Bert, Packing
@@ -27,6 +28,38 @@ BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 76
 
 Batches = Iterator[tuple[np.ndarray, Any]]
 """(row indices, outputs as NumPy arrays) of each batch."""
+
+
+def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
+    """Raises UserError for ids without a row in the word embedding, which JAX would clip to the last row."""
+    if ids.size and (wrong := ids[(ids < 0) | (ids >= vocab_size)]).size:
+        raise UserError(
+            f"the tokenizer gives the id {wrong[0]}, but the model's embedding has {vocab_size} rows (vocab_size): "
+            "use the tokenizer and the model of one source"
+        )
+
+
+def check_finite(numbers: Sequence[int] | np.ndarray, outputs: Any, lengths: Sequence[int] | None = None) -> None:
+    """Raises UserError, which names an input, if its output is NaN or infinite.
+
+    All outputs pass through here before they become answers: softmax and argmax would hide a NaN.
+
+    Args:
+        numbers: [R] number of each row's input, from 0.
+        outputs: arrays whose first R rows are checked.
+        lengths: [R] tokens of each row; arrays [B, T, ...] are checked up to there. None checks whole rows.
+    """
+    leaves = [np.asarray(leaf)[: len(numbers)] for leaf in jax.tree.leaves(outputs)]
+    with np.errstate(all="ignore"):  # a finite sum is the fast proof; one that overflows proves nothing
+        if all(math.isfinite(leaf.sum()) for leaf in leaves):
+            return
+    for row, number in enumerate(numbers):
+        length = None if lengths is None else lengths[row]
+        if not all(np.isfinite(leaf[row, :length] if leaf.ndim > 2 else leaf[row]).all() for leaf in leaves):
+            raise UserError(
+                f"input {number + 1}: the model's output is NaN or infinite, so its weights are damaged or its "
+                "training diverged: use an earlier checkpoint or copy the model again"
+            )
 
 
 class BatchedForward:
@@ -59,6 +92,7 @@ class BatchedForward:
         if packed is not None:
             for texts, hidden in self._encode_packed(packed, features):
                 embeddings[texts] = pooling.of_sequences(hidden, features.lengths[texts])
+                check_finite(texts, embeddings[texts])
             return embeddings
         for rows, output in self.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows)]
@@ -71,6 +105,7 @@ class BatchedForward:
 
         def dispatched() -> Iterator[tuple[Any, Any]]:
             for texts, batch in packed.batches(features):
+                check_token_ids(batch["input_ids"], self._config.known_vocab_size)
                 yield (texts, batch["example_ids"] > 0), self._packed_encoder(self._params, batch)
 
         for (texts, is_token), hidden in _one_ahead(dispatched()):
@@ -100,7 +135,11 @@ class BatchedForward:
             pass
 
     def _run(self, forward: Callable[..., Any], features: Rows, batch_size: int) -> Batches:
-        """Runs a function over all rows; while a batch is used, the next one is computed."""
+        """Runs a function over all rows; while a batch is used, the next one is computed.
+
+        Raises:
+            UserError: a token id has no row in the embedding, or an output is not finite.
+        """
         check_count("batch_size", batch_size)
         batch_size = min(batch_size, 1 << max(len(features) - 1, 0).bit_length())
 
@@ -109,10 +148,14 @@ class BatchedForward:
                 longest = int(features.lengths[rows].max())
                 length = bucket_length(longest, BUCKETS, self._config.max_position_embeddings)
                 batch = features.batch(rows, length, batch_size)
+                check_token_ids(batch["input_ids"], self._config.known_vocab_size)
                 inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
                 yield rows, forward(self._params, *inputs)
 
-        return _one_ahead(dispatched())
+        numbers = getattr(features, "input_numbers", np.arange(len(features)))
+        for rows, outputs in _one_ahead(dispatched()):
+            check_finite(numbers[rows], outputs, features.lengths[rows])
+            yield rows, outputs
 
     @cached_property
     def encoder(self) -> Callable[..., Any]:

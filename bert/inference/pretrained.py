@@ -18,7 +18,7 @@ from bert.data.inputs import as_filled_texts, as_list, as_text_or_pair, check_co
 from bert.data.sequence_pairs import SequencePairs
 from bert.data.text_groups import TextGroups
 from bert.errors import UserError
-from bert.inference.forward import BUCKETS, BatchedForward
+from bert.inference.forward import BUCKETS, BatchedForward, check_finite
 from bert.inference.graph_forward import GraphForward
 from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.searchable import LABELS_SHOWN, PromptName, SearchableModel
@@ -145,6 +145,7 @@ class Pretrained(SearchableModel):
             embeddings[rows] = pooling(states, token_mask)
             if output.pooled_output is not None:
                 pooled[rows] = output.pooled_output[: len(rows)]
+        check_finite(range(len(features)), embeddings)
         return EncodeOutput(hidden, pooled if self._forward.has_pooler else None, mask, embeddings)
 
     def embed(self, texts: str | Sequence[Text], batch_size: int = 32, prompt: PromptName | None = None) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -109,6 +109,15 @@ def _merge(
 
 def _slices(count: int) -> list[slice]:
     return [slice(start, start + TEXTS_AT_ONCE) for start in range(0, max(count, 1), TEXTS_AT_ONCE)]
+
+
+def finite_blocks(vectors: np.ndarray) -> Iterator[np.ndarray]:
+    """[N, D] vectors in blocks. Raises UserError, which names the row, for a NaN or an infinity."""
+    for start, block in zip(range(0, len(vectors), TEXTS_AT_ONCE), blocks_of(vectors), strict=False):
+        if not (finite := np.isfinite(block).all(axis=1)).all():
+            row = start + int(np.argmin(finite))
+            raise UserError(f"row {row} of the corpus (from 0) holds NaN or infinity: compute its embedding again")
+        yield block
 
 
 def blocks_of(vectors: np.ndarray) -> list[np.ndarray]:

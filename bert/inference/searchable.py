@@ -21,10 +21,10 @@ from bert.inference.search import (
     RankedDocument,
     SearchResults,
     VectorIndex,
-    blocks_of,
     check_index,
     find_in_index,
     find_nearest,
+    finite_blocks,
     rank_by_score,
 )
 from bert.tasks.base import Task
@@ -106,7 +106,7 @@ class SearchableModel(ExportableModel):
                     f"{self.config.hidden_size} numbers: pass [N, {self.config.hidden_size}], or texts"
                 )
             documents: Any = corpus
-            blocks: Iterable[np.ndarray] = blocks_of(corpus)
+            blocks: Iterable[np.ndarray] = finite_blocks(corpus)
         else:
             documents = as_filled_texts("document", corpus)
             starts = range(0, len(documents), TEXTS_AT_ONCE)

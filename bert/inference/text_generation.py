@@ -18,7 +18,7 @@ from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.features import plain_ids
 from bert.data.inputs import shown
 from bert.errors import UserError
-from bert.inference.forward import BUCKETS
+from bert.inference.forward import BUCKETS, check_finite, check_token_ids
 from bert.inference.generation import Cache, Decoded, Prompts, beam_search, sample
 from bert.inference.sampling import DecodingArrays
 from bert.model.array_types import Array
@@ -117,8 +117,11 @@ class TextGenerator:
                 mask[place, width - len(prompt) :] = 1
                 limits[place] = min(decoding.max_tokens, self._config.max_position_embeddings - len(prompt))
                 keys[place] = numbers[row // samples], row % samples
+            check_token_ids(tokens, self._config.known_vocab_size)
             given = Prompts(*map(jnp.asarray, (tokens, mask, limits, keys)))
-            yield rows, jax.device_get(self._decode(self._params, given, settings, most, decoding.beams))
+            decoded = jax.device_get(self._decode(self._params, given, settings, most, decoding.beams))
+            check_finite(rows // samples, decoded.scores[:, 0])
+            yield rows, decoded
 
     @cached_property
     def _decode(self) -> Any:

@@ -69,6 +69,10 @@ class Windows(Features):
     is_max_context: np.ndarray
     """[tokens of all rows] bool: of the windows that hold this token of the context, this one shows most around it."""
 
+    @property
+    def input_numbers(self) -> np.ndarray:
+        return self.examples
+
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
         """As `Features.batch`; a row whose answer is not known weighs nothing in the loss."""
         batch = super().batch(rows, length, batch_size)

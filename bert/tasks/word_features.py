@@ -29,6 +29,12 @@ class WordFeatures(Features):
     words: np.ndarray
     """[tokens of all rows] int32: index of the word, counted through all sentences, at the one token of all rows that
     has its label: its first token, in the row that shows most around it; -1 elsewhere."""
+    sentences: np.ndarray
+    """[R] int32: index of the row's sentence."""
+
+    @property
+    def input_numbers(self) -> np.ndarray:
+        return self.sentences
 
 
 class Entity(NamedTuple):
@@ -62,8 +68,10 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
         raise UserError(f"data.max_length is {max_length}: [CLS], [SEP] and words need at least {template.size + 2}")
     tokens_of = _tokens_of_words(tokenizer, sentences.words, room)
     ids, word_of_token = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
-    words_before = 0
-    for words in filter(None, sentences.words):
+    words_before, sentence_of_row = 0, list[int]()
+    for number, words in enumerate(sentences.words):
+        if not words:
+            continue
         word_ids = [tokens_of[word] for word in words]
         sentence_ids = np.concatenate(word_ids)
         first_tokens = np.cumsum([0, *map(len, word_ids[:-1])])
@@ -75,6 +83,7 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
             if first == last:
                 continue
             ids.append(template.row(sentence_ids[start:end]))
+            sentence_of_row.append(number)
             word_of_token.append(np.full(len(ids[-1]), -1, np.int32))
             columns = first_tokens[first:last] - start + len(template.prefix)
             word_of_token[-1][columns] = np.arange(first, last) + words_before
@@ -89,6 +98,7 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
         pad_token_id=special.padding,
         token_labels=True,
         words=word_indices,
+        sentences=np.array(sentence_of_row, np.int32),
     )
 
 

@@ -305,3 +305,58 @@ def test_any_text_has_its_masks_filled_or_a_sentence(models, examples: int) -> N
         assert all(len(answer) == min(top_k, len(PIECES)) for answer in answers)
 
     run()
+
+
+@pytest.mark.parametrize("name", [*TASKS, "mlm"])
+def test_weights_that_are_not_finite_give_no_answer(models, name: str) -> None:
+    model = models[name]
+    inputs = FITTING.get(name, [])[:1]
+    for value in (np.nan, np.inf):
+        broken = dataclasses.replace(model, params=jax.tree.map(lambda leaf: leaf + value, model.params))
+        with pytest.raises(bert.UserError, match=r"input \d: .* NaN"):
+            broken.embed(["ba", "ko"])
+        with pytest.raises(bert.UserError, match=r"input \d: .* NaN"):
+            broken.encode("ba")
+        with pytest.raises(bert.UserError, match=r"input \d: .* NaN"):
+            broken.fill_mask("ba [MASK]") if name == "mlm" else broken.predict(inputs)
+
+
+def test_the_input_with_a_bad_row_is_named(models) -> None:
+    for name, inputs in {
+        "classification": ["ba", "ko z", "ko"],
+        "tagging": ["ba ko " * 20, "", "ba z"],
+        "squad": [("ba", "ko " * 20), ("ba", "ko"), ("z", "ko ba")],
+    }.items():
+        params = jax.tree.map(np.copy, models[name].params)
+        params["bert"]["embeddings"]["word"]["embedding"][PIECES.index("z")] = np.nan
+        broken = dataclasses.replace(models[name], params=params)
+        assert len(broken.predict(["ba", ""] if name != "squad" else inputs[:1])) > 0, "other inputs have answers"
+        number = 2 if name == "classification" else 3
+        for batch_size in (1, 32):
+            with pytest.raises(bert.UserError, match=f"input {number}: "):
+                broken.predict(inputs, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_embeddings_of_padded_and_packed_rows_are_finite(models, count: int) -> None:
+    params = jax.tree.map(np.copy, models["mlm"].params)
+    params["bert"]["embeddings"]["word"]["embedding"][PIECES.index("z")] = np.nan
+    broken = dataclasses.replace(models["mlm"], params=params)
+    texts = ["ba"] * count
+    assert np.isfinite(broken.embed(texts)).all()
+    texts[2] = "z"
+    with pytest.raises(bert.UserError, match="input 3: "):
+        broken.embed(texts)
+    with pytest.raises(bert.UserError, match="row 1 of the corpus"):
+        models["mlm"].search("ba", np.array([[0.0] * 8, [np.nan] * 8], np.float32))
+
+
+@pytest.mark.parametrize("name", ["classification", "mlm"])
+def test_ids_outside_of_the_embedding_give_no_answer(models, name: str) -> None:
+    tokenizer = bert.tokenizer.vocabulary.literal_tokenizer(models[name].tokenizer)
+    tokenizer.encode_special_tokens = False
+    tokenizer.add_tokens(["qu"])
+    model = dataclasses.replace(models[name], tokenizer=tokenizer)
+    for call in (model.embed, model.encode, *([model.predict] if name == "classification" else [])):
+        with pytest.raises(bert.UserError, match=rf"the id {len(PIECES)}, .* {len(PIECES)} rows"):
+            call(["ba", "qu"])

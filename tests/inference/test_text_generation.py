@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,10 +17,12 @@ import pytest
 
 import bert
 from bert.config import ModelConfig, TokenizerConfig
+from bert.inference.attention_maps import compute_attention_map
 from bert.inference.pretrained import Pretrained
 from bert.model.heads import BertForMaskedLM
 from bert.model.language_model import BertForCausalLM
 from bert.tokenizer.wordpiece import train_wordpiece
+from tests import tiny_models
 from tests.language_models import END, POSITIONS, TOKENIZER, WORDS, language_model
 
 
@@ -246,3 +249,28 @@ def test_strides_that_leave_tokens_out_are_refused(model: Pretrained) -> None:
     for stride in (0, 25, 1.5):
         with pytest.raises(bert.UserError, match=f"^stride is {stride}"):
             model.score("the", stride=stride)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("settings", [{}, {"beams": 2}, {"temperature": 1.0}])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_language_model_that_is_not_finite_writes_and_scores_nothing(
+    model: Pretrained, settings: dict[str, Any], value: float
+) -> None:
+    broken = dataclasses.replace(model, params=jax.tree.map(lambda leaf: np.full_like(leaf, value), model.params))
+    with pytest.raises(bert.UserError, match=r"input \d: .*NaN"):
+        broken.generate(["ba", "ko"], **settings)
+    with pytest.raises(bert.UserError, match=r"input \d: .*NaN"):
+        broken.score(["ba", "ko"])
+
+
+@pytest.mark.medium
+def test_an_encoder_decoder_that_is_not_finite_writes_nothing(tmp_path: Path) -> None:
+    model = tiny_models.encoder_decoder(tmp_path)
+    assert len(model.generate(["a b", "c"])) == 2
+    broken = dataclasses.replace(model, params=jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), model.params))
+    for settings in ({}, {"beams": 2}):
+        with pytest.raises(bert.UserError, match=r"input \d: .*NaN"):
+            broken.generate(["a b", "c"], **settings)
+    with pytest.raises(bert.UserError, match=r"input 1: .*NaN"):
+        compute_attention_map(broken, "a b", "w x")
