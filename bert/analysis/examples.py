@@ -71,6 +71,8 @@ def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> lis
                                f"90th percentile {low:.0f}, {middle:.0f}, {high:.0f}"),
             (f"{split}: padding", padding),
         ]  # fmt: skip
+        if (consecutive := dataset.consecutive_share(split)) is not None:
+            lines.append((f"{split}: pairs", f"{consecutive:.1%} consecutive, the others with a random B"))
     return lines
 
 

@@ -10,6 +10,7 @@ from bert.commands.cluster import ENGINE_OPTION, parse_engine
 from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.errors import UserError
+from bert.messages import LOGGER
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -73,6 +74,8 @@ def main(argv: list[str]) -> int:
             continue
         rows, held_out = dataset.counts["train_rows"], dataset.counts["eval_rows"]
         print(f"examples in {dataset.folder}: {rows:,} rows, {held_out:,} held out")
+        for warning in dataset.pair_warnings():
+            LOGGER.warning(warning)
         if "statistics" in options:
             log_table(example_statistics(dataset, tokenizer))
         if int(shown):

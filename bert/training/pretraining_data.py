@@ -24,6 +24,7 @@ from bert.data.pretraining.shards import open_rows
 from bert.data.pretraining.stream_readers import StreamLoader
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
+from bert.messages import LOGGER
 from bert.parallel import multihost
 from bert.runs import progress
 from bert.runs.folder import RunFolder
@@ -122,9 +123,10 @@ def prepare_data(
         UserError: the corpus or the vocabulary cannot be used, or the run began with other data.
     """
     config = run.config
+    warn = multihost.main_process_only(LOGGER.warning)
     with multihost.main_process_first():
         if config.data.eval is not None:  # a mistyped name ends the run before a vocabulary is trained
-            _warn_of_trained_files(corpus_files(config.data.eval), config.data, say)
+            _warn_of_trained_files(corpus_files(config.data.eval), config.data, warn)
         tokenizer = _choose_tokenizer(run, init_model, teacher, say)
         if init_model is None:
             config = dataclasses.replace(config, model=with_vocab_size(config.model, embedding_rows(tokenizer)))
@@ -134,7 +136,9 @@ def prepare_data(
         on_progress = progress.progress_lines(say)
         datasets = [build_examples(phase.data, tokenizer, progress=on_progress) for phase in phase_configs(config)]
         run.check_data(*dict.fromkeys(examples.folder.name for examples in datasets))
-        _warn_of_unknown_tokens(datasets[0], tokenizer, say)
+        _warn_of_unknown_tokens(datasets[0], tokenizer, warn)
+        for warning in datasets[0].pair_warnings():
+            warn(warning)
         if run.is_writer:
             save_tokenizer(tokenizer, run.path)
     run = run.save_config(config)

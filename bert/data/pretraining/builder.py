@@ -63,6 +63,12 @@ CACHE_VERSION = 2
 SHARD_BYTES = 4 << 20
 """Text of a shard: about 9,000 rows of 128 tokens, some 60 MB of memory while it is built."""
 
+COUNTED_ONCE = ("documents", "sentences", "tokens", "single_sentence_documents")
+"""Counts of the text, which all duplicates of a shard share."""
+
+COUNTED = (*COUNTED_ONCE, "rows", "unused_tokens", "positive_rows")
+"""Counts of a shard that are summed for a split."""
+
 WAITING = "waiting for another process that builds the same examples"
 
 
@@ -380,9 +386,9 @@ def _open_or_write_store(
 def _counts(splits: dict[str, list[dict[str, Any]]], dupe_factor: int) -> dict[str, int]:
     counts = {}
     for split, shards in splits.items():
-        for name in ("rows", "documents", "sentences", "tokens", "unused_tokens", "positive_rows"):
+        for name in COUNTED:
             counts[f"{split}_{name}"] = sum(shard[name] for shard in shards)
-    for name in ("documents", "sentences", "tokens"):  # every duplicate is made of the same text
+    for name in COUNTED_ONCE:
         counts[f"train_{name}"] //= dupe_factor
     return counts
 

@@ -11,11 +11,21 @@ from pathlib import Path
 import numpy as np
 
 from bert.data.corpus.documents import DigestCache, file_signature
-from bert.data.pretraining.shards import corrupt_shard_error
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.packing import EXAMPLE_LENGTH
+from bert.data.pretraining.segments import IS_NEXT
+from bert.data.pretraining.shards import LONGER_DOCUMENTS, corrupt_shard_error, open_rows
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
 INDEX, COUNTS = "index.json", "unigram_counts.npy"
+
+FEW_CONSECUTIVE_PAIRS = 0.35
+"""Share of consecutive next-sentence pairs below which a run logs a warning. It is 50% for long documents, 38% for
+documents of three sentences, 33% for two and 0% for one."""
+
+SAMPLED_ROWS = 4096
+"""Packed rows whose labels are read to estimate the share of consecutive pairs."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,42 @@ class PretrainingDataset:
                 "or train one"
             )
         return float(unknown / (known + unknown))
+
+    def consecutive_share(self, split: str) -> float | None:
+        """Share of the next-sentence pairs of a split in which B follows A; None for rows without such pairs.
+
+        Estimated from a sample if rows are packed.
+        """
+        label = f"{OBJECTIVES['nsp'].label}_label"
+        rows = open_rows(self.train if split == "train" else self.eval)
+        sample = rows.take(np.unique(np.linspace(0, len(rows) - 1, SAMPLED_ROWS).astype(int)))
+        if label not in sample:
+            return None
+        if EXAMPLE_LENGTH not in sample:
+            return 1 - self.counts[f"{split}_positive_rows"] / len(rows)
+        return float((sample[label][sample[EXAMPLE_LENGTH] > 0] == IS_NEXT).mean())
+
+    def pair_warnings(self) -> list[str]:
+        """Warnings about documents that are too short for rows of sentence pairs."""
+        warnings = []
+        for split in ("train", "eval"):
+            documents, sentences, single = (
+                self.counts.get(f"{split}_{name}", 0)
+                for name in ("documents", "sentences", "single_sentence_documents")
+            )
+            share = self.consecutive_share(split)
+            # Two standard deviations of a fair coin: a few held-out rows may all be random by chance.
+            if share is not None and share < FEW_CONSECUTIVE_PAIRS - self.counts[f"{split}_rows"] ** -0.5:
+                warnings.append(
+                    f"warning: {share:.1%} of the next-sentence pairs of data.{split} are consecutive instead of about "
+                    f"50%; its documents have {sentences / documents:.1f} sentences on average: {LONGER_DOCUMENTS}"
+                )
+            elif share is None and single:
+                warnings.append(
+                    f"warning: {single:,} of {documents:,} documents of data.{split} have one sentence and give no "
+                    f"pair of sentences: {LONGER_DOCUMENTS}"
+                )
+        return warnings
 
 
 def verify_checksums(dataset: PretrainingDataset) -> PretrainingDataset:

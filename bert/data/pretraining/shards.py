@@ -39,6 +39,9 @@ COLUMNS = ("input_ids", "length", "segment_a_length")
 """Of every row; where rows are packed example_length follows, of blocks next_id, and the label of the objective where
 it has one, NAME_label. Packed rows have K values of these and of segment_a_length."""
 
+LONGER_DOCUMENTS = "join the texts of a document (an empty line ends one), or use data.objective full_sentences"
+"""The fix for documents with a single sentence."""
+
 
 @dataclass(frozen=True)
 class RowSettings:
@@ -109,6 +112,8 @@ class ShardSummary:
     """Tokens that stand in no row: cut off where two segments were too long together, as Google does."""
     positive_rows: int
     """Rows, or examples of packed rows, whose label is 1: B from another document, or swapped."""
+    single_sentence_documents: int = 0
+    """Documents with one sentence, counted if rows are pairs."""
 
 
 def build_range(tasks: list[ShardSpec], tokenizer: Tokenizer) -> Iterator[tuple[ShardSpec, ShardSummary, np.ndarray]]:
@@ -175,6 +180,21 @@ def _check_documents(task: ShardSpec, text: TokenizedDocuments, count: int) -> N
         )
 
 
+def _check_sentences(task: ShardSpec, documents: list[int], row_count: int) -> None:
+    """Raises UserError if no document has the two sentences that a pair needs.
+
+    Next-sentence rows exist even then, but B is always random and there is nothing to learn. Held-out text may be such
+    a small sample that it is no error there.
+    """
+    held_out, objective = task.name.startswith("eval"), task.rows.objective
+    if row_count and (held_out or not OBJECTIVES[objective].pair or (np.diff(documents) > 1).any()):
+        return
+    fix = LONGER_DOCUMENTS
+    if held_out:
+        fix = f"raise data.eval_fraction, set data.eval, or {fix}"
+    raise UserError(f"no document of {task.name} has two sentences, which data.objective {objective} needs: {fix}")
+
+
 def _build_shard(
     task: ShardSpec, text: TokenizedDocuments, template: RowTemplate, pad: int, vocab_size: int
 ) -> tuple[ShardSummary, np.ndarray]:
@@ -182,13 +202,7 @@ def _build_shard(
     tokens, sentences, documents, _ = text
     objective, length = OBJECTIVES[task.rows.objective], task.rows.sequence_length
     ranges, columns = draw_rows(task.rows, task.name, text, template, pad, vocab_size)
-    if not len(ranges):
-        fix = "use data.objective nsp or doc_sentences for such a corpus"
-        if task.name.startswith("eval"):
-            fix = f"raise data.eval_fraction, set data.eval, or {fix}"
-        raise UserError(
-            f"no document of {task.name} has two sentences, which data.objective {task.rows.objective} needs: {fix}"
-        )
+    _check_sentences(task, documents, len(ranges))
     present = np.arange(length) < columns["length"][:, None]
     counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
     positive_rows = int(columns[f"{objective.label}_label"].sum()) if objective.label else 0
@@ -205,6 +219,7 @@ def _build_shard(
         tokens=len(tokens),
         unused_tokens=_count_unused(ranges, len(tokens)),
         positive_rows=positive_rows,
+        single_sentence_documents=int((np.diff(documents) == 1).sum()) if objective.pair else 0,
     )
     return summary, counts
 

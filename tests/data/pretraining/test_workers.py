@@ -17,6 +17,7 @@ from bert.data.pretraining.builder import build_examples, build_shard_subset
 from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from tests.conftest import NSP_RUN
+from tests.data.pretraining.conftest import sentence_of, text_of
 from tests.helpers import config_of, digest
 
 SHARD = """
@@ -144,13 +145,23 @@ def test_examples_are_shown_and_counted(place, tmp_path, capsys):
     assert said.count("[CLS]") == 3
     assert "[MASK]{d" in said
     assert "B follows A" in said or "B is from another document" in said
-    for fact in ("documents  57", "unknown tokens", "padding", "percentile"):
+    for fact in ("documents  57", "unknown tokens", "padding", "percentile", "% consecutive"):
         assert fact in said
     assert main([*arguments, "--data.objective=doc_sentences"]) == 0
     assert "no label" in capsys.readouterr().out
     of_teacher = [argument for argument in arguments if "tokenizer.path" not in argument]
     with pytest.raises(UserError, match="teacher does not exist"):  # whose vocabulary a student reads
         main([*of_teacher, f"--teacher={tmp_path / 'teacher'}"])
+
+
+def test_few_consecutive_pairs_are_a_warning(place, tmp_path, capsys):
+    texts = [sentence_of(document, 0) for document in range(50)] + [text_of([50]), text_of([51])]
+    (tmp_path / "corpus.txt").write_text("\n\n".join(texts))
+    arguments = [f"--data.train={tmp_path / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}", *NSP_RUN]
+    arguments += ["--data.num_workers=1", f"--data.cache_dir={tmp_path / 'cache'}", "--data.seed=3"]
+    arguments += ["--data.one_sentence_per_line=true", "--data.sequence_length=32"]
+    assert main(arguments) == 0
+    assert "% of the next-sentence pairs of data.train are consecutive" in capsys.readouterr().err
 
 
 def test_on_a_terminal_segments_and_predicted_tokens_are_told_by_colour(place, tmp_path, capsys, monkeypatch):
