@@ -17,13 +17,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from bert.analysis.collectives import all_reduce_bytes
 from bert.config import PretrainConfig, TrainingConfig
+from bert.config.training import check_mesh_sizes
 from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import MASKINGS, philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.data.pretraining.predictions import NextTokens, Predictions
 from bert.errors import UserError, require
-from bert.parallel.backends import MeshParallel, check_model
+from bert.parallel.backends import MeshParallel
 from bert.parallel.sharding import partition_spec, path_str
 from bert.training.assembly import build_model_and_objective
 from bert.training.optimizer import make_optimizer
@@ -68,7 +69,7 @@ def compiled_step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemo
 def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered:
     """The train step of a run, traced for the devices of a mesh, ready to be compiled."""
     training = config.training
-    check_model(mesh.shape, config.model)
+    check_mesh_sizes(mesh.shape, config.model)
     mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
     _, objective = build_model_and_objective(config, list(mesh.mesh.devices.flat))
     optimizer = make_optimizer(config.optimizer, training.steps or ANY_STEPS)

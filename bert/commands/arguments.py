@@ -77,10 +77,10 @@ def parse(
     defaults = _values_on_command_line({key: [value] for key, value in defaults_for_check.items()}, keys)
     given = _values_on_command_line(options, keys)
     resolved = resolve_config(config_class, names, given, f"{COMMAND_LINE}: --config", defaults, say)
+    resolved.check(complete=not print_config)
     if print_config:
         print(dump(resolved.config), end="")
         raise SystemExit(0)
-    resolved.check()
     return resolved.config, resolved.recipe, extra
 
 

@@ -16,7 +16,7 @@ from bert.analysis.pod import UTILIZATION, all_reduce_terms, compute_term, num_h
 from bert.commands.arguments import parse, run_command
 from bert.config import ModelConfig, PretrainConfig
 from bert.config.pretraining import Phase, resolve_phases
-from bert.config.training import Remat
+from bert.config.training import Remat, check_mesh_sizes, check_shares
 from bert.errors import UserError
 from bert.parallel.devices import FIGURES, DeviceFigures, DeviceSpec, local_devices, parse_device_spec
 
@@ -193,8 +193,6 @@ class PaperSteps:
 
     def print(self, phase: Phase, fit: BatchFit | None = None) -> None:
         """Prints step and phase, with the bytes that the compiler adds over devices if they are known."""
-        from bert.parallel.backends import check_shares
-
         training, count = phase.config.training, math.prod(self.shape)
         check_shares("training.batch_size", training.batch_size, self.shape[0] * self.shape[1])
         tokens = training.batch_size * phase.config.data.sequence_length
@@ -227,9 +225,8 @@ def _paper_steps(
 
 def _print_state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> tuple[int, int]:
     from bert.analysis.step_memory import state_bytes
-    from bert.parallel.backends import check_model
 
-    check_model((mesh.shape["data"], mesh.shape["fsdp"], mesh.shape["tensor"]), config.model)
+    check_mesh_sizes((mesh.shape["data"], mesh.shape["fsdp"], mesh.shape["tensor"]), config.model)
     parameters, optimizer = state_bytes(config, mesh)
     print(f"  parameters      {_size(parameters):>10}  a device (exact)")
     print(f"  optimizer state {_size(optimizer):>10}  a device (exact)")

@@ -248,6 +248,9 @@ class FinetuneConfig:
             check_unused("tokenizer.", self.tokenizer, f"but the vocabulary comes with {source}: remove it")
         self._check_decoder()
         self._check_lora()
+        self.training.check_mesh_batches(self.batches())
+        if self.init == "none" and self.architecture_from is None:
+            self.check_model()
         if self.seed + self.num_seeds > 2**32:
             raise UserError(f"seed + num_seeds is {self.seed + self.num_seeds}: it must be at most 2**32")
         if self.num_frozen_layers is not None and self.num_feature_layers is not None:
@@ -260,6 +263,14 @@ class FinetuneConfig:
                 "language_model_weight and num_feature_layers are both set, and the latter freezes the whole encoder: "
                 "remove one of them"
             )
+
+    def batches(self) -> list[tuple[str, int, int]]:
+        """Key, rows and micro-batches of the batches whose number of rows is set."""
+        training = self.training
+        evaluation = ("training.eval_batch_size", training.rows_per_evaluation, 1)
+        if training.tokens_per_batch is not None:
+            return [evaluation]
+        return [("training.batch_size", training.batch_size, training.gradient_accumulation_steps), evaluation]
 
     @property
     def has_target_tokenizer(self) -> bool:
@@ -315,6 +326,13 @@ class FinetuneConfig:
             raise UserError(
                 f"language_model_weight is {self.language_model_weight}, and the model does not read left to right "
                 "(model.causal is false): remove it, or set init to a left-to-right model"
+            )
+        self.training.check_kernel(self.model)
+        self.training.check_mesh_sizes(self.model)
+        if self.data.max_length > self.model.max_position_embeddings:
+            raise UserError(
+                f"data.max_length ({self.data.max_length}) is over the model's position table "
+                f"(model.max_position_embeddings, {self.model.max_position_embeddings}): shorten it"
             )
         self.model.check_length("data.max_length", self.data.max_length)
         self.model.check_depths(self.optimizer.layerwise_lr_decay, self.num_frozen_layers or 0)

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bert.config.data import DataConfig
+from bert.config.data import OBJECTIVES_OF_PAIRS, DataConfig
 from bert.config.distillation import DistillationConfig
 from bert.config.electra import ElectraConfig
 from bert.config.model import DECODER_KEYS, ModelConfig, TokenizerConfig
@@ -88,6 +88,16 @@ class PretrainConfig:
             self._check_streaming()
         if self.phases is not None:
             check_phases(self)
+        self.training.check_mesh_batches(self.batches())
+
+    def batches(self) -> list[tuple[str, int, int]]:
+        """Key, rows and micro-batches of the training and evaluation batches of each phase."""
+        batches = []
+        for number, config in enumerate(phase_configs(self), 1):
+            training, section = config.training, "training" if self.phases is None else f"phases.{number}"
+            batches.append((f"{section}.batch_size", training.batch_size, training.gradient_accumulation_steps))
+            batches.append(("training.eval_batch_size", training.rows_per_evaluation, 1))
+        return batches
 
     def _check_streaming(self) -> None:
         """Raises UserError if the number of steps or the batches do not fit a stream."""
@@ -107,6 +117,13 @@ class PretrainConfig:
         """Raises UserError if the model does not fit the rest; with ``init``, its settings come with the weights."""
         self._check_prediction()
         self.model.check_depths(self.optimizer.layerwise_lr_decay)
+        self.training.check_kernel(self.model)
+        self.training.check_mesh_sizes(self.model)
+        if self.model.type_vocab_size < 2 and self.data.objective in OBJECTIVES_OF_PAIRS:
+            raise UserError(
+                f"model.type_vocab_size is {self.model.type_vocab_size}, and data.objective {self.data.objective} "
+                "reads pairs of segments: start from a model with two, or set data.objective to full_sentences"
+            )
         for number, config in enumerate([self, *(phase_configs(self) if self.phases else [])]):
             section, length = f"phases.{number}" if number else "data", config.data.sequence_length
             if length > self.model.max_position_embeddings:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from bert.config import FinetuneConfig, PretrainConfig, apply_preset, recipe_folder, recipe_names
-from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
+from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT, TokenizerConfig
 from bert.config.overrides import override
 from bert.config.yaml_io import NULLS, ConfigField, UserValue, build_config, display_path, keys_of, read_yaml
 from bert.errors import UserError
@@ -33,10 +34,14 @@ class ResolvedConfig(Generic[Config]):
     given: Mapping[str, UserValue]
     recipe: str | None
 
-    def check(self) -> None:
-        """Raises UserError at the first value, or pair of values, that cannot work, with the places of these."""
+    def check(self, complete: bool = True) -> None:
+        """Raises UserError at the first value, or pair of values, that cannot work, with the places of these.
+
+        Args:
+            complete: whether keys that every run has to set must be set.
+        """
         try:
-            self.config.check()
+            (self.config if complete else _fill_missing(self.config)).check()
         except UserError as error:
             raise UserError(_with_location(str(error), self.given)) from None
 
@@ -139,6 +144,20 @@ def _keys_overriding_preset(given: dict[str, UserValue], sources: list[str]) -> 
     source = given["training.preset"].source if "training.preset" in given else None
     earlier = sources[: sources.index(source)] if source in sources else []
     return {key for key, entry in given.items() if entry.source not in earlier}
+
+
+def _fill_missing(config: Config) -> Config:
+    """The configuration with some value for each key that a run has to set, to check all other keys."""
+    training = config.training
+    if training.steps is None and training.epochs is None:
+        training = replace(training, steps=10**9)
+    if isinstance(config, PretrainConfig):
+        data = config.data if config.data.train else replace(config.data, train="docstrings:")
+        return replace(config, data=data, training=training)
+    task_data = config.data if config.data.train else replace(config.data, dir=config.data.dir or os.curdir)
+    trains_vocabulary = config.tokenizer != TokenizerConfig()  # which only a run from random weights does
+    init = config.init or ("none" if trains_vocabulary else "MODEL")
+    return replace(config, data=task_data, training=training, init=init)
 
 
 def _with_location(sentence: str, given: Mapping[str, UserValue]) -> str:

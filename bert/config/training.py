@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from bert.config.model import ModelConfig
 from bert.config.validation import (
     Fraction,
     InnerFraction,
@@ -21,6 +23,8 @@ from bert.errors import UserError
 
 Remat = Literal["none", "dots", "full"]
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
+
+ROW_SHARES = "shares of rows (data x fsdp)"
 
 
 @dataclass(frozen=True)
@@ -196,3 +200,59 @@ class TrainingConfig:
                     f"{name} is {value}, which training.attention_implementation {kernel} cannot do: set it to {fix}, "
                     "or the other to xla"
                 )
+
+    def check_kernel(self, model: ModelConfig) -> None:
+        """Raises UserError if the kernel of attention cannot compute the model's scores on any device."""
+        if self.attention_implementation == "cudnn" and model.position_embedding_type == "disentangled":
+            raise UserError(
+                "training.attention_implementation is cudnn, whose kernel would read the scores that "
+                "model.position_embedding_type disentangled has already computed: set it to xla, or leave it to "
+                "training.preset"
+            )
+        if self.attention_implementation == "splash" and model.relative_attention_buckets is not None:
+            raise UserError(
+                "training.attention_implementation is splash, whose kernel adds nothing to the scores, and "
+                f"model.relative_attention_buckets is {model.relative_attention_buckets}: set it to xla, or leave it "
+                "to training.preset"
+            )
+
+    def check_mesh_sizes(self, model: ModelConfig) -> None:
+        """Raises UserError if ``mesh`` is set and cannot divide the model evenly."""
+        if self.mesh_shape is not None:
+            check_mesh_sizes(self.mesh_shape, model)
+
+    def check_mesh_batches(self, batches: Iterable[tuple[str, int, int]]) -> None:
+        """Raises UserError if ``mesh`` is set and cannot divide the rows of a batch evenly.
+
+        Args:
+            batches: key, rows and micro-batches of each.
+        """
+        if self.mesh_shape is not None:
+            for name, rows, micro_batches in batches:
+                check_shares(name, rows, self.mesh_shape[0] * self.mesh_shape[1], ROW_SHARES, micro_batches)
+
+
+def check_mesh_sizes(shape: tuple[int, int, int], model: ModelConfig) -> None:
+    """Raises UserError if a dimension of the model cannot be sharded evenly over a mesh."""
+    _, fsdp, tensor = shape
+    for axis, devices, names in (
+        ("fsdp", fsdp, ("hidden_size",)),
+        ("tensor", tensor, ("num_attention_heads", "intermediate_size")),
+    ):
+        for name in names:
+            if getattr(model, name) % devices:
+                raise UserError(
+                    f"model.{name} ({getattr(model, name)}) is not divisible by the {devices} devices of "
+                    f"training.mesh's axis {axis}: take fewer of these and more along data"
+                )
+
+
+def check_shares(name: str, batch_size: int, shares: int, what: str = ROW_SHARES, micro_batches: int = 1) -> None:
+    """Raises UserError where a global batch cannot be sharded evenly."""
+    parts = shares * micro_batches
+    if batch_size % parts:
+        lower, upper = batch_size // parts * parts, -(-batch_size // parts) * parts
+        nearest = f"{lower} or {upper}" if lower else str(upper)
+        raise UserError(
+            f"{name} ({batch_size}) is not divisible by {shares} {what} x {micro_batches} micro-batches: take {nearest}"
+        )

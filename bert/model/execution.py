@@ -53,12 +53,8 @@ class LayerExecution:
         cudnn = (
             largest > 0 and (head_size is None or (head_size % 8 == 0 and head_size <= largest)) and not disentangled
         )
-        if config.attention_implementation == "cudnn" and disentangled:
-            raise UserError(
-                "training.attention_implementation is cudnn, whose kernel would read the scores that "
-                "model.position_embedding_type disentangled has already computed: set it to xla, or leave it to "
-                "training.preset"
-            )
+        if model is not None:
+            config.check_kernel(model)
         if config.attention_implementation == "cudnn" and not cudnn:
             reason = (
                 f"whose heads have a multiple of 8 features and at most {largest} on these devices, and the model's "
@@ -70,7 +66,7 @@ class LayerExecution:
                 f"training.attention_implementation is cudnn, {reason}: set it to xla, or leave it to training.preset"
             )
         if config.attention_implementation == "splash":
-            _check_splash(model, devices)
+            _check_splash(devices)
         attention = "written"
         if config.attention_implementation in ("cudnn", "splash"):
             attention = config.attention_implementation
@@ -79,14 +75,9 @@ class LayerExecution:
         return cls(config.remat, config.scan_layers, attention, config.pad_vocab_to_multiple_of)
 
 
-def _check_splash(model: ModelConfig | None, devices: Sequence[Any]) -> None:
-    fix = "set it to xla, or leave it to training.preset"
+def _check_splash(devices: Sequence[Any]) -> None:
     if not are_tpus(devices):
         raise UserError(
-            f"training.attention_implementation is splash, which is for TPUs, and the devices are none: {fix}"
-        )
-    if model is not None and model.relative_attention_buckets is not None:
-        raise UserError(
-            "training.attention_implementation is splash, whose kernel adds nothing to the scores, and "
-            f"model.relative_attention_buckets is {model.relative_attention_buckets}: {fix}"
+            "training.attention_implementation is splash, which is for TPUs, and the devices are none: set it to xla, "
+            "or leave it to training.preset"
         )

@@ -12,13 +12,13 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert.config import ModelConfig, TrainingConfig
+from bert.config.training import ROW_SHARES, check_mesh_sizes, check_shares
 from bert.errors import UserError
 from bert.parallel.devices import local_devices
 from bert.parallel.multihost import sync_hosts
 from bert.parallel.sharding import AXES, BATCH_AXES, constrain_state, partition_spec, path_str
 
 AXIS = "devices"
-ROW_SHARES = "shares of rows (data x fsdp)"
 
 
 class Parallelism(Protocol):
@@ -91,7 +91,7 @@ def make_parallelism(training: TrainingConfig, model: ModelConfig | None = None)
     devices = jax.devices() if jax.process_count() > 1 else local_devices()
     mesh = MeshParallel(training.mesh_shape or (len(devices), 1, 1), devices)
     if model is not None:
-        check_model(mesh.shape, model)
+        check_mesh_sizes(mesh.shape, model)
     return mesh
 
 
@@ -323,32 +323,6 @@ def check_mesh(shape: tuple[int, int, int], count: int) -> None:
         raise UserError(
             f"training.mesh ({'x'.join(map(str, shape))}) takes {math.prod(shape)} devices, and there are {count}: "
             f"choose three numbers whose product is {count}"
-        )
-
-
-def check_model(shape: tuple[int, int, int], model: ModelConfig) -> None:
-    """Raises UserError if a dimension of the model cannot be sharded evenly over a mesh."""
-    _, fsdp, tensor = shape
-    for axis, devices, names in (
-        ("fsdp", fsdp, ("hidden_size",)),
-        ("tensor", tensor, ("num_attention_heads", "intermediate_size")),
-    ):
-        for name in names:
-            if getattr(model, name) % devices:
-                raise UserError(
-                    f"model.{name} ({getattr(model, name)}) is not divisible by the {devices} devices of "
-                    f"training.mesh's axis {axis}: take fewer of these and more along data"
-                )
-
-
-def check_shares(name: str, batch_size: int, shares: int, what: str = ROW_SHARES, micro_batches: int = 1) -> None:
-    """Raises UserError where a global batch cannot be sharded evenly."""
-    parts = shares * micro_batches
-    if batch_size % parts:
-        lower, upper = batch_size // parts * parts, -(-batch_size // parts) * parts
-        nearest = f"{lower} or {upper}" if lower else str(upper)
-        raise UserError(
-            f"{name} ({batch_size}) is not divisible by {shares} {what} x {micro_batches} micro-batches: take {nearest}"
         )
 
 

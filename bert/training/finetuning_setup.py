@@ -128,20 +128,16 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         embedding = _resolve_pooling(embedding, init_model.pooling)
         task = dataclasses.replace(task, settings=embedding)
     data = task.to_config(data)
-    if data.max_length > init_model.config.max_position_embeddings:
-        raise UserError(
-            f"data.max_length ({data.max_length}) is over the model's position table "
-            f"({init_model.config.max_position_embeddings}): shorten it"
-        )
-    splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
-    train = splits["train"].features
     config = dataclasses.replace(run.config, data=data, model=init_model.config, embedding=embedding)
     config.check_model()
+    splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
+    train = splits["train"].features
     frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
     parallel = make_parallelism(config.training, config.model)
     model, apply, objective = _build_model_and_objective(task, config, frozen, parallel.axis)
     tokenizer = init_model.target_tokenizer or init_model.tokenizer
-    _check_batches(parallel, config)
+    for name, rows, micro_batches in config.batches():
+        parallel.check_batch(name, rows, micro_batches)
     by_length = task_loss(task, config).by_length and not config.language_model_weight
     batches = make_batches(train, config, parallel.row_shares, by_length)
     config = _resolve_defaults(config, len(batches))
@@ -219,14 +215,6 @@ def _resolve_defaults(config: FinetuneConfig, steps_per_epoch: int) -> FinetuneC
         max_to_keep=training.max_to_keep or 1,
     )
     return dataclasses.replace(config, training=training)
-
-
-def _check_batches(parallel: Parallelism, config: FinetuneConfig) -> None:
-    """Raises UserError if the devices cannot share the batches."""
-    training = config.training
-    if training.tokens_per_batch is None:
-        parallel.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
-    parallel.check_batch("training.eval_batch_size", training.rows_per_evaluation)
 
 
 def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log) -> InitialModel:

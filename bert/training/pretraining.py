@@ -12,8 +12,7 @@ from typing import Any
 from bert import metrics
 from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
-from bert.data.pretraining.objectives import OBJECTIVES
-from bert.errors import UserError, require
+from bert.errors import require
 from bert.inference.loading import load
 from bert.inference.pretrained import Pretrained
 from bert.messages import LOGGER
@@ -107,7 +106,8 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
     config = _resolve_defaults(run.config)
     parallel = make_parallelism(config.training, config.model)
     LayerExecution.from_config(config.training)
-    _check_batches(parallel, config)
+    for name, rows, micro_batches in config.batches():
+        parallel.check_batch(name, rows, micro_batches)
     check_readers(config.data, parallel.process[1])
     for number, phase in enumerate(phase_configs(config), 1):
         own = config.phases is not None and config.phases[number - 1].max_predictions_per_sequence is not None
@@ -121,11 +121,6 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
         config.check_model()
     if config.transfer is not None:
         check_transfer(config)  # before hours of training
-    if config.model.type_vocab_size < 2 and OBJECTIVES[config.data.objective].label:
-        raise UserError(
-            f"model.type_vocab_size is {config.model.type_vocab_size}, and data.objective {config.data.objective} "
-            "reads pairs of segments: start from a model with two, or set data.objective to full_sentences"
-        )
     LayerExecution.from_config(config.training, config.model)
     teacher = load_teacher(config.distillation, say)
     if teacher is not None:
@@ -144,14 +139,6 @@ def _resolve_defaults(config: PretrainConfig) -> PretrainConfig:
         max_to_keep=training.max_to_keep or DEFAULT_MAX_TO_KEEP,
     )
     return dataclasses.replace(config, training=training)
-
-
-def _check_batches(parallel: Parallelism, config: PretrainConfig) -> None:
-    """Raises UserError if the devices cannot share the batches of a phase."""
-    for phase_number, phase in enumerate(phase_configs(config), 1):
-        name = "training.batch_size" if config.phases is None else f"phases.{phase_number}.batch_size"
-        parallel.check_batch(name, phase.training.batch_size, phase.training.gradient_accumulation_steps)
-        parallel.check_batch("training.eval_batch_size", phase.training.rows_per_evaluation)
 
 
 def _load_init_model(run: RunFolder[PretrainConfig], say: Log) -> Pretrained:

@@ -8,7 +8,10 @@ import bert
 from bert.analysis.batch_fit import BatchFit
 from bert.analysis.step_memory import StepMemory
 from bert.commands.arguments import run_command
+from bert.commands.finetune import main as finetune
 from bert.commands.plan import CompilationProgress, main, parse_size, suggestion
+from bert.commands.plan import main as plan
+from bert.commands.pretrain import main as pretrain
 from bert.training.loop import count_parameters
 from tests.conftest import SMALL_MODEL
 
@@ -198,3 +201,40 @@ def test_a_plan_needs_no_corpus(capsys) -> None:
     words = [word for word in ARGUMENTS if not word.startswith("--data.train=")]
     assert main(["--config=base", "--phases=null", *words, "--device=h100"]) == 0
     assert "(rough)" in capsys.readouterr().out
+
+
+CONTRADICTIONS = [
+    ("--training.batch_size=7 --training.gradient_accumulation_steps=2", "training.batch_size (7)"),
+    ("--data.sequence_length=600", "data.sequence_length (600)"),
+    ("--data.prediction=replaced", "data.objective"),
+    ("--model.type_vocab_size=1", "model.type_vocab_size is 1"),
+    ("--training.mesh=2x2x1 --training.batch_size=6", "training.batch_size (6)"),
+    ("--training.mesh=1x1x5", "model.num_attention_heads"),
+    ("--training.mesh=4x1x1 --training.eval_batch_size=6", "training.eval_batch_size (6)"),
+    (
+        "--model.position_embedding_type=disentangled --model.relative_attention_buckets=8 --training.dtype=bfloat16 "
+        "--training.attention_implementation=cudnn --model.attention_probs_dropout_prob=0",
+        "training.attention_implementation is cudnn",
+    ),
+    ("--optimizer.warmup_steps=1000 --training.steps=10", "optimizer.warmup_steps (1000)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "part"), CONTRADICTIONS)
+def test_print_config_plan_and_the_start_reject_the_same_contradictions(arguments, part, fails, tmp_path):
+    given = ["--config=base", "--data.objective=nsp", "--phases=null", "--data.train=corpus.txt", *arguments.split()]
+    for command, more in ((pretrain, ["--print_config"]), (plan, []), (pretrain, [f"--output_dir={tmp_path / 'run'}"])):
+        assert part in fails(command, *given, *more)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("command", "recipe"), [(pretrain, "mini"), (pretrain, "domain"), (finetune, "tagging")])
+def test_print_config_needs_no_key_that_a_run_has_to_set(command, recipe, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command([f"--config={recipe}", "--print_config"])
+    assert ended.value.code == 0 and "training:" in capsys.readouterr().out
+
+
+def test_print_config_of_fine_tuning_rejects_rows_that_are_too_long_for_the_model(fails):
+    arguments = ["--config=sst2", "--init=none", "--data.max_length=600", "--print_config"]
+    assert "data.max_length (600)" in fails(finetune, *arguments)
