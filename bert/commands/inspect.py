@@ -1,41 +1,86 @@
-"""`bert inspect`: what a run or a model is made of, and where its weights came from."""
+"""`bert inspect`: reports what a run, a model or a data file consists of, and what is wrong with it."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
+from bert.errors import UserError
 from bert.runs.progress import align_columns
 from bert.urls import readable_path
 
-DESCRIPTION = """Prints the parameters and FLOPs per token of each part of a run, or of anything else that bert.load
-takes, its vocabulary, and the origin of its weights. A run need not have ended, nor have a
-checkpoint."""
+DESCRIPTION = """Prints the parameters and FLOPs per token of each part of a run or a model, its vocabulary, the
+origin of its weights, and every file that is damaged, missing, ignored or unsupported, with the repair. The run may
+be unfinished. For a data file it prints counts and faults instead. Exits with 2 if the source cannot be used."""
 
 
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert inspect", DESCRIPTION)
-    parser.add_argument("source", type=readable_path, metavar="RUN_OR_FOLDER", help=MODEL)
+    parser.add_argument("source", type=readable_path, metavar="SOURCE", help=f"{MODEL} Or a corpus or labelled file.")
     parser.add_argument(
         "--length", type=int, metavar="T", help="Tokens a row to count operations for. (default: the run's)"
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     arguments = parser.parse_arguments(argv)
 
-    from bert.analysis.inspection import summarize
+    from bert.inference.loading import fetch_model
     from bert.runs.metrics_log import to_jsonable
 
-    facts = summarize(arguments.source, arguments.length)
+    path, _ = fetch_model(arguments.source)
+    facts, error = _facts(path, arguments.source, arguments.length)
     if arguments.json:
-        print(json.dumps(to_jsonable(facts), indent=2, ensure_ascii=False))
-        return 0
-    for lines in (_head(facts), _parts(facts), _vocabulary(facts), _provenance(facts), _sessions(facts)):
-        if lines:
-            print("\n".join([*lines, ""]))
+        shown = {**facts, "problems": [problem._asdict() for problem in facts["problems"]]}
+        print(json.dumps(to_jsonable(shown), indent=2, ensure_ascii=False))
+    else:
+        sections = (_head, _parts, _vocabulary, _provenance, _sessions) if "model" in facts else (_data,)
+        for section in (*sections, _problems):
+            if lines := section(facts):
+                print("\n".join([*lines, ""]))
+    if error is not None:
+        raise error
     return 0
+
+
+def _facts(path: Path, source: str, length: int | None) -> tuple[dict[str, Any], UserError | None]:
+    """The facts to print, and the error if the source cannot be used."""
+    from bert.analysis.diagnosis import diagnose, diagnose_data
+    from bert.analysis.inspection import summarize
+
+    if path.is_file():
+        return diagnose_data(path)
+    problems = diagnose(path) if path.is_dir() else []
+    try:
+        return {**summarize(source, length), "problems": problems}, None
+    except UserError as error:
+        if not problems:
+            raise
+        return {"source": str(source), "problems": problems}, error
+
+
+def _data(facts: dict[str, Any]) -> list[str]:
+    """Counts of a data file; nothing for a model that cannot be loaded."""
+    if "kind" not in facts:
+        return []
+    counts = [f"{name} {value:,}" for name, value in facts.items() if isinstance(value, int)]
+    lines = [f"{facts['source']}: {facts['kind']}, {', '.join(counts) or 'nothing was read'}"]
+    for name, column in facts.get("columns", {}).items():
+        lines.append(f"  {name}: {_values(column['values'])}, {column['empty']:,} empty")
+    return [*lines, f"  tags: {_values(facts['tags'])}"] if facts.get("tags") else lines
+
+
+def _values(values: dict[str, int] | None) -> str:
+    if values is None:
+        return "many values"
+    return ", ".join(f"{value[:40]!r} {count:,}" for value, count in values.items())
+
+
+def _problems(facts: dict[str, Any]) -> list[str]:
+    lines = [f"  {state:<12} {problem}" for state, problem in facts["problems"]]
+    return ["problems:", *lines] if lines else ["problems: none found"]
 
 
 def _head(facts: dict[str, Any]) -> list[str]:

@@ -1,0 +1,226 @@
+"""Checks of runs, model folders and data files: what is damaged, missing, ignored or unsupported, and the repair."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert.config import FinetuneConfig, PretrainConfig
+from bert.config.yaml_io import load_config
+from bert.data.corpus.files import read_documents, require_readable_kind
+from bert.data.records import Records, file_suffix, read_records
+from bert.errors import UserError
+from bert.files import is_temporary
+from bert.interchange.pooling import read_pooling
+from bert.interchange.tensor_files import PICKLE, SAFETENSORS, read_json, read_tensors
+from bert.runs.checkpoint_directory import SAVING, CheckpointDirectory, has_params_only
+from bert.runs.environment import read_environment
+from bert.runs.folder import ENVIRONMENT_FILE, FROZEN_WEIGHTS, LOGGER_RUNS_FILE, STREAM_FILE, config_class_of_run
+from bert.runs.frozen_weights import read_frozen_weights
+from bert.runs.manifest import verify_manifest
+from bert.runs.metrics_log import read_metrics, read_results
+from bert.tasks import question_answering
+from bert.tasks.readers import conll
+from bert.tokenizer.vocabulary import load_tokenizer
+
+DAMAGED, MISSING, IGNORED, UNSUPPORTED = "damaged", "missing", "ignored", "unsupported"
+
+UNREAD_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "openvino_model.xml")
+"""Weights of other libraries in a Hugging Face folder."""
+
+TRAINER_FILES = ("optimizer.pt", "scheduler.pt", "training_args.bin", "trainer_state.json", "rng_state.pth")
+"""State of transformers' Trainer, which only continues a run of transformers."""
+
+CONLL_SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".iob2")
+
+LABEL_VALUES = 20
+"""A column with at most this many different values is shown with its values."""
+
+
+class Finding(NamedTuple):
+    """One fault of a run, a model or a file.
+
+    Attributes:
+        state: ``damaged``, ``missing``, ``ignored`` (present but not read) or ``unsupported``.
+        problem: the file, what is wrong, and how to repair it.
+    """
+
+    state: str
+    problem: str
+
+
+def diagnose(source: Path) -> list[Finding]:
+    """Checks each part of a run or of a model's folder separately, so that one fault does not hide the others.
+
+    Args:
+        source: a local folder.
+
+    Returns:
+        The faults; empty if every part can be read. A file that the run or the format does not need is no fault.
+    """
+    check = _run_findings if (source / "config.yaml").is_file() else _model_findings
+    return list(check(source))
+
+
+def _caught(state: str, read: Callable[..., Any], *arguments: Any) -> Iterator[Finding]:
+    """The error that a reader raises, as a finding."""
+    try:
+        read(*arguments)
+    except UserError as error:
+        yield Finding(state, str(error))
+
+
+def _run_findings(run: Path) -> Iterator[Finding]:
+    config: PretrainConfig | FinetuneConfig | None = None
+    try:
+        config = load_config(config_class_of_run(run), run / "config.yaml")
+    except UserError as error:
+        yield Finding(DAMAGED, str(error))
+    for file in sorted(run.glob("seed-*/config.yaml")):
+        yield from _run_findings(file.parent)
+    if (run / "tokenizer.json").is_file():
+        yield from _caught(DAMAGED, load_tokenizer, run)
+    elif any(CheckpointDirectory(run / "checkpoints").find()):
+        yield Finding(MISSING, f"{run / 'tokenizer.json'} is missing: copy it from the original run")
+    yield from _checkpoint_findings(run / "checkpoints")
+    yield from _caught(DAMAGED, read_results, run)
+    yield from _metrics_findings(run)
+    if (run / ENVIRONMENT_FILE).is_file() and not read_environment(run):
+        yield Finding(DAMAGED, f"{run / ENVIRONMENT_FILE} is not JSON: remove it; the run does not need it")
+    for name in (STREAM_FILE, LOGGER_RUNS_FILE):
+        if (run / name).is_file():
+            yield from _caught(DAMAGED, read_json, run / name)
+    if isinstance(config, FinetuneConfig) and config.lora.rank is not None:
+        state = DAMAGED if (run / FROZEN_WEIGHTS).is_file() else MISSING
+        yield from _caught(state, read_frozen_weights, run, config.lora.checksum)
+    for path in sorted(run.glob(".*")):
+        if is_temporary(path):
+            yield Finding(IGNORED, f"{path} is incomplete, its writer was killed: the next start of the run removes it")
+
+
+def _checkpoint_findings(folder: Path) -> Iterator[Finding]:
+    folders = CheckpointDirectory(folder).find()
+    problems = {step: verify_manifest(path) for step, path in sorted(folders.items())}
+    good = [step for step, found in problems.items() if not found and not has_params_only(folders[step])]
+    remedy = f"the run continues from step {good[-1]}" if good else f"or remove {folder} to start again"
+    for step, found in problems.items():
+        if found:
+            yield Finding(DAMAGED, f"{folders[step]}: {'; '.join(found)}: copy it from a backup, {remedy}")
+    for path in sorted(folder.glob(f"*{SAVING}*")):
+        yield Finding(IGNORED, f"{path} is an incomplete save: the next start of the run removes it")
+
+
+def _metrics_findings(run: Path) -> Iterator[Finding]:
+    file = run / "metrics.jsonl"
+    if file.is_file():
+        lines = file.read_bytes().count(b"\n")
+        whole = len(read_metrics(run))
+        if whole < lines:
+            yield Finding(
+                DAMAGED, f"{file}: {lines - whole} of {lines} lines are not JSON objects with a step and are skipped"
+            )
+
+
+def _model_findings(folder: Path) -> Iterator[Finding]:
+    for file in sorted(folder.glob("*.json")):
+        yield from _caught(DAMAGED, read_json, file)
+    model = folder
+    try:
+        _, model = read_pooling(folder, lambda text: None)
+    except UserError as error:
+        yield Finding(UNSUPPORTED, str(error))
+    if (model / "config.json").is_file():
+        for read, names in ((read_tensors, (SAFETENSORS, PICKLE)), (load_tokenizer, ("tokenizer.json", "vocab."))):
+            present = any(path.name.startswith(names) for path in model.iterdir())
+            yield from _caught(DAMAGED if present else MISSING, read, model)
+    if (model / SAFETENSORS).is_file() and (model / PICKLE).is_file():
+        yield Finding(IGNORED, f"{model / PICKLE}: {SAFETENSORS} is read instead")
+    for name in (*UNREAD_WEIGHTS, *TRAINER_FILES):
+        if (model / name).is_file():
+            yield Finding(IGNORED, f"{model / name} is not read; it may be removed")
+    for file in sorted(model.glob("*.py")):
+        yield Finding(IGNORED, f"{file}: code of a model's folder is never executed")
+
+
+def diagnose_data(file: Path) -> tuple[dict[str, Any], UserError | None]:
+    """Reads a corpus or a file of labelled rows to its end.
+
+    Args:
+        file: text, JSONL, Parquet, CSV, TSV, CoNLL columns or SQuAD JSON, plain or compressed.
+
+    Returns:
+        ``kind``, counts (documents, rows, sentences or questions), for a table ``columns`` with the empty cells and
+        the values of each, and ``problems``, a list of `Finding`; and the error of the first line that cannot be
+        read, where the counts end.
+    """
+    suffix = file_suffix(file)
+    facts: dict[str, Any] = {"source": str(file), "kind": _kind(suffix), "problems": []}
+    problems: list[Finding] = facts["problems"]
+    try:
+        if facts["kind"] == "table":
+            _read_table(read_records(file), facts)
+        elif facts["kind"] == "tagged words":
+            sentences = conll.read(file)
+            facts |= {"sentences": len(sentences), "words": sum(map(len, sentences.words))}
+            facts["tags"] = dict(Counter(tag for tags in sentences.tags or () for tag in tags).most_common())
+            problems += [Finding(IGNORED, note) for note in sentences.notes]
+        elif facts["kind"] == "questions":
+            dataset = question_answering.read(file)
+            facts |= {"questions": len(dataset), "trainable": len(dataset.trainable)}
+            problems += [Finding(IGNORED, line) for line in dataset.skipped]
+        else:
+            _read_corpus(file, facts)
+    except UserError as error:
+        return facts, error
+    return facts, None
+
+
+def _kind(suffix: str) -> str:
+    if suffix in (".csv", ".tsv", ".jsonl"):
+        return "table"
+    return {**dict.fromkeys(CONLL_SUFFIXES, "tagged words"), ".json": "questions"}.get(suffix, "corpus")
+
+
+def _read_table(records: Records, facts: dict[str, Any]) -> None:
+    """Counts rows, and for each column its empty cells and its values until they are too many to be labels."""
+    columns: dict[str, dict[str, Any]] = {}
+    facts |= {"rows": 0, "columns": columns}
+    for _, fields in records.rows:
+        facts["rows"] += 1
+        for name, value in fields.items():
+            column = columns.setdefault(name, {"filled": 0, "values": Counter()})
+            if value is not None and str(value).strip():
+                column["filled"] += 1
+            if column["values"] is not None:
+                column["values"][value if isinstance(value, str) else json.dumps(value)] += 1
+                if len(column["values"]) > LABEL_VALUES:
+                    column["values"] = None
+    for name, column in columns.items():
+        column["empty"] = facts["rows"] - column.pop("filled")
+        values = column["values"]
+        column["values"] = None if values is None else dict(values.most_common())
+        if column["empty"] and name:
+            cells = "1 row has" if column["empty"] == 1 else f"{column['empty']:,} rows have"
+            facts["problems"].append(
+                Finding(MISSING, f"{records.source}: {cells} no value in {name!r}: fill it in or remove the rows")
+            )
+    facts["problems"] += [Finding(IGNORED, note) for note in records.notes]
+
+
+def _read_corpus(file: Path, facts: dict[str, Any]) -> None:
+    """Counts the documents of a corpus, their lines and characters."""
+    require_readable_kind(str(file))
+    facts |= {"documents": 0, "lines": 0, "characters": 0}
+    for document in read_documents(str(file)):
+        facts["documents"] += 1
+        facts["lines"] += len(document)
+        facts["characters"] += sum(map(len, document))
+    if not facts["documents"]:
+        facts["problems"].append(Finding(MISSING, f"{file} holds no text: name a file with some"))
+    elif facts["documents"] == 1 and facts["lines"] > 1:
+        facts["problems"].append(
+            Finding(MISSING, f"{file} is one document of {facts['lines']:,} lines: an empty line ends a document")
+        )

@@ -1,0 +1,125 @@
+"""`bert inspect` on damaged runs, model folders and data files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bert.analysis.diagnosis import DAMAGED, IGNORED, MISSING, diagnose, diagnose_data
+from bert.commands.inspect import main
+from bert.errors import UserError
+from bert.files import write_atomic
+
+
+def states(findings: list) -> dict[str, str]:
+    """The state of each finding by the file name that its sentence begins with."""
+    return {Path(problem.split()[0].rstrip(":,")).name: state for state, problem in findings}
+
+
+@pytest.fixture
+def run(pretrained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pretrained, tmp_path / "run"))
+
+
+def test_a_whole_run_has_no_findings(run: Path, finetuned: Path) -> None:
+    assert diagnose(run) == diagnose(finetuned) == []
+
+
+def test_every_damaged_file_of_a_run_is_listed(run: Path, capsys) -> None:
+    tensors = max((run / "checkpoints/6").rglob("d/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(tensors.read_bytes())
+    content[len(content) // 2] ^= 1
+    tensors.write_bytes(content)
+    (run / "checkpoints/9.saving").mkdir()
+    for name in ("results.json", "environment.json", "tokenizer.json"):
+        (run / name).write_text("{")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("not JSON\n")
+    found = states(diagnose(run))
+    assert found == {
+        "tokenizer.json": DAMAGED,
+        "6": DAMAGED,
+        "9.saving": IGNORED,
+        "results.json": DAMAGED,
+        "metrics.jsonl": DAMAGED,
+        "environment.json": DAMAGED,
+    }
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        main([str(run)])
+    text = capsys.readouterr().out
+    assert "step 3" in text
+    assert all(name in text for name in found)
+
+
+def test_a_run_with_an_older_good_checkpoint_can_still_be_used(run: Path, capsys) -> None:
+    (run / "checkpoints/6/MANIFEST.json").write_text("{}")
+    assert main([str(run), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["step"] == 3
+    assert [problem["state"] for problem in facts["problems"]] == [DAMAGED]
+
+
+def test_a_model_folder_without_weights(tmp_path: Path, capsys) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    (tmp_path / "tf_model.h5").touch()
+    (tmp_path / "modeling.py").touch()
+    (tmp_path / "generation_config.json").write_text("{,")
+    found = states(diagnose(tmp_path))
+    assert found["tf_model.h5"] == found["modeling.py"] == IGNORED
+    assert found["generation_config.json"] == DAMAGED
+    assert MISSING in found.values()
+    with pytest.raises(UserError):
+        main([str(tmp_path)])
+    assert "modeling.py" in capsys.readouterr().out
+
+
+def test_a_table_with_empty_cells(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "train.csv"
+    file.write_text("text,label\n" + "".join(f"row {row},{'ab'[row % 2] if row else ''}\n" for row in range(30)))
+    facts, error = diagnose_data(file)
+    assert error is None
+    assert (facts["kind"], facts["rows"]) == ("table", 30)
+    assert facts["columns"]["label"] == {"values": {"b": 15, "a": 14, "": 1}, "empty": 1}
+    assert facts["columns"]["text"]["values"] is None
+    assert [state for state, _ in facts["problems"]] == [MISSING]
+    assert main([str(file)]) == 0
+    assert "rows 30" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "state", "counted"),
+    [
+        ("a.txt", b"one\n\ntwo\nthree\n", None, {"documents": 2, "lines": 3, "characters": 11}),
+        ("one.txt", b"one\ntwo\n", MISSING, {"documents": 1}),
+        ("empty.txt", b"", MISSING, {"documents": 0}),
+        ("a.conll", b"Ann B-PER\nran O\n\n", None, {"sentences": 1, "words": 2}),
+    ],
+)
+def test_readable_data_files(tmp_path: Path, name: str, content: bytes, state: str | None, counted: dict) -> None:
+    write_atomic(tmp_path / name, content)
+    facts, error = diagnose_data(tmp_path / name)
+    assert error is None
+    assert [problem.state for problem in facts["problems"]] == ([] if state is None else [state])
+    assert counted.items() <= facts.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "counted"),
+    [
+        ("latin.txt", "one\n\nd\u00e9j\u00e0\n".encode("latin-1"), {"documents": 1}),
+        ("a.pdf", b"%PDF", {}),
+        ("a.txt.gz", b"no gzip", {"documents": 0}),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', {"rows": 1}),
+        ("train.json", b'{"data": []}', {}),
+    ],
+)
+def test_unreadable_data_files_are_counted_up_to_the_fault(
+    tmp_path: Path, capsys, name: str, content: bytes, counted: dict
+) -> None:
+    write_atomic(tmp_path / name, content)
+    with pytest.raises(UserError, match=name):
+        main([str(tmp_path / name), "--json"])
+    assert counted.items() <= json.loads(capsys.readouterr().out).items()
