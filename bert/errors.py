@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 UTF8_HINT = "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
@@ -16,11 +17,30 @@ def convert(content: bytes) -> str:
     return UTF8_HINT.replace("WINDOWS-1252", "UTF-16") if content.startswith(UTF16_MARKS) else UTF8_HINT
 
 
+LISTED_CHARACTERS = 200
+"""Maximum length of a list of names in a message, except for a first name that is longer."""
+
+NAME_CHARACTERS = 60
+"""Maximum length of one of the names."""
+
 Value = TypeVar("Value")
 
 
 class UserError(Exception):
     """A mistake the user can fix. Its text is one sentence: what, where, and the fix. Programs exit with 2."""
+
+
+def quoted(names: Iterable[object]) -> str:
+    """Returns names for a message: each in quotes and shortened if it is long, and how many more there are."""
+    shown: list[str] = []
+    names = list(names)
+    for number, name in enumerate(names):
+        word = repr(name)
+        word = word if len(word) <= NAME_CHARACTERS else f"{word[: NAME_CHARACTERS - 4]}...{word[-1]}"
+        if shown and len(", ".join([*shown, word])) > LISTED_CHARACTERS:
+            return f"{', '.join(shown)} and {len(names) - number:,} more"
+        shown.append(word)
+    return ", ".join(shown)
 
 
 def without_surrogates(text: str) -> str:

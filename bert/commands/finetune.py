@@ -40,12 +40,17 @@ def _show(results: dict[str, Any], path: str) -> None:
         for name, value in scores.items():
             deviation = f" +-{_number(results[split]['standard_deviation'][name])}" if runs else ""
             baseline = _baseline(results, name) if split == "dev" else ""
-            print(f"  {name:{width}}{_number(value)}{deviation}{baseline}")
+            label = results.get("metric_labels", {}).get(name)
+            of_label = "" if label is None else f"   of the label {label!r}"
+            print(f"  {name:{width}}{_number(value)}{deviation}{baseline}{of_label}")
         if split == "dev" and results["collapsed"] is True:  # a list for several seeds
             print(f"  {COLLAPSED}")
+        if split == "dev":
+            for remark in results.get("remarks", ()):
+                print(f"  {remark}")
     for run in runs:
         score = _number(run["dev"][results["main_metric"]]).strip()
-        note = f"   {COLLAPSED}" if run["collapsed"] else ""
+        note = f"   {'; '.join([*([COLLAPSED] if run['collapsed'] else []), *run.get('remarks', ())])}".rstrip()
         print(f"  seed {run['seed']}: {results['main_metric']} {score} at step {run['best_step']:,}{note}")
     files = "predictions/, checkpoints, metrics.jsonl, curves.png, results.json"
     best, sample = path, results

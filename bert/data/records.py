@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from bert.config import HUB_PREFIX
 from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
 from bert.data.dialects import DELIMITERS, Dialect, csv_reader, detect_dialect
 from bert.data.json_text import parse_json
-from bert.errors import UserError
+from bert.errors import UserError, quoted
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -49,6 +50,8 @@ class Records:
     """What the rows' numbers count, from 1."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the user on how the file is read; complete once all rows are."""
+    declared_labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Field of class labels -> their names in the order of their numbers, if a data set declares them."""
 
     def error(self, line_number: int, what: str) -> UserError:
         """The error for a row."""
@@ -63,12 +66,27 @@ class Records:
         """
         for name, key in wanted.items():
             if name not in fields:
-                there, fix = ", ".join(map(repr, fields)), f"set {key} to the right one"
+                there, fix = quoted(fields), f"set {key} to the right one"
                 if key == "task" and self.unit == "line":
                     fix += f", or name {', '.join(map(repr, wanted))} in the first line, with a tab between two names"
                 if key.startswith("data.columns.") and self.names is not None and self.unit == "line":
                     fix += ", or, if the first line is no header, name all columns in order as data.column_names"
-                raise self.error(line_number, f"no {name!r} among {there[:200]}: {fix}")
+                raise self.error(line_number, f"no {name!r} among {there}: {fix}")
+
+    def require_sound(self, faults: Sequence[tuple[int, UserError]]) -> None:
+        """Raises UserError if there are faults: the sentence of the first one, and the numbers of all rows with one."""
+        if not faults:
+            return
+        numbers = sorted({line_number for line_number, _ in faults})
+        _, first = min(faults, key=lambda fault: fault[0])
+        if len(numbers) == 1:
+            raise first
+        raise UserError(f"{first}; {len(numbers):,} {self.unit}s have such faults: {listed_numbers(numbers)}")
+
+
+def listed_numbers(numbers: Sequence[int]) -> str:
+    """Returns up to ten numbers of lines or rows for a message, and ... if there are more."""
+    return ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
 
 
 NOT_LINES = (".json", ".conll", ".parquet", ".arrow", ".xlsx", ".zip")
@@ -99,7 +117,7 @@ def read_records(
     if not path.is_file():
         raise UserError(f"{path} does not exist or is not a file: name one of {', '.join(SUFFIXES)}, plain or packed")
     if suffix == ".jsonl":
-        return Records(str(path), _json_rows(path))
+        return Records(str(path), _json_rows(path), declared_labels=_declared_labels(path))
     rows, notes = table_rows(path, header, literal_quotes, skip_short_rows)
     first = next(rows, None)
     if first is None:
@@ -111,7 +129,7 @@ def read_records(
     else:
         names, source = stripped, "the header"
     if len(set(names)) < len(names):
-        raise UserError(f"{path}, line 1: the columns are {', '.join(map(repr, names))[:200]}: give each its own name")
+        raise UserError(f"{path}, line 1: the columns are {quoted(names)}: give each its own name")
     return Records(str(path), _named_rows(path, rows, names, source, skip_short_rows, notes), names, notes=notes)
 
 
@@ -133,8 +151,7 @@ def read_texts(path: Path, name: str) -> list[str]:
         numbered = []
         for line_number, fields in records.rows:
             if "text" not in fields:
-                there = ", ".join(map(repr, fields))[:200]
-                raise records.error(line_number, f"no 'text' among {there}: name the column of each {name} so")
+                raise records.error(line_number, f"no 'text' among {quoted(fields)}: name the column of each {name} so")
             numbered.append((line_number, fields["text"]))
     else:
         numbered = list(numbered_lines(path, utf_16=True))
@@ -190,7 +207,27 @@ def dataset_records(source: str, splits: DatasetDict, split: str) -> Records:
         (row_number, {name: named[name](value) if name in named else value for name, value in row.items()})
         for row_number, row in enumerate(table, start=1)
     )
-    return Records(f"{source}, split {split}", rows, tuple(table.column_names), "row")
+    declared = {name: names for name, feature in table.features.items() if (names := class_label_names(feature))}
+    return Records(f"{source}, split {split}", rows, tuple(table.column_names), "row", declared_labels=declared)
+
+
+def class_label_names(feature: Any) -> tuple[str, ...]:
+    """Returns the names of a class label, or of a list of them, in the order of their numbers; () for others."""
+    if hasattr(feature, "int2str"):
+        return tuple(feature.names or ())
+    return class_label_names(feature.feature) if hasattr(feature, "feature") else ()
+
+
+def declared_labels_file(path: Path) -> Path:
+    """Returns the file with the declared labels of rows that were given in memory, see `bert.tasks.readers.rows`."""
+    return path.with_name(f"{path.name}.declared_labels.json")
+
+
+def _declared_labels(path: Path) -> dict[str, tuple[str, ...]]:
+    file = declared_labels_file(path)
+    if not file.is_file():
+        return {}
+    return {name: tuple(labels) for name, labels in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def _label_namer(feature: Any) -> Callable[[Any], Any] | None:
@@ -204,10 +241,10 @@ def _label_namer(feature: Any) -> Callable[[Any], Any] | None:
 def _named_rows(
     path: Path, rows: Table, names: tuple[str, ...], source: str, skip_short_rows: bool, notes: list[str]
 ) -> Rows:
-    short = []
+    short: list[int] = []
     for line_number, cells in rows:
         if skip_short_rows and len(cells) < len(names):
-            short.append(str(line_number))
+            short.append(line_number)
         elif len(cells) != len(names):
             columns = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
             raise UserError(
@@ -216,9 +253,8 @@ def _named_rows(
         else:
             yield line_number, dict(zip(names, cells, strict=True))
     if short:
-        lines = ", ".join(short[:10]) + (", ..." if len(short) > 10 else "")
         counted = "1 row" if len(short) == 1 else f"{len(short)} rows"
-        notes.append(f"{path}: {counted} of too few columns left out (line {lines})")
+        notes.append(f"{path}: {counted} of too few columns left out (line {listed_numbers(short)})")
 
 
 def table_rows(

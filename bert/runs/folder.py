@@ -133,21 +133,23 @@ class RunFolder(Generic[Config]):
         """Writes rows that were given in memory, so that the run can resume, and its config.yaml repeat it.
 
         Args:
-            tables: JSON lines by the name of their file.
+            tables: contents of the files by file name: ``*.jsonl``, and ``*.json`` with the labels that rows declare.
 
         Raises:
             UserError: the run began with other rows.
         """
         folder: Path = self.path / ROWS
-        stored = {file.name: file.read_text(encoding="utf-8") for file in folder.glob("*.jsonl")}
+        stored = {file.name: file.read_text(encoding="utf-8") for file in folder.glob("*.json*")}
         if not self.is_writer or stored == tables:
             return
         if _has_checkpoint(self.path):
+            if _rows_alone(stored) == _rows_alone(tables):  # config.yaml has the labels of a run that has begun
+                return
             raise UserError(
                 f"the rows are not those that the run in {self.path} began with: pass these, or another output_dir"
             )
         self.save_config(self.config)  # before other files: a folder without config.yaml belongs to no run
-        for outdated in (*folder.glob("*.jsonl"), *self.path.glob(DATA_DIGEST_FILE)):
+        for outdated in (*folder.glob("*.json*"), *self.path.glob(DATA_DIGEST_FILE)):
             outdated.unlink()
         folder.mkdir(exist_ok=True)
         for name, lines in tables.items():
@@ -321,6 +323,10 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
         for name in (TARGET_TOKENIZER, ROWS):
             shutil.rmtree(path / name, ignore_errors=True)
     return RunFolder(path, config, resumed=False)
+
+
+def _rows_alone(tables: Mapping[str, str]) -> dict[str, str]:
+    return {name: lines for name, lines in tables.items() if name.endswith(".jsonl")}
 
 
 def config_class_of_run(run: Path) -> type:

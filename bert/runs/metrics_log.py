@@ -81,7 +81,7 @@ def scored_splits(results: dict[str, Any]) -> list[str]:
     """The splits that a fine-tuning run's results have scores of, the one that chooses checkpoints first."""
     if "main_metric" not in results:
         return []
-    others = {"last", "tuned", "details", "without_collapsed", results.get("baseline")}
+    others = {"last", "tuned", "details", "without_collapsed", "metric_labels", results.get("baseline")}
     return [name for name, value in results.items() if isinstance(value, dict) and name not in others]
 
 

@@ -21,7 +21,10 @@ from bert import metrics
 from bert.config import TaskDataConfig
 from bert.data.features import Rows
 from bert.data.json_text import parse_json
-from bert.errors import UserError
+from bert.errors import UserError, quoted
+
+PERFECT = (1.0, 100.0)
+"""Best values of metrics: shares and percentages."""
 
 Outputs = Sequence[np.ndarray]
 """What the head says of each row, R float32 arrays: [L] labels, [C] choices, or [T, L] for the row's own T tokens."""
@@ -181,6 +184,35 @@ class Task(ABC):
         """The same metrics of an answer that looks at no text: what any model has to beat."""
         return {}
 
+    @property
+    def metric_labels(self) -> Mapping[str, str]:
+        """Metrics that score one label against all others, such as f1 of two labels -> that label."""
+        return {}
+
+    def never_predicted(self, predictions: Any, examples: Any) -> list[str]:
+        """Returns the labels that examples of a split have and that no prediction has."""
+        return []
+
+    def is_no_better(self, ours: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
+        """Whether the scores are no better than the baseline's, which is not perfect."""
+        reached, trivial = ours.get(self.main_metric), baseline.get(self.main_metric)
+        if reached is None or trivial is None or (reached == trivial and trivial in PERFECT):
+            return False
+        return not metrics.is_better(reached, trivial, self.higher_main_is_better)
+
+    def remarks(self, predictions: Any, examples: Any) -> list[str]:
+        """Returns sentences on what is wrong with the predictions of a split with labels, which scores may hide."""
+        found = []
+        if never := self.never_predicted(predictions, examples):
+            found.append(f"{'label' if len(never) == 1 else 'labels'} {quoted(never)} never predicted")
+        if self.baseline:
+            ours, baseline = self.score(predictions, examples), self.baseline_scores(examples)
+            if self.is_no_better(ours, baseline):
+                name = self.main_metric
+                described = f"{name} {ours[name]:.4f} against {baseline[name]:.4f}"
+                found.append(f"no better than the baseline {self.baseline.replace('_', ' ')}: {described}")
+        return found
+
     def is_degenerate(self, predictions: Any, examples: Any) -> bool:
         """Whether the run is degenerate: predictions are constant, or no better than the baseline."""
         return False
@@ -247,7 +279,7 @@ class Task(ABC):
                 return wanted
         wanted = self.table_columns[0]
         missing = next(name for name in wanted if name not in names)
-        there, named = ", ".join(map(repr, names))[:200], ", ".join(map(repr, wanted))
+        there, named = quoted(names), quoted(wanted)
         raise ValueError(
             f"no {missing!r} among {there or 'the fields'}: name the column(s) {named} as in training, or write one "
             "input a line to a .txt file"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert.errors import UserError
+from bert.errors import UserError, quoted
 
 BALANCED = "balanced"
 
@@ -29,10 +29,8 @@ def class_weights(given: str | Sequence[str], labels: Sequence[str], balanced: n
     for entry in [given] if isinstance(given, str) else given:
         label, _, number = (part.strip() for part in entry.rpartition("="))
         if label not in weights:
-            known = ", ".join(map(repr, labels))[:200]
-            raise UserError(
-                f"data.class_weights has {entry!r}, and the labels are {known}: use {BALANCED}, or LABEL=WEIGHT"
-            )
+            wrong = f"data.class_weights has {entry!r}, and the labels are {quoted(labels)}"
+            raise UserError(f"{wrong}: use {BALANCED}, or LABEL=WEIGHT")
         weights[label] = _to_weight(entry, number)
     return tuple(weights.values())
 

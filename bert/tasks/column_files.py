@@ -14,7 +14,7 @@ from bert.data.records import Records
 from bert.errors import UserError
 from bert.tasks.base import Task
 from bert.tasks.readers.columns import split_names, split_records
-from bert.tasks.readers.rows import json_lines
+from bert.tasks.readers.rows import table_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +40,22 @@ class ColumnFilesTask(Task):
 
 
 def labelled_examples(task: ColumnFilesTask, data: Any) -> Any:
-    """The task's examples of a labelled file, or of rows in memory as `json_lines` takes them. Raises UserError."""
+    """The task's examples of a labelled file, or of rows in memory as `json_lines` reads them. Raises UserError."""
     if "dev" not in task.data_keys:
         raise UserError(f"{task.name} reads its own rows, whose scores are in results.json: use a run on files")
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.jsonl"
+        file = Path(folder) / "data.jsonl"
         if isinstance(data, str | os.PathLike):
             file = Path(os.path.abspath(data))
             if not file.is_file():
                 raise UserError(f"{data} is no file: pass the path of a labelled file, or a list of labelled rows")
         else:
-            file.write_text(json_lines(data, "data"), encoding="utf-8")
+            for name, content in table_files(data, "data").items():
+                (Path(folder) / name).write_text(content, encoding="utf-8")
         columns = dataclasses.replace(task.data.columns, id=None)  # scores need none
         data_config = dataclasses.replace(task.data, dev=str(file), source=None, target=None, columns=columns)
         try:
             return dataclasses.replace(task, data=data_config).read(Path(folder), "dev")
         except UserError as error:
-            of_rows = f"{Path(folder) / 'rows.jsonl'}, line "
+            of_rows = f"{Path(folder) / 'data.jsonl'}, line "
             raise UserError(str(error).replace(of_rows, "data, row ")) from None

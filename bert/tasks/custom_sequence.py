@@ -17,7 +17,7 @@ import numpy as np
 
 from bert.config import TaskDataConfig
 from bert.data.records import Records
-from bert.errors import UserError
+from bert.errors import UserError, quoted
 from bert.tasks.class_weights import class_weights
 from bert.tasks.column_files import ColumnFilesTask
 from bert.tasks.multilabel import MultilabelTask, check_label_names
@@ -32,6 +32,8 @@ class _FromColumns(ColumnFilesTask, SentenceTask):
     allowed_metrics: ClassVar[Sequence[str]]
     unlabelled: ClassVar[tuple[Any, ...]] = (None, "")
     """What the label of the first row of a test file without labels is."""
+    leaves_out_unlabelled: ClassVar[bool] = True
+    """Whether rows of data sets without a label are left out."""
 
     def from_config(self, data: TaskDataConfig) -> Self:
         columns, metrics = data.columns, tuple(data.metrics or self.metrics)
@@ -60,6 +62,8 @@ class _FromColumns(ColumnFilesTask, SentenceTask):
             None if id is None else (id, "data.columns.id"),
             needed=split != "test",
             unlabelled=self.unlabelled,
+            leave_out=self.leaves_out_unlabelled,
+            raise_faults=False,
         )
 
 
@@ -103,9 +107,10 @@ class CustomClassification(_FromLabelColumn, ClassificationTask):
     allowed_metrics = ("accuracy", "f1", "macro_f1", "matthews")
 
     def fit(self, train: Examples) -> CustomClassification:
-        labels = train.label_words
-        if len(labels) < 2:
-            raise UserError(f"every training row has the label {labels[0]!r}: a classifier needs two or more labels")
+        labels, present = train.label_words, np.unique(train.known_labels)
+        if len(present) < 2:
+            label = labels[present[0]]
+            raise UserError(f"every training row has the label {label!r}: a classifier needs two or more labels")
         if "f1" in self.metrics and len(labels) != 2:
             raise UserError(f"data.metrics has f1, which is for two labels, and there are {len(labels)}: take macro_f1")
         return super().fit(train)
@@ -126,14 +131,15 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
     data_keys: ClassVar[tuple[str, ...]] = (*_FromLabelColumn.data_keys, "label_thresholds")
     allowed_metrics = ("micro_f1", "macro_f1")
     unlabelled = (None,)  # "" is a row with no label
+    leaves_out_unlabelled = False
 
     def fit(self, train: Examples) -> CustomMultilabel:
         counts, labels = train.known_labels.sum(axis=0), train.label_words
         if not counts.any():
             raise UserError("no training row has a label: set data.columns.label to the column of labels")
         if np.isin(counts, (0, len(train))).all():
-            same = ", ".join(repr(label) for label, count in zip(labels, counts, strict=True) if count)
-            raise UserError(f"every training row has the same labels ({same[:200]}): add rows that lack one of them")
+            same = quoted(label for label, count in zip(labels, counts, strict=True) if count)
+            raise UserError(f"every training row has the same labels ({same}): add rows that lack one of them")
         if len(self.label_thresholds) not in (0, 1, len(labels)):
             raise UserError(
                 f"data.label_thresholds has {len(self.label_thresholds)} numbers, and there are {len(labels)} labels: "

@@ -102,6 +102,7 @@ class GlueTask(SentenceTask):
             {label: "task"} if labelled else {},
             None if labelled and self.id_column not in names else (id, "task"),
             may_be_empty=self.may_be_empty,
+            raise_faults=False,
         )
         return columns._replace(ids=[str(row) for row in range(len(columns.ids))]) if labelled else columns
 
@@ -121,6 +122,7 @@ class GlueClassification(GlueTask, ClassificationTask):
     """One label a row."""
 
     unknown_label_fix = "fix it"
+    lists_faults = False  # a file of GLUE has none, unless it is another file
 
 
 @dataclass(frozen=True, kw_only=True)

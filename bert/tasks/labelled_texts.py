@@ -38,6 +38,7 @@ class LabelledTextsTask(EmbeddingTask):
             {names.label: "data.columns.label"},
             None if names.id is None else (names.id, "data.columns.id"),
             needed=split != "test",
+            leave_out=True,
         )
         [texts] = found.texts
         labels = None

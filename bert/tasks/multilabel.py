@@ -91,7 +91,11 @@ class MultilabelTask(LabelTask):
         """The same labels for every row, or no metric better than those of the baseline."""
         ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
         constant = not _vary(predictions.labels) and _vary(examples.known_labels)
-        return constant or all(ours[name] <= theirs[name] < 1 for name in self.metrics)
+        return constant or self.is_no_better(ours, theirs)
+
+    def never_predicted(self, predictions: MultilabelPredictions, examples: Examples) -> list[str]:
+        missing = examples.known_labels.any(axis=0) & ~predictions.labels.any(axis=0)
+        return [self.label_names[label] for label in np.flatnonzero(missing)]
 
     def write_predictions(
         self, folder: Path, split: str, predictions: MultilabelPredictions, examples: Examples

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,21 @@ from bert.data.features import Features
 from bert.data.inputs import WANTED, as_texts
 from bert.data.records import Records
 from bert.data.windows import Text
-from bert.errors import require
+from bert.errors import UserError, quoted, require
 from bert.files import write_tsv
 from bert.runs.confusion_matrix import draw_confusion_matrix
 from bert.tasks.base import Outputs, Task
 from bert.tasks.readers.columns import Columns, label_text
+
+WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
+
+MISSING_WORDS = ("nan", "<na>", "nat")
+"""What pandas writes for a missing value, in lower case."""
+
+FEWEST_SINGLE_LABELS = 10
+SINGLE_LABELS_SHARE = 0.8
+"""A training file is refused if more than this share of its rows, and at least FEWEST_SINGLE_LABELS of them, have a
+label that no other row has."""
 
 LARGEST = float(np.finfo(np.float32).max)
 """Score that a label may be."""
@@ -141,17 +152,20 @@ class SentenceTask(Task):
 
     @abstractmethod
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
-        """[R] labels as the loss takes them, and the labels that there are. Raises UserError for an unknown one."""
+        """[R] labels as the loss takes them, and the labels that there are. Raises UserError for an unknown one, and
+        for ``columns.faults``."""
 
     def read(self, folder: Path, split: str) -> Examples:
         records = self.records(Path(folder), split)
         columns = self._read_columns(records, split)
+        if columns.labels is None:
+            records.require_sound(columns.faults)
         texts_b = columns.texts[1] if len(columns.texts) > 1 else None
         examples = Examples(columns.texts[0], texts_b, None, columns.ids, columns.notes)
         if columns.labels is None:
             return examples
         labels, label_words = self._encode(records, columns, split == "train")
-        return dataclasses.replace(examples, labels=labels, label_words=label_words)
+        return dataclasses.replace(examples, labels=labels, label_words=label_words, notes=tuple(records.notes))
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features:
         return features.tokenize(tokenizer, examples.texts, data.max_length, examples.labels)
@@ -186,6 +200,8 @@ class LabelTask(SentenceTask):
     """The labels for people."""
     class_weights: tuple[float, ...] = ()
     unknown_label_fix: ClassVar[str] = "fix it, or list all labels as data.labels"
+    lists_faults: ClassVar[bool] = True
+    """Whether an error on a bad row names all bad rows."""
 
     @property
     def num_labels(self) -> int:
@@ -195,27 +211,75 @@ class LabelTask(SentenceTask):
     def output_names(self) -> tuple[str, ...]:
         return self.label_names
 
+    def is_no_better(self, ours: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
+        """Whether no metric is better than the baseline's.
+
+        One better metric is enough: if most labels are 1, the F1 of the majority class is above that of many good
+        models.
+        """
+        return all(ours[name] <= baseline[name] < 1 for name in self.metrics)
+
     @abstractmethod
     def rows_by_label(self, examples: Examples) -> np.ndarray:
         """[L] rows that have each label."""
 
     def _number_labels(
-        self, records: Records, line_numbers: Sequence[int], rows: Sequence[Sequence[str]], is_train: bool
+        self,
+        records: Records,
+        line_numbers: Sequence[int],
+        rows: Sequence[Sequence[str]],
+        is_train: bool,
+        faults: Sequence[tuple[int, UserError]] = (),
     ) -> tuple[list[list[int]], tuple[str, ...]]:
-        """The numbers of each row's labels, and all labels: if they are not given, those of a training split.
+        """The numbers of each row's labels, and all labels.
+
+        Labels that are not given are those that the data set declares, in its order, or those of a training split.
+        A whole number is the same label with and without decimals: 1 and 1.0.
+
+        Args:
+          faults: errors of single rows so far.
 
         Raises:
-          UserError: an unknown label.
+          UserError: an unknown label, one of ``faults``, or nearly as many labels as rows.
         """
-        labels = self.labels or (_in_order(itertools.chain.from_iterable(rows)) if is_train else ())
+        labels = self.labels or _declared(records, self.label_column)
+        if not labels and is_train:
+            records.require_sound(faults)
+            labels = _labels_of(rows)
+            self._check_new_labels(records, labels, rows)
         class_of = {word: label for words in (self.label_names, labels) for label, word in enumerate(words)}
+        class_of = {**{whole_number(word): label for word, label in class_of.items()}, **class_of}
+        numbers, faults = [], list(faults)
         for line_number, words in zip(line_numbers, rows, strict=True):
-            for word in words:
-                if word not in class_of:
-                    known = ", ".join(map(repr, labels))[:200]
-                    wrong = f"{self.label_column} is {word!r}, and the labels are {known}"
-                    raise records.error(line_number, f"{wrong}: {self.unknown_label_fix}")
-        return [[class_of[word] for word in words] for words in rows], labels
+            found = [class_of.get(word, class_of.get(whole_number(word), -1)) for word in words]
+            if -1 in found:
+                wrong = (
+                    f"{self.label_column} is {quoted([words[found.index(-1)]])}, and the labels are {quoted(labels)}"
+                )
+                faults.append((line_number, records.error(line_number, f"{wrong}: {self.unknown_label_fix}")))
+            numbers.append(found)
+        records.require_sound(faults if self.lists_faults else faults[:1])
+        return numbers, labels
+
+    def _check_new_labels(self, records: Records, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Adds notes on labels that may mean that a row has none. Raises UserError if nearly every row has a label
+        that no other row has."""
+        counts = Counter(word for words in rows for word in words)
+        single = sum(count == 1 for count in counts.values())
+        if single >= FEWEST_SINGLE_LABELS and single > SINGLE_LABELS_SHARE * len(rows):
+            raise UserError(
+                f"{records.source}: {len(labels):,} labels in {len(rows):,} rows, such as {quoted(labels[:1])}: are "
+                "the columns swapped, or is this a regression (task regression)? If they are labels, list all of them "
+                "as data.labels"
+            )
+        named = {word: count for word, count in counts.items() if word.lower() in MISSING_WORDS}
+        if "-1" in counts and "0" in counts:
+            named["-1"] = counts["-1"]
+        for word, count in sorted(named.items()):
+            records.notes.append(
+                f"{records.source}: {count:,} rows have the label {word!r}, which is read as a label like any other: "
+                "remove these rows if it means that they have none"
+            )
 
     def _write_errors(
         self, folder: Path, split: str, examples: Examples, columns: Sequence[str], errors: Iterable[Sequence[Any]]
@@ -245,6 +309,11 @@ class ClassificationTask(LabelTask):
     loss: str = "cross_entropy"
     baseline: str = "majority_class"
 
+    @property
+    def metric_labels(self) -> Mapping[str, str]:
+        """f1 is that of the second of two labels."""
+        return {"f1": self.label_names[1]} if "f1" in self.metrics and self.num_labels == 2 else {}
+
     def rows_by_label(self, examples: Examples) -> np.ndarray:
         return np.bincount(examples.known_labels, minlength=self.num_labels)
 
@@ -264,8 +333,11 @@ class ClassificationTask(LabelTask):
         """One label for every row, or no metric better than the majority class's (after Mosbach et al. 2021)."""
         ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
         one_label = len(np.unique(predictions.labels)) == 1 < len(np.unique(examples.known_labels))
-        # One better metric is enough: where most labels are 1, the majority's F1 is above that of many good models.
-        return one_label or all(ours[name] <= theirs[name] < 1 for name in self.metrics)
+        return one_label or self.is_no_better(ours, theirs)
+
+    def never_predicted(self, predictions: ClassificationPredictions, examples: Examples) -> list[str]:
+        missing = np.setdiff1d(examples.known_labels, predictions.labels)
+        return [self.label_names[label] for label in missing]
 
     def write_predictions(
         self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples
@@ -312,14 +384,18 @@ class ClassificationTask(LabelTask):
 
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
         """A label is one of the files' words or, in data sets, its name. A training split may tell the labels."""
-        rows = []
+        rows, faults = [], list(columns.faults)
         for line_number, label in zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True):
             if isinstance(label, list):
                 wrong = f"{self.label_column} is a list, and {self.name} has one label a row"
                 raise records.error(line_number, f"{wrong}: set task to multilabel, or fix the row")
-            # A blank next to a label is never intended and hard to see.
-            rows.append([label_text(records, line_number, self.label_column, label).strip()])
-        numbers, labels = self._number_labels(records, columns.line_numbers, rows, is_train)
+            try:
+                # A blank next to a label is never intended and hard to see.
+                rows.append([label_text(records, line_number, self.label_column, label).strip()])
+            except UserError as error:
+                faults.append((line_number, error))
+                rows.append([])
+        numbers, labels = self._number_labels(records, columns.line_numbers, rows, is_train, faults)
         return np.array(numbers, np.int32)[:, 0], labels
 
 
@@ -375,21 +451,45 @@ class RegressionTask(SentenceTask):
         scale = f"{self.name} has scores from {self.lowest:g} to {self.highest:g}"
         if math.isinf(self.highest):
             scale = f"{self.name} has finite numbers"
-        scores = []
+        scores, faults = [], list(columns.faults)
         for line_number, label in zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True):
-            described = f"{self.label_column} is {str(label)[:40]!r}"
+            wrong = ""
             try:
-                scores.append(float(str(label)))
+                score = float(str(label))
             except ValueError:
-                raise records.error(line_number, f"{described}: no number, {scale}: fix it") from None
-            if not (abs(scores[-1]) <= LARGEST and self.lowest <= scores[-1] <= self.highest):
-                raise records.error(line_number, f"{described}: out of range, {scale}: fix it")
+                score, wrong = math.nan, "no number"
+            if not (wrong or (abs(score) <= LARGEST and self.lowest <= score <= self.highest)):
+                wrong = "out of range"
+            if wrong:
+                described = f"{self.label_column} is {str(label)[:40]!r}: {wrong}, {scale}: fix it"
+                faults.append((line_number, records.error(line_number, described)))
+            scores.append(score)
+        records.require_sound(faults)
         return np.array(scores, np.float32), ()
 
 
 def _exact(score: np.floating) -> str:
     """The fewest decimals that are read as the same number."""
     return np.format_float_positional(score, trim="-")
+
+
+def _declared(records: Records, column: str) -> tuple[str, ...]:
+    """The labels that a data set declares for a column, if each has another name."""
+    names = tuple(name.strip() for name in records.declared_labels.get(column, ()))
+    return names if all(names) and len(set(names)) == len(names) else ()
+
+
+def whole_number(word: str) -> str:
+    """Returns 1 for 1.0, and any other word as it is."""
+    return word.partition(".")[0] if WHOLE_NUMBER.fullmatch(word) else word
+
+
+def _labels_of(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """The labels of rows in order; if all are whole numbers, without decimals."""
+    distinct = set(itertools.chain.from_iterable(rows))
+    if all(WHOLE_NUMBER.fullmatch(word) for word in distinct):
+        distinct = {whole_number(word) for word in distinct}
+    return _in_order(distinct)
 
 
 def _in_order(words: Iterable[str]) -> tuple[str, ...]:

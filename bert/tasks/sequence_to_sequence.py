@@ -151,6 +151,7 @@ class SequenceToSequenceTask(ColumnFilesTask):
             wanted,
             None if columns.id is None else (columns.id, f"{names}.id"),
             needed=split != "test",
+            leave_out=True,
         )
         references = None
         if found.labels is not None:

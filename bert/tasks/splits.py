@@ -50,6 +50,8 @@ class Splits(NamedTuple):
     """The configuration with the share of dev that was held out, if any."""
     notes: tuple[str, ...]
     """Sentences for the user."""
+    warnings: tuple[str, ...]
+    """Sentences on rows that were left out, or that are read in an unusual way."""
 
 
 def read_splits(task: Task, config: FinetuneConfig) -> Splits:
@@ -67,7 +69,8 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
     names = [name for name in task.splits(folder) if name not in ("train", "dev")]
     has_dev = "dev" in task.splits(folder)
     train = task.read(folder, "train")
-    notes, examples = list(train.notes), {}
+    held: list[str] = []
+    warnings, examples = list(train.notes), {}
     if data.dev_fraction is not None or not has_dev:
         data = dataclasses.replace(data, dev_fraction=data.dev_fraction or DEV_SHARE)
         whole = len(train)
@@ -79,17 +82,17 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
             if has_dev
             else f"no dev file, data.dev_fraction {data.dev_fraction:g}"
         )
-        notes.append(f"dev: {len(rows):,} of the {whole:,} training rows are held out at random ({share})")
+        held.append(f"dev: {len(rows):,} of the {whole:,} training rows are held out at random ({share})")
     train = _sample(task, train, data.max_train_samples, "max_train_samples", seed)
     _require_labels(task, train, data)
     task = task.fit(train)
     for name in ([] if "dev" in examples else ["dev"]) + names:
         examples[name] = task.read(folder, name)
-        notes += examples[name].notes
+        warnings += examples[name].notes
     for name in examples:
         if name.startswith("dev"):
             examples[name] = _sample(task, examples[name], data.max_dev_samples, "max_dev_samples", seed)
-    return Splits(task, {"train": train, "dev": examples.pop("dev"), **examples}, data, tuple(notes))
+    return Splits(task, {"train": train, "dev": examples.pop("dev"), **examples}, data, tuple(held), tuple(warnings))
 
 
 def held_out(groups: Sequence[Any], share: float, seed: int) -> np.ndarray:
@@ -176,6 +179,7 @@ def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> l
             more = [*([f"{rest} other labels"] if rest else []), f"no label {_percent(none)}"]
         described.append(f"{name} {', '.join([*words, *more])}")
     facts = [("labels", "; ".join(described))]
+    facts += [(name, f"of the label {label!r}") for name, label in task.metric_labels.items()]
     if task.class_weights:
         weights = ", ".join(f"{task.label_names[label]} {task.class_weights[label]:.3g}" for label in shown)
         facts.append(("class weights", weights + (", ..." if rest else "")))

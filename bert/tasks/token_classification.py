@@ -188,6 +188,13 @@ class TaggingTask(Task):
         ours, right = ({self._kind(tag) for sentence in tags for tag in sentence} for tags in both)
         return len(ours) == 1 < len(right) or self.score(predictions, examples)[self.main_metric] == 0
 
+    def never_predicted(self, predictions: Tagged, examples: Sentences) -> list[str]:
+        """Returns types of entities, or tags."""
+        both = (require(examples.tags, "the tags"), predictions.tags)
+        right, ours = ({self._kind(tag) for sentence in tags for tag in sentence} for tags in both)
+        missing = sorted(right - ours - ({OUTSIDE} if self.marks_entities else set()))
+        return [split_tag(tag)[1] or tag if self.marks_entities else tag for tag in missing]
+
     def _kind(self, tag: str) -> str:
         return join_tag("B", split_tag(tag)[1]) if self.marks_entities and tag != OUTSIDE else tag
 

@@ -245,12 +245,14 @@ class Scores(NamedTuple):
         tuned: fields of ``data`` that the task has tuned on dev.
         collapsed: whether its predictions for dev are degenerate.
         details: more on each split with labels, for those that have some.
+        remarks: sentences on what is wrong with the predictions for dev.
     """
 
     by_split: dict[str, dict[str, float]]
     tuned: dict[str, Any]
     collapsed: bool
     details: dict[str, dict[str, Any]]
+    remarks: list[str]
 
 
 def write_predictions(setup: Setup, best: BestCheckpoint) -> Scores:
@@ -261,7 +263,7 @@ def write_predictions(setup: Setup, best: BestCheckpoint) -> Scores:
     dev_outputs = evaluate(params, dev)[0] if best.dev_outputs is None else best.dev_outputs
     task = setup.task.tune(dev_outputs, dev.features, dev.examples)
     tuned = {name: value for name, value in vars(task.to_config(config)).items() if value != getattr(config, name)}
-    by_split, details, collapsed = {}, {}, False
+    by_split, details, collapsed, remarks = {}, {}, False, []
     for name, split in setup.splits.items():
         if name == "train":
             continue
@@ -271,12 +273,13 @@ def write_predictions(setup: Setup, best: BestCheckpoint) -> Scores:
             task.write_predictions(folder, name, predictions, split.examples)
         if name == "dev":
             collapsed = task.is_degenerate(predictions, split.examples)
+            remarks = task.remarks(predictions, split.examples)
         if split.examples.labelled:
             by_split[name] = {**losses, **task.score(predictions, split.examples)}
             details[name] = task.details(predictions, split.examples)
             if run.is_writer:
                 task.write_details(folder, name, predictions, split.examples)
-    return Scores(by_split, tuned, collapsed, {name: more for name, more in details.items() if more})
+    return Scores(by_split, tuned, collapsed, {name: more for name, more in details.items() if more}, remarks)
 
 
 def _results(setup: Setup, best: BestCheckpoint, scores: Scores) -> dict[str, Any]:
@@ -297,7 +300,9 @@ def _results(setup: Setup, best: BestCheckpoint, scores: Scores) -> dict[str, An
         **({task.baseline: task.baseline_scores(dev)} if task.baseline else {}),
         "main_metric": task.main_metric,
         "higher_is_better": task.higher_main_is_better,
+        **({"metric_labels": dict(task.metric_labels)} if task.metric_labels else {}),
         "collapsed": scores.collapsed,
+        **({"remarks": scores.remarks} if scores.remarks else {}),
         **({"tuned": scores.tuned} if scores.tuned else {}),
         **({"details": scores.details} if scores.details else {}),
         "sample_input": list(task.sample(dev)),

@@ -29,7 +29,7 @@ from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import Interrupted
 from bert.runtime.system_errors import system_errors_as_user_errors
 from bert.tasks import find_task
-from bert.tasks.readers.rows import json_lines
+from bert.tasks.readers.rows import table_files
 from bert.training import finetuning, pretraining, seeds
 from bert.urls import is_url
 
@@ -44,7 +44,7 @@ class RunRequest(Generic[Config]):
     Attributes:
         config: checked, with ``output_dir``.
         notes: messages to log first.
-        tables: rows in memory, as JSON lines by the name of their file.
+        tables: contents of the files that hold rows in memory, by file name.
     """
 
     config: Config
@@ -126,6 +126,8 @@ def finetune(
                 "collapsed: on dev the model gives the same answer throughout, or is no better than the baseline in "
                 "run.results: use another learning rate, or train longer"
             )
+        for remark in run.results.get("remarks", ()):
+            main_process_only(LOGGER.warning)(f"on dev: {remark}")
         return run
 
 
@@ -141,7 +143,9 @@ def prepare_finetuning(
 ) -> RunRequest[FinetuneConfig]:
     """What `finetune` is asked for; ``swept`` has the values of a trial by dotted key."""
     given = {"train": train, "dev": dev}
-    tables = {f"{name}.jsonl": json_lines(rows, name) for name, rows in given.items() if not _is_path(rows)}
+    tables: dict[str, str] = {}
+    for name, rows in given.items():
+        tables |= {} if _is_path(rows) else table_files(rows, name)
     arguments = {"init": init, "output_dir": output_dir, **_data_arguments(given, tables)}
     configured, notes = _configure(FinetuneConfig, config, overrides, arguments, swept)
     if tables:

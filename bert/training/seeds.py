@@ -79,6 +79,7 @@ def aggregate_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "init": first["init"],
         "seeds": [one["seed"] for one in runs],
         **{name: _mean_and_std(runs, name) for name in splits},
+        **({"metric_labels": first["metric_labels"]} if "metric_labels" in first else {}),
         "collapsed": collapsed,
     }
     if collapsed and sound:

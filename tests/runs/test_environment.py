@@ -86,3 +86,15 @@ def test_inspect_shows_the_sessions_of_a_run(pretrained, capsys):
 def test_public_names_are_listed():
     assert {"Run", "pretrain", "finetune", "load", "Callback", "__version__"} <= set(dir(bert))
     assert all(hasattr(bert, name) for name in dir(bert))
+
+
+def test_rows_of_a_run_that_was_begun_without_declared_labels_are_the_same(tmp_path):
+    rows, labels = {"train.jsonl": "{}\n"}, {"train.jsonl.declared_labels.json": '{"label": ["b", "a"]}\n'}
+    with open_run(PretrainConfig(output_dir=str(tmp_path / "run"))) as run:
+        run.save_rows(rows)
+        run.save_rows({**rows, **labels})  # has not trained: the order of labels may change
+        assert len(list((run.path / "rows").iterdir())) == 2
+        run.save_rows(rows)
+        (run.path / "checkpoints" / "1").mkdir(parents=True)
+        run.save_rows({**rows, **labels})
+        assert [file.name for file in (run.path / "rows").iterdir()] == ["train.jsonl"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 
 from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
@@ -15,6 +17,7 @@ from bert.errors import UserError
 from bert.tasks import TASKS, find_task, make_task, register_task
 from bert.tasks.base import Task
 from bert.tasks.custom_sequence import CustomClassification
+from bert.tasks.readers.rows import table_files
 from bert.tasks.sequence import ClassificationPredictions
 from tests.helpers import made_files
 
@@ -276,3 +279,136 @@ def test_a_table_without_a_header_is_told_of_the_names_of_columns(tmp_path: Path
     made_files(tmp_path, train_csv="a,x\nb,y\n")
     words = "set data.columns.text_a to the right one, or, if the first line is no header, name all columns in order as"
     assert words in error_of(own(), tmp_path)
+
+
+NAMES = ["not_equivalent", "equivalent"]
+
+
+def declared_rows(labels: list[int]) -> datasets.Dataset:
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=NAMES)})
+    texts = [f"text {number}" for number in range(len(labels))]
+    return datasets.Dataset.from_dict({"text": texts, "label": labels}, features=features)
+
+
+def categorical_rows() -> pd.DataFrame:
+    words = [NAMES[label] for label in (1, 0, 1)]
+    label = pd.Categorical(words, categories=[NAMES[0], "unused", NAMES[1]])
+    return pd.DataFrame({"text": ["a", "b", "c"], "label": label})
+
+
+@pytest.mark.parametrize("rows", [declared_rows([1, 0, 1]), categorical_rows()])
+def test_rows_in_memory_keep_the_declared_order_of_labels(tmp_path: Path, rows: object) -> None:
+    for name, content in table_files(rows, "train").items():
+        (tmp_path / name).write_text(content)
+    task = own(metrics=["f1"])
+    train = task.read(tmp_path, "train")
+    fitted = task.fit(train)
+    assert (fitted.labels, train.labels.tolist()) == (tuple(NAMES), [1, 0, 1])
+    assert fitted.metric_labels == {"f1": "equivalent"}
+    assert own(labels=sorted(NAMES)).read(tmp_path, "train").labels.tolist() == [0, 1, 0]  # a run that began before
+
+
+def test_a_saved_data_set_keeps_the_declared_order_of_labels(tmp_path: Path) -> None:
+    datasets.DatasetDict({"train": declared_rows([1, 1, 0]), "validation": declared_rows([1] * 3)}).save_to_disk(
+        str(tmp_path)
+    )
+    task = own(metrics=["f1"])
+    task = task.fit(task.read(tmp_path, "train"))
+    assert (task.labels, task.output_names) == (tuple(NAMES), tuple(NAMES))
+    predictions = ClassificationPredictions(np.array([1, 0, 0]), np.eye(2)[[1, 0, 0]])
+    assert task.score(predictions, task.read(tmp_path, "dev"))["f1"] == 0.5
+    datasets.DatasetDict({"train": declared_rows([1, 1])}).save_to_disk(str(tmp_path / "one"))
+    assert "every training row has the label 'equivalent'" in error_of(own(), tmp_path / "one")
+
+
+@pytest.mark.parametrize("rows", ["saved", "in memory"])
+def test_rows_of_a_data_set_without_a_label_are_left_out(tmp_path: Path, rows: str) -> None:
+    given = declared_rows([0, -1, 1, -1])
+    if rows == "saved":
+        datasets.DatasetDict({"train": given}).save_to_disk(str(tmp_path))
+    else:
+        for name, content in table_files(given, "train").items():
+            (tmp_path / name).write_text(content)
+    train = own().read(tmp_path, "train")
+    assert (train.labels.tolist(), train.ids) == ([0, 1], ["0", "2"])
+    assert "2 rows without a label left out" in train.notes[0] and "2, 4" in train.notes[0]
+
+
+def rows_of(kind: str, rows: list[tuple[object, object]]) -> dict[str, str]:
+    """Rows of text and label as the file of a kind, or as the files of a data frame."""
+    frame = pd.DataFrame(rows, columns=["text", "label"])
+    if kind == "frame":
+        return table_files(frame, "train")
+    if kind == "csv":
+        return {"train.csv": frame.to_csv(index=False)}
+    return {"train.jsonl": "".join(json.dumps(dict(zip(frame, row, strict=True))) + "\n" for row in rows)}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "frame"])
+def test_all_bad_rows_are_reported_at_once(tmp_path: Path, kind: str) -> None:
+    rows = [("a", "x"), (None, "y"), ("c", None), ("d", "y"), (" ", "x"), ("e", math.nan)]
+    for name, content in rows_of(kind, rows).items():
+        (tmp_path / name).write_text(content)
+    first = 3 if kind == "csv" else 2
+    message = error_of(own(), tmp_path)
+    assert f"line {first}: text is" in message
+    assert message.endswith(f"4 lines have such faults: {first}, {first + 1}, {first + 3}, {first + 4}")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "frame"])
+def test_whole_floats_are_whole_numbers(tmp_path: Path, kind: str) -> None:
+    for name, content in rows_of(kind, [("a", 1.0), ("b", 0.0), ("c", 1.0)]).items():
+        (tmp_path / name).write_text(content)
+    train = own().read(tmp_path, "train")
+    assert (train.label_words, train.labels.tolist()) == (("0", "1"), [1, 0, 1])
+    assert own(labels=["0.0", "1.0"]).read(tmp_path, "train").labels.tolist() == [1, 0, 1]  # a run that began before
+
+
+def test_labels_that_are_not_all_whole_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    made_files(tmp_path, train_csv="text,label\na,1.0\nb,1.5\n")
+    assert own().read(tmp_path, "train").label_words == ("1.0", "1.5")
+
+
+def test_labels_that_may_mean_none_are_noted(tmp_path: Path) -> None:
+    made_files(tmp_path, train_csv="text,label\na,nan\nb,x\nc,NaN\n")
+    assert [note.split(": ")[1][:27] for note in own().read(tmp_path, "train").notes] == [
+        "1 rows have the label 'NaN'",
+        "1 rows have the label 'nan'",
+    ]
+    made_files(tmp_path, train_csv="text,label\na,-1\nb,0\nc,1\n")
+    assert "label '-1'" in own().read(tmp_path, "train").notes[0]
+    made_files(tmp_path, train_csv="text,label\na,-1\nb,1\n")
+    assert not own().read(tmp_path, "train").notes
+
+
+@pytest.mark.parametrize("name", ["classification", "multilabel"])
+def test_swapped_columns_are_refused(tmp_path: Path, name: str) -> None:
+    rows = "".join(f"{'good' if row % 2 else 'bad'},a text with the number {row}\n" for row in range(60))
+    made_files(tmp_path, train_csv=f"text,label\n{rows}")
+    assert "60 labels in 60 rows, such as 'a text with the number 0'" in error_of(own(name), tmp_path)
+    listed = [f"a text with the number {row}" for row in range(60)]
+    assert len(own(name, labels=listed).read(tmp_path, "train")) == 60
+
+
+def test_a_dev_file_with_swapped_columns_names_one_text(tmp_path: Path) -> None:
+    rows = "".join(f"good,a text with the number {row} that is longer than a name should be\n" for row in range(25))
+    made_files(tmp_path, train_csv="text,label\na,good\nb,bad\n", dev_csv=f"text,label\n{rows}")
+    task = own().fit(own().read(tmp_path, "train"))
+    message = error_of(task, tmp_path, "dev")
+    assert "line 2: label is 'a text" in message and "25 lines have such faults" in message
+    assert len(message.removeprefix(str(tmp_path))) < 300
+
+
+def test_labels_that_are_never_predicted_are_named(tmp_path: Path) -> None:
+    made_files(tmp_path, train_csv="text,label\n" + "".join(f"t{row},{'abcde'[row % 5]}\n" for row in range(20)))
+    task = own()
+    train = task.read(tmp_path, "train")
+    task = task.fit(train)
+    partly = np.where(train.labels == 1, 1, 3)
+    assert task.remarks(ClassificationPredictions(partly, np.eye(5)[partly]), train) == [
+        "labels 'a', 'c', 'e' never predicted"
+    ]
+    same = np.full(20, 3)
+    [_, baseline] = task.remarks(ClassificationPredictions(same, np.eye(5)[same]), train)
+    assert baseline == "no better than the baseline majority class: accuracy 0.2000 against 0.2000"
+    assert not task.remarks(ClassificationPredictions(train.labels, np.eye(5)[train.labels]), train)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert.config import TaskDataConfig
 from bert.data.corpus.files import DECOMPRESSORS
-from bert.data.records import SUFFIXES, Records, dataset_records, is_dataset_dict, open_splits, read_records
+from bert.data.records import (
+    SUFFIXES,
+    Records,
+    dataset_records,
+    is_dataset_dict,
+    listed_numbers,
+    open_splits,
+    read_records,
+)
 from bert.errors import UserError, without_surrogates
 from bert.urls import fetch
 
@@ -87,6 +96,8 @@ class Columns(NamedTuple):
     """As the rows have them, else counted from 0."""
     notes: tuple[str, ...] = ()
     """Sentences on how the file is read."""
+    faults: tuple[tuple[int, UserError], ...] = ()
+    """(line, error) of each row with a bad text or id, if `read_columns` was asked not to raise them."""
 
 
 def read_columns(
@@ -97,8 +108,12 @@ def read_columns(
     needed: bool = True,
     may_be_empty: bool = False,
     unlabelled: Collection[Any] = (None, ""),
+    leave_out: bool = False,
+    raise_faults: bool = True,
 ) -> Columns:
     """Reads the wanted columns of all rows.
+
+    Errors of single rows are collected, so that one error names all of these rows.
 
     Args:
       texts, labels: column -> configuration key that names it.
@@ -106,44 +121,74 @@ def read_columns(
       needed: whether there have to be labels; otherwise a split of which no row has one is one without.
       may_be_empty: whether a text may be.
       unlabelled: what a row without labels has in their columns.
+      leave_out: whether to leave out rows of data sets, and of columns of class labels, that lack a label, and to count
+        them in a note. In files, such rows are errors.
+      raise_faults: whether to raise the errors of rows, or to return them as `Columns.faults`.
 
     Raises:
       UserError: place of a row that lacks a column, has a text that is none, or the id of another one.
     """
     columns = Columns([], [[] for _ in texts], [[] for _ in labels], [])
     line_of_id: dict[str, int] = {}
+    faults: list[tuple[int, UserError]] = []
+    left_out: list[int] = []
+    may_lack = [name for name in labels if leave_out and (records.unit == "row" or name in records.declared_labels)]
     rows, labelled = records.rows, bool(labels)
     if not needed:
         read = list(rows)
         cells = (fields[name] for _, fields in read for name in labels if name in fields)
         rows, labelled = iter(read), any(cell not in unlabelled for cell in cells)
-    for line_number, fields in rows:
-        is_first = not columns.line_numbers
-        if is_first or records.names is None:
+    for index, (line_number, fields) in enumerate(rows):
+        if index == 0 or records.names is None:
             header = 1 if records.names and records.unit == "line" else line_number
             records.require(header, fields, {**texts, **(labels if labelled else {}), **dict([id] if id else [])})
-        for column, name in zip(columns.texts, texts, strict=True):
-            column.append(_text(records, line_number, name, fields[name], may_be_empty))
+        if labelled and any(is_missing(fields[name]) for name in may_lack):
+            left_out.append(line_number)
+            continue
+        try:
+            texts_of_row = [_text(records, line_number, name, fields[name], may_be_empty) for name in texts]
+            row_id = _row_id(records, line_number, fields, id, line_of_id) if id else str(index)
+        except UserError as error:
+            faults.append((line_number, error))
+            texts_of_row, row_id = [""] * len(texts), ""
+        for column, cell in zip(columns.texts, texts_of_row, strict=True):
+            column.append(cell)
         for column, name in zip(columns.labels or (), labels if labelled else (), strict=False):
             column.append(fields[name])
-        row_id = str(len(columns.ids))
-        if id:
-            row_id = label_text(records, line_number, id[0], fields[id[0]])
-            if (before := line_of_id.setdefault(row_id, line_number)) != line_number:
-                fix = f"leave {id[1]} out" if id[1].startswith("data.") else "copy the file again"
-                raise records.error(
-                    line_number,
-                    f"{id[0]} {row_id!r} is on {records.unit} {before} already: give each row its own id, or {fix}",
-                )
         columns.ids.append(row_id)
         columns.line_numbers.append(line_number)
     if not columns.line_numbers:
-        raise UserError(f"{records.source} has no rows: it needs a {records.unit} for each example")
-    return columns._replace(labels=columns.labels if labelled else None, notes=tuple(records.notes))
+        what = "no rows with a label" if left_out else "no rows"
+        raise UserError(f"{records.source} has {what}: it needs a {records.unit} for each example")
+    if left_out:
+        rows_left = "1 row" if len(left_out) == 1 else f"{len(left_out):,} rows"
+        numbers = f"{records.unit} {listed_numbers(left_out)}"
+        records.notes.append(f"{records.source}: {rows_left} without a label left out ({numbers})")
+    if raise_faults:
+        records.require_sound(faults)
+    labels_read = columns.labels if labelled else None
+    return columns._replace(labels=labels_read, notes=tuple(records.notes), faults=tuple(faults))
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell holds no value: null, or a NaN, which data frames have in its place."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _row_id(
+    records: Records, line_number: int, fields: Mapping[str, Any], id: tuple[str, str], line_of_id: dict[str, int]
+) -> str:
+    row_id = label_text(records, line_number, id[0], fields[id[0]])
+    if (before := line_of_id.setdefault(row_id, line_number)) != line_number:
+        fix = f"leave {id[1]} out" if id[1].startswith("data.") else "copy the file again"
+        raise records.error(
+            line_number, f"{id[0]} {row_id!r} is on {records.unit} {before} already: give each row its own id, or {fix}"
+        )
+    return row_id
 
 
 def _text(records: Records, line_number: int, name: str, value: Any, may_be_empty: bool) -> str:
-    if value is None:
+    if is_missing(value):
         raise records.error(line_number, _missing_message(records, name))
     if not isinstance(value, str):
         raise records.error(line_number, f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
@@ -153,9 +198,11 @@ def _text(records: Records, line_number: int, name: str, value: Any, may_be_empt
 
 
 def label_text(records: Records, line_number: int, name: str, value: Any) -> str:
-    """A label or an id: a text on one line, or a whole number."""
-    if value is None:
+    """A label or an id: a text on one line, or a whole number, which may be a float."""
+    if is_missing(value):
         raise records.error(line_number, _missing_message(records, name))
+    if isinstance(value, float) and value.is_integer():  # data frames have floats in a column that lacks a number
+        value = int(value)
     word = json.dumps(value) if isinstance(value, int) else value  # true and false among them
     if not isinstance(word, str) or not word.strip() or set(word) & set("\t\r\n"):
         shown = repr(value)[:40]

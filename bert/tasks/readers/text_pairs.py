@@ -171,6 +171,7 @@ def read_scored_pairs(
         {names.label: "data.columns.label"},
         _id(names),
         needed=needed,
+        leave_out=True,
     )
     scores = None
     if found.labels is not None:
