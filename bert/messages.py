@@ -9,6 +9,18 @@ from typing import Any
 LOGGER = logging.getLogger("bert")
 
 
+class WarningText(str):
+    """A message about something that is declared but not applied, or is not as it should be.
+
+    Functions that report through a ``say`` argument pass it like any other text.
+    """
+
+
+def log_message(text: str) -> None:
+    """Logs a message of a ``say`` argument that nobody passed: a `WarningText` as a warning, others for debugging."""
+    LOGGER.log(logging.WARNING if isinstance(text, WarningText) else logging.DEBUG, "%s", text)
+
+
 class PrintHandler(logging.Handler):
     """Prints messages to stdout, and warnings to stderr, as these are at that time: notebooks and tests replace them.
 

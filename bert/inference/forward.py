@@ -84,20 +84,31 @@ class BatchedForward:
         """Hidden states and pooled output."""
         return self._run(self.encoder, features, batch_size)
 
-    def embed(self, features: Features, pooling: Pooling, batch_size: int) -> np.ndarray:
-        """The embeddings of rows, [R, D] float32. Many short ones are packed, so that little is padding."""
+    def embed(
+        self, features: Features, pooling: Pooling, batch_size: int, skipped: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Computes the embeddings of rows, [R, E] float32. Many short rows are packed, so that little is padding.
+
+        Args:
+            features: rows.
+            pooling: how their hidden states become embeddings.
+            batch_size: rows at once.
+            skipped: [R] leading tokens of each row that are not pooled; None pools all.
+        """
         check_count("batch_size", batch_size)
-        embeddings = np.zeros((len(features), self._config.hidden_size), np.float32)
+        width = pooling.embedding_size(self._config.hidden_size)
+        embeddings = np.zeros((len(features), width), np.float32)
         packed = pack_if_shorter(features, self._config, batch_size, BUCKETS) if self.packs_texts else None
         if packed is not None:
             for texts, hidden in self._encode_packed(packed, features):
-                embeddings[texts] = pooling.of_sequences(hidden, features.lengths[texts])
+                left_out = None if skipped is None else skipped[texts]
+                embeddings[texts] = pooling.of_sequences(hidden, features.lengths[texts], left_out)
                 check_finite(texts, embeddings[texts])
             return embeddings
         for rows, output in self.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows)]
             mask = (np.arange(states.shape[1]) < features.lengths[rows, None]).astype(np.int32)
-            embeddings[rows] = pooling(states, mask)
+            embeddings[rows] = pooling(states, mask, None if skipped is None else skipped[rows])
         return embeddings
 
     def _encode_packed(self, packed: PackedRows, features: Features) -> Batches:

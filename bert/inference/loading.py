@@ -17,9 +17,10 @@ from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
 from bert.interchange.names import PROJECTIONS, pretraining_architecture
-from bert.interchange.pooling import Pooling, read_pooling
+from bert.interchange.pooling import Pooling, encoder_folder
 from bert.interchange.readers import google, hf
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
+from bert.messages import log_message
 from bert.model.heads import HEADS
 from bert.model.lora import FrozenWeights
 from bert.runs.folder import TARGET_TOKENIZER, config_class_of_run, run_and_step
@@ -50,7 +51,7 @@ DEFAULT_QA_LENGTH = 384
 
 def load(
     source: str | os.PathLike[str],
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = log_message,
     *,
     step: int | None = None,
     revision: str | None = None,
@@ -65,7 +66,8 @@ def load(
         source: folder of a run or the `bert.Run`, folder as transformers or sentence-transformers writes it, a URL of
             either, or a name on the hub (``organisation/name``), which is downloaded if the first part is no file or
             folder here. ``RUN@STEP`` and ``organisation/name@revision`` have the step or the revision as well.
-        say: logs what was read, what is randomly initialized, and damaged checkpoints that were passed over.
+        say: called with what was read, what is not applied, what is randomly initialized, and damaged checkpoints that
+            were passed over. By default the logger ``bert`` warns of what is not applied and of damaged checkpoints.
         step: the checkpoint of a run to read.
         revision: branch, tag or commit of a model on the hub.
         dtype: what the model computes in, ``float32`` or ``bfloat16``; results are float32.
@@ -89,12 +91,12 @@ def load(
     return dataclasses.replace(_load_published(folder, name, say), dtype=dtype)
 
 
-def load_vocabulary(source: str | Path, say: Callable[[str], None] = lambda text: None) -> Tokenizer:
+def load_vocabulary(source: str | Path, say: Callable[[str], None] = log_message) -> Tokenizer:
     """The vocabulary of what `load` takes, without the weights. Raises UserError."""
     folder, _ = _find(source, weights=False)
     if google.is_google(folder) and not hf.is_hf_folder(folder):
         return google.read_tokenizer(folder, google.read_config(folder / google.CONFIG, say), say)
-    return load_tokenizer(folder if _is_run(folder) else read_pooling(folder, say)[1])
+    return load_tokenizer(folder if _is_run(folder) else encoder_folder(folder))
 
 
 def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:

@@ -82,7 +82,7 @@ class MtebEncoder:
             "revision": self._revision(),
             "n_parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params)),
             "max_tokens": model.longest_text,
-            "embed_dim": model.config.hidden_size,
+            "embed_dim": model.embedding_size,
             "framework": ["JAX"],
             "similarity_fn_name": ScoringFunction.COSINE,
             "use_instructions": bool(pooling.query_prompt or pooling.document_prompt),
@@ -95,4 +95,6 @@ class MtebEncoder:
         for path, leaf in jax.tree_util.tree_leaves_with_path(self._model.params):
             digest.update(jax.tree_util.keystr(path).encode())
             digest.update(np.ascontiguousarray(leaf).tobytes())
+        for layer in (self._model.pooling or Pooling()).dense:
+            digest.update(layer.kernel.tobytes() + (b"" if layer.bias is None else layer.bias.tobytes()))
         return digest.hexdigest()[:16]

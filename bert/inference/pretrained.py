@@ -15,6 +15,7 @@ import numpy as np
 from bert.config import Decoding, TaskDataConfig
 from bert.data.features import Features, Rows, tokenize
 from bert.data.inputs import as_filled_texts, as_list, as_text_or_pair, check_count, shown
+from bert.data.row_template import row_template
 from bert.data.sequence_pairs import SequencePairs
 from bert.data.text_groups import TextGroups
 from bert.errors import UserError
@@ -45,7 +46,7 @@ class EncodeOutput(NamedTuple):
         last_hidden_state: [B, T, D] float32, zero at padding.
         pooled_output: [B, D] float32; None for a model without pooler.
         attention_mask: [B, T] int32, 1 for a token and 0 for padding.
-        embeddings: [B, D] float32, the hidden states pooled as the model declares (`Pretrained.pooling`).
+        embeddings: [B, E] float32, the hidden states pooled as the model declares (`Pretrained.pooling`).
     """
 
     last_hidden_state: np.ndarray
@@ -136,7 +137,7 @@ class Pretrained(SearchableModel):
         longest = int(features.lengths.max(initial=0))
         hidden = np.zeros((len(features), longest, self.config.hidden_size), np.float32)
         pooled = np.zeros((len(features), self.config.hidden_size), np.float32)
-        embeddings = np.zeros_like(pooled)
+        embeddings = np.zeros((len(features), self.embedding_size), np.float32)
         mask = (np.arange(longest) < features.lengths[:, None]).astype(np.int32)
         for rows, output in self._forward.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows), :longest]
@@ -149,7 +150,7 @@ class Pretrained(SearchableModel):
         return EncodeOutput(hidden, pooled if self._forward.has_pooler else None, mask, embeddings)
 
     def embed(self, texts: str | Sequence[Text], batch_size: int = 32, prompt: PromptName | None = None) -> np.ndarray:
-        """The embeddings of `encode` alone, [B, D] float32, or [D] for a string.
+        """The embeddings of `encode` alone, [B, E] float32, or [E] for a string.
 
         In memory are the hidden states of two batches at once. Many short texts share rows, in which each attends to
         itself, so that little of what is computed is padding.
@@ -164,7 +165,19 @@ class Pretrained(SearchableModel):
         """
         if isinstance(texts, str):
             return self.embed([texts], batch_size, prompt)[0]
-        return self._forward.embed(*self._features_to_pool(self._prompted(as_list(texts), prompt)), batch_size)
+        texts, pooling = self._prompted(as_list(texts), prompt), self.pooling or Pooling()
+        skipped = None
+        if prompt is not None and not pooling.include_prompt:
+            is_single = np.array([isinstance(text, str) for text in texts], bool)
+            skipped = np.where(is_single, self._prompt_tokens(getattr(pooling, f"{prompt}_prompt")), 0)
+        return self._forward.embed(*self._features_to_pool(texts), batch_size, skipped)
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Tokens of a row in front of the text that follows a prompt, as sentence-transformers counts them."""
+        if not prompt:
+            return 0
+        features, _ = self._features_to_pool([prompt])
+        return len(features.ids) - bool(row_template(self.tokenizer, pair=False).suffix)
 
     def _prompted(self, texts: list[Any], prompt: PromptName | None) -> list[Any]:
         """Texts with a prompt in front; pairs stay as they are."""
@@ -377,7 +390,7 @@ class Pretrained(SearchableModel):
         queries, flat = (
             self._forward.embed(rows, pooling, batch_size) for rows in (features.queries, documents.sequences)
         )
-        texts = np.zeros((len(features), 1 + documents.choices.max(), self.config.hidden_size), np.float32)
+        texts = np.zeros((len(features), 1 + documents.choices.max(), self.embedding_size), np.float32)
         texts[:, 0] = queries
         texts[:, 1:][np.arange(texts.shape[1] - 1) < documents.choices[:, None]] = flat
         return list(texts.reshape(len(texts), -1))

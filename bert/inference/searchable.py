@@ -97,13 +97,13 @@ class SearchableModel(ExportableModel):
         check_count("top_k", top_k)
         queries = as_filled_texts("query", queries)
         if isinstance(corpus, VectorIndex):
-            check_index(corpus, self.config.hidden_size, self.source)
+            check_index(corpus, self.embedding_size, self.source)
             return find_in_index(self.embed(queries, batch_size, "query"), corpus, top_k)
         if isinstance(corpus, np.ndarray) and np.issubdtype(corpus.dtype, np.number):
-            if corpus.ndim != 2 or corpus.shape[1] != self.config.hidden_size:
+            if corpus.ndim != 2 or corpus.shape[1] != self.embedding_size:
                 raise UserError(
                     f"the corpus has the shape {list(corpus.shape)}, and embeddings of {self.source} have "
-                    f"{self.config.hidden_size} numbers: pass [N, {self.config.hidden_size}], or texts"
+                    f"{self.embedding_size} numbers: pass [N, {self.embedding_size}], or texts"
                 )
             documents: Any = corpus
             blocks: Iterable[np.ndarray] = finite_blocks(corpus)

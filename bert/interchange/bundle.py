@@ -63,6 +63,11 @@ class ModelBundle:
         return positions if self.pooling is None else min(positions, self.pooling.max_length or positions)
 
     @property
+    def embedding_size(self) -> int:
+        """E, the width of an embedding."""
+        return (self.pooling or Pooling()).embedding_size(self.config.hidden_size)
+
+    @property
     def origin(self) -> str:
         """The source and a run's step, for messages."""
         return self.source if self.step is None else f"{self.source}, step {self.step:,}"

@@ -42,7 +42,10 @@ SETTINGS = [
     "modules.json",
     PROMPTS,
     "*_Pooling/config.json",
+    "*_Dense/config.json",
+    "*_Normalize/config.json",
 ]
+DENSE_WEIGHTS = [f"*_Dense/{name}" for name in ("model.safetensors", "pytorch_model.bin")]
 WEIGHTS, PICKLES = _with_subfolders(_WEIGHTS), _with_subfolders(_PICKLES)
 
 
@@ -106,7 +109,7 @@ def download(name: str, weights: bool = True) -> Path:
 
     announce(name)
     repository, revision = _at_revision(name)
-    patterns = [*SETTINGS, *(WEIGHTS if weights else [])]
+    patterns = [*SETTINGS, *([*WEIGHTS, *DENSE_WEIGHTS] if weights else [])]
     try:
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
         whole = any(any(folder.glob(pattern)) for pattern in WEIGHTS)

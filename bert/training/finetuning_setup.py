@@ -19,7 +19,7 @@ from bert.errors import UserError, require
 from bert.inference.loading import load
 from bert.inference.pretrained import Params
 from bert.interchange.pooling import Pooling
-from bert.messages import LOGGER
+from bert.messages import LOGGER, WarningText
 from bert.model.execution import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
@@ -51,6 +51,9 @@ from bert.training.token_losses import classifier_objective
 
 DECLARED = ("normalize", "lowercase", "query_prompt", "document_prompt")
 """Keys of ``embedding`` that a `Pooling` has under the same name."""
+
+TRAINED_MODES = ("mean", "cls", "max")
+"""Values of ``embedding.pooling``."""
 
 
 class InitialModel(NamedTuple):
@@ -128,7 +131,7 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         task = dataclasses.replace(task, target_tokenizer=init_model.target_tokenizer)
     embedding = run.config.embedding
     if isinstance(task, EmbeddingTask):
-        embedding = _resolve_pooling(embedding, init_model.pooling)
+        embedding = _resolve_pooling(embedding, init_model, say)
         task = dataclasses.replace(task, settings=embedding)
     data = task.to_config(data)
     config = dataclasses.replace(run.config, data=data, model=init_model.config, embedding=embedding)
@@ -201,9 +204,25 @@ def _build_model_and_objective(
     return both, apply, classifier_objective(loss, make_apply(both, frozen), factor, vocab_size)
 
 
-def _resolve_pooling(settings: EmbeddingConfig, declared: Pooling | None) -> EmbeddingConfig:
-    """The settings with what the initial model declares in place of null."""
-    pooling = Pooling(normalize=True) if declared is None else declared
+def _resolve_pooling(settings: EmbeddingConfig, model: InitialModel, say: Log) -> EmbeddingConfig:
+    """The settings with what the initial model declares in place of null.
+
+    Raises:
+        UserError: the model declares a way of pooling that is not trained, and the settings none.
+    """
+    pooling = Pooling(normalize=True) if model.pooling is None else model.pooling
+    if settings.pooling is None and pooling.mode not in TRAINED_MODES:
+        raise UserError(
+            f"{model.name} pools by {pooling.mode}, which is not trained: set embedding.pooling to one of "
+            f"{', '.join(TRAINED_MODES)}"
+        )
+    left_out = {
+        "its Dense modules": pooling.dense,
+        f"truncate_dim {pooling.truncate_dim}": pooling.truncate_dim,
+        "include_prompt false": not pooling.include_prompt,
+    }
+    if names := [name for name, is_declared in left_out.items() if is_declared]:
+        say(WarningText(f"{model.name}: {', '.join(names)}: not part of the model that is trained"))
     declares: dict[str, Any] = {key: getattr(pooling, key) for key in DECLARED}
     declares["pooling"] = pooling.mode
     unset = {key: value for key, value in declares.items() if getattr(settings, key) is None}

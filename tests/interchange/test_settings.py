@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bert.interchange import ExportError
 from bert.interchange.pooling import Pooling
 from bert.interchange.readers import hf as hf_reader
 from bert.interchange.writers import hf
+from bert.messages import WarningText
 from bert.tasks.inference_only import published_task
 from tests.interchange.hf_folders import CONFIG, ROBERTA, edit
 
@@ -62,7 +64,7 @@ def test_texts_are_lower_cased_where_it_is_declared(make, tmp_path: Path) -> Non
 
 
 @pytest.mark.medium
-def test_how_texts_are_read_is_honoured_told_or_an_error(made, tmp_path: Path) -> None:
+def test_how_texts_are_read_is_applied_reported_or_an_error(made, tmp_path: Path, caplog) -> None:
     made(pooling=Pooling(max_length=5)).save(tmp_path / "model")
     settings = tmp_path / "model" / "sentence_bert_config.json"
     texts = ["a b c d e f g h"]
@@ -74,14 +76,19 @@ def test_how_texts_are_read_is_honoured_told_or_an_error(made, tmp_path: Path) -
     said: list[str] = []
     settings.write_text('{"max_seq_length": 17}')
     (tmp_path / "model" / "config_sentence_transformers.json").write_text(
-        '{"prompts": {"query": "q: "}, "default_prompt_name": "query", "similarity_fn_name": "dot"}'
+        '{"prompts": {"query": "q: "}, "default_prompt_name": "query", "similarity_fn_name": "dot", "new_key": 1}'
     )
-    edit(tmp_path / "model" / "1_Pooling", include_prompt=False)
+    edit(tmp_path / "model" / "1_Pooling", layer=3)
     assert bert.load(tmp_path / "model", said.append).encode(texts * 2).attention_mask.shape == (2, 10)
     assert any("max_seq_length is 17, but the model reads 16 tokens: longer are cut" in line for line in said)
     assert any("default_prompt_name is not used: put the prompt before the texts" in line for line in said)
     assert any("similarity_fn_name is dot, which is not used: searches compare by cosine" in line for line in said)
-    assert any("include_prompt is false, which is not read" in line for line in said)
+    assert any("config_sentence_transformers.json: new_key" in line for line in said)
+    assert any("1_Pooling/config.json: layer" in line for line in said)
+    with caplog.at_level(logging.WARNING, "bert"):
+        bert.load(tmp_path / "model")
+    assert [text for text in said if isinstance(text, WarningText)] == caplog.messages
+    assert len(caplog.messages) == 5, "and what was read is not among them"
 
     for content, sentence in (
         ('{"max_seq_length": 0}', "max_seq_length is 0: set it"),

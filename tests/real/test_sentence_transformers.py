@@ -44,6 +44,35 @@ def test_a_trained_folder_gives_the_same_embeddings(pooling: str, shared: Path, 
     assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == ["BertModel"]
 
 
+@pytest.mark.parametrize("kind", ["dense", "modes", "sqrt", "weighted", "last", "prompt", "cls_prompt", "truncated"])
+def test_every_module_and_setting_gives_the_same_embeddings(kind: str, shared: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    import torch
+    from sentence_transformers import models
+
+    torch.manual_seed(0)
+    encoder = library.SentenceTransformer(str(shared / "models" / "all-MiniLM-L6-v2"), device="cpu")[0]
+    modes = {"modes": ("weightedmean", "cls", "mean"), "sqrt": "mean_sqrt_len_tokens", "weighted": "weightedmean"}
+    modes |= {"last": "lasttoken", "cls_prompt": ("cls", "max", "lasttoken"), "dense": "cls"}
+    pooling = models.Pooling(384, pooling_mode=modes.get(kind, "mean"), include_prompt="prompt" not in kind)
+    more = []
+    if kind == "dense":  # as LaBSE, and a second layer without bias, as EmbeddingGemma
+        more = [models.Dense(384, 96), models.Dense(96, 48, bias=False, activation_function=torch.nn.Identity())]
+    prompts = {"query": "find this: ", "document": "page: "}
+    settings = {"prompts": prompts, "truncate_dim": 20 if kind == "truncated" else None, "device": "cpu"}
+    theirs = library.SentenceTransformer(modules=[encoder, pooling, *more, models.Normalize()], **settings)
+    theirs.save(str(tmp_path / "theirs"))
+    ours = bert.load(tmp_path / "theirs")
+    ours.save(tmp_path / "ours")
+    again = library.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    for model in (theirs, again):
+        for name in (None, "query", "document"):
+            expected = model.encode(TEXTS, prompt_name=name)
+            np.testing.assert_allclose(ours.embed(TEXTS, prompt=name), expected, atol=1e-5)
+    many = ["find", "this one"] * 150
+    np.testing.assert_allclose(ours.embed(many, 4, "query"), theirs.encode(many, prompt_name="query"), atol=1e-5)
+
+
 def test_an_exported_cross_encoder_ranks_alike(shared: Path, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     rows = [{"query": f"number {n}", "positive": f"the digits {n}", "negatives": f"a {n % 3}"} for n in range(16)]

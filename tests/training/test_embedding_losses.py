@@ -12,11 +12,12 @@ import pytest
 
 from bert.config import EmbeddingConfig, ModelConfig
 from bert.data.text_groups import number_texts
-from bert.interchange.pooling import MODES, Pooling
+from bert.interchange.pooling import Pooling
 from bert.model.dropout import Dropout
 from bert.model.text_embedding import BertForEmbedding, pool
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
 from bert.training.embedding_losses import embed_rows, embedding_loss, embedding_objective
+from bert.training.finetuning_setup import TRAINED_MODES
 from bert.training.step import compute_gradients
 from tests.tiny_training import assert_same_gradients
 
@@ -183,7 +184,7 @@ def test_matryoshka_is_the_mean_over_widths(loss: str) -> None:
     assert nested[2:] == sums_of(vectors, batch, loss=loss)[2:], "the accuracy is that of the whole embedding"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", TRAINED_MODES)
 def test_what_is_trained_is_what_embed_computes(mode: str) -> None:
     random = np.random.default_rng(0)
     states = random.normal(size=(5, T, 6)).astype(np.float32)

@@ -23,9 +23,10 @@ from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer
-from bert.interchange.pooling import read_model_max_length, read_pooling
+from bert.interchange.pooling import check_dense_widths, encoder_folder, read_model_max_length, read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
+from bert.messages import WarningText
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import first_cased_token, is_wordpiece, load_tokenizer, require_embedding_rows
@@ -84,7 +85,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         UserError: a file that is missing or damaged; a model of another family; a tensor without a
             place, a parameter without a tensor, a shape that is not config.json's.
     """
-    pooling, folder = read_pooling(folder, say)
+    pooling, folder = read_pooling(folder, say), encoder_folder(folder)
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(f"{file} does not exist: copy it next to the weights")
@@ -102,8 +103,11 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         and (limit := read_model_max_length(folder, longest)) < longest
     ):
         pooling = dataclasses.replace(pooling, max_length=limit)
+    if pooling is not None:
+        check_dense_widths(pooling, config.hidden_size, folder)
     if pooling is not None and (pooling.max_length or 0) > longest:
-        say(f"{folder}: max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut")
+        text = f"max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut"
+        say(WarningText(f"{folder}: {text}"))
     classifier_dropout = _classifier_dropout(content, file)
     problem_type = _problem_type(content, file) if labels else None
     label_thresholds = _label_thresholds(content, len(labels), file)
@@ -296,10 +300,11 @@ def _warn_casing(folder: Path, tokenizer: Tokenizer, say: Log) -> None:
         return
     capital = first_cased_token(sorted(tokenizer.get_vocab()))
     if capital is not None and isinstance(tokenizer.normalizer, BertNormalizer):
-        say(
+        text = (
             f"{folder / 'vocab.txt'}: text is lower-cased, though the vocabulary has upper-case letters, as in "
             f'{capital!r}; if that is wrong, put {{"do_lower_case": false}} into {SETTINGS} next to it'
         )
+        say(WarningText(text))
 
 
 def _rename_tensors(

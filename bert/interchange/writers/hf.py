@@ -36,6 +36,7 @@ from bert.interchange.writers.hf_config import ACTIVATIONS, published_config
 from bert.interchange.writers.model_card import model_card
 from bert.interchange.writers.onnx import lacking_key
 from bert.interchange.writers.tokenizer_files import published_tokenizer, published_tokenizers, save_published_tokenizer
+from bert.messages import WarningText
 from bert.model.initializers import sinusoidal_position_table
 from bert.tokenizer.special_tokens import special_ids
 
@@ -76,7 +77,7 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
         _write(model, draft)
         say(_verify(model, draft))
     if (text := unexpressed_decoding(model.decoding)) is not None:
-        say(text)
+        say(WarningText(text))
     say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
@@ -197,6 +198,8 @@ def _write(model: ModelBundle, folder: Path) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for number, layer in enumerate(() if model.pooling is None else model.pooling.dense, 2):
+        layer.write_weights(folder / f"{number}_Dense")
     for tokenizer, place in published_tokenizers(model, folder):
         segments = model.config.type_vocab_size > 1  # of a single one the class of the model makes the ids
         save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings, segments)

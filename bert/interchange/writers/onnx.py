@@ -22,6 +22,7 @@ from bert.interchange.writers.hf_config import published_config
 from bert.interchange.writers.signature import (
     CHOICES,
     Signature,
+    check_no_dense,
     parameters,
     sample_inputs,
     signature,
@@ -92,6 +93,7 @@ def check_exportable(model: ModelBundle) -> None:
         import onnxruntime  # noqa: F401
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
+    check_no_dense(model)
     if names.has_decoder(model.architecture):
         raise UserError(f"{model.source} is an encoder-decoder, which the ONNX graph lacks: use format stablehlo")
     if (key := lacking_key(model.config)) is not None:

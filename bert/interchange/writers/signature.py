@@ -21,6 +21,7 @@ from bert.files import write_atomic
 from bert.interchange import ExportError, names
 from bert.interchange.bundle import ModelBundle, build_module, describe_labels
 from bert.interchange.generation_files import generation_config
+from bert.interchange.pooling import Pooling
 from bert.interchange.writers.tokenizer_files import published_tokenizers, save_published_tokenizer
 
 BATCH, CHOICES, LENGTH, TARGET_LENGTH = "batch_size", "num_choices", "sequence_length", "target_length"
@@ -170,6 +171,21 @@ def verify_outputs(
     return f"verified: the outputs are within {largest:.1g} of ours"
 
 
+def _declared_pooling(pooling: Pooling) -> dict[str, Any]:
+    """The settings of `Pooling` but its length, which stands elsewhere; the last ones if they are not the defaults."""
+    values = {field.name: getattr(pooling, field.name) for field in dataclasses.fields(pooling)}
+    always = ("mode", "normalize", "lowercase", "query_prompt", "document_prompt")
+    default = Pooling()
+    del values["max_length"]
+    return {name: value for name, value in values.items() if name in always or value != getattr(default, name)}
+
+
+def check_no_dense(model: ModelBundle) -> None:
+    """Raises UserError for embeddings with dense layers, which the files next to a graph have no place for."""
+    if model.pooling is not None and model.pooling.dense:
+        raise UserError(f"{model.source} has a Dense module after its pooling, which a graph lacks: use format hf")
+
+
 def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dtype: str, text: list[str]) -> None:
     """Writes the files next to a graph: signature.json, the tokenizer's files, and README.md with ``text`` in it."""
     content: dict[str, Any] = {
@@ -185,8 +201,7 @@ def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dty
     if model.label_thresholds:
         content["label_thresholds"] = list(model.label_thresholds)
     if model.pooling is not None:
-        pooling = dataclasses.asdict(model.pooling)
-        content["pooling"] = {name: value for name, value in pooling.items() if name != "max_length"}
+        content["pooling"] = _declared_pooling(model.pooling)
     if names.has_decoder(model.architecture):
         content["generation"] = generation_config(model)
     write_atomic(folder / "signature.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")

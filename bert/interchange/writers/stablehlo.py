@@ -27,6 +27,7 @@ from bert.interchange.writers.signature import (
     LENGTH,
     TARGET_LENGTH,
     Signature,
+    check_no_dense,
     make_forward,
     parameters,
     resolve_shape,
@@ -61,6 +62,7 @@ def export(
         UserError: a length that the model does not read, weights that are not there, or an ``out`` that is.
         ExportError: the graph, read back, answers differently.
     """
+    check_no_dense(model)
     longest = model.config.max_position_embeddings
     if length is not None and dynamic_length:
         raise UserError(f"length is {length} and dynamic_length is set: choose one of the two")

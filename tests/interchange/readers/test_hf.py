@@ -266,8 +266,8 @@ def test_pooling_is_what_the_folder_declares(made, tmp_path: Path) -> None:
     (tmp_path / "mean" / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}')
     assert bert.load(tmp_path / "mean").pooling is None, "a cross-encoder has none"
     declared = tmp_path / "max" / "1_Pooling" / "config.json"
-    declared.write_text('{"pooling_mode_lasttoken": true}')
-    with pytest.raises(UserError, match="pools by last"):
+    declared.write_text('{"pooling_mode_median": true}')
+    with pytest.raises(UserError, match="pools by median"):
         bert.load(tmp_path / "max")
     (tmp_path / "cls" / "modules.json").write_text('[{"type": "x.Transformer", "path": "../mean"}]')
     with pytest.raises(UserError, match="may lie outside of its folder"):

@@ -1,0 +1,144 @@
+"""How hidden states become embeddings, by hand, and the folders of sentence-transformers that declare it."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert
+from bert.errors import UserError
+from bert.interchange.dense import ACTIVATIONS, Dense
+from bert.interchange.pooling import MODES, Pooling, read_pooling
+from tests.interchange.hf_folders import edit
+
+TANH, IDENTITY = (next(name for name in ACTIVATIONS if name.endswith(end)) for end in ("Tanh", "Identity"))
+HIDDEN = np.array([[[1, 8], [3, 2], [5, 5], [9, 9]]], np.float32)
+MASK = np.array([[1, 1, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("cls", [1, 8]),
+        ("max", [5, 8]),
+        ("mean", [3, 5]),
+        ("mean_sqrt_len", [9 / 3**0.5, 15 / 3**0.5]),
+        ("weightedmean", [(1 + 6 + 15) / 6, (8 + 4 + 15) / 6]),
+        ("lasttoken", [5, 5]),
+        ("mean+cls", [3, 5, 1, 8]),
+    ],
+)
+def test_each_mode_by_hand(mode: str, expected: list[float]) -> None:
+    pooling = Pooling(mode)
+    for found in (pooling(HIDDEN, MASK), pooling.of_sequences(HIDDEN[0, :3], np.array([3]))):
+        np.testing.assert_allclose(found, [expected], rtol=1e-6)
+    assert pooling.embedding_size(2) == len(expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_of_a_prompt_are_left_out(mode: str) -> None:
+    skipped, pooling = np.array([1]), Pooling(mode)
+    expected = {"cls": [3, 2], "max": [5, 5], "mean": [4, 3.5], "lasttoken": [5, 5]}
+    expected |= {"mean_sqrt_len": [8 / 2**0.5, 7 / 2**0.5], "weightedmean": [(6 + 15) / 5, (4 + 15) / 5]}
+    np.testing.assert_allclose(pooling(HIDDEN, MASK, skipped), [expected[mode]], rtol=1e-6)
+    np.testing.assert_allclose(pooling.of_sequences(HIDDEN[0, :3], np.array([3]), skipped), [expected[mode]], rtol=1e-6)
+    assert np.isfinite(pooling(HIDDEN, MASK, np.array([9]))).all(), "a row with nothing but a prompt"
+
+
+def test_layers_scaling_and_truncation_are_applied_in_this_order() -> None:
+    layer = Dense(np.eye(2, 3, dtype=np.float32), np.array([0, 0, 4], np.float32), IDENTITY)
+    found = Pooling("cls", normalize=True, dense=(layer,), truncate_dim=2)(HIDDEN, MASK)
+    np.testing.assert_allclose(found, [[1 / 9, 8 / 9]], rtol=1e-6)
+
+
+ALL = Pooling(
+    "weightedmean+cls",
+    normalize=True,
+    max_length=9,
+    query_prompt="a b ",
+    include_prompt=False,
+    truncate_dim=5,
+    dense=(
+        Dense(np.random.default_rng(0).normal(size=(24, 7)).astype(np.float32), np.ones(7, np.float32), TANH),
+        Dense(np.random.default_rng(1).normal(size=(7, 6)).astype(np.float32), None, IDENTITY),
+    ),
+)
+
+
+def test_a_folder_keeps_all_settings(made, tmp_path: Path) -> None:
+    made(pooling=ALL).save(tmp_path / "out")
+    said: list[str] = []
+    assert bert.load(tmp_path / "out", said.append).pooling == ALL
+    assert read_pooling(tmp_path / "out", said.append) == ALL
+    assert len(said) == 1, "no key is reported as not applied"
+    assert json.loads((tmp_path / "out/config_sentence_transformers.json").read_text())["truncate_dim"] == 5
+
+
+@pytest.mark.medium
+def test_embeddings_of_every_method_have_the_declared_width(made) -> None:
+    model = made(pooling=ALL)
+    texts = ["a b c", "d"]
+    embeddings = model.embed(texts)
+    assert embeddings.shape == model.encode(texts).embeddings.shape == (2, 5)
+    assert model.similarity(texts, texts).shape == (2, 2)
+    assert model.search("a", texts).indices.shape == model.search("a", embeddings).indices.shape == (2,)
+    with pytest.raises(UserError, match=r"pass \[N, 5\]"):
+        model.search("a", np.zeros((1, 12)))
+    query = model.embed(["c"], prompt="query")
+    included = dataclasses.replace(model, pooling=dataclasses.replace(ALL, include_prompt=True))
+    assert np.abs(included.embed(["c"], prompt="query") - query).max() > 1e-3
+    np.testing.assert_array_equal(model.embed(["c"]), included.embed(["c"]))
+    packed = model.embed(["c"] * 300, 4, "query")
+    np.testing.assert_allclose(packed, np.repeat(query, 300, axis=0), atol=1e-6)
+
+
+def test_older_keys_are_read_in_the_order_of_sentence_transformers(made, tmp_path: Path) -> None:
+    made(pooling=Pooling()).save(tmp_path / "out")
+    file = tmp_path / "out/1_Pooling/config.json"
+    for content, mode in (
+        ({"pooling_mode_weightedmean_tokens": True, "pooling_mode_cls_token": True}, "cls+weightedmean"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True, "pooling_mode_mean_tokens": True}, "mean+mean_sqrt_len"),
+        ({"pooling_mode_mean_tokens": False}, "mean"),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len"),
+        ({"pooling_mode": ["lasttoken", "max"]}, "lasttoken+max"),
+        ({}, "mean"),
+    ):
+        file.write_text(json.dumps(content))
+        pooling = read_pooling(tmp_path / "out", pytest.fail)
+        assert pooling is not None and pooling.mode == mode
+
+
+@pytest.mark.parametrize(
+    ("module", "values", "match"),
+    [
+        ("2_Dense", {"activation_function": "os.system"}, "activation_function is 'os.system'"),
+        ("2_Dense", {"use_residual": True}, "use_residual is True"),
+        ("2_Dense", {"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'"),
+        ("2_Dense", {"out_features": 8}, r"linear.weight is \[7, 24\]"),
+        ("2_Dense", {"bias": False}, "linear.bias does not fit"),
+        ("1_Pooling", {"pooling_mode": ["mean", "median"]}, "pools by mean.median"),
+        ("1_Pooling", {"pooling_mode": ["mean"]}, "reads 24 features of a vector of 12"),
+        ("1_Pooling", {"include_prompt": "no"}, "include_prompt is 'no'"),
+    ],
+)
+def test_a_module_that_is_not_computed_is_an_error(made, tmp_path: Path, module, values, match) -> None:
+    made(pooling=dataclasses.replace(ALL, normalize=False)).save(tmp_path / "out")
+    edit(tmp_path / "out" / module, **values)
+    with pytest.raises(UserError, match=match):
+        bert.load(tmp_path / "out")
+
+
+@pytest.mark.parametrize("truncate_dim", [0, "8", True])
+def test_a_bad_truncate_dim_is_an_error(made, tmp_path: Path, truncate_dim) -> None:
+    made(pooling=Pooling()).save(tmp_path / "out")
+    (tmp_path / "out/config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": truncate_dim}))
+    with pytest.raises(UserError, match="truncate_dim is"):
+        bert.load(tmp_path / "out")
+
+
+def test_a_graph_has_no_dense_layers(made, tmp_path: Path) -> None:
+    for format in ("onnx", "stablehlo"):
+        with pytest.raises(UserError, match="Dense module"):
+            made(pooling=ALL).save(tmp_path / format, format)
