@@ -13,6 +13,7 @@ from bert.inference.int8 import TOLERANCE, Int8Check
 from bert.inference.language_model import LanguageModel
 from bert.interchange import hub
 from bert.interchange.names import ARCHITECTURES
+from bert.messages import log_message
 from bert.urls import writable
 
 
@@ -32,7 +33,7 @@ class ExportableModel(LanguageModel):
         self,
         out: str | Path,
         format: str = "hf",
-        say: Callable[[str], None] = lambda text: None,
+        say: Callable[[str], None] = log_message,
         *,
         length: int | None = None,
         dynamic_length: bool = False,
@@ -46,7 +47,8 @@ class ExportableModel(LanguageModel):
             out: a folder that is not there yet, or an empty one, or the URL of a new one.
             format: ``hf``, a folder that Hugging Face transformers reads; ``stablehlo``, a function that JAX alone
                 calls; ``onnx``, a graph for ONNX Runtime and others, of any number of rows and tokens.
-            say: logs what was written and compared.
+            say: called with what was written and compared. By default the logger ``bert`` warns of settings that the
+                format cannot express.
             length: tokens T of the inputs of a ``stablehlo`` function; None for the longest that the model reads.
             dynamic_length: leave T of a ``stablehlo`` function free, up to that longest.
             quantize: ``int8`` writes the weights of an ``onnx`` graph in 8 bits (dynamic quantisation). The score on
@@ -92,7 +94,7 @@ class ExportableModel(LanguageModel):
             model: Any = self
             options["accept"] = lambda *graphs: check(*(dataclasses.replace(model, graph=graph) for graph in graphs))
         with writable(out) as folder:
-            writers[format](self, folder, lambda text: say(text.replace(str(folder), str(out))), **options)
+            writers[format](self, folder, lambda text: say(_with_path(text, folder, out)), **options)
 
     def push_to_hub(self, name: str, *, private: bool = False, message: str = "Add a model of bert-jax") -> str:
         """Writes the model as `save` does with the format ``hf``, and uploads it to the Hugging Face hub as one commit.
@@ -109,3 +111,8 @@ class ExportableModel(LanguageModel):
             UserError: as `save`; or the repository cannot be written: no such name, no access, no network.
         """
         return hub.upload(self.save, name, private, message)
+
+
+def _with_path(text: str, folder: Path, out: str | Path) -> str:
+    """A message about ``out`` of a function that wrote to ``folder``."""
+    return type(text)(text.replace(str(folder), str(out)))

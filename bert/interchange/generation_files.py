@@ -15,6 +15,7 @@ from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.tensor_files import read_json
+from bert.messages import WarningText
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
@@ -91,10 +92,10 @@ def read_decoding(folder: Path, tokenizer: Tokenizer, say: Callable[[str], None]
             )
     for key, value in NOT_APPLIED.items():
         if content.get(key, value) not in (value, None):
-            say(f"{file}: {key} {content[key]} is not applied")
+            say(WarningText(f"{file}: {key} {content[key]} is not applied"))
     values = {KEYS[key]: content[key] for key in KEYS if content.get(key) is not None}
     if values.get("early_stopping") == "never":
-        say(f"{file}: early_stopping never is not applied, and read as false")
+        say(WarningText(f"{file}: early_stopping never is not applied, and read as false"))
         values["early_stopping"] = False
     if content.get("do_sample") is True:
         values |= {"temperature": 1.0} | {key: content[key] for key in SAMPLING_KEYS if content.get(key) is not None}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.errors import UserError
+from bert.messages import WarningText
 from bert.parallel.devices import local_devices
 from bert.runs.checkpoint_directory import BEST, TRAINING_STATE, CheckpointDirectory, has_params_only
 from bert.runs.manifest import verify_manifest, write_manifest
@@ -214,7 +215,7 @@ class Checkpointer:
             try:
                 return self.restore_params(best)
             except UserError as error:
-                self._say(f"{error}; the newest good checkpoint is used instead")
+                self._say(WarningText(f"{error}; the newest good checkpoint is used instead"))
         return self.restore_params()
 
     def _load_newest(self, names: tuple[str, ...], step: int | None, place: Place) -> tuple[int, dict[str, Any]] | None:
@@ -246,7 +247,7 @@ class Checkpointer:
                     problems = [f"orbax cannot read it: {describe_error(error)}"]
                 else:
                     for damage in damages:
-                        self._say(f"{damage}; using the checkpoint of step {candidate} instead")
+                        self._say(WarningText(f"{damage}; using the checkpoint of step {candidate} instead"))
                     return candidate, items
             self._directory.damaged.add(candidate)
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

@@ -20,6 +20,7 @@ from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
+from bert.messages import WarningText, log_message
 from bert.tokenizer.vocabulary import first_cased_token, load_tokenizer, require_embedding_rows
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def is_google(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or any(folder.glob(f"{CHECKPOINT}.*"))
 
 
-def read_google_model(folder: Path, say: Log = lambda text: None) -> ModelBundle:
+def read_google_model(folder: Path, say: Log = log_message) -> ModelBundle:
     """`read_params` and `read_tokenizer`; the labels of a classifier, which these files do not name, are numbered."""
     config, params = read_params(folder, say)
     tokenizer = read_tokenizer(folder, config, say)
@@ -75,7 +76,7 @@ def read_google_model(folder: Path, say: Log = lambda text: None) -> ModelBundle
     return make(architecture=names.pretraining_architecture(set(params), config))
 
 
-def read_params(folder: Path, say: Log = lambda text: None) -> tuple[ModelConfig, Params]:
+def read_params(folder: Path, say: Log = log_message) -> tuple[ModelConfig, Params]:
     """The encoder, and those heads that the checkpoint has.
 
     Args:
@@ -128,7 +129,7 @@ def read_params(folder: Path, say: Log = lambda text: None) -> tuple[ModelConfig
     return config, params
 
 
-def read_config(file: Path, say: Log = lambda text: None) -> ModelConfig:
+def read_config(file: Path, say: Log = log_message) -> ModelConfig:
     """``bert_config.json`` as our sizes; rates and activation may be left out there, and are then Google's defaults.
 
     Keys that google-research/bert does not know have no effect there, and none here: they are said.
@@ -149,7 +150,7 @@ def read_config(file: Path, say: Log = lambda text: None) -> ModelConfig:
     _raise_if_any(str(file), "lacks", (key for key in _SIZES if key not in given))
     unknown = sorted(given.keys() - {*_SIZES, *_RATES, "hidden_act"})
     if others := [key for key in unknown if not key.startswith(_WITHOUT_EFFECT)]:
-        say(f"not loaded from {file}: {', '.join(others)}")
+        say(WarningText(f"not loaded from {file}: {', '.join(others)}"))
     for key in (*_SIZES, *_RATES):
         whole = key in _SIZES
         value = given.get(key, 0.0)
@@ -169,7 +170,7 @@ def read_config(file: Path, say: Log = lambda text: None) -> ModelConfig:
     return config
 
 
-def read_tokenizer(folder: Path, config: ModelConfig, say: Log = lambda text: None) -> Tokenizer:
+def read_tokenizer(folder: Path, config: ModelConfig, say: Log = log_message) -> Tokenizer:
     """The vocabulary, lower-casing where the folder's name or the tokens say so: Google's files do not say it.
 
     A ``tokenizer.json`` or ``tokenizer_config.json`` next to it, where somebody has put one, knows better.
