@@ -119,8 +119,9 @@ class TaskDataConfig:
     sample_seed: Seed | None = None
     """Seed of these samples; null takes seed, for several seeds the first one, so that all have the same dev rows."""
     labels: list[str] | None = None
-    """Labels in the order of their numbers, for tasks that have none of their own; null takes the training file's, in
-    the order of the alphabet or of numbers."""
+    """Labels in the order of their numbers, for tasks that have none of their own; null: the labels that a data set
+    declares, or those of the training file sorted alphabetically or numerically. Multilabel: if the file has no column
+    label, the names of the columns of the labels."""
     invalid_tags: Literal["error", "count"] = "error"
     """Tagging: tags that the file's scheme does not allow there, such as I-PER after O, are an error, or counted
     (count) and read as conlleval reads them."""

@@ -7,6 +7,7 @@ overrides it (and ``splits``) reads data in any layout, see docs/own_task.md.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -53,12 +54,15 @@ class _FromColumns(ColumnFilesTask, SentenceTask):
         )
 
     def _read_columns(self, records: Records, split: str) -> Columns:
+        return self._read(records, split, {self.label_column: "data.columns.label"})
+
+    def _read(self, records: Records, split: str, labels: dict[str, str]) -> Columns:
         keys = ("data.columns.text_a", "data.columns.text_b")[: len(self.text_columns)]
         id = self.data.columns.id
         return read_columns(
             records,
             dict(zip(self.text_columns, keys, strict=True)),
-            {self.label_column: "data.columns.label"},
+            labels,
             None if id is None else (id, "data.columns.id"),
             needed=split != "test",
             unlabelled=self.unlabelled,
@@ -161,10 +165,42 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
 
     def _read_columns(self, records: Records, split: str) -> Columns:
         """A test split has labels if one of its rows has any."""
-        columns = super()._read_columns(records, split)
+        first = next(records.rows, None)
+        fields = {} if first is None else first[1]
+        if first is not None:
+            records = dataclasses.replace(records, rows=itertools.chain([first], records.rows))
+        if self.label_column not in fields and self.labels and set(self.labels) <= set(fields):
+            return self._read_label_columns(records, split)
+        try:
+            columns = super()._read_columns(records, split)
+        except UserError as error:
+            if fields and self.label_column not in fields and not self.labels:
+                raise UserError(f"{error}; if each label has a column, list these columns as data.labels") from None
+            raise
         if split == "test" and columns.labels and all(cell in (None, "", []) for cell in columns.labels[0]):
             return columns._replace(labels=None)
         return columns
+
+    def _read_label_columns(self, records: Records, split: str) -> Columns:
+        """Reads a column for each label, which has the label's name and is 1 if a row has it."""
+        columns = self._read(records, split, dict.fromkeys(self.labels, "data.labels"))
+        if columns.labels is None:
+            return columns
+        faults, rows, kept = list(columns.faults), [], []
+        for row, (line_number, *cells) in enumerate(zip(columns.line_numbers, *columns.labels, strict=True)):
+            words = [str(cell).strip().lower() for cell in cells]
+            if set(words) <= {"-1", "-1.0"}:  # Toxic Comments: a row of test that is not scored
+                continue
+            if bad := [name for name, word in zip(self.labels, words, strict=True) if word not in HAS_LABEL]:
+                what = (
+                    f"{bad[0]} is {words[self.labels.index(bad[0])][:40]!r}: write 1 if the row has the label, else 0"
+                )
+                faults.append((line_number, records.error(line_number, what)))
+            rows.append([name for name, word in zip(self.labels, words, strict=True) if HAS_LABEL.get(word)])
+            kept.append(row)
+        if left_out := len(columns.ids) - len(kept):
+            records.notes.append(f"{records.source}: {left_out:,} rows whose labels are all -1 left out")
+        return columns.take(kept)._replace(labels=[rows], faults=tuple(faults))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,5 +221,8 @@ class CustomRegression(_FromColumns, RegressionTask):
         lowest, highest = data.score_range or (-math.inf, math.inf)
         return dataclasses.replace(super().from_config(data), lowest=lowest, highest=highest)
 
+
+HAS_LABEL = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+"""What a cell of a label's column may be, in lower case."""
 
 TASKS = (CustomClassification(), CustomMultilabel(), CustomRegression())

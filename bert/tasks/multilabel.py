@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -16,11 +17,17 @@ from bert.data.records import Records
 from bert.errors import UserError, require
 from bert.metrics.thresholds import best_thresholds
 from bert.tasks.base import Outputs
-from bert.tasks.readers.columns import Columns, label_text
+from bert.tasks.readers.columns import Columns, is_missing, label_text
 from bert.tasks.sequence import Examples, LabelTask
 
 SEPARATOR = ";"
 """Between the labels of a row, in tables and in prediction files."""
+
+MULTI_HOT_LABEL = "LABEL_"
+"""Start of the names of labels that are given as multi-hot lists alone."""
+
+MULTI_HOT = {0: 0, 1: 1, "0": 0, "1": 1}
+"""Numbers of a multi-hot list; false, true, 0.0 and 1.0 equal them."""
 
 DEFAULT_THRESHOLD = 0.5
 """Of models without thresholds of their own."""
@@ -155,19 +162,64 @@ class MultilabelTask(LabelTask):
         return [SEPARATOR.join(self.labels[label] for label in np.flatnonzero(row)) for row in labels]
 
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
-        """A cell is a list of labels, or has them separated; a label is one of the files' words, or its name."""
-        cells = zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True)
-        rows = [_split_labels(records, line_number, self.label_column, cell) for line_number, cell in cells]
-        numbers, labels = self._number_labels(records, columns.line_numbers, rows, is_train)
+        """A cell is a list of labels, or has them separated; a label is one of the files' words, or its name.
+
+        If all rows are lists of 0 and 1 of one length, they are multi-hot: the n-th number is 1 if the row has the n-th
+        label. Labels without names are called ``LABEL_0`` and so on, as in transformers.
+        """
+        known = set(self.labels) | set(self.label_names)
+        cells = [_listed(cell, known) for cell in require(columns.labels, "the labels")[0]]
+        if not {"0", "1"} <= known and (multi_hot := _multi_hot(cells)) is not None:
+            width = multi_hot.shape[1]
+            labels = self.labels or tuple(f"{MULTI_HOT_LABEL}{label}" for label in range(width))
+            if len(labels) != width:
+                raise UserError(
+                    f"{records.source}: {self.label_column} has multi-hot lists of {width} numbers, and there are "
+                    f"{len(labels)} labels: list the {width} names of the labels as data.labels"
+                )
+            records.require_sound(columns.faults)
+            return multi_hot, labels
+        rows, faults = [], list(columns.faults)
+        for line_number, cell in zip(columns.line_numbers, cells, strict=True):
+            try:
+                rows.append(_split_labels(records, line_number, self.label_column, cell))
+            except UserError as error:
+                faults.append((line_number, error))
+                rows.append([])
+        numbers, labels = self._number_labels(records, columns.line_numbers, rows, is_train, faults)
         encoded = np.zeros((len(rows), len(labels)), np.int8)
         for row, present in zip(encoded, numbers, strict=True):
             row[present] = 1
         return encoded, labels
 
 
+def _listed(cell: Any, known: Collection[str]) -> Any:
+    """A cell of a table that spells a list, as pandas writes lists, as that list."""
+    if not isinstance(cell, str) or cell.strip() in known or cell.strip()[:1] + cell.strip()[-1:] != "[]":
+        return cell
+    try:
+        return list(ast.literal_eval(cell.strip()))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return cell
+
+
+def _multi_hot(cells: Sequence[Any]) -> np.ndarray | None:
+    """[R, L] int8 of multi-hot lists, of which some may be empty; None if the cells are no such lists."""
+    rows = [cell.split(SEPARATOR) if isinstance(cell, str) and SEPARATOR in cell else cell for cell in cells]
+    rows = [[] if is_missing(row) or row == "" else row for row in rows]
+    widths = {len(row) if isinstance(row, list) else 1 for row in rows} - {0}
+    if len(widths) != 1 or (width := widths.pop()) < 2 or not all(_is_bit(number) for row in rows for number in row):
+        return None
+    return np.array([[MULTI_HOT[number] for number in row] or [0] * width for row in rows], np.int8)
+
+
+def _is_bit(number: Any) -> bool:
+    return isinstance(number, str | int | float) and number in MULTI_HOT
+
+
 def _split_labels(records: Records, line_number: int, name: str, cell: Any) -> list[str]:
     """The labels of a row; none of an empty cell, an empty list or null. Raises UserError."""
-    if cell is None or (isinstance(cell, str) and not cell.strip()):
+    if is_missing(cell) or (isinstance(cell, str) and not cell.strip()):
         return []
     parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell if isinstance(cell, list) else [cell]
     if isinstance(cell, str) and not all(part.strip() for part in parts):
@@ -179,6 +231,8 @@ def _split_labels(records: Records, line_number: int, name: str, cell: Any) -> l
             wrong = f"{word[:40]!r}, and {SEPARATOR} separates labels in tables: use a name without it"
         elif word in words[:number]:
             wrong = f"{word[:40]!r} twice: list each label of the row once"
+            if set(words) <= {"0", "1"}:
+                wrong += ", or write multi-hot lists of one length in all rows"
         else:
             continue
         raise records.error(line_number, f"{name} has {wrong}")

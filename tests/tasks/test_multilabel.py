@@ -231,3 +231,54 @@ def test_columns_of_pairs_and_ids(tmp_path: Path) -> None:
     examples = task.read(tmp_path, "train")
     assert (examples.texts, examples.ids, task.input_columns) == ([("a", "b"), ("c", "d")], ["k", "l"],
                                                                   ("text_a", "text_b"))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ([[0, 1], [1, 0], [0, 1], []], [[0, 1], [1, 0], [0, 1], [0, 0]]),
+        ([[0, 1, 1], [1.0, 0.0, 0.0], None], [[0, 1, 1], [1, 0, 0], [0, 0, 0]]),
+        ([[True, False], [False, False]], [[1, 0], [0, 0]]),
+        (["[0, 1]", "[1, 0]"], [[0, 1], [1, 0]]),
+        (["0;1;1", "1;0;0"], [[0, 1, 1], [1, 0, 0]]),
+        ([[0], [1], [0, 1]], [[1, 0], [0, 1], [1, 1]]),  # names of labels
+        (["['x', 'y']", "['y']", "[]"], [[1, 1], [0, 1], [0, 0]]),
+    ],
+)
+def test_multi_hot_lists_are_read_as_such(tmp_path: Path, cells: list[object], expected: list[list[int]]) -> None:
+    lines = (json.dumps({"text": "a", "label": cell}) + "\n" for cell in cells)
+    made_files(tmp_path, train_jsonl="".join(lines))
+    assert own().read(tmp_path, "train").labels.tolist() == expected
+
+
+def test_multi_hot_lists_have_the_given_names_in_their_order(tmp_path: Path) -> None:
+    made_files(tmp_path, train_csv='text,label\na,"[0, 1, 1]"\nb,"[1, 0, 0]"\n')
+    task = own(labels=["z", "x", "y"])
+    assert task.fit(task.read(tmp_path, "train")).labels == ("z", "x", "y")
+    assert own().read(tmp_path, "train").label_words == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert "multi-hot lists of 3 numbers, and there are 2 labels" in error_of(own(labels=["a", "b"]), tmp_path)
+
+
+def test_a_run_whose_labels_are_called_0_and_1_reads_names(tmp_path: Path) -> None:
+    made_files(tmp_path, dev_jsonl='{"text": "a", "label": [0, 1]}\n{"text": "b", "label": [1, 0]}\n')
+    assert own(labels=["0", "1"]).read(tmp_path, "dev").labels.tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_column_for_each_label(tmp_path: Path) -> None:
+    made_files(
+        tmp_path,
+        train_csv="id,text,toxic,rude\n7,a,0,1\n8,b,1.0,0.0\n9,c,0,0\n10,d,-1,-1\n",
+        dev_csv="id,text,rude,toxic\n1,a,1,0\n",
+        test_csv="id,text\n1,a\n",
+    )
+    task = own(labels=["toxic", "rude"], columns=ColumnsConfig(id="id"))
+    train = task.read(tmp_path, "train")
+    assert (train.labels.tolist(), train.ids) == ([[0, 1], [1, 0], [0, 0]], ["7", "8", "9"])
+    assert "1 rows whose labels are all -1 left out" in train.notes[0]
+    task = task.fit(train)
+    assert task.read(tmp_path, "dev").labels.tolist() == [[0, 1]]
+    assert not task.read(tmp_path, "test").labelled
+    assert "if each label has a column, list these columns as data.labels" in error_of(own(), tmp_path)
+    made_files(tmp_path, train_csv="text,toxic,rude\na,0,0.7\nb,1,\nc,0,1\n")
+    wrong = error_of(own(labels=["toxic", "rude"]), tmp_path)
+    assert "line 2: rude is '0.7': write 1" in wrong and wrong.endswith("2 lines have such faults: 2, 3")

@@ -99,6 +99,15 @@ class Columns(NamedTuple):
     faults: tuple[tuple[int, UserError], ...] = ()
     """(line, error) of each row with a bad text or id, if `read_columns` was asked not to raise them."""
 
+    def take(self, rows: Sequence[int]) -> Columns:
+        """The rows of these numbers, without labels."""
+        return self._replace(
+            line_numbers=[self.line_numbers[row] for row in rows],
+            texts=[[texts[row] for row in rows] for texts in self.texts],
+            labels=None,
+            ids=[self.ids[row] for row in rows],
+        )
+
 
 def read_columns(
     records: Records,
