@@ -12,7 +12,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.data.row_template import post_processor
+from bert.errors import UserError
 from bert.tokenizer.hf_settings import NO_LIMIT, truncation_side
+from bert.tokenizer.library import encode_batch
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import literal_tokenizer
 
@@ -171,16 +173,21 @@ def tokenize(
 
     The longer text of a pair is cut first, as BERT's ``_truncate_seq_pair`` (google-research/bert,
     run_classifier.py). ``tokenizer`` stays as it is.
+
+    Raises:
+      UserError: ``max_length`` has no room for the special tokens, or the tokenizer fails on a text.
     """
     truncating = _truncating_tokenizer(tokenizer, max_length, tokenizer.get_vocab_size())
     ids = [np.zeros(0, np.int32)]
     lengths: list[int] = []
     segment_a_lengths: list[int] = []
     for start in range(0, len(texts), ROWS_AT_ONCE):
-        for encoding in truncating.encode_batch_fast(texts[start : start + ROWS_AT_ONCE]):
+        for encoding in encode_batch(truncating, texts[start : start + ROWS_AT_ONCE]):
             ids.append(np.array(encoding.ids, np.int32))
             lengths.append(len(ids[-1]))
             segment_a_lengths.append(lengths[-1] - sum(encoding.type_ids))
+    if max(lengths, default=0) > max_length:  # the library never cuts special tokens
+        raise UserError(f"max_length is {max_length}, but the special tokens of a row are more: use a larger number")
     return Features(
         ids=np.concatenate(ids),
         offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
@@ -203,9 +210,7 @@ def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], literal: bool = False)
         if literal
         else _truncating_tokenizer(tokenizer, NO_LIMIT, tokenizer.get_vocab_size())
     )
-    return [
-        np.array(encoding.ids, np.int32) for encoding in whole.encode_batch_fast(list(texts), add_special_tokens=False)
-    ]
+    return [np.array(encoding.ids, np.int32) for encoding in encode_batch(whole, texts, add_special_tokens=False)]
 
 
 @lru_cache(maxsize=8)

@@ -201,8 +201,6 @@ class Pretrained(SearchableModel):
             check_count("max_length", max_length)
         rows = [as_text_or_pair(given, index) for index, given in enumerate(as_list(texts), 1)]
         features = self._features(rows, max_length)
-        if max_length is not None and features.lengths.max(initial=0) > max_length:
-            raise UserError(f"max_length is {max_length}, and the special tokens of a row are more: pass a greater one")
         batch = features.batch(np.arange(len(rows)), int(features.lengths.max(initial=1)), len(rows))
         return {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
 

@@ -25,6 +25,7 @@ from bert.model.array_types import Array
 from bert.model.cache import make_cache
 from bert.model.language_model import BertForCausalLM
 from bert.model.mask import Mask
+from bert.tokenizer.library import decode
 from bert.tokenizer.special_tokens import special_ids
 
 
@@ -166,7 +167,7 @@ class TextGenerator:
         return Continuation(self._text([*prompt.tolist(), *ids])[len(before) :], score, tuple(ids), bool(ended))
 
     def _text(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return decode(self._tokenizer, ids, skip_special_tokens=False)
 
     @cached_property
     def _end(self) -> int:

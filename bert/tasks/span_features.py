@@ -19,6 +19,7 @@ from bert.data.features import ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.row_template import RowTemplate, row_template
 from bert.data.windows import widest_windows
 from bert.errors import UserError, require
+from bert.tokenizer.library import encode_batch
 from bert.tokenizer.special_tokens import special_ids
 
 ROWS_SCORED_AT_ONCE = 256
@@ -287,7 +288,7 @@ class _Tokens(NamedTuple):
 def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> Iterator[_Tokens]:
     for first in range(0, len(texts), ROWS_AT_ONCE):
         batch = texts[first : first + ROWS_AT_ONCE]
-        for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
+        for text, encoding in zip(batch, encode_batch(tokenizer, batch, False, offsets=True), strict=True):
             offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
             ends = offsets[:, 1].copy() if text.isascii() else _with_accents(text, offsets)
             yield _Tokens(np.array(encoding.ids, np.int32), offsets[:, 0].copy(), ends)

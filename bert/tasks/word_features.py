@@ -16,6 +16,7 @@ from bert.data.windows import widest_windows, window_starts
 from bert.errors import UserError
 from bert.metrics.tagging_schemes import extract_entities
 from bert.tasks.readers.conll import Sentences
+from bert.tokenizer.library import encode_batch
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import after_space, keeps_spaces
 
@@ -167,6 +168,6 @@ def _tokens_of_words(tokenizer: Tokenizer, sentences: list[list[str]], room: int
     for first in range(0, len(words), ROWS_AT_ONCE):
         batch = words[first : first + ROWS_AT_ONCE]
         texts = [after_space(word) for word in batch] if spaced else batch
-        for word, encoding in zip(batch, literal.encode_batch_fast(texts, add_special_tokens=False), strict=True):
+        for word, encoding in zip(batch, encode_batch(literal, texts, False), strict=True):
             ids[word] = np.array(encoding.ids[:room] or [special_ids(tokenizer).unk], np.int32)
     return ids

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from bert.tokenizer.library import decode
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import is_wordpiece
 
@@ -33,7 +34,7 @@ def detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """
     special = set(special_ids(tokenizer).all)
     kept = [int(i) for i in ids if int(i) not in special]
-    text = tokenizer.decode(kept)
+    text = decode(tokenizer, kept)
     if not is_wordpiece(tokenizer):
         return " ".join(text.split())
     return join_words(_words(tokenizer, kept))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bert.errors import UserError, require
+from bert.tokenizer.library import library_errors
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.word_counts import WordCounts
 from bert.tokenizer.wordpiece import CONTINUATION, MAX_INPUT_CHARS_PER_WORD
@@ -84,10 +85,8 @@ def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
             vocab[word] = following
             following += 1
     content["model"]["vocab"] = dict(sorted(vocab.items(), key=lambda item: item[1]))
-    try:
+    with library_errors("the vocabulary cannot be extended", "name a BERT vocabulary"):
         return Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"the vocabulary cannot be extended ({error}): name a BERT vocabulary") from None
 
 
 def decompose_new_tokens(old: Tokenizer, new: Tokenizer, old_name: str, new_name: str) -> dict[int, list[int]]:

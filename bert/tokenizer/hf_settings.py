@@ -186,7 +186,12 @@ def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, 
     decoder = content.get("added_tokens_decoder") or {}
     tokens = decoder if isinstance(decoder, dict) else {"": decoder}
     for number, token in tokens.items():
-        if not number.isdecimal() or not isinstance(token, dict) or not isinstance(token.get("content"), str):
+        if (
+            not number.isdecimal()
+            or len(number) > 10
+            or not isinstance(token, dict)
+            or not isinstance(token.get("content"), str)
+        ):
             raise UserError(f"{folder / SETTINGS}: added_tokens_decoder is no table of numbered tokens: copy it again")
         found[int(number)] = (token["content"], {flag: bool(token[flag]) for flag in _TOKEN if flag in token})
     return tuple((number, token, tuple(flags.items())) for number, (token, flags) in sorted(found.items()))

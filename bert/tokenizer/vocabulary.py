@@ -15,6 +15,7 @@ from bert.errors import UserError
 from bert.files import write_atomic
 from bert.tokenizer.byte_level import SPACES, byte_level_steps, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import read_settings, set_truncation_side, truncation_side
+from bert.tokenizer.library import check_post_processor, decode, library_errors
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 from bert.tokenizer.sentencepiece import build_sentencepiece
 from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_ids, special_tokens
@@ -25,6 +26,12 @@ from bert.urls import fetch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+COPY_ALL = "copy all tokenizer files from one source"
+
+MAX_VOCABULARY = 2**24
+"""Rows of an embedding, above which an id is damage."""
 
 
 def train_tokenizer(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
@@ -63,14 +70,17 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
     elif file.suffix == ".json":
         tokenizer = _parse_tokenizer(_read_utf8(file), file)
     elif file.suffix == ".model":
-        tokenizer = build_sentencepiece(_read_bytes(file), file, settings)
+        with library_errors(f"{file} is not a whole SentencePiece file", COPY_ALL):
+            tokenizer = build_sentencepiece(_read_bytes(file), file, settings)
     else:
         text = _read_utf8(file)
         settings.require_wordpiece(file.parent)
         vocab = _parse_vocab(text, file)
         _require_special_tokens(vocab, file)
         tokenizer = build_wordpiece(vocab, config.lowercase, config.strip_accents)
-    settings.apply(tokenizer, file.parent)
+    with library_errors(f"{file.parent}: the files next to the vocabulary do not fit it", COPY_ALL):
+        settings.apply(tokenizer, file.parent)
+    check_post_processor(tokenizer, file)
     if not special_ids(tokenizer).all or (
         is_wordpiece(tokenizer) and tokenizer.token_to_id(tokenizer.model.unk_token) is None
     ):
@@ -135,7 +145,7 @@ def vocabulary_kind(tokenizer: Tokenizer) -> VocabularyKind:
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """A token as text: WordPiece's as it is, "##" included, another with the space it may begin with."""
     if keeps_spaces(tokenizer):
-        return tokenizer.decode([token_id], skip_special_tokens=False)
+        return decode(tokenizer, [token_id], skip_special_tokens=False)
     token = tokenizer.id_to_token(token_id) or ""
     return token if is_wordpiece(tokenizer) else token.replace(WORD_START, " ")
 
@@ -151,8 +161,15 @@ def after_space(text: str) -> str:
 
 
 def embedding_rows(tokenizer: Tokenizer) -> int:
-    """Rows V an embedding needs: one more than the largest id, also where ids have gaps."""
-    return max(tokenizer.get_vocab().values()) + 1
+    """Rows V an embedding needs: one more than the largest id, also where ids have gaps.
+
+    Raises:
+        UserError: an id so large that no embedding has a row for it.
+    """
+    rows = max(tokenizer.get_vocab().values()) + 1
+    if rows > MAX_VOCABULARY:
+        raise UserError(f"the vocabulary has the id {rows - 1}, and at most {MAX_VOCABULARY} tokens are read: fix it")
+    return rows
 
 
 def require_embedding_rows(tokenizer: Tokenizer, vocab_size: int, source: str | Path) -> None:
@@ -222,12 +239,8 @@ def _read_utf8(file: Path) -> str:
 def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    try:
+    with library_errors(f"{file} is not a whole tokenizer.json", "copy it again or name the vocab.txt"):
         tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(
-            f"{file} is not a whole tokenizer.json ({error}): copy it again or name the vocab.txt"
-        ) from None
     by_bytes = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) or "<mask>" in tokenizer.get_vocab()
     others = isinstance(tokenizer.model, models.WordPiece | models.Unigram)
     if not others and not (isinstance(tokenizer.model, models.BPE) and by_bytes):
@@ -241,15 +254,9 @@ def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
 
 
 def _parse_byte_level(text: str, file: Path) -> Tokenizer:
-    try:
+    fix = "copy both again, or name one of a kind that is read"
+    with library_errors(f"{file} and its merges.txt are not a byte-level vocabulary", fix):
         return parse_byte_level(text, _read_utf8(file.parent / "merges.txt"))
-    except UserError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(
-            f"{file} and its merges.txt are not a byte-level vocabulary ({error}): copy both again, or name one of a "
-            "kind that is read"
-        ) from None
 
 
 def _parse_vocab(text: str, file: Path) -> dict[str, int]:

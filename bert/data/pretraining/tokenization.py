@@ -13,6 +13,7 @@ import numpy as np
 
 from bert.data.corpus.document_store import Documents
 from bert.data.corpus.documents import split_sentences
+from bert.tokenizer.library import encode_batch
 from bert.tokenizer.vocabulary import keeps_spaces
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def are_words_separate(tokenizer: Tokenizer) -> bool:
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Each text by itself."""
-    ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    ids = [encoding.ids for encoding in encode_batch(tokenizer, texts, False)]
     return np.fromiter(itertools.chain.from_iterable(ids), np.int32), np.fromiter(map(len, ids), np.int64)
 
 
@@ -160,7 +161,7 @@ class StretchEncoder:
         stretches = [text.split(" ") for text in texts]
         flat = list(itertools.chain.from_iterable(stretches))
         new = [stretch for stretch in set(flat) if stretch not in known]
-        encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        encodings = encode_batch(self._tokenizer, new, False)
         known.update((stretch, tuple(encoding.ids)) for stretch, encoding in zip(new, encodings, strict=True))
         tokens = list(map(known.__getitem__, flat))
         for stretch in new:
