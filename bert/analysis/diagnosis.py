@@ -14,7 +14,7 @@ from bert.data.corpus.files import read_documents, require_readable_kind
 from bert.data.records import Records, file_suffix, read_records
 from bert.errors import UserError
 from bert.files import is_temporary
-from bert.interchange.pooling import read_pooling
+from bert.interchange.pooling import encoder_folder, read_pooling
 from bert.interchange.tensor_files import PICKLE, SAFETENSORS, read_json, read_tensors
 from bert.runs.checkpoint_directory import SAVING, CheckpointDirectory, has_params_only
 from bert.runs.environment import read_environment
@@ -129,7 +129,8 @@ def _model_findings(folder: Path) -> Iterator[Finding]:
         yield from _caught(DAMAGED, read_json, file)
     model = folder
     try:
-        _, model = read_pooling(folder, lambda text: None)
+        model = encoder_folder(folder)
+        read_pooling(folder, lambda text: None)
     except UserError as error:
         yield Finding(UNSUPPORTED, str(error))
     if (model / "config.json").is_file():
