@@ -7,10 +7,11 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert.commands.answers import check_output, open_output, write_answers
 from bert.commands.arguments import MODEL, CommandParser, run_command
+from bert.commands.config_help import PLACEHOLDERS
 from bert.config import FinetuneConfig
 from bert.errors import UserError
 from bert.files import atomic_directory
@@ -31,6 +32,18 @@ read as those of dev were. A line without an answer gives {"line", "text", "erro
 end. A model from elsewhere whose files do not name its inputs takes a line as a single text, with a tab as a pair."""
 
 
+ANSWER_OPTIONS: dict[str, tuple[type, str]] = {
+    "null_score_diff_threshold": (
+        float,
+        "the answer is empty if no answer scores higher than the best answer by more than this. (default: that of the "
+        "model; without one there is always an answer)",
+    ),
+    "doc_stride": (int, "tokens between the starts of the windows over a long context. (default: 128)"),
+    "max_answer_length": (int, "longest answer in tokens. (default: 30)"),
+    "n_best": (int, 'list so many of the most likely answers under "answers".'),
+}
+
+
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
@@ -49,12 +62,17 @@ def main(argv: list[str]) -> int:
         help="Write the answers to this file, a split's prediction files to this folder.",
     )
     parser.add_argument("--batch_size", type=int, metavar="N", help="Inputs at once. (default: 32)")
+    for name, (kind, text) in ANSWER_OPTIONS.items():
+        help_text = f"Of a model that answers questions: {text}"
+        parser.add_argument(f"--{name}", type=kind, metavar=PLACEHOLDERS[kind], help=help_text)
     arguments = parser.parse_arguments(argv)
+    settings = {name: value for name in ANSWER_OPTIONS if (value := getattr(arguments, name)) is not None}
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     is_split = re.fullmatch(r"\w[\w-]*", arguments.input) is not None and not Path(arguments.input).is_file()
-    if is_split and arguments.batch_size is not None:
-        raise UserError(f"command line: --batch_size is for inputs; {arguments.input} is read as by the run: remove it")
+    given = [name for name in ("batch_size", *ANSWER_OPTIONS) if getattr(arguments, name) is not None]
+    if is_split and given:
+        raise UserError(f"command line: --{given[0]} is for inputs; {arguments.input} is read as by the run: remove it")
     if not is_split:
         arguments.input = fetch(arguments.input)
     if arguments.input != "-" and not is_split and not Path(arguments.input).is_file():
@@ -67,7 +85,7 @@ def main(argv: list[str]) -> int:
     if is_split:
         _predict_split(model, arguments.input, arguments.output)
     else:
-        _answer_inputs(model, arguments.input, arguments.output, arguments.batch_size or 32)
+        _answer_inputs(model, arguments.input, arguments.output, arguments.batch_size or 32, settings)
     return 0
 
 
@@ -104,13 +122,18 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
             shutil.copyfileobj(file, printed)
 
 
-def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size: int) -> None:
-    """Writes a line for each input. Raises UserError at the end if some have no answer."""
-    task = model.require_task()
+def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size: int, settings: dict[str, Any]) -> None:
+    """Writes a line for each input. Raises UserError at the end if some have no answer, or for bad settings."""
+    task = model.with_answer_settings(settings)
     write_answers(
         name,
         read_inputs(name, task),
-        lambda inputs: model.predict([given.given for given in inputs], batch_size),
-        lambda given, answer: [{**given.id, **task.input_fields(given.given), **answer._asdict()}],
+        lambda inputs: model.predict([given.given for given in inputs], batch_size, **settings),
+        lambda given, answer: [{**given.id, **task.input_fields(given.given), **_fields(answer)}],
         output,
     )
+
+
+def _fields(answer: Any) -> dict[str, Any]:
+    """The fields of an answer, or of the list of its most likely ones."""
+    return {"answers": [one._asdict() for one in answer]} if isinstance(answer, list) else answer._asdict()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, get_args, overload
@@ -31,6 +31,7 @@ from bert.model.electra import extract_generator
 from bert.tasks.base import Outputs, Task
 from bert.tasks.column_files import ColumnFilesTask, labelled_examples
 from bert.tasks.embedding import EmbeddingTask
+from bert.tasks.question_answering import ANSWER_SETTINGS, SquadTask
 from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import embedding_rows, token_text
@@ -287,34 +288,93 @@ class Pretrained(SearchableModel):
         return dataclasses.replace(self, config=config, params=params, architecture="BertForMaskedLM")
 
     @overload
-    def predict(self, inputs: str, batch_size: int = 32) -> Any: ...
+    def predict(
+        self,
+        inputs: str,
+        batch_size: int = 32,
+        *,
+        null_score_diff_threshold: float | None = None,
+        doc_stride: int | None = None,
+        max_answer_length: int | None = None,
+        n_best: int | None = None,
+    ) -> Any: ...
 
     @overload
-    def predict(self, inputs: Sequence[Any], batch_size: int = 32) -> list[Any]: ...
+    def predict(
+        self,
+        inputs: Sequence[Any],
+        batch_size: int = 32,
+        *,
+        null_score_diff_threshold: float | None = None,
+        doc_stride: int | None = None,
+        max_answer_length: int | None = None,
+        n_best: int | None = None,
+    ) -> list[Any]: ...
 
-    def predict(self, inputs: str | Sequence[Any], batch_size: int = 32) -> Any:
+    def predict(
+        self,
+        inputs: str | Sequence[Any],
+        batch_size: int = 32,
+        *,
+        null_score_diff_threshold: float | None = None,
+        doc_stride: int | None = None,
+        max_answer_length: int | None = None,
+        n_best: int | None = None,
+    ) -> Any:
         """The fine-tuned task's answers, one per input in their order: named tuples, as the task has them.
 
         Rows are made as those of dev were: an input longer than ``data.max_length`` is cut, by tasks with windows read
         through several. A published model, whose ``max_length`` is not known, cuts where its position table ends.
 
+        A model that answers questions and does not declare a threshold always gives an answer, as the pipeline of
+        transformers does by default. The probability counts no answer as one of the candidates: it is near 0 if the
+        model finds that there is none.
+
         Args:
             inputs: a list of texts, or of what else the task takes: tuples of a pair of texts, of a question with its
                 context or with its choices. A string is one text, and its answer is not in a list.
             batch_size: rows at once.
+            null_score_diff_threshold: of a model that answers questions, as the three arguments below: the answer is
+                empty if the score of no answer exceeds the best answer's by more than this; 0 gives the likelier one.
+            doc_stride: tokens between the starts of the windows through which a long context is read.
+            max_answer_length: longest answer in tokens.
+            n_best: each answer becomes a list of so many different ones at most, the most likely first. None gives the
+                answer without a list.
 
         Raises:
             UserError: the model was not fine-tuned for a task that is answered here; an input is not what the task
-                takes; or ``batch_size`` is not at least 1.
+                takes; a setting is not the task's or cannot work; or ``batch_size`` is not at least 1.
         """
+        values = (null_score_diff_threshold, doc_stride, max_answer_length, n_best)
+        settings = dict(zip(ANSWER_SETTINGS, values, strict=True))
         if isinstance(inputs, str):
-            return self.predict([inputs], batch_size)[0]
-        return self.answers(self.require_task(), as_list(inputs), batch_size)
+            return self.predict([inputs], batch_size, **settings)[0]
+        task = self.with_answer_settings(settings)
+        data = self.data if doc_stride is None else dataclasses.replace(self.data, doc_stride=doc_stride)
+        return self.answers(task, as_list(inputs), batch_size, data)
 
-    def answers(self, task: Task, inputs: Sequence[Any], batch_size: int) -> list[Any]:
-        """What `predict` returns for a list, of a task that reads the model's head."""
+    def with_answer_settings(self, settings: Mapping[str, Any]) -> Task:
+        """The task with settings of `predict`. Raises UserError for one that is not the task's, or cannot work."""
+        task = self.require_task()
+        if isinstance(task, SquadTask):
+            return task.with_answer_settings(settings)
+        if given := next((name for name, value in settings.items() if value is not None), None):
+            raise UserError(f"{given} is for models that answer questions, and {self.source} does not: remove it")
+        return task
+
+    def answers(
+        self, task: Task, inputs: Sequence[Any], batch_size: int, data: TaskDataConfig | None = None
+    ) -> list[Any]:
+        """What `predict` returns for a list, of a task that reads the model's head.
+
+        Args:
+            task: the task.
+            inputs: as of `predict`.
+            batch_size: rows at once.
+            data: how rows are made; None for `data`.
+        """
         examples = task.examples_from_inputs(inputs)
-        features = task.features(self.tokenizer, examples, self.data)
+        features = task.features(self.tokenizer, examples, data or self.data)
         predictions = task.predict(self.outputs(features, batch_size), features, examples)
         answers = task.format_predictions(predictions, examples)
         if len(answers) != len(inputs):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -14,13 +15,13 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.config import TaskDataConfig
 from bert.data.features import pad_and_stack
-from bert.data.inputs import as_texts
+from bert.data.inputs import as_texts, check_count
 from bert.data.json_text import parse_json
 from bert.errors import UserError, convert, require
 from bert.files import write_atomic
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import split_files
-from bert.tasks.span_features import Answer, Answers, Example, Windows, decode_answers, make_qa_features
+from bert.tasks.span_features import Answer, Answers, Candidate, Example, Windows, decode_answers, make_qa_features
 
 __all__ = ["Dataset", "SquadTask", "decode_answers", "make_qa_features", "read", "references", "write_predictions"]
 
@@ -182,7 +183,7 @@ def _answer(entry: Any, context: str, location: str) -> Answer:
 
 
 class AnswerPrediction(NamedTuple):
-    """An answer: its text, cut from the context, and its share among the n best. Empty, without a place: none."""
+    """An answer: its text, cut from the context, and its share among the n best and no answer. Empty: no answer."""
 
     answer: str
     start: int | None
@@ -191,6 +192,9 @@ class AnswerPrediction(NamedTuple):
     """One past the last."""
     probability: float
 
+
+ANSWER_SETTINGS = ("null_score_diff_threshold", "doc_stride", "max_answer_length", "n_best")
+"""Settings that a caller may give for the answers of a model; None for the model's."""
 
 QUESTION_KEYS = (
     "doc_stride",
@@ -217,6 +221,8 @@ class SquadTask(Task):
     max_answer_length: int = 30
     null_score_diff_threshold: float | None = None
     """None until the user sets it or `tune` finds it; `predict` then takes 0."""
+    num_answers: int | None = None
+    """How many answers `format_predictions` lists for each question; None gives the answer alone, without a list."""
     strict: bool = False
     """Misplaced answers are an error."""
     data_keys: ClassVar[tuple[str, ...]] = QUESTION_KEYS
@@ -387,8 +393,34 @@ class SquadTask(Task):
             examples.append(Example(str(index), question, context, ()))
         return Dataset(examples, [], labelled=False)
 
-    def format_predictions(self, predictions: Answers, examples: Dataset) -> list[AnswerPrediction]:
-        return [_answer_prediction(predictions, example.id) for example in examples.examples]
+    def format_predictions(
+        self, predictions: Answers, examples: Dataset
+    ) -> list[AnswerPrediction] | list[list[AnswerPrediction]]:
+        """The answer to each question, or its ``num_answers`` most likely ones, best first."""
+        ids = [example.id for example in examples.examples]
+        if self.num_answers is None:
+            return [_answer_prediction(predictions, id) for id in ids]
+        return [[_prediction(candidate) for candidate in predictions.ranked(id)[: self.num_answers]] for id in ids]
+
+    def with_answer_settings(self, settings: Mapping[str, Any]) -> Self:
+        """The task with settings that a caller gives for its answers: those of `ANSWER_SETTINGS` that are the task's.
+
+        Raises:
+            UserError: a value that cannot work.
+        """
+        for name in ("doc_stride", "max_answer_length", "n_best"):
+            if settings.get(name) is not None:
+                check_count(name, settings[name])
+        changes: dict[str, Any] = {}
+        if (threshold := settings.get("null_score_diff_threshold")) is not None:
+            if isinstance(threshold, bool) or not isinstance(threshold, int | float) or math.isnan(threshold):
+                raise UserError(f"null_score_diff_threshold is {threshold!r}: pass a number")
+            changes |= {"may_be_impossible": True, "null_score_diff_threshold": float(threshold)}
+        if (length := settings.get("max_answer_length")) is not None:
+            changes["max_answer_length"] = length
+        if (count := settings.get("n_best")) is not None:
+            changes |= {"num_answers": count, "n_best_size": max(self.n_best_size, count + 1)}
+        return replace(self, **changes)
 
 
 SPLITS = ("train", "dev", "test")
@@ -401,6 +433,9 @@ TASKS = (
 
 def _answer_prediction(predictions: Answers, id: str) -> AnswerPrediction:
     text = predictions.texts[id]
-    candidate = next(candidate for candidate in predictions.n_best[id] if candidate.text == text)
-    start, end = (candidate.start, candidate.end) if text else (None, None)
-    return AnswerPrediction(text, start, end, candidate.probability)
+    return _prediction(next(candidate for candidate in predictions.ranked(id) if candidate.text == text))
+
+
+def _prediction(candidate: Candidate) -> AnswerPrediction:
+    start, end = (candidate.start, candidate.end) if candidate.text else (None, None)
+    return AnswerPrediction(candidate.text, start, end, candidate.probability)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -105,6 +105,20 @@ class Answers:
     """Score of no answer less that of the best one; None where every question has an answer."""
     null_score_diff_threshold: float | None = None
     """No answer is given where the odds are higher than this."""
+    null_scores: Mapping[str, float] = field(default_factory=dict)
+    """Score of no answer: the least score of [CLS] among the windows."""
+
+    def ranked(self, id: str) -> list[Candidate]:
+        """The candidates of a question, best first, with shares that count no answer, whether or not it is listed."""
+        candidates = self.n_best[id]
+        if self.null_odds is not None or id not in self.null_scores:
+            return candidates
+        scores = [candidate.start_logit + candidate.end_logit for candidate in candidates if candidate.text]
+        if not scores:
+            return candidates
+        total = np.logaddexp.reduce([*scores, self.null_scores[id]])
+        shares = np.exp(np.array(scores) - total).tolist()
+        return [candidate._replace(probability=share) for candidate, share in zip(candidates, shares, strict=True)]
 
     @cached_property
     def best(self) -> dict[str, Candidate]:
@@ -257,6 +271,7 @@ def decode_answers(
     first_rows = np.searchsorted(windows.examples, np.arange(len(examples) + 1))
     lists: dict[str, list[Candidate]] = {}
     odds: dict[str, float] = {}
+    null_scores: dict[str, float] = {}
     for index, example in enumerate(examples):
         spans_of_text: dict[str, tuple[int, int, float, float]] = {}
         for span in range(first_spans[index], first_spans[index + 1]):
@@ -266,15 +281,17 @@ def decode_answers(
             if text and len(spans_of_text) < n_best_size and text not in spans_of_text:
                 start += len(covered) - len(covered.lstrip())
                 spans_of_text[text] = (start, start + len(text), *span_logits[span])
+        null = min(cls_logits[first_rows[index] : first_rows[index + 1]].tolist(), key=sum)
+        null_scores[example.id] = sum(null)
         if null_score_diff_threshold is not None:
-            null = min(cls_logits[first_rows[index] : first_rows[index + 1]].tolist(), key=sum)
             odds[example.id] = sum(null) - max(
                 (start + end for _, _, start, end in spans_of_text.values()), default=0.0
             )
             spans_of_text = dict(list(spans_of_text.items())[: max(n_best_size - 1, 1)])
             spans_of_text[""] = (-1, -1, *null)
         lists[example.id] = _rank_candidates(spans_of_text or {"": (-1, -1, 0.0, 0.0)})
-    return Answers(lists, None if null_score_diff_threshold is None else odds, null_score_diff_threshold)
+    given_odds = None if null_score_diff_threshold is None else odds
+    return Answers(lists, given_odds, null_score_diff_threshold, null_scores)
 
 
 class _Tokens(NamedTuple):

@@ -11,13 +11,19 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+import bert
 from bert.commands.arguments import parse
+from bert.commands.predict import main as predict
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
+from bert.model.heads import BertForQuestionAnswering
 from bert.runs.folder import open_run
 from bert.tasks import find_task, make_task, question_answering
+from bert.tasks.inference_only import published_task
+from bert.tasks.question_answering import SquadTask
 from bert.tasks.span_features import Answer, Example
 from tests.tasks.letter_examples import example, question_tokenizer
+from tests.tiny_models import CONFIG, model_of
 
 
 @pytest.fixture(scope="module")
@@ -233,3 +239,83 @@ def test_a_threshold_that_is_set_stays_in_the_run_and_its_repeats_and_is_told(to
     assert told in make_task(repeat).read(tmp_path, "dev").notes[-1]
     unset = FinetuneConfig(task="squad2", data=TaskDataConfig())
     assert make_task(unset).read(tmp_path, "dev").notes == ()
+
+
+CONTEXT = "a b c. d e f g h"
+
+
+def answers_of(tokenizer: Tokenizer, task: SquadTask, null: float, spans: dict[str, float]) -> list[Any]:
+    """The answers to one question of a model with these scores of [CLS] and of one-letter spans; others have -50."""
+    dataset = task.examples_from_inputs([("q", CONTEXT)])
+    features = task.features(tokenizer, dataset, TaskDataConfig(max_length=32, max_query_length=4))
+    logits = np.full((int(features.lengths[0]), 2), -25.0)
+    logits[0] = null / 2
+    for text, score in spans.items():
+        logits[np.flatnonzero(features.char_starts == CONTEXT.index(text))[0]] = score / 2
+    return task.format_predictions(task.predict([logits], features, dataset), dataset)
+
+
+def test_the_share_of_an_answer_counts_no_answer(tokenizer):
+    published = published_task("span", "published", (), None)
+    for task in (published, find_task("squad")):
+        [answer] = answers_of(tokenizer, task, null=12.0, spans={"e": 2.0})
+        assert (answer.answer, answer.start, answer.end) == ("e", 9, 10)
+        assert answer.probability == pytest.approx(np.exp(-10) / (1 + np.exp(-10)), rel=1e-4)
+    [sure] = answers_of(tokenizer, published, null=-12.0, spans={"e": 2.0})
+    assert sure.probability == pytest.approx(1.0, abs=1e-4)
+    [empty] = answers_of(
+        tokenizer, published.with_answer_settings({"null_score_diff_threshold": 0}), null=12.0, spans={"e": 2.0}
+    )
+    assert (empty.answer, empty.start) == ("", None)
+    assert empty.probability == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_best_answers_are_listed(tokenizer):
+    task = find_task("squad").with_answer_settings({"n_best": 2, "max_answer_length": 1})
+    spans = {"e": 2.0, "b": 3.0, "c": 1.0}
+    [found] = answers_of(tokenizer, task, null=2.0, spans=spans)
+    total = np.exp([2.0, 3.0, 1.0, 2.0]).sum()  # the last one for no answer
+    assert [answer.answer for answer in found] == ["b", "e"]
+    assert [answer.probability for answer in found] == pytest.approx([np.exp(3) / total, np.exp(2) / total], rel=1e-3)
+    task = task.with_answer_settings({"n_best": 3, "null_score_diff_threshold": 0.0})
+    [found] = answers_of(tokenizer, task, null=2.5, spans=spans)
+    assert [answer.answer for answer in found] == ["b", "", "e"]
+
+
+def test_the_longest_answer_is_a_setting(tokenizer):
+    long = {"e f": 0.0}
+    [answer] = answers_of(tokenizer, find_task("squad").with_answer_settings({"max_answer_length": 1}), -50, long)
+    assert len(answer.answer) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"n_best": 0}, {"doc_stride": 0}, {"max_answer_length": 1.5}, {"null_score_diff_threshold": float("nan")}],
+)
+def test_a_setting_that_cannot_work_is_an_error(settings):
+    with pytest.raises(UserError, match=next(iter(settings))):
+        find_task("squad").with_answer_settings(settings)
+
+
+@pytest.mark.medium
+def test_settings_of_answers_are_arguments_and_options(tmp_path, fails):
+    model = model_of(tmp_path, BertForQuestionAnswering(CONFIG), published_task("span", "published", (), None))
+    pair = ("ba", "ko ri tu ba ko ri tu ba ko ri tu")
+    [one], [several] = model.predict([pair]), model.predict([pair], n_best=3)
+    assert several[0] == one and len(several) == 3
+    [empty] = model.predict([pair], null_score_diff_threshold=-1e9)
+    assert empty.answer == ""
+    [windows] = model.predict([pair], doc_stride=1, max_answer_length=1)
+    assert len(windows.answer.split()) == 1
+    with pytest.raises(UserError, match="n_best is for models that answer questions"):
+        dataclasses.replace(model, task=find_task("sst2")).predict(["ba"], n_best=2)
+    model.save(tmp_path / "out")
+    [several] = bert.load(tmp_path / "out").predict([pair], n_best=2)
+    rows = tmp_path / "in.txt"
+    rows.write_text("\t".join(pair) + "\n")
+    assert predict([str(tmp_path / "out"), str(rows), "--n_best", "2", f"--output={tmp_path / 'a.jsonl'}"]) == 0
+    [line] = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [answer["answer"] for answer in line["answers"]] == [answer.answer for answer in several]
+    assert "--n_best is for inputs" in fails(predict, str(tmp_path / "out"), "dev", "--n_best=2")
+    with pytest.raises(UserError, match="doc_stride is 0"):
+        predict([str(tmp_path / "out"), str(rows), "--doc_stride=0"])
