@@ -125,6 +125,9 @@ class TaskDataConfig:
     invalid_tags: Literal["error", "count"] = "error"
     """Tagging: tags that the file's scheme does not allow there, such as I-PER after O, are an error, or counted
     (count) and read as conlleval reads them."""
+    clitics: list[str] | None = None
+    """Tagging: word endings such as 's and n't that are separate words in the texts of bert predict; null: those that
+    are separate words in the training data."""
     doc_stride: Positive = 128
     """SQuAD: tokens between the starts of two windows over a long context."""
     max_query_length: Positive = 64

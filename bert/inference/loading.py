@@ -36,6 +36,7 @@ from bert.tasks.question_answering import SquadTask
 from bert.tasks.reranker import RerankerTask
 from bert.tasks.sequence import SentenceTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
+from bert.tasks.token_classification import TaggingTask
 from bert.tokenizer.vocabulary import load_tokenizer
 from bert.urls import fetch, is_url
 
@@ -142,6 +143,7 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
         read.null_score_diff_threshold,
         read.label_thresholds,
         read.texts_per_input,
+        read.clitics,
     )
     if read.architecture == ENCODER_DECODER:
         task = SequenceToSequenceTask(name=name, metrics=(), target_tokenizer=read.target_tokenizer)
@@ -190,6 +192,7 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
         null_score_diff_threshold=_null_threshold(task),
         label_thresholds=_label_thresholds(task),
         texts_per_input=_texts_per_input(task),
+        clitics=(task.clitics or ()) if isinstance(task, TaggingTask) else None,
         **settings,
     )
 

@@ -31,6 +31,7 @@ class ModelBundle:
         label_thresholds: of a classifier of several labels at once: from which probability on each is predicted; () if
             there are none.
         texts_per_input: of a sequence classifier: 1, or 2 of pairs; None where it is unknown.
+        clitics: of a tagger: word endings that are separate words in texts; None where they are unknown.
         pooling: how embeddings are made, as a sentence-transformers folder declares it; None for any other.
         target_tokenizer: of an encoder-decoder with two vocabularies: that of its targets; None if ``tokenizer`` is.
         decoding: of a model that generates: the settings it was evaluated or published with; None if there are none.
@@ -49,6 +50,7 @@ class ModelBundle:
     null_score_diff_threshold: float | None = None
     label_thresholds: tuple[float, ...] = ()
     texts_per_input: int | None = None
+    clitics: tuple[str, ...] | None = None
     pooling: Pooling | None = None
     target_tokenizer: Tokenizer | None = None
     decoding: Decoding | None = None

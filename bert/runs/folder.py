@@ -79,6 +79,7 @@ DERIVED_KEYS = (
     "model.decoder_vocab_size",
     "model.decoder_layers",
     "data.labels",
+    "data.clitics",
     "data.dev_fraction",
     "distillation.checksum",
     "embedding.pooling",

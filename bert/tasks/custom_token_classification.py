@@ -44,6 +44,10 @@ class CustomTokenClassification(TaggingTask, ColumnFilesTask):
         """Of new inputs, which are texts and no columns of words."""
         return ()
 
+    @property
+    def words_column(self) -> str:
+        return self.data.columns.words or "words"
+
     def splits(self, folder: Path) -> list[str]:
         return split_names(Path(folder), self.data, SUFFIXES)
 

@@ -17,7 +17,7 @@ from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.question_answering import SquadTask
 from bert.tasks.readers.columns import Columns
 from bert.tasks.sequence import ClassificationTask, Examples, RegressionTask
-from bert.tasks.token_classification import TaggingTask
+from bert.tasks.token_classification import CLITICS, TaggingTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,7 @@ def published_task(
     null_score_diff_threshold: float | None = None,
     label_thresholds: tuple[float, ...] = (),
     texts_per_input: int | None = None,
+    clitics: tuple[str, ...] | None = None,
 ) -> Task | None:
     """The task of a model of others, as far as it can be asked.
 
@@ -110,6 +111,7 @@ def published_task(
       null_score_diff_threshold: of a model that answers questions: None where it always answers.
       label_thresholds: of several labels at once: from which probability on each is predicted; () for 0.5.
       texts_per_input: of a sequence classifier; None if single texts and pairs are to be taken.
+      clitics: word endings that a tagger separates; None for all of CLITICS.
 
     Returns:
       None for what has no answer here: another head, or a problem type that does not fit the number of outputs.
@@ -118,7 +120,7 @@ def published_task(
         counts = (1, 2) if texts_per_input is None else (texts_per_input,)
         return _classifier(name, outputs, problem_type, label_thresholds, counts)
     if head == "tagging" and outputs:
-        return TaggingTask(name=name, labels=outputs)
+        return TaggingTask(name=name, labels=outputs, clitics=CLITICS if clitics is None else clitics)
     if head == "span":
         if null_score_diff_threshold is None:
             return SquadTask(name=name, version="1.1")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import string
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -17,12 +19,12 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.config import TaskDataConfig
 from bert.data.features import pad_and_stack
-from bert.data.inputs import as_texts
-from bert.errors import UserError, require
+from bert.data.inputs import shown
+from bert.errors import UserError, require, without_surrogates
 from bert.files import write_tsv
 from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, convert, is_span_tag, join_tag, split_tag
 from bert.tasks import word_features
-from bert.tasks.base import Outputs, Task
+from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import conll, split_files
 from bert.tasks.readers.conll import Sentences
 from bert.tasks.word_features import WordFeatures
@@ -61,7 +63,10 @@ class Words(NamedTuple):
     words: list[dict[str, Any]]
 
 
-TAG_KEYS = ("labels", "invalid_tags")
+CLITICS = ("'s", "n't", "'re", "'ve", "'ll", "'d", "'m")
+"""Endings of English words that are separate words in the Penn Treebank, CoNLL-2003 and WNUT-17."""
+
+TAG_KEYS = ("labels", "invalid_tags", "clitics")
 """Keys of ``data`` that tagging reads."""
 
 
@@ -74,6 +79,8 @@ class TaggingTask(Task):
     """As `bert.tasks.readers.conll.label_names` gives them; () until the training file is read."""
     may_be_broken: bool = False
     """Tags that break their scheme are counted, and no error."""
+    clitics: tuple[str, ...] | None = None
+    """Endings that `split_text` separates; None until the training file is read, and in runs without the setting."""
     lexicon: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """The most common tag of each word of the training sentences, for the baseline."""
     most_frequent_tag: str = field(default=OUTSIDE, repr=False, compare=False)
@@ -128,13 +135,18 @@ class TaggingTask(Task):
         labels = self.labels or train.labels
         if len(labels) < 2:
             raise UserError(f"every training word has the tag {tag!r}: a tagger needs two or more tags")
-        return replace(self, labels=labels, lexicon=lexicon, most_frequent_tag=tag)
+        clitics = self.clitics
+        if clitics is None and not self.labels:  # a run that began without the setting has labels
+            clitics = separate_clitics({word: sum(tags.values()) for word, tags in counts.items()})
+        return replace(self, labels=labels, lexicon=lexicon, most_frequent_tag=tag, clitics=clitics)
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
-        return replace(data, labels=list(self.labels))
+        return replace(data, labels=list(self.labels), clitics=None if self.clitics is None else list(self.clitics))
 
     def from_config(self, data: TaskDataConfig) -> Self:
-        return replace(self, labels=tuple(data.labels or ()), may_be_broken=data.invalid_tags == "count")
+        clitics = None if data.clitics is None else tuple(map(_plain_apostrophes, data.clitics))
+        labels = tuple(data.labels or ())
+        return replace(self, labels=labels, may_be_broken=data.invalid_tags == "count", clitics=clitics)
 
     def splits(self, folder: Path) -> list[str]:
         return split_files.splits_in(Path(folder), FILES)
@@ -211,11 +223,52 @@ class TaggingTask(Task):
         return ("text",)
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Sentences:
-        """Each input is a text, which may be empty: it has no words."""
-        wanted = f"{self.name} takes a single text: pass a string"
-        texts = [as_texts(given, index, wanted)[0] for index, given in enumerate(inputs, 1)]
-        split = [split_text(text) for text in texts]
-        return Sentences([words for words, _ in split], None, texts=texts, spans=[spans for _, spans in split])
+        """Each input is a text, or a list of words. Both may be empty.
+
+        The text of a list is its words with a space between.
+        """
+        texts, words, spans = [], [], []
+        for index, given in enumerate(inputs, 1):
+            if isinstance(given, str):
+                texts.append(without_surrogates(given))
+                found = split_text(texts[-1], self.clitics or ())
+            else:
+                found = _given_words(self.name, given, index)
+                texts.append(" ".join(found[0]))
+            words.append(found[0])
+            spans.append(found[1])
+        return Sentences(words, None, texts=texts, spans=spans)
+
+    @property
+    def words_column(self) -> str:
+        """The name of the field with a list of words."""
+        return "words"
+
+    def columns_among(self, names: Collection[str]) -> tuple[str, ...]:
+        """The field of words, if there is no text."""
+        has_words = "text" not in names and self.words_column in names
+        return (self.words_column,) if has_words else super().columns_among(names)
+
+    def input_of_row(self, fields: Mapping[str, Any]) -> Any:
+        """A text, or the list of words of a row; in a table, words have spaces between."""
+        if self.columns_among(fields) != (self.words_column,):
+            return super().input_of_row(fields)
+        words = fields[self.words_column]
+        words = words.split() if isinstance(words, str) else words
+        if not isinstance(words, list) or not words:
+            shown = json.dumps(words, default=str)[:40]
+            raise ValueError(
+                f"{self.words_column} is {shown}: it must be a list of words, or words with spaces between"
+            )
+        return words
+
+    def parse_line(self, line: str) -> Any:
+        """A text, or a JSON object with the words of a sentence."""
+        fields = json_input(line, (self.words_column,)) if _names_words(line, self.words_column) else None
+        return super().parse_line(line) if fields is None else self.input_of_row(fields)
+
+    def input_fields(self, given: Any) -> dict[str, Any]:
+        return {"text": given} if isinstance(given, str) else {"words": list(given)}
 
     def format_predictions(self, predictions: Tagged, examples: Sentences) -> list[Entities | Words]:
         answered: list[Entities | Words] = []
@@ -242,13 +295,51 @@ class TaggingTask(Task):
         return split_files.find_split_file(folder, FILES, "train", "CoNLL columns")
 
 
-def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
+def _names_words(line: str, name: str) -> bool:
+    """Whether a line is meant as a JSON object with words, and not as a text that begins with a brace."""
+    return line.lstrip().startswith("{") and json.dumps(name) in line
+
+
+def _given_words(task: str, given: Any, index: int) -> tuple[list[str], list[tuple[int, int]]]:
+    """The words of an input that lists them, and their spans in the text with a space between two. Raises UserError."""
+    given = given.tolist() if isinstance(given, np.ndarray) else given
+    if not isinstance(given, list | tuple) or not all(isinstance(word, str) and word for word in given):
+        raise UserError(
+            f"input {index} is {shown(given)}, and {task} takes a text or a list of words, none of them empty: pass a "
+            "string or a list of strings"
+        )
+    words = [without_surrogates(word) for word in given]
+    starts = itertools.accumulate((len(word) + 1 for word in words), initial=0)
+    return words, [(start, start + len(word)) for start, word in zip(starts, words, strict=False)]
+
+
+def separate_clitics(counts: Mapping[str, int]) -> tuple[str, ...]:
+    """Returns the CLITICS that are more often separate words than the end of a longer word.
+
+    Args:
+      counts: words -> how often each occurs.
+    """
+    separate = Counter[str]()
+    for word, count in counts.items():
+        word = _plain_apostrophes(word.lower())
+        if ending := next((clitic for clitic in CLITICS if word.endswith(clitic)), None):
+            separate[ending] += count if word == ending else -count
+    return tuple(clitic for clitic in CLITICS if separate[clitic] > 0)
+
+
+def _plain_apostrophes(text: str) -> str:
+    return text.replace("\u2019", "'")
+
+
+def split_text(text: str, clitics: Sequence[str] = ()) -> tuple[list[str], list[tuple[int, int]]]:
     """The words of a text that is not in columns, as files in columns have them, and their spans.
 
     Words are separated by white space; each punctuation character before or behind one is a separate word, all but the
     last dot of an abbreviation with dots in it. Those within a word stay (U.N., AL-AIN, O'Neill), as do the signs of
-    tweets before one (@name, #topic). Each Chinese character is a word.
+    tweets before one (@name, #topic). Each Chinese character is a word. An ending among ``clitics`` is a separate word.
     """
+    lower = "".join(small if len(small := character.lower()) == 1 else character for character in text)
+    plain = _plain_apostrophes(lower) if clitics else ""
     spans: list[tuple[int, int]] = []
     for run in _RUN.finditer(text):
         start, end = first, last = run.span()
@@ -260,8 +351,15 @@ def split_text(text: str) -> tuple[list[str], list[tuple[int, int]]]:
             last -= 1
         if text.startswith(".", last, end) and _ABBREVIATION.fullmatch(text, first, last):
             last += 1
+        if first > start and plain[first - 1 : last] in clitics:  # 's that is separate in the text
+            first -= 1
         spans += [(position, position + 1) for position in range(start, first)]
-        spans += [(first, last)] if first < last else []
+        ends = [last]
+        while ending := next((one for one in clitics if plain.endswith(one, first, ends[0])), ""):
+            if ends[0] - len(ending) <= first:
+                break
+            ends.insert(0, ends[0] - len(ending))
+        spans += itertools.pairwise([first, *ends]) if first < last else []
         spans += [(position, position + 1) for position in range(last, end)]
     return [text[start:end] for start, end in spans], spans
 

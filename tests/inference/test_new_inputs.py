@@ -143,3 +143,22 @@ def test_a_text_file_has_one_input_a_line(tmp_path):
     pairs = inputs(tmp_path / "a.txt", "a\tb\na\n", find_task("rte"))
     assert (pairs[0].given, pairs[1].given) == (("a", "b"), None)
     assert pairs[1].error.startswith("1 column(s) where this task takes 2")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"words": ["a", "b c"]}\n{"words": ["d"], "tags": ["O"]}\n'),
+        ("a.tsv", "words\nx y\nd\n"),
+        ("a.txt", '{"words": ["a", "b"]}\n{d} is a text\n'),
+    ],
+)
+def test_a_tagger_reads_words(name, content, tmp_path):
+    given = [one.given for one in inputs(tmp_path / name, content, find_task("tagging"))]
+    assert given in ([["a", "b c"], ["d"]], [["x", "y"], ["d"]], [["a", "b"], "{d} is a text"])
+    assert find_task("tagging").input_fields(["a"]) == {"words": ["a"]}
+
+
+def test_words_that_are_no_list_are_an_error_of_their_line(tmp_path):
+    found = inputs(tmp_path / "a.jsonl", '{"words": 3}\n{"words": []}\n', find_task("tagging"))
+    assert ["words is 3" in found[0].error, "words is []" in found[1].error] == [True, True]

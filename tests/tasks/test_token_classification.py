@@ -332,3 +332,39 @@ def test_published_models_are_asked_by_their_head():
     assert published_task("choices", "X", (), None).head == "choices"
     assert published_task("classification", "X", ("a", "b"), None).output_names == ("a", "b")
     assert published_task(None, "X", (), None) is None
+
+
+def test_the_training_words_tell_how_texts_are_split(tmp_path):
+    write_columns(tmp_path, "train", "Ann B-X\n's O\ncat O")
+    task = find_task("ner").fit(find_task("ner").read(tmp_path, "train"))
+    data = task.to_config(TaskDataConfig())
+    assert data.clitics == ["'s"]
+    again = find_task("ner").from_config(data)
+    assert again.examples_from_inputs(["Ann's cat"]).words == [["Ann", "'s", "cat"]]
+    old = find_task("ner").from_config(TaskDataConfig(labels=["O", "B-X", "I-X"]))  # of a run without the setting
+    old = old.fit(old.read(tmp_path, "train"))
+    assert old.to_config(TaskDataConfig()).clitics is None
+    assert old.examples_from_inputs(["Ann's cat"]).words == [["Ann's", "cat"]]
+    assert published_task("tagging", "x", ("O", "B-X"), None).examples_from_inputs(["Ann's"]).words == [["Ann", "'s"]]
+
+
+def test_inputs_may_be_lists_of_words(tokenizer):
+    task = dataclasses.replace(find_task("ner"), labels=("O", "B-X", "I-X"))
+    asked = task.examples_from_inputs([["a b", "c"], "d e", ["\n", "f"], []])
+    assert asked.words == [["a b", "c"], ["d", "e"], ["\n", "f"], []]
+    assert (asked.texts[0], asked.spans[0]) == ("a b c", [(0, 3), (4, 5)])
+    rows = task.features(tokenizer, asked, DATA)
+    assert len(task.format_predictions(task.predict([np.zeros((9, 3), np.float32)] * 3, rows, asked), asked)) == 4
+    for given in (["a", ""], ["a", 3], 3, None):
+        with pytest.raises(UserError, match=r"input 1 is .* a list of words"):
+            task.examples_from_inputs([given])
+
+
+def test_types_that_are_never_predicted_are_named(tmp_path, tokenizer):
+    write_columns(tmp_path, "train", "a B-X\nb I-X\nc O\nd B-Y\ne I-Y")
+    task = find_task("ner").fit(find_task("ner").read(tmp_path, "train"))
+    train = task.read(tmp_path, "train")
+    rows = task.features(tokenizer, train, DATA)
+    never, baseline = task.remarks(task.predict(logits_of(rows, task.labels, "I-X I-X O O O"), rows, train), train)
+    assert never == "label 'Y' never predicted"
+    assert baseline.startswith("no better than the baseline commonest tag: f1 0.6667 against 1.0000")

@@ -12,7 +12,7 @@ from bert.errors import UserError
 from bert.tasks import word_features
 from bert.tasks.readers import conll
 from bert.tasks.readers.conll import Sentences
-from bert.tasks.token_classification import split_text
+from bert.tasks.token_classification import CLITICS, separate_clitics, split_text
 from bert.tasks.word_features import WordFeatures
 from tests.letters import letter_tokenizer
 
@@ -149,3 +149,25 @@ def test_entities_of_a_text_stand_at_their_characters():
     assert word_features.entities(text, places, tags, shares)[1].probability == pytest.approx(0.8)
     assert all(text[entity.start : entity.end] == entity.text for entity in found)
     assert word_features.entities("", [], []) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Germany's GDP, Bob\u2019s.", "Germany 's GDP , Bob \u2019s ."),
+        ("don't shouldn't've CAN'T", "do n't should n't 've CA N'T"),
+        ("the boys' (O'Neill's) U.S.'s 1990's", "the boys ' ( O'Neill 's ) U.S. 's 1990 's"),
+        ("already separate: Ann 's, do n't", "already separate : Ann 's , do n't"),
+        ("\u0130 Ann's", "\u0130 Ann 's"),
+    ],
+)
+def test_clitics_are_separate_words(text, words):
+    found, places = split_text(text, CLITICS)
+    assert found == words.split()
+    assert [text[start:end] for start, end in places] == found
+    assert split_text("Germany's")[0] == ["Germany's"]
+
+
+def test_clitics_are_those_of_the_training_words():
+    assert separate_clitics({"'s": 2, "\u2019s": 1, "n't": 1, "don't": 2, "it": 5}) == ("'s",)
+    assert separate_clitics({"Germany's": 2, "it": 5}) == ()

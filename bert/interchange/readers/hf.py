@@ -69,6 +69,9 @@ LABEL_THRESHOLDS = "label_thresholds"
 TEXTS_PER_INPUT = "texts_per_input"
 """The third: 1 of a classifier of single texts, 2 of one of pairs."""
 
+CLITICS = "clitics"
+"""The fourth: word endings that a tagger reads as separate words."""
+
 MAX_SIZE = 1 << 31
 """No size is: an index of the tables would not fit 32 bits."""
 
@@ -158,6 +161,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         else None,
         label_thresholds=label_thresholds if labels else (),
         texts_per_input=texts_per_input if labels else None,
+        clitics=_clitics(content, file) if architecture == "BertForTokenClassification" else None,
         pooling=pooling,
         target_tokenizer=target_tokenizer,
         decoding=decoding,
@@ -266,6 +270,13 @@ def _label_thresholds(content: dict[str, Any], num_labels: int, file: Path) -> t
             f"{num_labels} labels, or remove it"
         )
     return tuple(map(float, thresholds))
+
+
+def _clitics(content: dict[str, Any], file: Path) -> tuple[str, ...] | None:
+    clitics = content.get(CLITICS)
+    if clitics is None or (isinstance(clitics, list) and all(isinstance(clitic, str) and clitic for clitic in clitics)):
+        return None if clitics is None else tuple(clitics)
+    raise UserError(f"{file}: {CLITICS} must be a list of word endings: fix it, or remove it")
 
 
 def _texts_per_input(content: dict[str, Any], file: Path) -> int | None:

@@ -39,6 +39,8 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
         content[hf.LABEL_THRESHOLDS] = list(model.label_thresholds)
     if model.texts_per_input is not None:
         content[hf.TEXTS_PER_INPUT] = model.texts_per_input
+    if model.clitics is not None:
+        content[hf.CLITICS] = list(model.clitics)
     if model.classifier_dropout is not None:
         content["classifier_dropout"] = model.classifier_dropout
     return content

@@ -18,6 +18,7 @@ from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.interchange.hub import is_downloaded
 from bert.interchange.names import has_decoder
 from bert.interchange.tensor_files import read_json
+from bert.metrics.tagging_schemes import is_span_tag
 from bert.runs.folder import RESUMABLE_KEYS
 
 PIPELINES = {
@@ -49,6 +50,7 @@ def model_card(model: ModelBundle, architecture: str) -> str:
         f'model = {architecture}.from_pretrained("PATH")\n'
         f"{_generation(model)}"
         "```",
+        *_aggregation(model),
     ]
     if model.labels:
         sections += ["## Labels", describe_labels(model)]
@@ -67,6 +69,17 @@ def _layers(model: ModelBundle) -> str:
     if not has_decoder(model.architecture):
         return layers
     return f"{layers} of the encoder and {model.config.decoder.num_hidden_layers} of the decoder,"
+
+
+def _aggregation(model: ModelBundle) -> list[str]:
+    """How transformers gives the entities that `bert predict` gives, of a tagger of entities."""
+    if model.architecture != "BertForTokenClassification" or not all(map(is_span_tag, model.labels)):
+        return []
+    return [
+        'The tag of a word is that of its first token: `pipeline("token-classification", "PATH", '
+        'aggregation_strategy="first")` gives the same entities, except that some tokenizers of transformers split '
+        "words at punctuation within them, such as U.N."
+    ]
 
 
 def _generation(model: ModelBundle) -> str:

@@ -13,7 +13,9 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+import bert
 from bert.interchange.pooling import Pooling
+from bert.tasks.token_classification import CLITICS
 
 CONFIG = {
     **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"), int),
@@ -80,3 +82,17 @@ def test_a_reranker_and_a_classifier_have_numbered_labels(made, tmp_path: Path, 
     assert config["label2id"] == {label: number for number, label in enumerate(labels)}
     with safe_open(tmp_path / "out" / "model.safetensors", "numpy") as tensors:
         assert {"classifier.weight", "classifier.bias", "bert.pooler.dense.weight"} <= set(tensors.keys())
+
+
+@pytest.mark.parametrize("clitics", [None, (), ("'s",)])
+def test_a_tagger_keeps_how_it_splits_texts(made, tmp_path: Path, clitics: tuple[str, ...] | None) -> None:
+    model = made("BertForTokenClassification")
+    kernel, bias = (model.params["classifier"][name][..., :3] for name in ("kernel", "bias"))
+    params = {**model.params, "classifier": {"kernel": kernel, "bias": bias}}
+    labels = ("O", "B-PER", "I-PER")
+    dataclasses.replace(model, labels=labels, params=params, clitics=clitics).save(tmp_path / "out")
+    assert required(tmp_path / "out" / "config.json", CONFIG).get("clitics") == (
+        None if clitics is None else [*clitics]
+    )
+    assert bert.load(tmp_path / "out").task.clitics == (CLITICS if clitics is None else clitics)
+    assert 'aggregation_strategy="first"' in (tmp_path / "out" / "README.md").read_text()
