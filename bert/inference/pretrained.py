@@ -346,7 +346,7 @@ class Pretrained(SearchableModel):
                 takes; a setting is not the task's or cannot work; or ``batch_size`` is not at least 1.
         """
         values = (null_score_diff_threshold, doc_stride, max_answer_length, n_best)
-        settings = dict(zip(ANSWER_SETTINGS, values, strict=True))
+        settings: dict[str, Any] = dict(zip(ANSWER_SETTINGS, values, strict=True))
         if isinstance(inputs, str):
             return self.predict([inputs], batch_size, **settings)[0]
         task = self.with_answer_settings(settings)
