@@ -5,7 +5,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-NUMBERS = {"float32": 1, "int32": 3, "int64": 9, "bool": 10, "bfloat16": 14, "float16": 19}
+NUMBERS = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "bool": 10, "bfloat16": 14, "float16": 19}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 

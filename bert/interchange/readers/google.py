@@ -34,9 +34,14 @@ CHECKPOINT = "bert_model.ckpt"
 
 
 OPTIMIZER = re.compile(
-    r".+/(adam_[mv]|lamb_[mv]|(AdamWeightDecay|LAMB)Optimizer(_1)?|Adam(_1)?)|global_step|beta[12]_power"
+    r".+/(adam_[mv]|lamb_[mv]|(AdamWeightDecay|LAMB)Optimizer(_1)?|Adam(_1)?|Momentum|ExponentialMovingAverage)"
+    r"|global_step|beta[12]_power|(current_)?loss_scale|(num_)?(good|bad)_steps|signal_early_stopping/STOP"
 )
-"""Names of what belongs to the optimizer (optimization.py of google-research/bert, lamb_optimizer.py of albert)."""
+"""Names of variables of the training program: the optimizer's (optimization.py of google-research/bert,
+lamb_optimizer.py of albert), of mixed precision, of averages and of early stopping."""
+
+WEIGHT = re.compile("(bert|cls)/.*|output_(weights|bias)")
+"""Names of the weights of a model."""
 
 HEADS = {"BertForSequenceClassification": "output_weights", "BertForQuestionAnswering": "cls/squad/output_weights"}
 """The modules that Google's scripts fine-tune, run_classifier.py and run_squad.py, and the tensor that tells each."""
@@ -93,7 +98,7 @@ def read_params(folder: Path, say: Log = log_message) -> tuple[ModelConfig, Para
     config = read_config(folder / CONFIG, say)
     bundle = Bundle(_checkpoint(folder))
     name = f"{bundle.prefix}.index"
-    entries = {key: entry for key, entry in bundle.entries.items() if not OPTIMIZER.fullmatch(key)}
+    entries = {key: entry for key, entry in bundle.entries.items() if not _is_of_training(key, entry.shape)}
     if any("/.ATTRIBUTES/" in key for key in entries):
         raise UserError(
             f"{name} is one of TensorFlow 2's object graphs, not a checkpoint of google-research/bert: name a folder "
@@ -125,7 +130,7 @@ def read_params(folder: Path, say: Log = log_message) -> tuple[ModelConfig, Para
     count = sum(array.size for array in arrays.values())
     say(f"read {bundle.prefix}: {', '.join(params)} ({len(arrays)} tensors, {count:,} parameters)")
     if slots := len(bundle.entries) - len(entries):
-        say(f"not loaded from {bundle.prefix}: {slots} tensors of the optimizer")
+        say(f"not loaded from {bundle.prefix}: {slots} tensors of the training program, such as the optimizer's")
     return config, params
 
 
@@ -190,6 +195,11 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Log = log_message) ->
         say(f"text is {'lower-cased' if lowercase else 'not lower-cased'}: {why}")
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     return tokenizer
+
+
+def _is_of_training(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor belongs to the training program: by its name, or as a scalar that no model has."""
+    return OPTIMIZER.fullmatch(name) is not None or (shape == () and WEIGHT.fullmatch(name) is None)
 
 
 def _detect_casing(name: str, tokens: dict[str, int]) -> tuple[bool, str]:

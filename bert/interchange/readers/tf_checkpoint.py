@@ -21,6 +21,7 @@ from bert.errors import UserError, require
 
 DTYPES: dict[int, np.dtype] = {
     1: np.dtype("<f4"),
+    2: np.dtype("<f8"),
     3: np.dtype("<i4"),
     9: np.dtype("<i8"),
     14: np.dtype(ml_dtypes.bfloat16),
@@ -115,8 +116,8 @@ class Bundle:
         if dtype is None or entry.partitioned:
             reason = "is stored in parts" if entry.partitioned else f"has TensorFlow's type number {entry.dtype}"
             raise UserError(
-                f"{self._index}: {name} {reason}, which is not read: store it whole, as one of float32, float16, "
-                "bfloat16, int32, int64"
+                f"{self._index}: {name} {reason}, which is not read: store it whole, as one of float32, "
+                "float64, float16, bfloat16, int32, int64"
             )
         if entry.size != math.prod(entry.shape) * dtype.itemsize or entry.shard >= self._shards:
             _fail(self._index, f"the entry of {name} contradicts itself")

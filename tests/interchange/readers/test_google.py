@@ -143,7 +143,23 @@ def test_the_optimizer_is_left_out_by_name(tmp_path: Path) -> None:
         write_folder(tmp_path, {**tensors, **slots, "global_step": np.array(7, np.int64)}), said.append
     )
     assert set(params) == {"bert", "predictions"}
-    assert said[1] == f"not loaded from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of the optimizer"
+    assert said[1].startswith(f"not loaded from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of the ")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["loss_scale", "good_steps", "signal_early_stopping/STOP", "new_scale", "bert/pooler/dense/bias/Momentum"],
+)
+def test_variables_of_the_training_program_are_left_out(tmp_path: Path, name: str) -> None:
+    value = np.zeros(3 if "/Mom" in name else (), np.float32)
+    _, params = read_params(write_folder(tmp_path, {**weights("predictions"), name: value}))
+    assert set(params) == {"bert", "predictions"}
+
+
+@pytest.mark.parametrize("name", ["bert/scale", "cls/scale", "output_bias"])
+def test_a_scalar_among_the_weights_is_an_error(tmp_path: Path, name: str) -> None:
+    write_folder(tmp_path, {**weights(), name: np.float32(1)})
+    assert name in error_of(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["bert/pooler/dense/adam", "adam_m", "my_global_step", "bert/adam_m/kernel", "Adam"])
@@ -152,8 +168,8 @@ def test_only_whole_names_are_the_optimizers(tmp_path: Path, name: str) -> None:
     assert f"holds unknown tensors, {name}: " in error_of(tmp_path)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
-def test_half_precision_becomes_float32(tmp_path: Path, dtype) -> None:
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float64])
+def test_other_precisions_become_float32(tmp_path: Path, dtype) -> None:
     tensors = {name: array.astype(dtype) for name, array in weights().items()}
     _, params = read_params(write_folder(tmp_path, tensors))
     word = params["bert"]["embeddings"]["word"]["embedding"]
