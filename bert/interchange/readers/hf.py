@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from bert.interchange.pooling import check_dense_widths, encoder_folder, read_mo
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
 from bert.messages import WarningText
+from bert.metrics.tagging_schemes import is_span_tag
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import first_cased_token, is_wordpiece, load_tokenizer, require_embedding_rows
@@ -55,7 +57,7 @@ OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_
 SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False}
 """Settings of which one value is read, in all families."""
 
-FLOATS = ("float16", "bfloat16", "float32")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 MULTI_LABEL = "multi_label_classification"
 PROBLEM_TYPES = (None, "regression", "single_label_classification", MULTI_LABEL)
@@ -96,6 +98,8 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     if not isinstance(content, dict):
         raise UserError(f"{file} holds no JSON object: copy it again")
     family, content = _family(content, file)
+    inferred = _architectures_of_tensors(content, family, file) if _declared_class(content) is None else []
+    content = {**content, "architectures": inferred} if inferred else content
     architecture = _architecture(content, family, file)
     config = _model_config(content, family, file)
     labels = _labels(content, file) if architecture in ARCHITECTURES_WITH_LABELS else ()
@@ -143,6 +147,8 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         )
     size = sum(array.size for array in arrays.values())
     say(f"read {source}: {', '.join(sorted(parts))} ({len(arrays)} tensors, {size:,} parameters)")
+    if inferred:
+        say(WarningText(f"{file}: architectures is missing: read as {inferred[0]}, by the names of the tensors"))
     if fresh := [part for part in names.parts_of(architecture, config) if part not in parts]:
         say(f"not in {source}, randomly initialized: {', '.join(fresh)}")
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
@@ -200,6 +206,33 @@ def _architecture(content: dict[str, Any], family: Family, file: Path) -> str:
             "model, or set architectures to the class that has these tensors"
         )
     return architecture
+
+
+def _architectures_of_tensors(content: dict[str, Any], family: Family, file: Path) -> list[str]:
+    """The class that the names of the tensors tell of a config.json without one; [] for a class without such a head.
+
+    A classifier of rows has a pooler, unlike one of tokens; old files of the latter may have one, but also tags.
+    """
+    stored = {_current_name(name, family) for name in read_tensors(file.parent)[0]}
+
+    def tensors_of(architecture: str, *parts: str) -> set[str]:
+        return {tensor.theirs for tensor in family.names.tensors(0, architecture) if tensor.part in parts}
+
+    found = [
+        name
+        for name in ("BertForQuestionAnswering", *ARCHITECTURES_WITH_LABELS, "BertForMultipleChoice")
+        if name in family.classes
+        and (head := tensors_of(name, names.CLASSIFIER, names.QA_OUTPUTS) & stored)
+        and any(theirs.endswith(".weight") for theirs in head)
+    ]
+    pooled = [name for name in found if names.POOLER in names.ARCHITECTURES[name]]
+    pooled = [name for name in pooled if tensors_of(name, names.POOLER) <= stored]
+    tokens = [name for name in found if name not in pooled and names.POOLER not in names.ARCHITECTURES[name]]
+    if "BertForTokenClassification" in tokens and all(map(is_span_tag, _labels(content, file))):
+        pooled = []
+    if not (chosen := [*pooled, *tokens]):
+        return []
+    return [family.classes[chosen[0]]]
 
 
 def _model_config(content: dict[str, Any], family: Family, file: Path) -> ModelConfig:
@@ -360,6 +393,11 @@ def _rename_tensors(
             left_out.add(first)  # transformers adds the decoder's own
         by_name[_their_name(table, "predictions/bias")] = second
     if unexplained := sorted(by_name[name] for name in set(by_name) - set(table)):
+        if (prefix := _foreign_prefix(stored, set(table), family)) is not None:
+            raise UserError(
+                f"{source}: the names of all tensors begin with {prefix!r}, which a {family.classes[architecture]} "
+                "lacks: remove it from the names"
+            )
         more = f" and {len(unexplained) - 4} more" if len(unexplained) > 4 else ""
         raise UserError(
             f"{source} holds {', '.join(unexplained[:4])}{more}, which a {family.classes[architecture]} "
@@ -412,6 +450,17 @@ def _check_tensors(
                 "one source"
             )
     return parts
+
+
+def _foreign_prefix(stored: Iterable[str], known: set[str], family: Family) -> str | None:
+    """The shortest beginning of all names without which some are known; None if there is none."""
+    in_order = zip(*(name.split(".") for name in stored), strict=False)
+    shared = [components[0] for components in takewhile(lambda components: len(set(components)) == 1, in_order)]
+    starts = [".".join(shared[: count + 1]) + "." for count in range(len(shared))]
+    return next(
+        (start for start in starts if any(_current_name(name.removeprefix(start), family) in known for name in stored)),
+        None,
+    )
 
 
 def _their_name(table: dict[str, names.Tensor], ours: str) -> str:

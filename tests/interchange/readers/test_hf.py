@@ -25,7 +25,18 @@ from bert.errors import UserError
 from bert.interchange import bundle, families, names
 from bert.interchange.pooling import Pooling
 from tests.conftest import SMALL_RUN
-from tests.interchange.hf_folders import CONFIG, ELECTRA, GPT2, MODERNBERT, ROBERTA, assert_same, edit, rewrite, shard
+from tests.interchange.hf_folders import (
+    CONFIG,
+    DISTILBERT,
+    ELECTRA,
+    GPT2,
+    MODERNBERT,
+    ROBERTA,
+    assert_same,
+    edit,
+    rewrite,
+    shard,
+)
 
 
 @pytest.mark.medium
@@ -150,6 +161,49 @@ def test_a_shared_tensor_may_have_the_decoders_name(
     again = bert.load(tmp_path / "model")
     assert_same(again.params, model.params)
     assert again.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, dataclasses.replace(ROBERTA, position_offset=1), DISTILBERT],
+    ids=["bert", "roberta", "distilbert"],
+)
+@pytest.mark.parametrize(
+    "architecture", ["SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM"]
+)
+def test_tensors_name_the_class_that_config_json_lacks(architecture: str, config, made, tmp_path: Path) -> None:
+    model = made(f"BertFor{architecture}", config)
+    model.save(tmp_path / "model")
+    edit(tmp_path / "model", architectures=None)
+    said: list[str] = []
+    again = bert.load(tmp_path / "model", said.append)
+    assert again.architecture == f"BertFor{architecture}"
+    assert_same(again.params, model.params)
+    assert (architecture == "MaskedLM") != any("architectures is missing" in line for line in said)
+
+
+def test_tags_name_a_classifier_of_tokens_with_a_pooler(made, tmp_path: Path) -> None:
+    """transformers up to version 3 wrote one."""
+    made("BertForSequenceClassification").save(tmp_path / "model")
+    edit(tmp_path / "model", architectures=None, id2label={"0": "O", "1": "B-PER", "2": "I-PER"})
+    assert bert.load(tmp_path / "model").architecture == "BertForTokenClassification"
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.encoder."])
+def test_a_prefix_of_all_names_is_named(prefix: str, made, tmp_path: Path) -> None:
+    made("BertForMaskedLM").save(tmp_path / "model")
+    rewrite(tmp_path / "model", lambda tensors: {f"{prefix}{name}": array for name, array in tensors.items()})
+    with pytest.raises(UserError, match=f"begin with '{prefix}'"):
+        bert.load(tmp_path / "model")
+
+
+def test_float64_is_read_as_float32(made, tmp_path: Path) -> None:
+    model = made("BertForMaskedLM")
+    model.save(tmp_path / "model")
+    rewrite(tmp_path / "model", lambda tensors: {name: array.astype(np.float64) for name, array in tensors.items()})
+    said: list[str] = []
+    assert_same(bert.load(tmp_path / "model", said.append).params, model.params)
+    assert any("float64 becomes float32" in line for line in said)
 
 
 def test_a_key_that_a_class_does_not_read_is_passed_over(made, tmp_path: Path) -> None:

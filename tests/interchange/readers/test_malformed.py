@@ -101,7 +101,7 @@ MALFORMED = {
     ),
     "integers": (
         lambda f: rewrite(f, lambda t: {n: a.astype(np.int8) for n, a in t.items()}),
-        "is int8, and float16, bfloat16, float32 are read",
+        "is int8, and float16, bfloat16, float32, float64 are read",
     ),
     **{
         f"no {key}": (lambda f, key=key: edit(f, **{key: None}), f"config.json lacks {key}: copy it again")
