@@ -40,7 +40,7 @@ class OptimizerConfig:
     warmup_steps: NonNegative | None = None
     """Steps of linear warm-up; null takes warmup_ratio of all steps."""
     warmup_ratio: Fraction = 0.1
-    """Share of the steps that warm up, where warmup_steps is null."""
+    """Share of the steps that warm up if warmup_steps is null, rounded down to whole steps."""
     schedule: Literal["linear", "cosine", "inverse_sqrt", "constant", "warmup_stable_decay"] = "linear"
     """How the learning rate falls after the warm-up: in a line (linear), along half a cosine (cosine), in proportion
     to 1 / sqrt(step), whatever the number of steps (inverse_sqrt, the Transformer's), not at all (constant), or in a

@@ -176,7 +176,8 @@ DECAYS = {
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """Update number n (from 0) -> learning rate: up from 0 to the peak in a line, then down as DECAYS has it.
 
-    As google-research/bert and transformers count: the first update of a warm-up has rate 0.
+    As in google-research/bert and transformers, the first update of a warm-up has rate 0. The decay starts at the peak,
+    as in transformers; in google-research/bert it starts at update 0, and the warm-up replaces its first part.
     """
     warmup = config.num_warmup_steps(total_steps)
     decay = DECAYS[config.schedule](config, warmup, max(total_steps - warmup, 1))
