@@ -53,3 +53,16 @@ def require(value: Value | None, name: str) -> Value:
     if value is None:
         raise ValueError(f"{name} is not known yet")
     return value
+
+
+def unreadable(path: object, error: OSError) -> UserError:
+    """The error for a file that the system cannot read."""
+    if isinstance(error, FileNotFoundError):
+        return UserError(f"{path} has disappeared: put it back or leave it out")
+    return UserError(f"{path} cannot be read ({error.strerror}): fix its permissions or leave it out")
+
+
+def damaged(path: object, where: str, error: Exception) -> UserError:
+    """The error for a file that is not complete; ``where`` is how much of it was read."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return UserError(f"{path} is cut short or damaged{where} ({reason}): copy it again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from typing import Any
@@ -44,6 +45,12 @@ PRINT_HANDLER = PrintHandler()
 def are_printed() -> bool:
     """Whether messages go to the terminal."""
     return PRINT_HANDLER in LOGGER.handlers and LOGGER.isEnabledFor(logging.INFO)
+
+
+@functools.lru_cache(maxsize=1024)
+def warn_once(text: str) -> None:
+    """Logs a warning, but not the same one again: a corpus is read several times."""
+    LOGGER.warning(text)
 
 
 if not LOGGER.handlers and LOGGER.level == logging.NOTSET:  # else an application has configured it

@@ -37,13 +37,15 @@ def main(argv: list[str]) -> int:
     if not Path(file).is_file():
         raise UserError(f"{file} does not exist or is not a file: name a file of text")
 
-    from bert.data.corpus.files import read_documents, require_readable_kind
+    from bert.data.corpus.files import Skipped, read_documents, require_readable_kind
     from bert.inference.language_model import LanguageModel
     from bert.inference.loading import load
     from bert.tokenizer.vocabulary import keeps_spaces
 
     require_readable_kind(file)
-    texts = ["\n".join(document) for document in read_documents(file, verbatim=True)]
+    skipped = Skipped()
+    texts = ["\n".join(document) for document in read_documents(file, skipped, verbatim=True)]
+    skipped.log()
     if not any(texts):
         raise UserError(f"{arguments.file} holds no text: name a file that does")
     model = load(arguments.run, lambda text: print(text, file=sys.stderr))

@@ -39,7 +39,7 @@ OF_STREAMS = ("stream_readers", "shuffle_buffer")
 """Keys that only streams use."""
 
 OF_HELD_OUT_ROWS = (
-    *("verbatim", "one_sentence_per_line", "language", "objective"),
+    *("verbatim", "document_per_line", "text_field", "one_sentence_per_line", "language", "objective"),
     *("prediction", "masked_lm_prob", "whole_word_masking", "short_seq_prob"),
 )
 """Keys that decide what is predicted of a held-out text, but for its rows' lengths."""
@@ -66,7 +66,7 @@ class DataConfig:
 
     train: list[str] | str = field(default_factory=list)
     """Corpus: files, globs or folders of .txt (an empty line ends a document), of .jsonl with a "text" field, either
-    also as .gz, .bz2, .xz or .zst, of .parquet with a "text" column; folders that datasets saved;
+    also as .gz, .bz2, .xz or .zst, of .parquet with a "text" column (see text_field); folders that datasets saved;
     URLs of these; hub:ORG/NAME[:CONFIG][:SPLIT]; docstrings:[PACKAGE,...][:SPLIT] is the prose in the docstrings of
     what is installed (stdlib stands for the standard library), and its split dev one module in ten."""
     mixture_weights: list[PositiveFloat] | None = None
@@ -90,6 +90,11 @@ class DataConfig:
     verbatim: bool = False
     """Read documents as they are, with white space and empty lines: a .txt file is then one document (needs
     data.objective blocks)."""
+    document_per_line: bool = False
+    """Each line of a .txt file is a document, as in logs and collections of short texts."""
+    text_field: list[str] | str = "text"
+    """Field of .jsonl, or column of .parquet and data sets, with the text; several are joined by line ends. Null and
+    empty ones are skipped."""
     one_sentence_per_line: bool = False
     """The corpus already has one sentence a line: do not look for sentence boundaries."""
     language: list[str] | str = "en"
@@ -141,6 +146,9 @@ class DataConfig:
                 '(or "docstrings:" for the embedded one)'
             )
         self._check_entries()
+        fields = [self.text_field] if isinstance(self.text_field, str) else self.text_field
+        if not all(fields) or not fields or len(set(fields)) < len(fields):
+            raise UserError(f"data.text_field is {self.text_field!r}: name one or more different fields")
         for language in [self.language] if isinstance(self.language, str) else self.language:
             if not LANGUAGE.fullmatch(language):
                 raise UserError(f"data.language is {language!r}: give a code in lower case, such as en, de or pt-br")
@@ -185,6 +193,13 @@ class DataConfig:
             raise UserError(
                 f"data.verbatim is true, and data.objective {self.objective} makes rows of sentences: set "
                 "data.objective to blocks, or remove data.verbatim"
+            )
+        if self.document_per_line and self.verbatim:
+            raise UserError("data.document_per_line and data.verbatim are both true: a file cannot be both, remove one")
+        if self.document_per_line and self.one_sentence_per_line and self.objective in OBJECTIVES_OF_PAIRS:
+            raise UserError(
+                "data.document_per_line and data.one_sentence_per_line are both true, and data.objective "
+                f"{self.objective} needs documents with two sentences: remove one, or use data.objective full_sentences"
             )
         if self.prediction == "next":
             check_unused(

@@ -16,21 +16,24 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Unpack
 
 from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX
+from bert.data.corpus.data_sets import dataset_files, is_saved_dataset
 from bert.data.corpus.docstrings import docstring_documents, source_state
 from bert.data.corpus.files import (
     FOLDER_SUFFIXES,
     Document,
+    Reading,
+    Skipped,
     corpus_format,
-    dataset_files,
-    is_saved_dataset,
+    is_blank,
     read_documents,
     require_readable_kind,
-    unreadable,
 )
-from bert.errors import UserError
+from bert.errors import UserError, unreadable
 from bert.files import atomic_write
+from bert.messages import warn_once
 from bert.urls import fetch
 
 LONG_PARAGRAPH = 10_000
@@ -40,31 +43,43 @@ _SPACE_BEFORE_STOP = re.compile(r"[^\S\x00-\x7f](?=\.)")
 """White space outside of ASCII before a full stop."""
 
 
-def documents(source: list[str] | str, verbatim: bool = False) -> Iterator[Document]:
+def documents(source: list[str] | str, **how: Unpack[Reading]) -> Iterator[Document]:
     """Documents of a corpus, in the order of its sources and, within one, of its file names.
 
-    A file that is named twice (by a glob and by itself, say) is read once. Files without text are passed over
-    as long as another one has some. ``verbatim`` as of `bert.data.corpus.files.read_documents`.
+    A file that is named twice (by a glob and by itself, say) is read once. Rows and files without text are skipped,
+    which is logged at the end.
+
+    Args:
+      how: as for `bert.data.corpus.files.read_documents`.
 
     Raises:
       UserError: nothing at the named place, no text at all, or a file that is damaged (with the number of the
         line).
     """
-    return (document for _, document in numbered_documents(source, verbatim))
+    return (document for _, document in numbered_documents(source, **how))
 
 
-def numbered_documents(source: list[str] | str, verbatim: bool = False) -> Iterator[tuple[int, Document]]:
+def numbered_documents(source: list[str] | str, **how: Unpack[Reading]) -> Iterator[tuple[int, Document]]:
     """The same documents, each with the index of the entry of the list that it is from."""
-    empty = True
+    skipped, files, empty_files = Skipped(), 0, list[str]()
     for entry, paths in enumerate(resolve_sources(source)):
         for path in paths:
-            is_embedded = path.startswith(DOCSTRINGS_PREFIX)
-            for document in docstring_documents(path) if is_embedded else read_documents(path, verbatim):
+            is_embedded, empty = path.startswith(DOCSTRINGS_PREFIX), True
+            for document in docstring_documents(path) if is_embedded else read_documents(path, skipped, **how):
                 if has_text(document):
                     empty = False
                     yield entry, document
-    if empty:
+                else:
+                    skipped.add(path)
+            files += 1
+            if empty:
+                empty_files.append(path)
+    if len(empty_files) == files:
         raise UserError(f"{_shown(source)} holds no text: name a corpus with at least a few documents")
+    skipped.log()
+    if empty_files:
+        are = "is" if len(empty_files) == 1 else f"and {len(empty_files) - 1:,} more files are"
+        warn_once(f"warning: {empty_files[0]} {are} without text and skipped")
 
 
 def corpus_files(source: list[str] | str) -> list[str]:
@@ -185,7 +200,7 @@ def _windows(paragraph: str, language: str) -> Iterator[str]:
 
 def has_text(document: Document) -> bool:
     """Whether clean-up leaves anything: a page of zero-width spaces is no document to draw sentences from."""
-    return any(character != " " and character.isprintable() for line in document for character in line)
+    return not all(map(is_blank, document))
 
 
 def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -11,33 +11,31 @@ from __future__ import annotations
 
 import bz2
 import contextlib
-import functools
 import gzip
 import io
 import json
 import lzma
+import math
 import os
 import zlib
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypedDict, Unpack, cast
 
-from bert.config import HUB_PREFIX
-from bert.errors import UTF16_MARKS, UserError, convert, without_surrogates
+from bert.config import HUB_PREFIX, DataConfig
+from bert.data.corpus.data_sets import Rows, dataset_rows, hub_rows, is_saved_dataset, parquet_rows
+from bert.errors import UTF16_MARKS, UserError, convert, damaged, unreadable, without_surrogates
+from bert.messages import warn_once
 from bert.urls import is_url, open_remote
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from datasets import Dataset, IterableDataset
 
 Document = list[str]
 """Its lines: paragraphs or sentences, none of them empty; of a verbatim document the text split at line feeds."""
 
+BYTE_ORDER_MARK = "\ufeff"
+
 MAX_DOCUMENT_BYTES = 64 << 20
 """Longest document. One that is longer lacks its empty lines, and would be held in memory whole."""
-
-ROWS_AT_ONCE = 256
-"""Rows of Parquet and of data sets in memory together: documents may be long."""
 
 
 def _open_zstd(file: Path | BinaryIO) -> io.BufferedIOBase:
@@ -59,6 +57,9 @@ _JSON_LINES = (".jsonl", ".ndjson")
 FOLDER_SUFFIXES = (*(kind + packed for kind in (".txt", *_JSON_LINES) for packed in ("", *DECOMPRESSORS)), ".parquet")
 """Files that are read where a folder is named."""
 
+MARKUP = ("<?xml", "<!doctype", "<html", "<doc ", "<mediawiki")
+"""Starts of files of XML or HTML, in lower case; "<doc " is WikiExtractor's."""
+
 _UNREADABLE = (".json", ".csv", ".tsv", ".arrow", ".parquet", ".tar", ".html", ".xml", ".pdf")
 """No text, plain or compressed."""
 
@@ -66,29 +67,125 @@ _UNPACKED = (".zip", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zstd", ".lz4", ".
 """Packed in a way that is not unpacked here."""
 
 
-def read_documents(source: str, verbatim: bool = False) -> Iterator[Document]:
+class Reading(TypedDict, total=False):
+    """How documents are read: the keys of `DataConfig` with these names."""
+
+    verbatim: bool
+    document_per_line: bool
+    text_field: list[str] | str
+
+
+def reading(config: DataConfig) -> Reading:
+    """How a configuration reads documents."""
+    return {
+        "verbatim": config.verbatim,
+        "document_per_line": config.document_per_line,
+        "text_field": config.text_field,
+    }
+
+
+def reading_settings(config: DataConfig) -> list[Any]:
+    """Settings of `reading` for the names of what is cached; the defaults are left out."""
+    return [
+        *(["verbatim"] if config.verbatim else []),
+        *(["document_per_line"] if config.document_per_line else []),
+        *([{"text_field": config.text_field}] if config.text_field != "text" else []),
+    ]
+
+
+@dataclass
+class Skipped:
+    """Counts documents without text: null or empty rows, and invisible characters."""
+
+    count: int = 0
+    first: str = ""
+    """Place of the first one."""
+
+    def add(self, place: str) -> None:
+        self.first = self.first or place
+        self.count += 1
+
+    def log(self) -> None:
+        """Logs a warning with their number, if there are any."""
+        if self.count:
+            found = "1 document without text is" if self.count == 1 else f"{self.count:,} documents without text are"
+            warn_once(f"warning: {found} skipped, the first one in {self.first}")
+
+
+def read_documents(source: str, skipped: Skipped | None = None, **how: Unpack[Reading]) -> Iterator[Document]:
     """Documents of a file or its URL, of a folder that ``datasets`` saved, or of a data set on the hub.
 
     Args:
-      verbatim: whether documents keep their white space and empty lines; a text file is then one document.
+      skipped: counts documents without text.
+      how: with ``verbatim`` documents keep their white space and empty lines, and a text file is one document. With
+        ``document_per_line`` each line of a text file is a document. ``text_field`` names the columns of text, which
+        are joined by line ends.
 
     Raises:
       UserError: a file that is damaged, cut short or gone (with the number of the line or row where there is one).
     """
     file_format, path = corpus_format(source), source if is_url(source) else Path(source)
-    if file_format == "text" and not verbatim:
-        yield from _text_documents(path)
+    if file_format == "text" and not how.get("verbatim"):
+        yield from _text_documents(path, how.get("document_per_line", False), text_columns(how))
         return
     if file_format == "text":
-        texts = _whole_text(path)
-    elif file_format == "jsonl":
-        texts = _json_texts(path)
+        with contextlib.closing(_whole_text(path, text_columns(how))) as texts:
+            yield from (text.split("\n") for text in texts)
+        return
+    columns = text_columns(how)
+    if file_format == "jsonl":
+        rows, unit = _json_rows(path, columns), "line"
     else:
-        texts = _dataset_texts(source) if file_format == "dataset" else _parquet_texts(path)
-    with contextlib.closing(texts):
-        for text in texts:
-            if document := text.split("\n") if verbatim else _split_lines(text):
+        rows, unit = dataset_rows(source, columns) if file_format == "dataset" else parquet_rows(path, columns), "row"
+    yield from row_documents(rows, source, unit, skipped or Skipped(), how)
+
+
+def hub_documents(source: str, file: int, skipped: Skipped | None = None, **how: Unpack[Reading]) -> Iterator[Document]:
+    """Documents of one of the files of `bert.data.corpus.data_sets.hub_stream`, by its number."""
+    yield from row_documents(hub_rows(source, file, text_columns(how)), source, "row", skipped or Skipped(), how)
+
+
+def text_columns(how: Reading) -> list[str]:
+    """The columns that hold the text of a row."""
+    names = how.get("text_field", "text")
+    return [names] if isinstance(names, str) else names
+
+
+def row_documents(rows: Rows, source: str, unit: str, skipped: Skipped, how: Reading) -> Iterator[Document]:
+    """Documents of numbered rows.
+
+    Args:
+      unit: of the rows' numbers, for messages.
+    """
+    columns = text_columns(how)
+    with contextlib.closing(rows):
+        for number, values in rows:
+            place = f"{source}, {unit} {number}"
+            text = _row_text(place, columns, values)
+            if document := text.split("\n") if text is not None and how.get("verbatim") else _split_lines(text or ""):
                 yield document
+            else:
+                skipped.add(place)
+
+
+def _row_text(place: str, columns: list[str], values: tuple[Any, ...]) -> str | None:
+    """The texts of a row, joined by line ends; None if all are null."""
+    texts = []
+    for column, value in zip(columns, values, strict=True):
+        if _is_null(value):
+            continue
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            raise UserError(f'{place}: "{column}" is {kind} and not a string: convert it, or set data.text_field')
+        texts.append(without_surrogates(value))
+    if sum(map(len, texts)) > MAX_DOCUMENT_BYTES:
+        raise UserError(f"{place}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: divide it")
+    return "\n".join(texts) if texts else None
+
+
+def _is_null(value: Any) -> bool:
+    """Whether a value is missing; pandas writes NaN for it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def corpus_format(source: str) -> str:
@@ -112,11 +209,6 @@ def _unpacked_name(path: str) -> str:
     return name.removesuffix(next((suffix for suffix in DECOMPRESSORS if name.endswith(suffix)), ""))
 
 
-def is_saved_dataset(folder: str) -> bool:
-    """Whether ``datasets`` saved a data set in this folder."""
-    return os.path.isfile(os.path.join(folder, "state.json"))
-
-
 def require_readable_kind(path: str) -> None:
     """Raises UserError for a file whose name says that it is no text."""
     if corpus_format(path) == "parquet":
@@ -130,80 +222,6 @@ def require_readable_kind(path: str) -> None:
         )
     if name.endswith((*_UNREADABLE, *_UNPACKED)):
         raise UserError(f"{path} is of a kind that is not read: convert it to {wanted}")
-
-
-@functools.lru_cache(maxsize=16)
-def hub_stream(source: str) -> IterableDataset:
-    """The data set of ``hub:NAME[:CONFIG][:SPLIT]``, whose files are read while they come. Raises UserError."""
-    return cast("IterableDataset", _load_from_hub(source, streaming=True))
-
-
-def hub_documents(source: str, file: int, verbatim: bool = False) -> Iterator[Document]:
-    """Documents of one of the files of `hub_stream`, by its number."""
-    stream = hub_stream(source)
-    row = 0
-    try:
-        for row, record in enumerate(stream.shard(stream.num_shards, file), start=1):
-            if "text" not in record:
-                raise _no_text_column(source, list(record))
-            for text in _checked_texts(source, [record["text"]], row - 1):
-                if document := text.split("\n") if verbatim else _split_lines(text):
-                    yield document
-    except UserError:
-        raise
-    except Exception as error:  # of the network, of the hub, of the files behind it
-        raise _damaged_error(f"{source}, file {file + 1},", f" after row {row}", error) from None
-
-
-def _load_from_hub(source: str, streaming: bool) -> Dataset | IterableDataset:
-    import datasets
-
-    name, config, split = [*source.removeprefix(HUB_PREFIX).split(":", 2), "", ""][:3]
-    options: dict[str, Any] = {"streaming": True} if streaming else {}
-    try:
-        return datasets.load_dataset(name, config or None, split=split or "train", **options)
-    except Exception as error:  # of the network, of the hub, of the files behind it
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"{source} cannot be loaded ({reason}): name hub:ORG/NAME, with :CONFIG or ::SPLIT where it needs them"
-        ) from None
-
-
-def _no_text_column(source: str, names: list[str]) -> UserError:
-    return UserError(f'{source} has no column "text" but {", ".join(names)}: rename the one with the text')
-
-
-def open_dataset(source: str) -> Dataset:
-    """The data set of a folder or of ``hub:NAME[:CONFIG][:SPLIT]``. Raises UserError where it cannot be opened."""
-    import datasets
-
-    if not source.startswith(HUB_PREFIX):
-        try:
-            dataset = datasets.load_from_disk(source)
-        except Exception as error:  # Arrow's, JSON's and the library's own, bare KeyErrors among them
-            raise _damaged_error(Path(source), "", error) from None
-    else:
-        dataset = _load_from_hub(source, streaming=False)
-    if "text" not in dataset.column_names:
-        raise _no_text_column(source, dataset.column_names)
-    return dataset
-
-
-def dataset_files(source: str) -> list[str]:
-    """The Arrow files behind a data set, in their order."""
-    return [entry["filename"] for entry in open_dataset(source).cache_files]
-
-
-def unreadable(path: Path | str, error: OSError) -> UserError:
-    """The error for a file that the system does not give."""
-    if isinstance(error, FileNotFoundError):
-        return UserError(f"{path} has disappeared: put it back or leave it out")
-    return UserError(f"{path} cannot be read ({error.strerror}): fix its permissions or leave it out")
-
-
-def _damaged_error(path: Path | str, where: str, error: Exception) -> UserError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-    return UserError(f"{path} is cut short or damaged{where} ({reason}): copy it again")
 
 
 def _open(path: Path | str) -> io.BufferedIOBase:
@@ -260,38 +278,96 @@ def _decoded_lines(path: Path | str, utf_16: bool, errors: str) -> Generator[tup
             except UnicodeDecodeError:
                 raise UserError(f"{path}, line {line_number}: not UTF-8: {convert(data)}") from None
     except UnicodeDecodeError as error:
-        raise _damaged_error(path, f" after line {line_number}", error) from None
+        raise damaged(path, f" after line {line_number}", error) from None
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise _damaged_error(path, f" after line {line_number}", error) from None
+        raise damaged(path, f" after line {line_number}", error) from None
     except OSError as error:
         if error.strerror is None:  # of bz2 and zstd: the file's fault, not the system's
-            raise _damaged_error(path, f" after line {line_number}", error) from None
+            raise damaged(path, f" after line {line_number}", error) from None
         raise unreadable(path, error) from None
 
 
-def _text_documents(path: Path | str) -> Iterator[Document]:
+def is_blank(line: str) -> bool:
+    """Whether a line has no visible character: a page of zero-width spaces is no document."""
+    stripped = line.strip()
+    return not stripped or not (
+        stripped[0].isprintable() or any(character != " " and character.isprintable() for character in stripped)
+    )
+
+
+def _checked_lines(path: Path | str, lines: Iterator[tuple[int, str]], columns: list[str]) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, unless the first one shows that it holds something else, whatever its name is."""
+    for number, line in lines:
+        if is_blank(line):
+            yield number, line
+            continue
+        _check_first_line(path, line.strip().removeprefix(BYTE_ORDER_MARK), columns)
+        yield number, line
+        break
+    yield from lines
+
+
+def _check_first_line(path: Path | str, line: str, columns: list[str]) -> None:
+    """Raises UserError for JSON objects with a text, and logs a warning about other JSON and markup."""
+    if 4 * line.count("\0") > len(line):
+        raise UserError(
+            f"{path}, line 1: NUL characters: convert the file, for example with iconv -f UTF-16LE -t UTF-8"
+        )
+    packed = next((suffix for suffix in DECOMPRESSORS if _name(path).endswith(suffix)), "")
+    fix = f"let its name end in .jsonl{packed} if each line is an object"
+    record = None
+    if line.startswith(("{", "[")):
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+    found = next((row for row in (record if isinstance(record, list) else [record]) if isinstance(row, dict)), {})
+    if named := [column for column in columns if isinstance(found.get(column), str)]:
+        raise UserError(f'{path} holds JSON with a "{named[0]}" but its name is that of plain text: {fix}')
+    folder = os.path.dirname(path) or "."
+    if found:
+        keys = ", ".join(found)[:200]
+        warn_once(
+            f"warning: text files in {folder} hold JSON with {keys}, which is read as plain text: {fix}, and set "
+            "data.text_field"
+        )
+    elif line in ("{", "["):
+        warn_once(f"warning: text files in {folder} begin like JSON, which is read as plain text: write .jsonl files")
+    elif markup := next((start for start in MARKUP if line.lower().startswith(start)), None):
+        warn_once(f"warning: text files in {folder} begin with {markup}: tags are read as text")
+
+
+def _text_documents(path: Path | str, document_per_line: bool, columns: list[str]) -> Iterator[Document]:
     document: Document = []
-    size = 0
+    size, has_text = 0, False
     with contextlib.closing(numbered_lines(path)) as lines:
-        for line_number, line in lines:
-            if stripped := line.strip():
-                document.append(stripped)
-                size += len(stripped)
-                if size > MAX_DOCUMENT_BYTES:
-                    raise _too_long(path, line_number, "separate documents with an empty line")
-            elif document:
+        for line_number, line in _checked_lines(path, lines, columns):
+            text = line.strip()
+            is_text = not is_blank(text)
+            is_end = not (is_text if has_text else text)  # invisible lines are a document only between empty lines
+            # A byte order mark within a file is where the next of several joined files begins.
+            if document and (is_end or document_per_line or line.startswith(BYTE_ORDER_MARK)):
                 yield document
-                document, size = [], 0
+                document, size, has_text = [], 0, False
+                text = text if is_text else ""
+            if not text:
+                continue
+            if is_text and not has_text:
+                document, has_text = [], True
+            document.append(text.removeprefix(BYTE_ORDER_MARK))
+            size += len(text)
+            if size > MAX_DOCUMENT_BYTES:
+                raise _too_long(
+                    path, line_number, "separate documents with an empty line, or set data.document_per_line"
+                )
     if document:
         yield document
 
 
-def _whole_text(path: Path | str) -> Generator[str, None, None]:
+def _whole_text(path: Path | str, columns: list[str]) -> Generator[str, None, None]:
     """The text of a file, as one."""
     parts: list[str] = []
     size = 0
     with contextlib.closing(_decoded_lines(path, utf_16=False, errors="strict")) as lines:
-        for line_number, line in lines:
+        for line_number, line in _checked_lines(path, lines, columns):
             parts.append(line)
             size += len(line)
             if size > MAX_DOCUMENT_BYTES:
@@ -299,75 +375,24 @@ def _whole_text(path: Path | str) -> Generator[str, None, None]:
     yield "".join(parts)
 
 
-def _json_texts(path: Path | str) -> Generator[str, None, None]:
+def _json_rows(path: Path | str, columns: list[str]) -> Rows:
     with contextlib.closing(numbered_lines(path)) as lines:
         for line_number, line in lines:
-            if not line.strip():
+            if is_blank(line):
                 continue
             try:
-                record = json.loads(line)
+                record = json.loads(line.removeprefix(BYTE_ORDER_MARK))
             except (ValueError, RecursionError) as error:
                 reason = getattr(error, "msg", str(error))
                 raise UserError(f"{path}, line {line_number}: not JSON ({reason}): fix or remove the line") from None
-            text = record.get("text") if isinstance(record, dict) else None
-            if not isinstance(text, str):
-                raise UserError(
-                    f'{path}, line {line_number}: no string "text" in it: each line must be an object with one'
-                )
-            yield without_surrogates(text)
-
-
-def _parquet_texts(path: Path | str) -> Generator[str, None, None]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    row = 0
-    try:
-        with pq.ParquetFile(open_remote(path) if isinstance(path, str) else path, buffer_size=1 << 20) as file:
-            names = file.schema_arrow.names
-            if "text" not in names:
-                raise _no_text_column(str(path), names)
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=["text"]):
-                yield from _column_texts(str(path), batch.column(0), row)
-                row += len(batch)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise _damaged_error(path, f" after row {row}", error) from None
-    except OSError as error:
-        if error.strerror is None:
-            raise _damaged_error(path, f" after row {row}", error) from None
-        raise unreadable(path, error) from None
-
-
-def _dataset_texts(source: str) -> Generator[str, None, None]:
-    import pyarrow as pa
-
-    row = 0
-    try:
-        for table in open_dataset(source).select_columns("text").with_format("arrow").iter(ROWS_AT_ONCE):
-            for chunk in table.column("text").chunks:
-                yield from _column_texts(source, chunk, row)
-                row += len(chunk)
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise _damaged_error(Path(source), f" after row {row}", error) from None
-
-
-def _column_texts(source: str, column: pa.ChunkedArray, row: int) -> Iterator[str]:
-    """Texts of an Arrow column, whose first row is number ``row`` of the place; a null is no document."""
-    return _checked_texts(source, column.to_pylist(), row)
-
-
-def _checked_texts(source: str, texts: list[Any], row: int) -> Iterator[str]:
-    for row_number, text in enumerate(texts, start=row + 1):
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise UserError(f'{source}, row {row_number}: "text" is {type(text).__name__} and not a string: convert it')
-        size = len(text)
-        if size > MAX_DOCUMENT_BYTES:
-            raise UserError(
-                f"{source}, row {row_number}: the document is over {MAX_DOCUMENT_BYTES >> 20} MiB: divide it"
-            )
-        yield text
+            for column in columns:
+                value = record.get(column, 0) if isinstance(record, dict) else 0
+                if not (isinstance(value, str) or _is_null(value)):
+                    raise UserError(
+                        f'{path}, line {line_number}: no string "{column}" in it: each line must be an object with '
+                        "one, or set data.text_field to the name of its text"
+                    )
+            yield line_number, tuple(record[column] for column in columns)
 
 
 def _split_lines(text: str) -> Document:

@@ -19,15 +19,15 @@ from typing import NamedTuple
 import numpy as np
 
 from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX, DataConfig
+from bert.data.corpus.data_sets import dataset_files, hub_stream, is_saved_dataset
 from bert.data.corpus.documents import has_text, resolve_sources
 from bert.data.corpus.files import (
     FOLDER_SUFFIXES,
     Document,
-    dataset_files,
+    Skipped,
     hub_documents,
-    hub_stream,
-    is_saved_dataset,
     read_documents,
+    reading,
     require_readable_kind,
 )
 from bert.errors import UserError
@@ -56,11 +56,15 @@ class StreamFile:
     size: int | None
     number: int | None = None
 
-    def documents(self, verbatim: bool) -> Iterator[Document]:
-        """All documents, those without text too."""
+    def documents(self, config: DataConfig, skipped: Skipped | None = None) -> Iterator[Document]:
+        """Documents as a configuration reads them; some may have no visible character.
+
+        Args:
+            skipped: counts documents without text.
+        """
         if self.number is None:
-            return read_documents(self.source, verbatim)
-        return hub_documents(self.source, self.number, verbatim)
+            return read_documents(self.source, skipped, **reading(config))
+        return hub_documents(self.source, self.number, skipped, **reading(config))
 
 
 def stream_files(source: list[str] | str) -> list[StreamFile]:
@@ -163,12 +167,15 @@ class DocumentReader:
         config: DataConfig,
         reader: tuple[int, int] = (0, 1),
         position: Position | None = None,
+        skipped: Skipped | None = None,
     ) -> None:
         """
         Args:
             reader: (index, count).
             position: where to begin; None for the start.
+            skipped: counts documents without text.
         """
+        self._skipped = skipped or Skipped()
         self._config, self._index, self._count = config, *reader
         weights = config.mixture_weights
         groups = range(1 if weights is None else len(weights))
@@ -197,10 +204,16 @@ class DocumentReader:
             words = np.random.Philox(key=np.array([self._config.seed, place.passes], np.uint64)).random_raw(len(mine))
             for number in np.argsort(words, kind="stable")[place.file :].tolist():
                 file, skipped = files[mine[number]], place.documents
-                documents = file.documents(self._config.verbatim)
+                # Of the readers that read the same rows, the first one counts.
+                counted = self._skipped if own_files or self._index == 0 else None
+                documents = file.documents(self._config, counted)
                 for index, document in enumerate(itertools.islice(documents, skipped, None), skipped):
                     place.documents = index + 1
-                    if (own_files or index % self._count == self._index) and has_text(document):
+                    if not own_files and index % self._count != self._index:
+                        continue
+                    if not has_text(document):
+                        self._skipped.add(file.source)
+                    else:
                         found = True
                         streamed = StreamedDocument(file.entry, (group, mine[number], index), place.passes, document)
                         place.size += streamed.size
@@ -218,16 +231,18 @@ def head_documents(files: Sequence[StreamFile], config: DataConfig, size: int) -
     """Documents that the readers read first, in turns, about ``size`` characters and at least two, each with the number
     of its entry. None comes twice: what a reader repeats while others are in their first pass is left out, though it
     counts as read."""
-    readers = [DocumentReader(files, config, (index, config.stream_readers)) for index in range(config.stream_readers)]
-    count = 0
+    count, number, skipped = 0, config.stream_readers, Skipped()
+    readers = [DocumentReader(files, config, (index, number), skipped=skipped) for index in range(number)]
     while readers:
         for reader in tuple(readers):
             document = next(reader)
             if size <= 0 and count > 1:
-                return
+                readers.clear()
+                break
             size -= document.size
             if document.passes == 0:
                 count += 1
                 yield document.entry, document.document
             elif all(passes for passes, *_ in reader.position):
                 readers.remove(reader)
+    skipped.log()

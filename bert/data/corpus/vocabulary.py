@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from bert.config import DataConfig, TokenizerConfig
 from bert.data.cache import cache_copy, cache_folder
 from bert.data.corpus.documents import documents
-from bert.data.corpus.files import Document
+from bert.data.corpus.files import Document, reading, reading_settings
 from bert.data.corpus.streaming import HEAD_CHARACTERS, HEAD_VERSION, head_documents, stream_files
-from bert.data.pretraining.builder import SHARD_BYTES, Engine, training_fingerprint
+from bert.data.pretraining.builder import SHARD_BYTES, Engine, require_documents, training_fingerprint
 from bert.data.ray_tasks import run_tasks
 from bert.errors import UserError
 from bert.locks import blocking_lock
@@ -41,12 +41,13 @@ def corpus_vocabulary(
     keys = dataclasses.asdict(config)
     if config.kind == "wordpiece":  # the only kind once, and left out of the names of its folders
         del keys["kind"]
-    settings: list[Any] = [training_fingerprint(data, cache), keys, *(["verbatim"] if data.verbatim else [])]
+    settings: list[Any] = [training_fingerprint(data, cache), keys, *reading_settings(data)]
     if data.streaming:
         settings += [HEAD_VERSION, HEAD_CHARACTERS, data.stream_readers, data.mixture_weights, data.seed]
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     file, copy = folder / "tokenizer.json", cache_copy(data, folder, "tokenizer.json")
     if not file.is_file():
+        require_documents(data)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with blocking_lock(folder, lambda: say("waiting for another process that trains the same vocabulary")):
@@ -109,5 +110,5 @@ def _lines(data: DataConfig) -> Iterator[str]:
 def _documents(data: DataConfig) -> Iterator[Document]:
     """What a vocabulary is trained on: the documents of ``data.train``, or of the head of a stream."""
     if not data.streaming:
-        return documents(data.train, data.verbatim)
+        return documents(data.train, **reading(data))
     return (document for _, document in head_documents(stream_files(data.train), data, HEAD_CHARACTERS))

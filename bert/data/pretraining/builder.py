@@ -27,7 +27,7 @@ from bert.data.cache import WORK, CacheCopy, cache_copy, cache_folder
 from bert.data.corpus import document_store
 from bert.data.corpus.document_store import DocumentStore
 from bert.data.corpus.documents import corpus_fingerprint, numbered_documents, resolve_sources
-from bert.data.corpus.files import Document
+from bert.data.corpus.files import Document, reading
 from bert.data.corpus.near_duplicates import NearDuplicateFilter
 from bert.data.corpus.streaming import HEAD_CHARACTERS, HEAD_VERSION, head_documents, stream_files, stream_fingerprint
 from bert.data.pretraining import ray_engine, workers
@@ -46,6 +46,7 @@ from bert.data.worker_processes import available_cores
 from bert.errors import UserError, require
 from bert.files import write_array, write_atomic
 from bert.locks import blocking_lock
+from bert.messages import LOGGER
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import keeps_spaces, tokenizer_fingerprint
 
@@ -209,6 +210,10 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
         settings["near_duplicates"] = config.near_duplicates
     if config.verbatim:
         settings["verbatim"] = True
+    if config.document_per_line:
+        settings["document_per_line"] = True
+    if config.text_field != "text":
+        settings["text_field"] = config.text_field
     if config.streaming:
         settings["stream"] = [HEAD_VERSION, HEAD_CHARACTERS, config.stream_readers, config.mixture_weights]
     elif config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
@@ -282,6 +287,7 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
         split: [asdict(summary) for name, summary in summaries.items() if name.startswith(split)]
         for split in ("train", "eval")
     }
+    _warn_of_empty_documents(tasks, summaries)
     counts = sum(np.load(work / f"{name}.npy") for name in summaries if name.startswith("train"))
     write_array(folder / COUNTS, counts)
     index = {
@@ -301,6 +307,16 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
         leftover.unlink(missing_ok=True)
 
 
+def _warn_of_empty_documents(tasks: list[ShardSpec], summaries: dict[str, ShardSummary]) -> None:
+    """Logs a warning about documents of which the tokenizer leaves nothing, such as lone accents."""
+    if empty := sum(
+        task.last - task.first - summaries[task.name].documents
+        for task in (group[0] for group in workers.groups_of(tasks))
+    ):
+        are = "document has" if empty == 1 else "documents have"
+        LOGGER.warning(f"warning: {empty:,} {are} no token and no row: only characters that the vocabulary removes")
+
+
 def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardSpec]:
     """The shards of a set: they depend on corpus, seed and held-out share only. The caller holds the set's lock."""
     work, minimum = folder / WORK, OBJECTIVES[config.objective].documents
@@ -309,11 +325,7 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
         if split == "train" and config.mixture_weights is not None and not config.streaming:
             order = store.mixture_order(order, config.mixture_weights, config.seed)
         if len(order) < minimum:
-            raise UserError(
-                f"data.{split} holds {_count_of_documents(store)}: at least {minimum} are needed"
-                f"{', since next-sentence pairs draw from another document' if minimum == 2 else ''}; "
-                f"{_separation(config)}"
-            )
+            raise _too_few_documents(f"data.{split}", store.number_of_documents, config)
         order_file = work / f"{split}-order.npy"
         if not order_file.exists():  # it is the same for every process, and another one may be reading it
             write_array(order_file, order)
@@ -339,34 +351,51 @@ def _split_documents(
     if config.streaming:
         documents = head_documents(stream_files(config.train), config, HEAD_CHARACTERS)
     else:
-        documents = numbered_documents(config.train, config.verbatim)
+        documents = numbered_documents(config.train, **reading(config))
     train = _open_or_write_store(work / "spool", documents, "data.train", progress, new_only)
     order = train.order(config.seed)
     if config.eval is not None:
-        documents = numbered_documents(config.eval, config.verbatim)
+        documents = numbered_documents(config.eval, **reading(config))
         held_out = _open_or_write_store(work / "spool-eval", documents, "data.eval", progress)
         return {"eval": (held_out, held_out.order(config.seed)), "train": (train, order)}
     count = max(minimum, round(config.eval_fraction * train.number_of_documents))
     if (left := train.number_of_documents - count) < minimum:
         if train.number_of_documents >= 2 * minimum:
             raise UserError(
-                f"data.eval_fraction {config.eval_fraction:g} leaves {left} of the {_count_of_documents(train)} of "
-                f"data.train to train on, and {minimum} are needed: lower it, or set data.eval"
+                f"data.eval_fraction {config.eval_fraction:g} leaves {left} of the "
+                f"{_count_of_documents(train.number_of_documents)} of data.train to train on, and {minimum} are "
+                "needed: lower it, or set data.eval"
             )
-        reason = "two to train on and two to hold out (next-sentence pairs draw from another document)"
-        reason = reason if minimum == 2 else "one to train on and one to hold out"
-        raise UserError(
-            f"data.train holds {_count_of_documents(train)}: at least {2 * minimum} are needed, {reason}; "
-            f"{_separation(config)}"
-        )
+        raise _too_few_documents("data.train", train.number_of_documents, config)
     return {"eval": (train, order[:count]), "train": (train, order[count:])}
 
 
-def _separation(config: DataConfig) -> str:
-    """What makes documents of a text, for messages."""
+def require_documents(config: DataConfig) -> None:
+    """Raises UserError if a corpus has too few documents. Reads no more of it than necessary; streams are not read."""
+    minimum = OBJECTIVES[config.objective].documents
+    sources = [] if config.streaming else [("data.train", config.train, minimum * (1 if config.eval else 2))]
+    if config.eval is not None:
+        sources.append(("data.eval", config.eval, minimum))
+    for key, source, needed in sources:
+        found = sum(1 for _ in itertools.islice(numbered_documents(source, **reading(config)), needed))
+        if found < needed:
+            raise _too_few_documents(key, found, config)
+
+
+def _too_few_documents(key: str, found: int, config: DataConfig) -> UserError:
+    needed, reason = OBJECTIVES[config.objective].documents, ""
+    if key == "data.train" and config.eval is None:
+        parts = "two to train on and two to hold out" if needed == 2 else "one to train on and one to hold out"
+        reason = f", {parts}{' (next-sentence pairs draw from another document)' if needed == 2 else ''}"
+        needed *= 2
+    elif needed == 2:
+        reason = ", since next-sentence pairs draw from another document"
+    fix = "an empty line separates documents, or set data.document_per_line if each line is one"
     if config.verbatim:
-        return "with data.verbatim each text file is one document: add files, or set data.eval"
-    return "an empty line separates documents"
+        fix = "with data.verbatim each text file is one document: add files, or set data.eval"
+    elif config.document_per_line:
+        fix = "with data.document_per_line each line is one: add lines"
+    return UserError(f"{key} holds {_count_of_documents(found)}: at least {needed} are needed{reason}; {fix}")
 
 
 def _open_or_write_store(
@@ -400,8 +429,8 @@ def _left_out(tasks: list[ShardSpec], config: DataConfig) -> dict[str, int]:
     return {"near_duplicates": next(task.store.near_duplicates for task in tasks if task.name.startswith("train"))}
 
 
-def _count_of_documents(store: DocumentStore) -> str:
-    return f"{store.number_of_documents} document{'s' * (store.number_of_documents != 1)}"
+def _count_of_documents(count: int) -> str:
+    return f"{count} document{'s' * (count != 1)}"
 
 
 def _read_finished(task: ShardSpec, work: Path) -> ShardSummary | None:

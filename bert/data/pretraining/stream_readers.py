@@ -18,6 +18,7 @@ from bert.data.pretraining.objectives import Columns
 from bert.data.pretraining.streaming import Block, Start, StreamSpec, read_blocks
 from bert.data.worker_processes import WorkerPool, start_worker
 from bert.errors import UserError, require
+from bert.messages import LOGGER
 
 BLOCKS_AHEAD = 2
 """Blocks of a reader that are built before they are needed."""
@@ -151,7 +152,7 @@ class StreamedRows:
         self.num_readers = readers[0].spec.config.stream_readers
         self._say = say
         self._report_time: float | None = None
-        self._reported_size, self._reported_wait = 0, 0.0
+        self._reported_size, self._reported_wait, self._reported_skipped = 0, 0.0, 0
 
     def __len__(self) -> int:
         """Rows that have been made."""
@@ -196,6 +197,9 @@ class StreamedRows:
                 f"{(waited - self._reported_wait) / seconds:.0%} of the time"
             )
         self._report_time, self._reported_size, self._reported_wait = now, size, waited
+        if (skipped := sum(block.skipped for block in newest)) > self._reported_skipped:
+            LOGGER.warning(f"warning: stream: {skipped:,} documents without text are skipped so far")
+            self._reported_skipped = skipped
 
 
 @dataclass(frozen=True)

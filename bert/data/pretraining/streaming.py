@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert.config import DataConfig
-from bert.data.corpus.files import Document
+from bert.data.corpus.files import Document, Skipped
 from bert.data.corpus.streaming import DocumentReader, Position, StreamedDocument, StreamFile
 from bert.data.pretraining.objectives import OBJECTIVES, Columns
 from bert.data.pretraining.packing import pack_rows
@@ -64,12 +64,14 @@ class Block:
         columns: of the rows, as in a shard.
         size: characters that the reader had read by the end of the last chunk.
         passes: how often it had read the corpus before that chunk.
+        skipped: documents without text that it has read since it started.
     """
 
     start: Start
     columns: Columns
     size: int
     passes: int
+    skipped: int = 0
 
     @property
     def end_row(self) -> int:
@@ -94,11 +96,13 @@ class StreamSpec:
     chunk_size: int
     window: int
 
-    def chunks(self, position: Position) -> Iterator[tuple[Position, list[StreamedDocument]]]:
+    def chunks(
+        self, position: Position, skipped: Skipped | None = None
+    ) -> Iterator[tuple[Position, list[StreamedDocument]]]:
         """Where each chunk begins, and its documents: at least as many as the objective needs. It ends with a pass,
-        unless the corpus is mixed by weights."""
+        unless the corpus is mixed by weights. ``skipped`` counts documents without text."""
         config = self.config
-        reader = DocumentReader(self.files, config, (self.reader, config.stream_readers), position or None)
+        reader = DocumentReader(self.files, config, (self.reader, config.stream_readers), position or None, skipped)
         minimum, begin, size = OBJECTIVES[config.objective].documents, reader.position, 0
         documents: list[StreamedDocument] = []
         while True:
@@ -126,10 +130,10 @@ def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterato
     Raises:
       UserError: the corpus cannot be read, or has too few documents for the objective.
     """
-    window, row, without_rows = spec.window, start.first_row, 0
+    window, row, without_rows, skipped = spec.window, start.first_row, 0, Skipped()
     waiting: deque[list[Columns]] = deque([] for _ in range(window))
     positions: deque[Position] = deque(maxlen=window)
-    for chunk, (position, documents) in enumerate(spec.chunks(start.position), start.chunk):
+    for chunk, (position, documents) in enumerate(spec.chunks(start.position, skipped), start.chunk):
         positions.append(position)
         columns = chunk_rows(spec, chunk, documents, tokenizer)
         without_rows = 0 if len(columns["length"]) else without_rows + 1
@@ -152,7 +156,7 @@ def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterato
         again = Start(max(0, chunk - window + 1), chunk, row, positions[0])
         row += len(order)
         size = sum(size for *_, size in position) + sum(document.size for document in documents)
-        yield Block(again, _chosen(block, order), size, documents[0].passes)
+        yield Block(again, _chosen(block, order), size, documents[0].passes, skipped.count)
 
 
 def _random_words(stream: int, spec: StreamSpec, chunk: int, count: int) -> np.ndarray:

@@ -97,6 +97,105 @@ def test_faults_of_parquet_are_named(tmp_path) -> None:
         list(documents(str(path)))
 
 
+NULLS = ["One.", None, "", " \n", "\u200b", "Two."]
+
+
+@pytest.fixture(params=["jsonl", "jsonl.gz", "parquet", "dataset"])
+def with_nulls(request, tmp_path) -> str:
+    """A corpus with empty rows."""
+    titles = ["first", "second", None, "", "fifth", None]
+    lines = "".join(
+        json.dumps({"text": text, "title": title}) + "\n" for text, title in zip(NULLS, titles, strict=True)
+    )
+    path = tmp_path / f"corpus.{request.param}"
+    if request.param == "parquet":
+        return parquet(path, NULLS, title=titles)
+    if request.param == "dataset":
+        datasets.Dataset.from_dict({"text": NULLS, "title": titles}).save_to_disk(path)
+    else:
+        path.write_bytes(PACK[".gz" if path.suffix == ".gz" else ""](lines.encode()))
+    return str(path)
+
+
+def test_null_and_empty_rows_are_skipped_and_counted(with_nulls, capsys) -> None:
+    assert list(documents(with_nulls)) == [["One."], ["Two."]]
+    warning = capsys.readouterr().err
+    assert "4 documents without text are skipped" in warning
+    assert re.search(rf"{re.escape(with_nulls)}, (line|row) 2", warning)
+
+
+def test_columns_of_text_are_named_and_joined(with_nulls) -> None:
+    assert list(documents(with_nulls, text_field="title")) == [["first"], ["second"], ["fifth"]]
+    joined = [["first", "One."], ["second"], ["fifth", "\u200b"], ["Two."]]
+    assert list(documents(with_nulls, text_field=["title", "text"])) == joined
+    with pytest.raises(UserError, match=r'corpus.* "body".*data\.text_field'):
+        list(documents(with_nulls, text_field="body"))
+
+
+def test_nan_of_pandas_is_null(tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "One."}\n{"text": NaN}\n')
+    assert list(documents(str(tmp_path))) == [["One."]]
+
+
+def test_files_without_text_are_skipped_with_a_warning(tmp_path, capsys) -> None:
+    for name, text in {"a.txt": "Text.", "b.txt": "", "c.txt": "\n \n"}.items():
+        (tmp_path / name).write_text(text)
+    assert list(documents(str(tmp_path))) == [["Text."]]
+    assert "b.txt and 1 more files are without text and skipped" in capsys.readouterr().err
+
+
+def test_each_line_is_a_document_on_request(tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("One.\nTwo.\n\n\u200b\n Three. \n")
+    assert list(documents(str(tmp_path), document_per_line=True)) == [["One."], ["Two."], ["Three."]]
+
+
+def test_joined_files_are_divided_at_their_byte_order_marks(tmp_path) -> None:
+    one, two = "\ufeffOne.\nMore.\n".encode(), "\ufeffTwo.\n".encode()
+    (tmp_path / "a.txt").write_bytes(one + two)
+    assert list(documents(str(tmp_path / "a.txt"))) == [["One.", "More."], ["Two."]]
+    lines = b"".join(b"\xef\xbb\xbf" + json.dumps({"text": text}).encode() + b"\n" for text in ("One.", "Two."))
+    (tmp_path / "b.jsonl").write_bytes(lines)
+    assert list(documents(str(tmp_path / "b.jsonl"))) == [["One."], ["Two."]]
+
+
+@pytest.mark.parametrize("line", ["\u200b", " \u200b\u2060", "\ufeff", "\x07"], ids=ascii)
+def test_a_line_of_invisible_characters_is_empty(tmp_path, line) -> None:
+    (tmp_path / "a.txt").write_text(f"{line}\nOne.\nMore.\n{line}\nTwo.\n{line}\n\nThree.")
+    assert list(documents(str(tmp_path))) == [["One.", "More."], ["Two."], ["Three."]]
+
+
+@pytest.mark.parametrize("name", ["wiki_00", "a.txt", "a.txt.gz"])
+@pytest.mark.parametrize("content", ['\n{"url": "x", "text": "One."}\n', '\ufeff[{"text": "One."}]'])
+@pytest.mark.parametrize("verbatim", [False, True])
+def test_json_under_the_name_of_plain_text_is_an_error(tmp_path, name, content, verbatim) -> None:
+    (tmp_path / name).write_bytes(PACK[".gz" if name.endswith(".gz") else ""](content.encode()))
+    with pytest.raises(UserError, match=rf'{name} holds JSON with a "text".*\.jsonl'):
+        list(documents(str(tmp_path / "*"), verbatim=verbatim))
+
+
+@pytest.mark.parametrize(
+    ("content", "warning"),
+    [
+        ('{"content": "One."}\n', "hold JSON with content, .*data.text_field"),
+        ('{\n  "text": "One."\n}\n', "begin like JSON"),
+        ('<doc id="1">\nOne.\n</doc>\n', "begin with <doc : tags are read as text"),
+        ("{One} is a set.\n", None),
+        ("[1] is a note.\n", None),
+    ],
+)
+def test_other_json_and_markup_under_the_name_of_plain_text_is_a_warning(tmp_path, capsys, content, warning) -> None:
+    (tmp_path / "a.txt").write_text(content)
+    assert list(documents(str(tmp_path))) == [content.strip().split("\n")] or warning
+    said = capsys.readouterr().err
+    assert re.search(warning, said) if warning else not said
+
+
+def test_text_in_utf_16_without_a_mark_is_an_error(tmp_path) -> None:
+    (tmp_path / "a.txt").write_bytes("One line.\n".encode("utf-16-le"))
+    with pytest.raises(UserError, match=r"a\.txt, line 1: NUL characters"):
+        list(documents(str(tmp_path)))
+
+
 def test_a_file_that_disappears_is_named(tmp_path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("text\n\n")

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert.config import DataConfig
+from bert.data.corpus.files import Skipped
 from bert.data.corpus.streaming import DocumentReader, StreamFile, head_documents, stream_files, stream_fingerprint
 from bert.errors import UserError
 
@@ -59,6 +60,20 @@ def test_every_document_is_read_once_a_pass(folder: Path, readers: int) -> None:
                 break
             found[document.passes, document.document[0]] += 1
     assert found == Counter(itertools.product(range(3), ALL))
+
+
+@pytest.mark.parametrize("readers", [1, 8])
+def test_documents_without_text_are_counted_once_a_pass(folder: Path, readers: int) -> None:
+    skipped = Skipped()
+    for index in range(readers):
+        reader = DocumentReader(stream_files([str(folder)]), config_of(folder), (index, readers), skipped=skipped)
+        next(document for document in reader if document.passes == 1)
+    assert 5 <= skipped.count <= 10, "five in the first pass, and those before the first text of the second one"
+
+
+def test_the_head_of_a_stream_logs_what_it_skips(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(head_documents(stream_files([str(folder)]), config_of(folder), 10**7))
+    assert "documents without text are skipped" in capsys.readouterr().err
 
 
 def test_each_pass_takes_the_files_in_another_order(folder: Path) -> None:

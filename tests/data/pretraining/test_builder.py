@@ -33,6 +33,7 @@ from tests.data.pretraining.conftest import (
     UNK,
     WORDS,
     T,
+    sentence_of,
     text_of,
     word,
 )
@@ -303,7 +304,7 @@ def test_corpus_for_evaluation(place, tokenizer, tmp_path):
 def test_awkward_text(place, tokenizer, tmp_path):
     lines = [
         "[MASK] d1s1w1 [SEP] [PAD]",  # ordinary text, of tokens this vocabulary lacks
-        "\u200b\u200b",  # cleaned away: not a sentence
+        "\ufffd\ufffd",  # cleaned away: not a sentence
         " ".join(word(2, s, w) for s in range(SENTENCES) for w in range(WORDS)),  # longer than a row
         "d1s1w2",
     ]
@@ -319,6 +320,26 @@ def test_awkward_text(place, tokenizer, tmp_path):
     seen = set(rows["input_ids"].ravel().tolist())
     long = {FIRST + 2 * SENTENCES * WORDS + i for i in range(SENTENCES * WORDS)}
     assert len(long & seen) > 0.8 * len(long), "a sentence longer than a row is cut, not thrown away"
+
+
+def test_documents_without_a_token_are_counted(place, tokenizer, tmp_path, capsys):
+    (tmp_path / "odd.txt").write_text("\n\n".join(["\u0301"] * 3 + [text_of(range(20))]), encoding="utf-8")
+    build_examples(config_of(place, train=str(tmp_path / "odd.txt")), tokenizer, tmp_path)
+    assert "3 documents have no token" in capsys.readouterr().err
+
+
+def test_lines_and_fields_are_part_of_the_name_of_a_set(place, tokenizer, tmp_path):
+    texts = [sentence_of(document, number) for document in range(8) for number in range(3)]
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    rows = [{"text": text_of([document]), "body": text_of([document + 1])} for document in range(8)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain = config_of(place, train=str(tmp_path / "a.jsonl"))
+    body = config_of(place, train=str(tmp_path / "a.jsonl"), text_field="body")
+    lines = config_of(place, train=str(tmp_path / "a.txt"), document_per_line=True, objective="full_sentences")
+    found = [build_examples(config, tokenizer, tmp_path / "cache") for config in (plain, body, lines)]
+    assert len({examples.folder for examples in found}) == 3
+    assert documents_in(all_rows([*found[1].train, *found[1].eval])) == set(range(1, 9))
+    assert found[2].counts["train_documents"] + found[2].counts["eval_documents"] == 24
 
 
 def test_documents_of_accents_only(place, tokenizer, tmp_path):

@@ -1,0 +1,130 @@
+"""Rows with named columns of a corpus: Parquet files, data sets that ``datasets`` saved, and data sets on the hub.
+
+Each reader yields (number of the row from 1, the values of some columns). Memory holds one batch of rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from bert.config import HUB_PREFIX
+from bert.errors import UserError, damaged, unreadable
+from bert.urls import open_remote
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset, IterableDataset
+
+ROWS_AT_ONCE = 256
+"""Rows in memory together: documents may be long."""
+
+Rows = Generator[tuple[int, tuple[Any, ...]], None, None]
+
+
+def is_saved_dataset(folder: str) -> bool:
+    """Whether ``datasets`` saved a data set in this folder."""
+    return os.path.isfile(os.path.join(folder, "state.json"))
+
+
+def open_dataset(source: str) -> Dataset:
+    """The data set of a folder or of ``hub:NAME[:CONFIG][:SPLIT]``. Raises UserError if it cannot be opened."""
+    import datasets
+
+    if source.startswith(HUB_PREFIX):
+        return cast("Dataset", _load_from_hub(source, streaming=False))
+    try:
+        return cast("Dataset", datasets.load_from_disk(source))
+    except Exception as error:  # Arrow's, JSON's and the library's own, bare KeyErrors among them
+        raise damaged(source, "", error) from None
+
+
+def dataset_files(source: str) -> list[str]:
+    """The Arrow files behind a data set, in their order."""
+    return [entry["filename"] for entry in open_dataset(source).cache_files]
+
+
+@functools.lru_cache(maxsize=16)
+def hub_stream(source: str) -> IterableDataset:
+    """The data set of ``hub:NAME[:CONFIG][:SPLIT]``, whose files are read while they come. Raises UserError."""
+    return cast("IterableDataset", _load_from_hub(source, streaming=True))
+
+
+def hub_rows(source: str, file: int, columns: Sequence[str]) -> Rows:
+    """Rows of one of the files of `hub_stream`, by its number."""
+    stream, row = hub_stream(source), 0
+    try:
+        for row, record in enumerate(stream.shard(stream.num_shards, file), start=1):
+            _require_columns(source, list(record), columns)
+            yield row, tuple(record[name] for name in columns)
+    except UserError:
+        raise
+    except Exception as error:  # of the network, of the hub, of the files behind it
+        raise damaged(f"{source}, file {file + 1},", f" after row {row}", error) from None
+
+
+def dataset_rows(source: str, columns: Sequence[str]) -> Rows:
+    """Rows of a data set."""
+    import pyarrow as pa
+
+    row, dataset = 0, open_dataset(source)
+    _require_columns(source, dataset.column_names, columns)
+    try:
+        for table in dataset.select_columns(list(columns)).with_format("arrow").iter(ROWS_AT_ONCE):
+            yield from _numbered(table, columns, row)
+            row += len(table)
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise damaged(source, f" after row {row}", error) from None
+
+
+def parquet_rows(path: Path | str, columns: Sequence[str]) -> Rows:
+    """Rows of a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    row = 0
+    try:
+        with pq.ParquetFile(open_remote(path) if isinstance(path, str) else path, buffer_size=1 << 20) as file:
+            _require_columns(str(path), file.schema_arrow.names, columns)
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=list(columns)):
+                yield from _numbered(batch, columns, row)
+                row += len(batch)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise damaged(path, f" after row {row}", error) from None
+    except OSError as error:
+        if error.strerror is None:
+            raise damaged(path, f" after row {row}", error) from None
+        raise unreadable(path, error) from None
+
+
+def _numbered(table: pa.Table | pa.RecordBatch, columns: Sequence[str], row: int) -> Rows:
+    """The rows of a table, of which the first is number ``row`` + 1."""
+    places = [table.schema.get_all_field_indices(name)[0] for name in columns]
+    values = zip(*(table.column(place).to_pylist() for place in places), strict=True)
+    yield from enumerate(values, start=row + 1)
+
+
+def _require_columns(source: str, names: Sequence[str], columns: Sequence[str]) -> None:
+    for column in columns:
+        if column not in names:
+            there = ", ".join(names)[:200]
+            raise UserError(
+                f'{source} has no column "{column}" but {there}: name the columns of text as data.text_field'
+            )
+
+
+def _load_from_hub(source: str, streaming: bool) -> Dataset | IterableDataset:
+    import datasets
+
+    name, config, split = [*source.removeprefix(HUB_PREFIX).split(":", 2), "", ""][:3]
+    options: dict[str, Any] = {"streaming": True} if streaming else {}
+    try:
+        return datasets.load_dataset(name, config or None, split=split or "train", **options)
+    except Exception as error:  # of the network, of the hub, of the files behind it
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{source} cannot be loaded ({reason}): name hub:ORG/NAME, with :CONFIG or ::SPLIT where it needs them"
+        ) from None
