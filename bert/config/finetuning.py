@@ -192,6 +192,9 @@ class FinetuneConfig:
     language_model_weight: NonNegativeFloat = 0.0
     """Factor of the loss of the next tokens of each row, which is added to that of a task that classifies or scores
     texts; 0.5 in GPT. Of a model that reads left to right (model.causal)."""
+    head_init: Literal["source", "none"] = "source"
+    """With init: the head starts as the source's head, if both are for the same kind of task (source), or from random
+    weights (none). Labels are matched by name; new labels start from random weights."""
     decoder_init: Literal["encoder", "none"] = "encoder"
     """With init, and for sequence to sequence: the decoder starts as the source's encoder (encoder; BERT2BERT of Rothe
     et al. 2020), or from random weights (none; BERT2Rnd). Cross-attention starts from random weights."""

@@ -178,7 +178,7 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
         tuned = (read_results(path) or {}).get("tuned", {})
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, **tuned))
         task, settings = _task_of_run(path, config)
-    architecture = pretraining_architecture(set(params), config.model) if task is None else _architecture(task)
+    architecture = pretraining_architecture(set(params), config.model) if task is None else architecture_of(task)
     return Pretrained(
         config=config.model,
         params=params,
@@ -218,7 +218,7 @@ def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, An
     return task, settings
 
 
-def _architecture(task: Task) -> str:
+def architecture_of(task: Task) -> str:
     """The module of the model that answers a task."""
     if isinstance(task, EmbeddingTask):
         return "Bert"

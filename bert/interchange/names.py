@@ -170,6 +170,11 @@ def _number_of_layers(path: str, layers: int, decoder_layers: int) -> int:
     return decoder_layers if part_of(path) == DECODER else layers
 
 
+def output_layer(architecture: str) -> str | None:
+    """The module with the outputs of a fine-tuned head; None for an architecture without such a head."""
+    return next((part for part in ARCHITECTURES.get(architecture, ()) if part in (CLASSIFIER, QA_OUTPUTS)), None)
+
+
 def has_decoder(architecture: str) -> bool:
     """Whether a model reads a source and writes a target."""
     return DECODER in ARCHITECTURES[architecture]

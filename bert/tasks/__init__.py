@@ -121,6 +121,7 @@ def make_task(config: FinetuneConfig) -> Task:
 
 def _check_unread(task: Task, config: FinetuneConfig, reasons: Mapping[str, str]) -> None:
     """Raises UserError for the first of some keys that is set; ``reasons`` say why the task does not read them."""
+    check_unused("", config, f"but {task.name} has no head: remove it", ("head_init",))
     for key, reason in reasons.items():
         if value := getattr(config, key):
             raise UserError(f"{key} is {value}, but {task.name} {reason}: remove it")

@@ -106,6 +106,11 @@ class Task(ABC):
         return tuple(f"LABEL_{label}" for label in range(self.num_labels))
 
     @property
+    def output_words(self) -> tuple[str, ...]:
+        """The words that the files have for the L outputs, if they differ from `output_names`."""
+        return self.output_names
+
+    @property
     def problem_type(self) -> str | None:
         """What Hugging Face's config.json calls the problem, where the number of outputs does not tell it."""
         return None

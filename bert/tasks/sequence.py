@@ -211,6 +211,10 @@ class LabelTask(SentenceTask):
     def output_names(self) -> tuple[str, ...]:
         return self.label_names
 
+    @property
+    def output_words(self) -> tuple[str, ...]:
+        return self.labels
+
     def is_no_better(self, ours: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
         """Whether no metric is better than the baseline's.
 

@@ -29,7 +29,6 @@ from bert.runs.folder import RunFolder
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
 from bert.tasks.base import Outputs
-from bert.tasks.reranker import RerankerTask
 from bert.tasks.splits import read_splits
 from bert.training.assembly import build_task_model, make_apply
 from bert.training.averaging import with_average
@@ -41,9 +40,16 @@ from bert.training.evaluation import (
     read_eval_metrics,
     scores_of_line,
 )
-from bert.training.finetuning_setup import Setup, make_evaluators, resolve_setup
+from bert.training.finetuning_setup import Setup, head_of_task, make_evaluators, resolve_setup
 from bert.training.finetuning_summary import ParameterCounts, log_summary
-from bert.training.initialization import CheckpointReader, Initializable, Log, initialize_state
+from bert.training.initialization import (
+    CheckpointReader,
+    HeadStart,
+    Initializable,
+    Log,
+    initialize_state,
+    match_head,
+)
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.lora import take_frozen_weights, trained_params
 from bert.training.optimizer import STACKS, learning_rate_schedule, make_frozen_predicate
@@ -176,27 +182,37 @@ def _initialize(setup: Setup, checkpoints: CheckpointReader, say: Log) -> TrainS
     model: Initializable = setup.model
     if isinstance(setup.model, BertForSequenceToSequence):
         model = EncoderDecoderInit(setup.model)
-    return initialize_state(
+    # A run starts from the first of these that there is:
+    # 1. its own newest checkpoint, as a whole;
+    # 2. the modules of `init` that fit: encoder with pooler, decoder, MLM head, and the head's rows by label;
+    # 3. random weights, which only depend on the seed.
+    source = _source(setup)
+    head = HeadStart() if source is None else _head_start(setup)
+    state = initialize_state(
         model,
         setup.optimizer,
         setup.objective.metrics,
         config.seed,
         checkpoints,
-        _source(setup),
-        ("bert", "decoder", "predictions", *(["classifier"] if _continues_reranker(setup) else [])),
+        source,
+        ("bert", "decoder", "predictions", *head.modules),
         say,
         # Parameters do not depend on the length; the data tells whether rows have choices.
         input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),
         trained=partial(trained_params, config=config.lora, seed=config.seed),
+        rows=head.rows,
     )
+    if head.message:
+        (multihost.main_process_only(LOGGER.warning) if head.incomplete else say)(head.message)
+    return state
 
 
-def _continues_reranker(setup: Setup) -> bool:
-    """Whether a reranker starts from a model that gives pairs a score already, whose head is trained on."""
-    params = setup.init_model.params
-    if params is None or not isinstance(setup.task, RerankerTask) or setup.run.config.num_feature_layers is not None:
-        return False
-    return "classifier" in params and params["classifier"]["kernel"].shape[-1] == 1
+def _head_start(setup: Setup) -> HeadStart:
+    """The weights of the source's head that the run starts from."""
+    config, source = setup.run.config, setup.init_model.head
+    if source is None or config.head_init == "none":
+        return HeadStart()
+    return match_head(head_of_task(setup.task, config.num_feature_layers), source, setup.init_model.name)
 
 
 def _curves_subject(setup: Setup) -> Subject:

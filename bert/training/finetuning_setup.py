@@ -16,7 +16,7 @@ from bert.data.batching import TrainingBatches, make_batches
 from bert.data.features import Rows
 from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError, require
-from bert.inference.loading import load
+from bert.inference.loading import architecture_of, load
 from bert.inference.pretrained import Params
 from bert.interchange.pooling import Pooling
 from bert.messages import LOGGER, WarningText
@@ -42,7 +42,7 @@ from bert.tokenizer.vocabulary import (
 from bert.training.assembly import build_classifier_with_language_model, build_task_model, make_apply, task_loss
 from bert.training.embedding_losses import embedding_objective
 from bert.training.evaluation import Evaluator, Split, TaskEvaluator
-from bert.training.initialization import Log, model_config_from_source, with_vocab_size
+from bert.training.initialization import Head, Log, model_config_from_source, with_vocab_size
 from bert.training.loop import num_train_steps
 from bert.training.losses import Apply, Objective, task_objective
 from bert.training.optimizer import ParameterPath, make_frozen_predicate, make_optimizer
@@ -62,6 +62,7 @@ class InitialModel(NamedTuple):
     Attributes:
         target_tokenizer: of the targets of a decoder; None if they have that of the sources.
         pooling: that the model declares; None for a model that declares none.
+        head: the head that the weights belong to; None for random weights.
     """
 
     config: ModelConfig
@@ -70,6 +71,7 @@ class InitialModel(NamedTuple):
     name: str
     target_tokenizer: Tokenizer | None = None
     pooling: Pooling | None = None
+    head: Head | None = None
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,8 @@ def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> I
     if init != "none":
         source = load(init, say)
         model = task_model_config(config, source.config, source.source)
-        return InitialModel(model, source.tokenizer, source.params, source.origin, pooling=source.pooling)
+        head = Head(source.architecture, source.problem_type, source.labels, (), source.num_feature_layers)
+        return InitialModel(model, source.tokenizer, source.params, source.origin, pooling=source.pooling, head=head)
     if config.architecture_from is not None:
         source = load(config.architecture_from, say)
         model = task_model_config(config, source.config, source.source)
@@ -286,6 +289,11 @@ def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> I
         texts = train.sources if config.has_target_tokenizer else train.sentences()
         tokenizer = train_tokenizer(iter(texts), config.tokenizer)
     return InitialModel(with_vocab_size(config.model, embedding_rows(tokenizer)), tokenizer, None, "none")
+
+
+def head_of_task(task: Task, num_feature_layers: int | None) -> Head:
+    """The head that a run trains."""
+    return Head(architecture_of(task), task.problem_type, task.output_names, task.output_words, num_feature_layers)
 
 
 def task_model_config(config: FinetuneConfig, source: ModelConfig, name: str) -> ModelConfig:

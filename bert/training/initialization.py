@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,16 @@ from flax import traverse_util
 from bert.config import ModelConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
 from bert.errors import UserError
-from bert.interchange.names import POOLER
+from bert.interchange.names import POOLER, output_layer
+from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.metrics import unigram_log_probabilities
 from bert.training.step import TrainState
 
 Params = dict[str, Any]
 ParameterPath = tuple[str, ...]
 Log = Callable[[str], None]
+LabelRows = Mapping[str, Sequence[int | None]]
+"""Output layer -> for each label, its row in the source's layer; None for a label that the source lacks."""
 
 
 class CheckpointReader(Protocol):
@@ -48,16 +52,18 @@ def initialize_state(
     prepare: Callable[[Params], Params] = lambda params: params,
     input_shape: Sequence[int] = (1, 8),
     trained: Callable[[Params], Params] = lambda params: params,
+    rows: LabelRows = MappingProxyType({}),
 ) -> TrainState:
-    """The run's own newest good checkpoint; else random weights, with those of ``source`` in their place.
+    """Returns the run's newest good checkpoint; without one, random weights overwritten with those of ``source``.
 
     Args:
         source: name and parameters of another run, or None.
-        modules: those to take from it if it has them: ``bert`` with its pooler, and for pretraining the heads.
+        modules: modules to copy from the source if it has them, such as ``bert`` (with its pooler) and the heads.
         say: logs what came from where.
         prepare: what is done to random weights before those of ``source`` take their place.
         input_shape: of token ids that the model can read.
         trained: parameters of the model, or their shapes -> those of the state.
+        rows: output layers among ``modules`` that are copied label by label; see `match_head`.
 
     Returns:
         The state as NumPy arrays: the devices are left to the loop.
@@ -80,26 +86,34 @@ def initialize_state(
     if source is not None:
         given = _split_source(source[1], expected)
         taken = _shared_modules(_split_pooler(expected), given, modules)
-        moved = {path for path in traverse_util.flatten_dict(given) if path[0] in taken}
+        whole = {module for module in taken if None not in rows.get(module, ())}
+        moved = {path for path in traverse_util.flatten_dict(given) if path[0] in whole}
 
     def fresh(key: jax.Array) -> dict[ParameterPath, jax.Array]:
         flat = traverse_util.flatten_dict(_split_pooler(init(key)))
         return {path: leaf for path, leaf in flat.items() if path not in moved}
 
-    # What comes from elsewhere is not drawn: for a small head next to a large encoder that is nearly all.
+    # Weights that are copied are not drawn: with a small head and a large encoder that saves nearly all of the time.
     drawn = jax.device_get(jax.jit(fresh)(jax.random.key(seed)))
     if source is None:
         say("starts from random weights")
     params = prepare(_merge_pooler(traverse_util.unflatten_dict({**shapes, **drawn})))
     if source is not None:
-        params = load_pretrained_params(params, source[1], source[0], modules, say)
+        params = load_pretrained_params(params, source[1], source[0], modules, say, rows)
     return jax.tree.map(np.asarray, TrainState.create(trained(params), optimizer, metrics))
 
 
-def load_pretrained_params(params: Params, source: Params, name: str, modules: Sequence[str], say: Log) -> Params:
-    """``params`` with the ``modules`` of ``source`` in it, saying what came from where.
+def load_pretrained_params(
+    params: Params,
+    source: Params,
+    name: str,
+    modules: Sequence[str],
+    say: Log,
+    rows: LabelRows = MappingProxyType({}),
+) -> Params:
+    """Returns ``params`` with the ``modules`` of ``source`` copied into it, and logs what came from where.
 
-    Of what is replaced, ``params`` need only have the shapes.
+    Arrays of ``params`` that are overwritten as a whole may be shapes.
 
     Raises:
         UserError: the encoder is missing, or a module differs in a name or a shape.
@@ -107,6 +121,8 @@ def load_pretrained_params(params: Params, source: Params, name: str, modules: S
     # The pooler is a module of its own here: models that answer for every token have none.
     params, source = _split_pooler(params), _split_source(source, params)
     taken = _shared_modules(params, source, modules)
+    copied = {module: _copy_rows(params[module], source[module], rows[module]) for module in taken if module in rows}
+    source = {**source, **copied}
     if "bert" not in taken:
         raise UserError(f"{name} has no encoder to start from: name another model or run")
     expected, given = (
@@ -129,6 +145,155 @@ def load_pretrained_params(params: Params, source: Params, name: str, modules: S
     if unused:
         say(f"not loaded: {', '.join(unused)}")
     return _merge_pooler({**params, **traverse_util.unflatten_dict({**expected, **given})})
+
+
+def _copy_rows(own: Params, given: Params, rows: Sequence[int | None]) -> Params:
+    """An output layer whose last axis has the given rows in this order; a row that is None is the layer's own."""
+    kept = [label for label, row in enumerate(rows) if row is not None]
+    taken = [row for row in rows if row is not None]
+
+    def copy(own: Any, given: Any) -> Any:
+        if len(kept) == len(rows):
+            return np.take(given, taken, axis=-1)
+        layer = np.array(own)
+        layer[..., kept] = np.take(given, taken, axis=-1)
+        return layer
+
+    return {name: copy(own[name], leaf) if name in own else leaf for name, leaf in given.items()}
+
+
+class Head(NamedTuple):
+    """The head of a fine-tuned model or of a task.
+
+    Attributes:
+        architecture: the name of our module, a key of `bert.interchange.names.ARCHITECTURES`.
+        problem_type: the meaning of several outputs or of one, as in Hugging Face's config.json.
+        names: the names of the outputs in their order; () for outputs without names.
+        words: the names that the data has for the same outputs.
+        num_feature_layers: the number of layers that the head reads, in a run that trains the head alone.
+    """
+
+    architecture: str
+    problem_type: str | None = None
+    names: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    num_feature_layers: int | None = None
+
+    @property
+    def output_layer(self) -> str | None:
+        """The module whose last axis has the outputs; None for an encoder, a decoder or a pretraining head."""
+        return output_layer(self.architecture)
+
+    @property
+    def kind(self) -> str | None:
+        """The problem type of a sequence classifier, with the default filled in; None for other heads."""
+        if self.architecture != "BertForSequenceClassification":
+            return None
+        return self.problem_type or ("single_label_classification" if len(self.names) > 1 else "regression")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that the outputs belong to; () for a score, for start and end, and for the score of a choice."""
+        has_labels = self.architecture in ARCHITECTURES_WITH_LABELS and self.kind != "regression"
+        return self.names if has_labels else ()
+
+
+class HeadStart(NamedTuple):
+    """The weights that a task's head starts from.
+
+    Attributes:
+        modules: modules to copy from the source.
+        rows: the rows of those that are copied label by label.
+        message: what is copied and what is not, for the log; "" for nothing to report.
+        incomplete: whether the source has trained weights of a head that are not copied.
+    """
+
+    modules: tuple[str, ...] = ()
+    rows: LabelRows = MappingProxyType({})
+    message: str = ""
+    incomplete: bool = False
+
+
+def match_head(task: Head, source: Head, name: str) -> HeadStart:
+    """Finds the weights that a task's head can copy from the source's.
+
+    Outputs that belong to labels are matched by the names of the labels, since the order of the labels may differ.
+    Other outputs are copied if their number is the same.
+
+    Args:
+        task: the head of the task to train.
+        source: the head of the model to start from.
+        name: the source, for the message.
+    """
+    module = source.output_layer
+    if module is None:
+        return HeadStart()
+    if difference := _difference(task, source):
+        return HeadStart((), {}, f"the head of {name} is not loaded: {difference}", True)
+    if not task.labels:
+        return HeadStart((module,))
+    rows = _label_rows(task, source.names)
+    if all(row is None for row in rows):
+        fix = "name them in id2label of its config.json" if _are_numbered(source.names) else "set data.labels"
+        difference = f"its labels are {_listed(source.names)}, and none of them is among {_listed(task.names)}"
+        return HeadStart((), {}, f"the head of {name} is not loaded: {difference}; if they are the same, {fix}", True)
+    parts = {
+        "kept": [label for label, row in zip(task.names, rows, strict=True) if row is not None],
+        "randomly initialized": [label for label, row in zip(task.names, rows, strict=True) if row is None],
+        "not loaded": [label for row, label in enumerate(source.names) if row not in rows],
+    }
+    message = "; ".join(f"{what}: {_listed(labels)}" for what, labels in parts.items() if labels)
+    return HeadStart((module,), {module: rows}, f"labels of {name}: {message}", bool(parts["not loaded"]))
+
+
+def _difference(task: Head, source: Head) -> str | None:
+    """Why a source's head is none that the task could use; None if it may be."""
+    if task.architecture != source.architecture:
+        return f"it is the head of {source.architecture}, and the task trains {task.architecture}"
+    if task.num_feature_layers != source.num_feature_layers:
+        layers = [head.num_feature_layers or "null" for head in (source, task)]
+        return f"num_feature_layers was {layers[0]}, and is {layers[1]}"
+    if task.labels and source.kind != task.kind:
+        return f"it was trained for {source.kind}, and the task is {task.kind}"
+    if not task.labels and len(source.names) > 1:
+        return f"it has {len(source.names)} outputs, and the task has one"
+    return None
+
+
+def _label_rows(task: Head, given: Sequence[str]) -> tuple[int | None, ...]:
+    """The row of each of the task's labels among the labels of a source, or None.
+
+    The same spelling wins over another case, and a label's name over the word that the data has for it. Labels that the
+    source only numbers (LABEL_0, LABEL_1) are the data's if these are the same numbers.
+    """
+    words = task.words or task.names
+    numbered = {str(row): row for row in range(len(given))}
+    if _are_numbered(given) and set(words) == set(numbered):
+        return tuple(numbered[word] for word in words)
+    rows: dict[int, int] = {}
+    for spelling in (str, str.casefold):
+        for labels in (task.names, words):
+            for label, row in _pairs([*map(spelling, labels)], [*map(spelling, given)]):
+                if label not in rows and row not in rows.values():
+                    rows[label] = row
+    return tuple(rows.get(label) for label in range(len(task.names)))
+
+
+def _pairs(labels: Sequence[str], given: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """(number of a label, number of the same label in ``given``) of labels that are once in each."""
+    for number, label in enumerate(labels):
+        if labels.count(label) == given.count(label) == 1:
+            yield number, given.index(label)
+
+
+def _are_numbered(labels: Sequence[str]) -> bool:
+    """Whether a model has numbers in place of the names of its labels."""
+    return list(labels) == [f"LABEL_{number}" for number in range(len(labels))]
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """The first labels of a list, and how many there are."""
+    return ", ".join(labels[:10]) + (f", ... ({len(labels)} in all)" if len(labels) > 10 else "")
 
 
 def is_cross_attention(path: ParameterPath) -> bool:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -14,11 +15,32 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 import bert
 from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
-from bert.interchange.families import GOOGLE_NAMES
+from bert.errors import require
+from bert.interchange.families import GOOGLE_NAMES, family_of_type
 from bert.interchange.pooling import Pooling
 from bert.interchange.readers.google import CHECKPOINT
+from bert.model.heads import HEADS
+from bert.tasks.base import Task
+from bert.tasks.custom_question_answering import CustomQuestionAnswering
+from bert.tasks.custom_sequence import CustomClassification
+from bert.tasks.custom_token_classification import CustomTokenClassification
+from bert.tasks.multiple_choice import MultipleChoiceTask
+from bert.training.finetuning_setup import head_of_task
+from bert.training.initialization import Head, load_pretrained_params, match_head
 from tests.interchange.bundle_writer import write_bundle
-from tests.interchange.hf_folders import ALBERT, CONFIG, ROBERTA
+from tests.interchange.hf_folders import (
+    ALBERT,
+    CONFIG,
+    DEBERTA,
+    DISTILBERT,
+    ELECTRA,
+    GPT2,
+    LABELS,
+    MODERNBERT,
+    MPNET,
+    ROBERTA,
+    random_model,
+)
 
 FEW_STEPS = [
     "--transfer=null",
@@ -52,11 +74,12 @@ def write_roberta(folder: Path, made, corpus: Path) -> None:
     dataclasses.replace(model, tokenizer=tokenizer).save(folder)
 
 
-def write_google(folder: Path, made, corpus: Path) -> None:
-    model = made("BertForPreTraining")
+def write_google(folder: Path, made, corpus: Path | None = None, architecture: str = "BertForPreTraining") -> None:
+    model = made(architecture)
+    model.params["bert"].setdefault("pooler", made().params["bert"]["pooler"])  # which all of Google's have
     folder.mkdir()
     parameters = traverse_util.flatten_dict(model.params, sep="/")
-    table = GOOGLE_NAMES.tensors(CONFIG.num_hidden_layers, "BertForPreTraining")
+    table = GOOGLE_NAMES.tensors(CONFIG.num_hidden_layers, architecture)
     tensors = {tensor.theirs: tensor.join(parameters) for tensor in table if tensor.paths[0] in parameters}
     assert len(tensors) == len(parameters)
     write_bundle(folder / CHECKPOINT, {name: np.ascontiguousarray(array) for name, array in tensors.items()})
@@ -159,3 +182,67 @@ def test_rates_by_layer_are_refused_if_the_model_that_is_read_shares_layers(
     arguments = [f"--data.train={corpus}", f"--init={tmp_path / 'model'}", f"--output_dir={tmp_path / 'run'}"]
     error = fails(pretrain, *arguments, *FEW_STEPS, *SHORT_ROWS, "--optimizer.layerwise_lr_decay=0.8")
     assert "optimizer.layerwise_lr_decay is set, and the model's layers share parameters" in error
+
+
+FAMILIES = {
+    "bert": CONFIG,
+    "roberta": dataclasses.replace(ROBERTA, position_offset=1),
+    "albert": ALBERT,
+    "electra": ELECTRA,
+    "distilbert": DISTILBERT,
+    "mpnet": MPNET,
+    "deberta-v2": DEBERTA,
+    "modernbert": MODERNBERT,
+    "gpt2": GPT2,
+}
+ORDER = ("both", "no", "yes")
+TASKS: dict[str, Task] = {
+    "BertForSequenceClassification": CustomClassification(labels=ORDER, label_names=ORDER),
+    "BertForTokenClassification": CustomTokenClassification(labels=ORDER),
+    "BertForQuestionAnswering": CustomQuestionAnswering(),
+    "BertForMultipleChoice": MultipleChoiceTask(name="choices"),
+}
+
+
+def start_from(source: bert.Pretrained, task: Task) -> dict:
+    """The parameters of a task's model that starts from another; what is drawn at random is a shape."""
+    module = HEADS[task.head](source.config, task.num_labels)
+    ids = np.zeros((1, 2, 8) if task.head == "choices" else (1, 8), np.int32)
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), ids)["params"])
+    given = Head(source.architecture, source.problem_type, source.labels)
+    head = match_head(head_of_task(task, None), given, "X")
+    return load_pretrained_params(shapes, source.params, "X", ("bert", *head.modules), lambda text: None, head.rows)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [(name, one) for name in FAMILIES for one in TASKS if one in require(family_of_type(name), name).classes],
+)
+def test_a_published_head_is_kept_by_the_names_of_its_labels(family: str, architecture: str, made, tmp_path) -> None:
+    if family == "mpnet":  # whose vocabulary has other special tokens
+        tokens = ("<s>", "<pad>", "</s>", "<unk>", "[UNK]", *"abcdefghijklmnopq", "<mask>")
+        (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
+        made = partial(random_model, tmp_path / "vocab.txt")
+    made(architecture, FAMILIES[family]).save(tmp_path / "source")
+    source = bert.load(tmp_path / "source")
+    params = start_from(source, TASKS[architecture])
+    name = "qa_outputs" if architecture == "BertForQuestionAnswering" else "classifier"
+    rows = [LABELS.index(label) for label in ORDER] if architecture in list(TASKS)[:2] else slice(None)
+    expected = {**source.params, name: {key: leaf[..., rows] for key, leaf in source.params[name].items()}}
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+@pytest.mark.medium
+def test_googles_heads_are_kept_where_their_outputs_are_known(made, tmp_path: Path) -> None:
+    for architecture, task, rows in (
+        ("BertForQuestionAnswering", TASKS["BertForQuestionAnswering"], [0, 1]),
+        ("BertForSequenceClassification", CustomClassification(labels=(*"021",), label_names=(*"021",)), [0, 2, 1]),
+    ):
+        write_google(tmp_path / architecture, made, architecture=architecture)
+        source = bert.load(tmp_path / architecture)
+        name = "qa_outputs" if architecture == "BertForQuestionAnswering" else "classifier"
+        params = start_from(source, task)
+        for key, leaf in source.params[name].items():
+            np.testing.assert_array_equal(params[name][key], leaf[..., rows])
+    assert isinstance(start_from(source, TASKS[architecture])["classifier"]["kernel"], jax.ShapeDtypeStruct)

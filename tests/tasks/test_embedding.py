@@ -233,6 +233,7 @@ def test_pairs_have_scores_in_their_range(tmp_path: Path, tokenizer: Any) -> Non
         ),
         ({"num_feature_layers": 2}, "num_feature_layers is 2, but embedding has no head over a frozen encoder"),
         ({"classifier_dropout": 0.5}, "classifier_dropout is 0.5, but embedding has no classifier: remove it"),
+        ({"head_init": "none"}, "head_init is none, but embedding has no head: remove it"),
         ({"data": TaskDataConfig(score_range=[0, 1])}, r"data\.score_range is set, but embedding\.loss is in_batch"),
         (
             {"data": TaskDataConfig(metrics=["f1"])},

@@ -153,6 +153,7 @@ def test_a_target_vocabulary_needs_an_end(tokenizer) -> None:
         ({"task": "sst2", "model": ModelConfig(decoder_layers=1)}, r"model\.decoder_layers is 1, but it is for trans"),
         ({"classifier_dropout": 0.1}, "classifier_dropout is 0.1, but translation has no classifier: remove it"),
         ({"num_feature_layers": 1}, "num_feature_layers is 1, but translation has no head"),
+        ({"head_init": "none"}, "head_init is none, but translation has no head"),
         ({"model": ModelConfig(causal=True)}, r"model\.causal is true, but the encoder of translation sees the whole"),
     ],
 )
