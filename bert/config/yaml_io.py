@@ -221,6 +221,8 @@ def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
     leaf = name.rpartition(".")[2]
     if leaf in leaf_names:  # the right name in the wrong section, or in none, is nearer than any spelling
         nearest = leaf_names[leaf]
+    elif short := [key for key in keys if _initials(key.rpartition(".")[2]) == leaf]:
+        nearest = next((key for key in short if key.rpartition(".")[0] == name.rpartition(".")[0]), short[0])
     elif near := _nearest(name, keys):
         nearest = near
     elif near := _nearest(leaf, leaf_names):
@@ -228,6 +230,11 @@ def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
     else:
         return f"unknown key {prefix}{name}: --help=all lists all keys"
     return f"unknown key {prefix}{name}: did you mean {prefix}{nearest}?"
+
+
+def _initials(name: str) -> str:
+    """The usual abbreviation of a name of several words, such as lr of learning_rate; "" for a name of one word."""
+    return "".join(word[:1] for word in name.split("_")) if "_" in name else ""
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
@@ -401,6 +408,8 @@ def _wrong_type(entry: UserValue, field: ConfigField) -> UserError:
     }
     if field.choices:
         several = "some" if field.takes_list else "one"
-        return UserError(f"{entry.where}: {entry.shown}: use {several} of {', '.join(field.choices)}")
+        meant = next((choice for choice in field.choices if _initials(choice) == entry.value), None)
+        near = f"did you mean {meant}? Use" if meant else "use"
+        return UserError(f"{entry.where}: {entry.shown}: {near} {several} of {', '.join(field.choices)}")
     expected = (names.get(member, "a list of sections in a file") for member in field.members)
     return UserError(f"{entry.where}: {entry.shown}: {' or '.join(expected)} is expected")

@@ -58,6 +58,7 @@ FUNCTIONS: dict[type, str] = {PretrainConfig: "bert.pretrain", FinetuneConfig: "
 def pretrain(
     config: PathLike | PretrainConfig = "quickstart",
     *,
+    init: PathLike | None = None,
     output_dir: PathLike | None = None,
     overrides: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -66,6 +67,7 @@ def pretrain(
 
     Args:
         config: name of a recipe, path of a YAML file, or a configuration.
+        init: run, folder or hub name of the model to start from; None starts from random weights.
         output_dir: folder of the run; None takes runs/ and the name of the recipe.
         overrides: values by dotted key, ``{"training.steps": 100}``, or nested, ``{"training": {"steps": 100}}``.
         callbacks: `Callback` objects that are told how the run goes, and may end it.
@@ -75,18 +77,20 @@ def pretrain(
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
     with as_library_call():
-        return start_or_resume(prepare_pretraining(config, output_dir=output_dir, overrides=overrides), callbacks)
+        request = prepare_pretraining(config, init=init, output_dir=output_dir, overrides=overrides)
+        return start_or_resume(request, callbacks)
 
 
 def prepare_pretraining(
     config: PathLike | PretrainConfig,
     *,
+    init: PathLike | None = None,
     output_dir: PathLike | None = None,
     overrides: Mapping[str, Any] | None = None,
     swept: Mapping[str, Any] = MappingProxyType({}),
 ) -> RunRequest[PretrainConfig]:
     """What `pretrain` is asked for; ``swept`` has the values of a trial by dotted key."""
-    return RunRequest(*_configure(PretrainConfig, config, overrides, {"output_dir": output_dir}, swept))
+    return RunRequest(*_configure(PretrainConfig, config, overrides, {"init": init, "output_dir": output_dir}, swept))
 
 
 def finetune(

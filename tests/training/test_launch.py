@@ -19,7 +19,7 @@ from bert.runs.checkpoint_directory import BEST
 from bert.runs.environment import read_environment
 from bert.runs.loggers import Logger
 from bert.runtime.interrupts import Interrupted
-from bert.training.launch import as_library_call
+from bert.training.launch import as_library_call, prepare_pretraining
 from bert.training.loop import TrainLoop
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
@@ -274,10 +274,21 @@ def test_wrong_rows_are_one_sentence(tmp_path, arguments, sentence):
     assert sentence in str(caught.value)
 
 
+def test_pretrain_starts_from_what_finetune_starts_from(tmp_path):
+    for init in (tmp_path, str(tmp_path), "organisation/name"):
+        request = prepare_pretraining("domain", init=init, output_dir=tmp_path, overrides={"data.train": "*.txt"})
+        assert request.config.init == str(init)
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
         ({"optimizer.learning_rat": 1}, "overrides: unknown key optimizer.learning_rat: did you mean optimizer.learni"),
+        ({"optimizer.lr": 1}, "overrides: unknown key optimizer.lr: did you mean optimizer.learning_rate?"),
+        ({"training.bs": 1}, "overrides: unknown key training.bs: did you mean training.batch_size?"),
+        ({"wd": 1}, "overrides: unknown key wd: did you mean optimizer.weight_decay?"),
+        ({"optimizer.schedule": "wsd"}, "overrides: optimizer.schedule: wsd: did you mean warmup_stable_decay?"),
+        ({"init": "X"}, "init is set by an argument and by the overrides: remove one of the two"),
         ({"optimizer": 1}, "overrides: optimizer is a section: set its keys one by one, for example optimizer.name"),
         ({"training": {"steps": 1.5}}, "overrides: training.steps: 1.5: a whole number (1000 or 1e3) or null is exp"),
         ({"training.steps": True}, "overrides: training.steps: true: a whole number"),
@@ -290,7 +301,7 @@ def test_wrong_rows_are_one_sentence(tmp_path, arguments, sentence):
 )
 def test_mistakes_are_one_sentence(tmp_path, values, sentence):
     with pytest.raises(bert.UserError) as caught:
-        bert.pretrain(output_dir=tmp_path / "run", overrides=values)
+        bert.pretrain(init=tmp_path if "init" in values else None, output_dir=tmp_path / "run", overrides=values)
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
