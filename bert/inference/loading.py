@@ -16,6 +16,7 @@ from bert.errors import UserError
 from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
+from bert.interchange.dense import find_activation
 from bert.interchange.names import PROJECTIONS, pretraining_architecture
 from bert.interchange.pooling import Pooling, encoder_folder
 from bert.interchange.readers import google, hf
@@ -144,6 +145,7 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
         read.label_thresholds,
         read.texts_per_input,
         read.clitics,
+        find_activation(read.score_activation),
     )
     if read.architecture == ENCODER_DECODER:
         task = SequenceToSequenceTask(name=name, metrics=(), target_tokenizer=read.target_tokenizer)

@@ -30,6 +30,8 @@ class ModelBundle:
             answer above this difference of the null score from the best answer's; None if it always answers.
         label_thresholds: of a classifier of several labels at once: from which probability on each is predicted; () if
             there are none.
+        score_activation: of a classifier with one output: the class of PyTorch that a cross-encoder of
+            sentence-transformers declares for its score, by its full name; None for none.
         texts_per_input: of a sequence classifier: 1, or 2 of pairs; None where it is unknown.
         clitics: of a tagger: word endings that are separate words in texts; None where they are unknown.
         pooling: how embeddings are made, as a sentence-transformers folder declares it; None for any other.
@@ -49,6 +51,7 @@ class ModelBundle:
     classifier_dropout: float | None = None
     null_score_diff_threshold: float | None = None
     label_thresholds: tuple[float, ...] = ()
+    score_activation: str | None = None
     texts_per_input: int | None = None
     clitics: tuple[str, ...] | None = None
     pooling: Pooling | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,26 @@ from typing import Any
 import numpy as np
 from scipy.special import erf, expit
 
-from bert.errors import UserError
-from bert.interchange.tensor_files import read_tensors, write_tensors
+from bert.errors import UserError, require
+from bert.interchange.tensor_files import read_json, read_tensors, write_tensors
 from bert.messages import WarningText
 
-ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "torch.nn.modules.activation.Tanh": np.tanh,
-    "torch.nn.modules.linear.Identity": lambda x: x,
-    "torch.nn.modules.activation.ReLU": lambda x: np.maximum(x, 0),
-    "torch.nn.modules.activation.GELU": lambda x: 0.5 * x * (1 + erf(x / np.sqrt(2))),
-    "torch.nn.modules.activation.Sigmoid": expit,
-    "torch.nn.modules.activation.SiLU": lambda x: x * expit(x),
+Activation = Callable[[np.ndarray], np.ndarray]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "Tanh": np.tanh,
+    "Identity": lambda x: x,
+    "ReLU": lambda x: np.maximum(x, 0),
+    "GELU": lambda x: 0.5 * x * (1 + erf(x / np.sqrt(2))),
+    "Sigmoid": expit,
+    "SiLU": lambda x: x * expit(x),
 }
-"""The classes of PyTorch that ``activation_function`` may name."""
+"""The classes of ``torch.nn`` that are read as activations."""
+
+TANH = "torch.nn.modules.activation.Tanh"
+
+CROSS_ENCODER = "sentence_transformers"
+"""The key of config.json under which cross-encoders keep their settings."""
 
 FEATURES = "sentence_embedding"
 """The name of the vector that the modules read and write."""
@@ -35,7 +42,7 @@ class Dense:
     Attributes:
         kernel: W [in_features, out_features] float32.
         bias: b [out_features] float32; None for none.
-        activation: a key of `ACTIVATIONS`.
+        activation: the class of PyTorch, by its full name.
     """
 
     kernel: np.ndarray
@@ -53,7 +60,8 @@ class Dense:
     def __call__(self, vectors: np.ndarray) -> np.ndarray:
         """[B, in_features] -> [B, out_features]."""
         product = vectors @ self.kernel
-        return ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
+        activation = require(find_activation(self.activation), "an activation that is read")
+        return activation(product if self.bias is None else product + self.bias)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Dense) and self._content == other._content
@@ -94,10 +102,10 @@ def read_dense(folder: Path, content: dict[str, Any], say: Callable[[str], None]
         UserError: an activation or a setting that `Dense` does not compute, or weights of another form.
     """
     file = folder / "config.json"
-    activation = content.get("activation_function", "torch.nn.modules.activation.Tanh")
-    if activation not in ACTIVATIONS:
+    activation = content.get("activation_function", TANH)
+    if find_activation(activation) is None:
         known = ", ".join(ACTIVATIONS)
-        raise UserError(f"{file}: activation_function is {str(activation)[:80]!r}: one of {known} is read")
+        raise UserError(f"{file}: activation_function is {str(activation)[:80]!r}: one of torch.nn's {known} is read")
     if content.get("use_residual") not in (None, False):
         raise UserError(f"{file}: use_residual is {content['use_residual']!r}, and only false is read")
     check_names(file, content)
@@ -116,6 +124,37 @@ def read_dense(folder: Path, content: dict[str, Any], say: Callable[[str], None]
         raise UserError(f"{source}: linear.bias does not fit bias {content.get('bias', True)} in config.json")
     kernel = np.ascontiguousarray(weight.T.astype(np.float32))
     return Dense(kernel, None if bias is None else bias.astype(np.float32), activation)
+
+
+def find_activation(name: Any) -> Activation | None:
+    """The activation of a class of ``torch.nn`` by its full name; None for any other name."""
+    return ACTIVATIONS.get(name.rsplit(".", 1)[-1]) if isinstance(name, str) and name.startswith("torch.nn.") else None
+
+
+def read_score_activation(
+    folder: Path, content: Mapping[str, Any], settings: str, num_labels: int, say: Callable[[str], None]
+) -> str | None:
+    """The class of PyTorch that a cross-encoder of sentence-transformers applies to its score; None for none.
+
+    Args:
+        folder: of the model.
+        content: of its config.json.
+        settings: name of the file with the settings of sentence-transformers.
+        num_labels: outputs of the model. The activation is read of a single one.
+        say: called with an activation that is not applied.
+    """
+    file, declared = folder / "config.json", content.get("sbert_ce_default_activation_function")
+    if isinstance(nested := content.get(CROSS_ENCODER), dict):
+        declared = nested.get("activation_fn", declared)
+    given = read_json(folder / settings) if (folder / settings).is_file() else {}
+    if isinstance(given, dict) and given.get("model_type") == "CrossEncoder" and given.get("activation_fn"):
+        file, declared = folder / settings, given["activation_fn"]
+    if declared is None or str(declared).endswith(".Identity"):
+        return None
+    if num_labels == 1 and find_activation(declared) is not None:
+        return str(declared)
+    say(WarningText(f"{file}: activation_fn is {str(declared)[:80]}, which is not applied"))
+    return None
 
 
 NAMES = ("module_input_name", "module_output_name")

@@ -235,9 +235,9 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     modules = read_json(file)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{file} is not a list of modules: copy it again")
+    module_types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if (folder / PROMPTS).is_file() and _settings(folder / PROMPTS).get("model_type") == "CrossEncoder":
         return []
-    module_types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if not ORDER.fullmatch(" ".join(module_types)):
         raise UserError(
             f"{file} lists {', '.join(module_types)}: Transformer, Pooling, any number of Dense, and Normalize are "

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bert.data.features import Features
 from bert.data.inputs import TEXT_OR_PAIR, WANTED, as_text_or_pair
 from bert.data.records import Records
 from bert.data.windows import Text
-from bert.tasks.base import Task
+from bert.tasks.base import Outputs, Task
 from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.question_answering import SquadTask
@@ -87,7 +90,12 @@ class _PublishedMultilabel(_FlexibleInputs, MultilabelTask):
 
 @dataclass(frozen=True, kw_only=True)
 class _PublishedRegression(_FlexibleInputs, RegressionTask):
-    pass
+    activation: Callable[[np.ndarray], np.ndarray] | None = None
+    """Applied to the scores; None for none."""
+
+    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> np.ndarray:
+        scores = super().predict(outputs, features, examples)
+        return scores if self.activation is None else self.activation(scores)
 
 
 def published_task(
@@ -99,6 +107,7 @@ def published_task(
     label_thresholds: tuple[float, ...] = (),
     texts_per_input: int | None = None,
     clitics: tuple[str, ...] | None = None,
+    score_activation: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Task | None:
     """The task of a model of others, as far as it can be asked.
 
@@ -112,13 +121,15 @@ def published_task(
       label_thresholds: of several labels at once: from which probability on each is predicted; () for 0.5.
       texts_per_input: of a sequence classifier; None if single texts and pairs are to be taken.
       clitics: word endings that a tagger separates; None for all of CLITICS.
+      score_activation: applied to the scores of a regression; None for none.
 
     Returns:
       None for what has no answer here: another head, or a problem type that does not fit the number of outputs.
     """
     if head == "classification":
         counts = (1, 2) if texts_per_input is None else (texts_per_input,)
-        return _classifier(name, outputs, problem_type, label_thresholds, counts)
+        task = _classifier(name, outputs, problem_type, label_thresholds, counts)
+        return replace(task, activation=score_activation) if isinstance(task, _PublishedRegression) else task
     if head == "tagging" and outputs:
         return TaggingTask(name=name, labels=outputs, clitics=CLITICS if clitics is None else clitics)
     if head == "span":

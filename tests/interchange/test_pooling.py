@@ -9,11 +9,11 @@ import pytest
 
 import bert
 from bert.errors import UserError
-from bert.interchange.dense import ACTIVATIONS, Dense
+from bert.interchange.dense import TANH, Dense
 from bert.interchange.pooling import MODES, Pooling, read_pooling
 from tests.interchange.hf_folders import edit
 
-TANH, IDENTITY = (next(name for name in ACTIVATIONS if name.endswith(end)) for end in ("Tanh", "Identity"))
+IDENTITY = "torch.nn.modules.linear.Identity"
 HIDDEN = np.array([[[1, 8], [3, 2], [5, 5], [9, 9]]], np.float32)
 MASK = np.array([[1, 1, 1, 0]])
 
@@ -142,3 +142,40 @@ def test_a_graph_has_no_dense_layers(made, tmp_path: Path) -> None:
     for format in ("onnx", "stablehlo"):
         with pytest.raises(UserError, match="Dense module"):
             made(pooling=ALL).save(tmp_path / format, format)
+
+
+SIGMOID = "torch.nn.modules.activation.Sigmoid"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("place", ["config.json", "config.json of version 3", "config_sentence_transformers.json"])
+def test_the_activation_of_a_cross_encoder_is_applied(place: str, made, tmp_path: Path) -> None:
+    model = made("BertForSequenceClassification")
+    classifier = {name: array[..., :1] for name, array in model.params["classifier"].items()}
+    dataclasses.replace(model, labels=("LABEL_0",), params={**model.params, "classifier": classifier}).save(
+        tmp_path / "out"
+    )
+    pair = ("a b", "c")
+    [plain] = bert.load(tmp_path / "out").predict([pair])
+    if place == "config.json":
+        edit(tmp_path / "out", sentence_transformers={"activation_fn": SIGMOID})
+    elif place == "config.json of version 3":
+        edit(tmp_path / "out", sbert_ce_default_activation_function=SIGMOID)
+    else:
+        settings = {"model_type": "CrossEncoder", "activation_fn": SIGMOID}
+        (tmp_path / "out" / place).write_text(json.dumps(settings))
+    again = bert.load(tmp_path / "out")
+    [score] = again.predict([pair])
+    assert score.score == pytest.approx(1 / (1 + np.exp(-plain.score)), rel=1e-5)
+    assert again.rank(*pair[:1], [pair[1]])[0].score == score.score
+    again.save(tmp_path / "two")
+    assert bert.load(tmp_path / "two").score_activation == SIGMOID
+
+
+def test_another_activation_is_reported(made, tmp_path: Path) -> None:
+    made("BertForSequenceClassification").save(tmp_path / "out")
+    for activation, is_reported in ((SIGMOID, True), ("mine.Softplus", True), (IDENTITY, False)):
+        edit(tmp_path / "out", sentence_transformers={"activation_fn": activation})
+        said: list[str] = []
+        bert.load(tmp_path / "out", said.append)
+        assert is_reported == any("activation_fn" in line for line in said)

@@ -87,3 +87,15 @@ def test_an_exported_cross_encoder_ranks_alike(shared: Path, tmp_path: Path) -> 
     ranked = run.model.rank("number 3", TEXTS)
     assert [document.number for document in ranked] == np.argsort(-expected, kind="stable").tolist()
     np.testing.assert_allclose([document.score for document in ranked], -np.sort(-expected), atol=1e-5)
+
+
+def test_a_cross_encoder_has_the_same_scores(shared: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    import torch
+
+    torch.manual_seed(0)
+    theirs = library.CrossEncoder(str(shared / "models" / "all-MiniLM-L6-v2"), num_labels=1, device="cpu")
+    theirs.save_pretrained(str(tmp_path / "out"))
+    pairs = [("number 3", text) for text in TEXTS]
+    ours = [answer.score for answer in bert.load(tmp_path / "out").predict(pairs)]
+    np.testing.assert_allclose(ours, theirs.predict(pairs), atol=1e-5)

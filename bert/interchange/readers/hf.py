@@ -22,9 +22,10 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
+from bert.interchange.dense import read_score_activation
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer
-from bert.interchange.pooling import check_dense_widths, encoder_folder, read_model_max_length, read_pooling
+from bert.interchange.pooling import PROMPTS, check_dense_widths, encoder_folder, read_model_max_length, read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_json, read_tensors
 from bert.messages import WarningText
@@ -166,6 +167,9 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         if architecture == "BertForQuestionAnswering"
         else None,
         label_thresholds=label_thresholds if labels else (),
+        score_activation=read_score_activation(folder, content, PROMPTS, len(labels), say)
+        if labels and architecture == "BertForSequenceClassification"
+        else None,
         texts_per_input=texts_per_input if labels else None,
         clitics=_clitics(content, file) if architecture == "BertForTokenClassification" else None,
         pooling=pooling,

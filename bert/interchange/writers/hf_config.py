@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bert.interchange.bundle import ModelBundle
+from bert.interchange.dense import CROSS_ENCODER
 from bert.interchange.families import family_of
 from bert.interchange.readers import hf
 from bert.tokenizer.special_tokens import special_ids
@@ -37,6 +38,8 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
         content[hf.NULL_THRESHOLD] = model.null_score_diff_threshold
     if model.label_thresholds:
         content[hf.LABEL_THRESHOLDS] = list(model.label_thresholds)
+    if model.score_activation is not None:
+        content[CROSS_ENCODER] = {"activation_fn": model.score_activation}
     if model.texts_per_input is not None:
         content[hf.TEXTS_PER_INPUT] = model.texts_per_input
     if model.clitics is not None:
