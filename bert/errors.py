@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -25,9 +27,24 @@ NAME_CHARACTERS = 60
 
 Value = TypeVar("Value")
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that change how a terminal shows a text, marks of direction included, and halves of surrogate pairs."""
+
 
 class UserError(Exception):
-    """A mistake the user can fix. Its text is one sentence: what, where, and the fix. Programs exit with 2."""
+    """A mistake the user can fix. Its text is one sentence: what, where, and the fix. Programs exit with 2.
+
+    Control characters and lone surrogates, which come from file names and contents, are escaped: a terminal would obey
+    the former, and no UTF-8 stream takes the latter.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(escape_controls(text) if isinstance(text, str) else text for text in arguments))
+
+
+def escape_controls(text: str) -> str:
+    """The text with control characters except line ends and tabs, and lone surrogates, as backslash escapes."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def quoted(names: Iterable[object]) -> str:
@@ -46,6 +63,11 @@ def quoted(names: Iterable[object]) -> str:
 def without_surrogates(text: str) -> str:
     """The text with ``?`` for each half of a surrogate pair: JSON can spell one, UTF-8 and tokenizers cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def shorten(value: object) -> str:
+    """A value in an error, on one line of at most about 100 characters."""
+    return " ".join(reprlib.repr(value).split())
 
 
 def require(value: Value | None, name: str) -> Value:

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bert.errors import UserError
+from bert.errors import UserError, shorten
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+def read_json(file: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        UserError: the file cannot be read; is not JSON; nests or holds numbers beyond Python's limits; or holds half of
+            a surrogate pair, which no tokenizer and no UTF-8 file takes.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        value = json.loads(text)
+        if re.search(r"\\u[dD][89a-fA-F]", text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{file} holds half of a surrogate pair (\\ud800 to \\udfff): fix that text") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): fix its permissions or copy it again") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not valid JSON ({error}): fix it or copy it again") from None
+    return value
 
 
 def user_cache_dir() -> Path | None:
@@ -43,6 +66,23 @@ def write_array(path: Path, array: np.ndarray) -> None:
     write_atomic(path, content.getvalue())
 
 
+def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
+    """Writes a safetensors file.
+
+    Raises:
+        OSError: the file cannot be written; the library raises its own error for a full disk.
+    """
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None
+
+
 def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> Path:
     """Writes cells with tabs between them, a line for each row; the folder is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +106,28 @@ def is_temporary(path: Path) -> bool:
     return re.fullmatch(r"\..*\.\d+\.bert-partial", path.name) is not None
 
 
+def _remove_leftovers(draft: Path) -> None:
+    """Removes the folders that earlier processes, which no longer run, made under the name of this draft."""
+    for entry in draft.parent.iterdir() if draft.parent.is_dir() else ():
+        name, _, process = entry.name.removesuffix(".bert-partial").rpartition(".")
+        same = is_temporary(entry) and name == draft.name.removesuffix(f".{os.getpid()}.bert-partial")
+        if same and entry.is_dir() and not _is_running(int(process)):
+            shutil.rmtree(entry)
+
+
+def _is_running(process: int) -> bool:
+    """Whether this machine has a process of that number."""
+    if os.name == "nt":  # signal 0 would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.bert-partial")
 
@@ -74,8 +136,8 @@ def _temporary(path: Path) -> Path:
 def atomic_directory(out: Path) -> Iterator[Path]:
     """A temporary folder whose content is moved to ``out`` at the end; it is removed after an error.
 
-    An empty folder that exists stays the same folder: it may be the working directory, or a mount point. What a killed
-    process left in it is removed.
+    An empty folder that exists stays the same folder: it may be the working directory, or a mount point. Drafts that
+    killed processes of this machine left in it or next to it are removed.
 
     Raises:
         UserError: ``out`` exists and is not an empty folder, or cannot be written, or is no local path.
@@ -88,6 +150,7 @@ def atomic_directory(out: Path) -> Iterator[Path]:
     exists = out.exists()
     draft = _temporary(out / "export") if exists else _temporary(out)
     try:
+        _remove_leftovers(draft)
         draft.mkdir(parents=True)
         yield draft
         if exists:
@@ -114,15 +177,33 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def path_text(path: object, name: str = "") -> str:
+    """A path or URL as a string.
+
+    Raises:
+        UserError: it is no string or path, such as bytes, or holds characters that no path has.
+    """
+    described = f"{name} is {shorten(path)}, which" if name else shorten(path)
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else b""
+    if not isinstance(text, str):
+        raise UserError(f"{described} is not a path: pass a string or a pathlib.Path")
+    if "\0" in text:
+        raise UserError(f"{described} holds a null character: remove it")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise UserError(f"{described} holds half of a surrogate pair: remove it") from None
+    return text
+
+
 def local_path(path: str | Path, name: str = "") -> str:
     """The path, with the home folder for ``~``.
 
     Raises:
-        UserError: it has a scheme, such as gs://, and would become a local folder, or it holds a null character.
+        UserError: it has a scheme, such as gs://, and would become a local folder, or as of `path_text`.
     """
+    path_text(path, name)
     described = f"{name} is {path}, which" if name else str(path)
-    if "\0" in str(path):
-        raise UserError(f"{described!r} holds a null character: remove it")
     # One slash: Path has dropped the other one. Two letters at least: C:/ is a drive.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise UserError(f"{described} is not a local path, and no other can be used there: pass a local path")

@@ -1,10 +1,14 @@
 """Files that appear whole or not at all, and paths that are no files here."""
 
 import dataclasses
+import os
 import typing
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import safetensors
 
 import bert
 from bert.commands import COMMANDS
@@ -12,7 +16,7 @@ from bert.commands import main as command
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.validation import LOCAL
 from bert.errors import UserError
-from bert.files import atomic_directory
+from bert.files import atomic_directory, write_safetensors
 from bert.runs.folder import claim_output_dir
 
 URL = "ftp://host/place.zip"
@@ -37,6 +41,50 @@ def test_what_a_killed_export_left_in_a_folder_does_not_block_the_next_one(tmp_p
     with atomic_directory(tmp_path) as draft:
         (draft / "config.json").write_text("{}")
     assert [path.name for path in tmp_path.rglob("*")] == ["config.json"]
+
+
+def test_drafts_of_killed_processes_next_to_a_folder_are_removed(tmp_path: Path) -> None:
+    running, killed = (tmp_path / f".out.{number}.bert-partial" for number in (os.getppid(), 2**30))
+    other = tmp_path / f".outer.{2**30}.bert-partial"
+    for folder in (running, killed, other):
+        folder.mkdir()
+    with atomic_directory(tmp_path / "out") as draft:
+        (draft / "config.json").write_text("{}")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", running.name, other.name}
+
+
+@pytest.mark.parametrize("reason", ["I/O error: No space left on device (os error 28)", "no reason"])
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    def fail(*_: object) -> None:
+        raise safetensors.SafetensorError(reason)
+
+    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    with pytest.raises(UserError, match="out cannot be written"), atomic_directory(tmp_path / "out") as draft:
+        write_safetensors(draft / "model.safetensors", {"x": np.zeros(1)})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["x" * 300, f"a/{'x' * 300}", f"{'x' * 300}@3", b"bytes", 3, None, "a\0b", "\ud800", ["x"], Path("x" * 300)],
+)
+def test_what_is_no_path_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError):
+        bert.load(source)
+    with pytest.raises(UserError):
+        bert.Run(source)
+    with pytest.raises(UserError):
+        bert.finetune("sst2", init=str(tmp_path), output_dir=source, overrides={"data.dir": str(tmp_path)})
+    with pytest.raises(UserError):
+        bert.finetune("sst2", init=source, output_dir="out", overrides={"data.dir": str(tmp_path)})
+    assert set(os.listdir(tmp_path)) <= {"out", "runs", "a"}, "no folder of another name"
+
+
+def test_messages_hold_nothing_that_a_terminal_obeys() -> None:
+    error = UserError("a\x1b[31mb\x9b\u202e\ud800\tü😀\n")
+    assert str(error) == "a\\x1b[31mb\\x9b\\u202e\\ud800\tü😀\n"
+    assert str(UserError(str(error))) == str(error)
 
 
 def test_an_error_leaves_no_folder_and_an_empty_one_empty(tmp_path: Path) -> None:

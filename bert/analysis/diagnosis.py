@@ -13,9 +13,9 @@ from bert.config.yaml_io import load_config
 from bert.data.corpus.files import read_documents, require_readable_kind
 from bert.data.records import Records, file_suffix, read_records
 from bert.errors import UserError
-from bert.files import is_temporary
+from bert.files import is_temporary, read_json
 from bert.interchange.pooling import encoder_folder, read_pooling
-from bert.interchange.tensor_files import PICKLE, SAFETENSORS, read_json, read_tensors
+from bert.interchange.tensor_files import PICKLE, SAFETENSORS, read_tensors
 from bert.runs.checkpoint_directory import SAVING, CheckpointDirectory, has_params_only
 from bert.runs.environment import read_environment
 from bert.runs.folder import ENVIRONMENT_FILE, FROZEN_WEIGHTS, LOGGER_RUNS_FILE, STREAM_FILE, config_class_of_run

@@ -15,7 +15,7 @@ from bert.config.validation import (
     Range,
     check_fields,
 )
-from bert.errors import UserError, require
+from bert.errors import UserError, require, shorten
 
 VocabularyKind = Literal["wordpiece", "byte_level", "unigram"]
 
@@ -30,6 +30,9 @@ MAX_BUCKETS = 256
 
 DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
 """Keys of ``model`` that describe a decoder, which an encoder-decoder alone has."""
+
+MAX_SIZE = 2**24
+"""Largest size of any kind, far above those of all models, so that no shape or count of elements overflows."""
 
 MODEL_KEYS_KEPT_WITH_INIT = (
     "hidden_dropout_prob",
@@ -244,6 +247,9 @@ class ModelConfig:
     def check(self) -> None:
         """Raises UserError if the sizes cannot be built."""
         check_fields("model.", self)
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value > MAX_SIZE:
+                raise UserError(f"model.{name} is {shorten(value)}: it must be at most {MAX_SIZE:,}")
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"model.hidden_size ({self.hidden_size}) is not divisible by model.num_attention_heads "

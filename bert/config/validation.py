@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import typing
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         return (
-            math.isfinite(value)
+            abs(value) <= sys.float_info.max  # math.isfinite raises OverflowError for large integers
             and (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
@@ -71,7 +71,8 @@ def check_fields(prefix: str, config: object) -> None:
     for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name)
         takes_null = type(None) in typing.get_args(hint)
-        values = value if isinstance(value, list) else [] if value is None and takes_null else [value]
+        is_list = isinstance(value, list) and list in map(typing.get_origin, (hint, *typing.get_args(hint)))
+        values = value if is_list else [] if value is None and takes_null else [value]
         if (choices := choices_of(hint)) and (wrong := [text for text in values if text not in choices]):
             raise UserError(f"{prefix}{name} is {wrong[0]!r}: use one of {', '.join(choices)}")
         for limits in _ranges(hint):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Collection, Mapping, Set
 from typing import Any
 
 import numpy as np
 
 from bert.data.windows import Text
-from bert.errors import UserError, without_surrogates
+from bert.errors import UserError, shorten, without_surrogates
 
 TEXT_OR_PAIR = "a text or a pair of texts is needed: pass a string or a tuple of two strings"
 WANTED = {1: "a single text: pass a string", 2: "a pair of texts: pass a list of tuples of two strings"}
@@ -77,6 +76,4 @@ def check_count(name: str, value: Any) -> None:
         raise UserError(f"{name} is {shown(value)}: pass a whole number of at least 1")
 
 
-def shown(value: Any) -> str:
-    """A value in an error, on one line of at most about 100 characters."""
-    return " ".join(reprlib.repr(value).split())
+shown = shorten

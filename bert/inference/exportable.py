@@ -14,6 +14,7 @@ from bert.inference.language_model import LanguageModel
 from bert.interchange import hub
 from bert.interchange.names import ARCHITECTURES
 from bert.messages import log_message
+from bert.runtime.system_errors import system_errors_as_user_errors
 from bert.urls import writable
 
 
@@ -29,6 +30,7 @@ class ExportableModel(LanguageModel):
     num_feature_layers: int | None = None
     graph: Path | None = None
 
+    @system_errors_as_user_errors()
     def save(
         self,
         out: str | Path,

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
 from bert.config.yaml_io import load_config
-from bert.errors import UserError
+from bert.errors import UserError, shorten
+from bert.files import path_text
 from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
@@ -28,6 +29,7 @@ from bert.runs.folder import TARGET_TOKENIZER, config_class_of_run, run_and_step
 from bert.runs.frozen_weights import read_frozen_weights
 from bert.runs.metrics_log import read_results
 from bert.runtime.compilation_cache import use_compilation_cache
+from bert.runtime.system_errors import system_errors_as_user_errors
 from bert.tasks import make_task
 from bert.tasks.base import Task
 from bert.tasks.embedding import EmbeddingTask
@@ -51,6 +53,7 @@ DEFAULT_QA_LENGTH = 384
 """Longest row of a published model that reads long texts through several: what SQuAD's models were trained with."""
 
 
+@system_errors_as_user_errors()
 def load(
     source: str | os.PathLike[str],
     say: Callable[[str], None] = log_message,
@@ -79,7 +82,11 @@ def load(
     """
     if dtype not in COMPUTE_TYPES:
         raise UserError(f"dtype is {dtype!r}: use {' or '.join(COMPUTE_TYPES)}")
-    source = os.fspath(source)
+    source = path_text(source)
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
+        raise UserError(f"step is {shorten(step)}: pass a whole number")
+    if revision is not None and not isinstance(revision, str):
+        raise UserError(f"revision is {shorten(revision)}: pass a branch, a tag or a commit as a string")
     if revision is not None and not hub.is_hub_name(source):
         raise UserError(f"{source} is no model on the hub, and has no revision: remove revision")
     use_compilation_cache()

@@ -10,10 +10,12 @@ from typing import Any
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.yaml_io import load_config
 from bert.errors import UserError
+from bert.files import path_text
 from bert.inference.loading import load
 from bert.inference.pretrained import Pretrained
 from bert.runs.folder import config_class_of_run
 from bert.runs.metrics_log import read_metrics, read_results
+from bert.runtime.system_errors import system_errors_as_user_errors
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,9 @@ class Run:
 
     path: Path
 
+    @system_errors_as_user_errors()
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))
+        object.__setattr__(self, "path", Path(path_text(self.path)))
         if not (self.path / "config.yaml").is_file():
             raise UserError(f"{self.path} holds no run (no config.yaml): pass the folder of a run")
 

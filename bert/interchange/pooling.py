@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from bert.errors import UserError
+from bert.files import read_json
 from bert.interchange.dense import Dense, check_names, read_dense, warn_unknown
-from bert.interchange.tensor_files import read_json
 from bert.messages import WarningText
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")

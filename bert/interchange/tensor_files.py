@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors
-from safetensors.numpy import save_file
 
 from bert.errors import UserError
+from bert.files import read_json, write_safetensors
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
@@ -37,23 +36,14 @@ def read_tensors(folder: Path) -> tuple[dict[str, np.ndarray], Path]:
 
 def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
     """Writes a safetensors file as transformers expects it."""
-    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    save_file(contiguous, file, metadata={"format": "pt"})
-
-
-def read_json(file: Path) -> Any:
-    """What a JSON file holds. Raises UserError."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8-sig"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"{file} is not a whole JSON file ({error}): copy it again") from None
+    write_safetensors(file, tensors, {"format": "pt"})
 
 
 def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
     try:
         with safetensors.safe_open(file, "numpy") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError, TypeError, AttributeError) as error:
+    except (safetensors.SafetensorError, OSError, TypeError, AttributeError, ValueError) as error:
         with file.open("rb") as raw:
             start = raw.read(4)
         if start.startswith((b"\x80", b"PK\x03\x04")):

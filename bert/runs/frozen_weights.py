@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import safetensors
 from flax import traverse_util
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from bert.errors import UserError
-from bert.files import atomic_write
+from bert.files import atomic_write, write_safetensors
 from bert.runs.folder import FROZEN_WEIGHTS
 
 Params = dict[str, Any]
@@ -31,7 +31,7 @@ def write_frozen_weights(run: Path, params: Params) -> None:
     """Writes the file into a run's folder. Raises OSError."""
     flat = traverse_util.flatten_dict(params, sep="/")
     with atomic_write(run / FROZEN_WEIGHTS) as temporary:
-        save_file({name: np.ascontiguousarray(array) for name, array in flat.items()}, temporary)
+        write_safetensors(temporary, flat)
         temporary.chmod((run / "config.yaml").stat().st_mode)  # the library gives its file to the owner alone
 
 
@@ -52,7 +52,7 @@ def read_frozen_weights(run: Path, checksum: str | None) -> Params:
         raise UserError(
             f"{file} is missing, which the run's adapters belong to: copy it from the original run"
         ) from None
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, TypeError, AttributeError, ValueError, safetensors.SafetensorError) as error:
         raise UserError(f"{file} cannot be read ({error}): copy it from the original run") from None
     if params_checksum(params) != checksum:
         raise UserError(

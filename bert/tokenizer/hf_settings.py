@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert.errors import UserError
+from bert.files import read_json
 from bert.tokenizer.special_tokens import special_ids
 
 if TYPE_CHECKING:
@@ -201,10 +201,7 @@ def read_object(file: Path) -> dict[str, Any]:
     """The object in a JSON file, empty if there is no file. Raises UserError for a file that holds none."""
     if not file.is_file():
         return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (ValueError, OSError, RecursionError):
-        raise UserError(f"{file} is not valid JSON: fix it or remove it") from None
+    content = read_json(file)
     if not isinstance(content, dict):
         raise UserError(f"{file} is no JSON object: fix it or remove it")
     return content

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import reprlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bert.errors import UserError
+from bert.errors import UserError, shorten
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -55,7 +54,7 @@ def encode_batch(
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
     """The text of token ids. Raises UserError if the tokenizer fails."""
-    with library_errors(f"the tokenizer cannot decode {reprlib.repr(list(ids))}", "fix or replace its tokenizer.json"):
+    with library_errors(f"the tokenizer cannot decode {shorten(list(ids))}", "fix or replace its tokenizer.json"):
         return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
@@ -85,11 +84,11 @@ def check_post_processor(tokenizer: Tokenizer, source: object) -> None:
             elif unknown:
                 problem = f"adds the id {unknown[0]}, which the vocabulary lacks"
             elif set(row.type_ids) - {0, 1} or row.type_ids != sorted(row.type_ids):
-                problem = f"gives the token types {reprlib.repr(row.type_ids)}, and a row has 0s, then 1s"
+                problem = f"gives the token types {shorten(row.type_ids)}, and a row has 0s, then 1s"
             else:
                 continue
             raise UserError(f"{source}: its post_processor {problem}: {fix}")
 
 
 def _failure_on(text: Any) -> contextlib.AbstractContextManager[None]:
-    return library_errors(f"the tokenizer fails on {reprlib.repr(text)}", "remove that text, or replace tokenizer.json")
+    return library_errors(f"the tokenizer fails on {shorten(text)}", "remove that text, or replace tokenizer.json")

@@ -16,6 +16,7 @@ from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sources import resolve_config
 from bert.config.yaml_io import keys_of, parse_dict
 from bert.errors import UserError, require
+from bert.files import path_text
 from bert.inference.run import Run
 from bert.messages import LOGGER
 from bert.parallel.devices import local_devices
@@ -238,7 +239,7 @@ def _configure(
         if value is not None:
             if name in given:
                 raise UserError(f"{name} is set by an argument and by the overrides: remove one of the two")
-            given |= parse_dict({name: value}, "arguments", keys)
+            given |= parse_dict({name: path_text(value, name)}, "arguments", keys)
     if double := [name for name in swept if name in given]:
         raise UserError(f"{double[0]} is set and swept: remove one of the two")
     given |= parse_dict(swept, "space", keys)
@@ -246,7 +247,7 @@ def _configure(
     if isinstance(config, config_class):
         base = parse_dict(dataclasses.asdict(config), "config", keys)
     elif isinstance(config, str | os.PathLike):
-        names = [os.fspath(config)]
+        names = [path_text(config, "config")]
     elif type(config) in FUNCTIONS:
         raise UserError(f"config is a {type(config).__name__}: pass it to {FUNCTIONS[type(config)]}")
     else:

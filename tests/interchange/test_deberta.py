@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 import bert
 from bert.errors import UserError
-from bert.interchange.tensor_files import read_json
+from bert.files import read_json
 from tests.interchange.hf_folders import DEBERTA, assert_same, edit, random_model, rewrite
 
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]

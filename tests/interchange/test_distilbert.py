@@ -8,8 +8,8 @@ from safetensors.numpy import load_file
 
 import bert
 from bert.errors import UserError
+from bert.files import read_json
 from bert.interchange import families
-from bert.interchange.tensor_files import read_json
 from tests.interchange.hf_folders import DISTILBERT, assert_same, edit
 
 

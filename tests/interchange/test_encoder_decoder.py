@@ -13,7 +13,7 @@ import bert
 from bert.commands.export import main as export
 from bert.config import Decoding
 from bert.errors import UserError
-from bert.interchange.tensor_files import read_json
+from bert.files import read_json
 from bert.tokenizer.vocabulary import load_tokenizer
 from tests.interchange.hf_folders import CONFIG, assert_same, edit, rewrite
 

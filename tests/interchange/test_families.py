@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 import bert
 from bert.config import ModelConfig
 from bert.errors import UserError
+from bert.files import read_json
 from bert.interchange import families, names
 from bert.interchange.families.base import Family, Limit
-from bert.interchange.tensor_files import read_json
 from bert.interchange.writers.hf_config import published_config
 from tests.interchange.hf_folders import CONFIG, ROBERTA, edit
 

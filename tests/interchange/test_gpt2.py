@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 
 import bert
 from bert.errors import UserError
+from bert.files import read_json
 from bert.interchange import names
-from bert.interchange.tensor_files import read_json
 from tests.interchange.hf_folders import CONFIG, GPT2, assert_same, edit, rewrite
 
 

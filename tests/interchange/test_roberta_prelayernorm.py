@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 
 import bert
 from bert.errors import UserError
+from bert.files import read_json
 from bert.interchange import families
-from bert.interchange.tensor_files import read_json
 from tests.interchange.hf_folders import CONFIG, ROBERTA, assert_same, edit
 
 PRE_LN = dataclasses.replace(ROBERTA, pre_layer_norm=True, position_offset=1)

@@ -26,7 +26,7 @@ from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining.loader import make_masking
 from bert.data.row_template import row_template
 from bert.errors import UserError
-from bert.interchange.tensor_files import read_json
+from bert.files import read_json
 from bert.interchange.writers import hf
 from bert.tasks import span_features, word_features
 from bert.tasks.readers import conll

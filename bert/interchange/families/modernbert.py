@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 from bert.config import ModelConfig
@@ -111,7 +112,7 @@ def _read_base(content: dict[str, Any], kind: str) -> float:
     base = of_kind.get("rope_theta", content.get(old, default))
     if base is None and kind == LOCAL:  # transformers 4: as that of global layers
         return _read_base(content, GLOBAL)
-    if isinstance(base, bool) or not isinstance(base, int | float) or not base > 0:
+    if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base <= sys.float_info.max:
         raise UserError(f"the base of rotary positions ({old}) is {base!r}: set it to a number above 0")
     return float(base)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -14,7 +13,8 @@ from flax import traverse_util
 
 from bert.config import ModelConfig, TokenizerConfig
 from bert.config.model import Activation
-from bert.errors import UserError
+from bert.errors import UserError, shorten
+from bert.files import read_json
 from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import GOOGLE_NAMES
@@ -142,14 +142,9 @@ def read_config(file: Path, say: Log = log_message) -> ModelConfig:
     Raises:
         UserError: the file is missing or malformed, a size is missing, or a value cannot be built.
     """
-    try:
-        given = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{file} does not exist: copy it from where the checkpoint came from") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): fix its permissions or copy it again") from None
-    except ValueError:
-        raise UserError(f"{file} is not valid JSON: copy it again from where the checkpoint came from") from None
+    if not file.exists():
+        raise UserError(f"{file} does not exist: copy it from where the checkpoint came from")
+    given = read_json(file)
     if not isinstance(given, dict):
         raise UserError(f"{file} is not a JSON object: copy it again from where the checkpoint came from")
     _raise_if_any(str(file), "lacks", (key for key in _SIZES if key not in given))
@@ -160,11 +155,13 @@ def read_config(file: Path, say: Log = log_message) -> ModelConfig:
         whole = key in _SIZES
         value = given.get(key, 0.0)
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            raise UserError(f"{file}: {key} is {value!r}, which is not a {'whole ' if whole else ''}number: fix it")
+            raise UserError(
+                f"{file}: {key} is {shorten(value)}, which is not a {'whole ' if whole else ''}number: fix it"
+            )
     _raise_if_any(str(file), "has sizes below 1,", (key for key in _SIZES if given[key] < 1))
     act = given.get("hidden_act", "gelu")
     if not isinstance(act, str) or act.lower() not in ACTIVATIONS:
-        raise UserError(f"{file}: hidden_act is {act!r}, which is not one of {', '.join(ACTIVATIONS)}: fix it")
+        raise UserError(f"{file}: hidden_act is {shorten(act)}, which is not one of {', '.join(ACTIVATIONS)}: fix it")
     config = ModelConfig(
         hidden_act=ACTIVATIONS[act.lower()], **{key: given[key] for key in (*_SIZES, *_RATES) if key in given}
     )

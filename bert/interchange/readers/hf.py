@@ -19,7 +19,9 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 
 from bert.config import ModelConfig
-from bert.errors import UserError
+from bert.config.model import MAX_SIZE
+from bert.errors import UserError, shorten
+from bert.files import read_json
 from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.dense import read_score_activation
@@ -27,7 +29,7 @@ from bert.interchange.families import FAMILIES, Family, family_of_classes, famil
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer
 from bert.interchange.pooling import PROMPTS, check_dense_widths, encoder_folder, read_model_max_length, read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
-from bert.interchange.tensor_files import read_json, read_tensors
+from bert.interchange.tensor_files import read_tensors
 from bert.messages import WarningText
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
@@ -75,8 +77,8 @@ TEXTS_PER_INPUT = "texts_per_input"
 CLITICS = "clitics"
 """The fourth: word endings that a tagger reads as separate words."""
 
-MAX_SIZE = 1 << 31
-"""No size is: an index of the tables would not fit 32 bits."""
+MAX_LABELS = 2**20
+"""Labels of a classifier, above which a number in config.json is damage."""
 
 
 def is_hf_folder(folder: Path) -> bool:
@@ -184,7 +186,7 @@ def _family(content: dict[str, Any], file: Path) -> tuple[Family, dict[str, Any]
     family = family_of_type(model_type) if model_type else family_of_classes(str(_declared_class(content)))
     if family is None:
         known = ", ".join(family.model_type for family in FAMILIES)
-        raise UserError(f"{file}: model_type is {model_type!r}, and {known} are read: name another model")
+        raise UserError(f"{file}: model_type is {shorten(model_type)}, and {known} are read: name another model")
     try:
         return family, family.flatten(content)
     except UserError as error:
@@ -202,11 +204,11 @@ def _architecture(content: dict[str, Any], family: Family, file: Path) -> str:
     architecture = next(iter(family.classes)) if declared is None else family.architecture_of(str(declared))
     for key, plain in {**SETTINGS_READ, **family.fixed, **family.settings.get(architecture or "", {})}.items():
         if content.get(key, plain) not in (plain, None):
-            raise UserError(f"{file}: {key} is {content[key]!r}, and only {plain!r} is read: name another model")
+            raise UserError(f"{file}: {key} is {shorten(content[key])}, and only {plain!r} is read: name another model")
     if architecture is None:
         choice = ", ".join(family.classes[name] for name in names.ARCHITECTURES if name in family.classes)
         raise UserError(
-            f"{file}: the architecture is {declared!r}: one of {choice} is read: name another "
+            f"{file}: the architecture is {shorten(declared)}: one of {choice} is read: name another "
             "model, or set architectures to the class that has these tensors"
         )
     return architecture
@@ -246,13 +248,13 @@ def _model_config(content: dict[str, Any], family: Family, file: Path) -> ModelC
     for name, key in fields.items():
         value = content.get(key, 0)
         types = (str,) if name == "hidden_act" else (int, float) if name in OPTIONAL else (int,)
-        large = types == (int,) and isinstance(value, int) and value >= MAX_SIZE
+        large = types == (int,) and isinstance(value, int) and value > MAX_SIZE
         if isinstance(value, bool) or not isinstance(value, types) or large:
-            raise UserError(f"{file}: {key} is {value!r}: copy the file again from where the weights are from")
+            raise UserError(f"{file}: {key} is {shorten(value)}: copy the file again from where the weights are from")
     values = {name: content[key] for name, key in family.keys.items() if key in content}
     tied = content.get("tie_word_embeddings", True)
     if not isinstance(tied, bool):
-        raise UserError(f"{file}: tie_word_embeddings is {tied!r}, set it to true or false")
+        raise UserError(f"{file}: tie_word_embeddings is {shorten(tied)}, set it to true or false")
     if values["hidden_act"] not in ACTIVATIONS:
         raise UserError(
             f"{file}: {family.keys['hidden_act']} is {values['hidden_act']!r}: one of {', '.join(ACTIVATIONS)} is "
@@ -272,10 +274,15 @@ def _model_config(content: dict[str, Any], family: Family, file: Path) -> ModelC
 def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
     known = content.get("id2label")
     if known is None:
-        count = content.get("num_labels", 2)
-        known = {str(label): f"LABEL_{label}" for label in range(count if isinstance(count, int) else 0)}
+        count = content.get("num_labels")
+        count = 2 if count is None else count
+        if type(count) is not int or not 1 <= count <= MAX_LABELS:
+            raise UserError(f"{file}: num_labels is {shorten(count)}: set it to the number of labels, or remove it")
+        known = {str(label): f"LABEL_{label}" for label in range(count)}
     if not isinstance(known, dict) or sorted(known) != sorted(map(str, range(len(known)))) or not known:
         raise UserError(f"{file}: id2label does not number its labels 0, 1, ...: fix it")
+    if bad := [label for label in known.values() if not isinstance(label, str | int | float)]:
+        raise UserError(f"{file}: id2label holds {shorten(bad[0])}, which is not the name of a label: fix it")
     labels = tuple(str(known[str(label)]) for label in range(len(known)))
     if len(set(labels)) < len(labels):
         raise UserError(f"{file}: id2label gives two labels the same name: fix it")
@@ -285,14 +292,14 @@ def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
 def _classifier_dropout(content: dict[str, Any], file: Path) -> float | None:
     rate = _number(content, "classifier_dropout", file)
     if rate is not None and not 0 <= rate < 1:
-        raise UserError(f"{file}: classifier_dropout is {rate!r}: set it to a number from 0 to below 1, or null")
+        raise UserError(f"{file}: classifier_dropout is {shorten(rate)}: set it to a number from 0 to below 1, or null")
     return rate
 
 
 def _number(content: dict[str, Any], key: str, file: Path) -> float | None:
     value = content.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise UserError(f"{file}: {key} is {value!r}: set it to a number, or null")
+        raise UserError(f"{file}: {key} is {shorten(value)}: set it to a number, or null")
     return value
 
 
@@ -338,7 +345,7 @@ def _problem_type(content: dict[str, Any], file: Path) -> str | None:
     problem_type = content.get("problem_type")
     if problem_type not in PROBLEM_TYPES:
         known = ", ".join(filter(None, PROBLEM_TYPES))
-        raise UserError(f"{file}: problem_type is {problem_type!r}: set it to one of {known}, or null")
+        raise UserError(f"{file}: problem_type is {shorten(problem_type)}: set it to one of {known}, or null")
     return problem_type
 
 

@@ -12,12 +12,12 @@ import yaml
 from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX
 from bert.config.validation import PATHS
 from bert.errors import UserError
+from bert.files import read_json
 from bert.interchange.bundle import ModelBundle, describe_labels
 from bert.interchange.families import family_of
 from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.interchange.hub import is_downloaded
 from bert.interchange.names import has_decoder
-from bert.interchange.tensor_files import read_json
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.runs.folder import RESUMABLE_KEYS
 

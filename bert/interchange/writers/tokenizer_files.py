@@ -12,6 +12,7 @@ from bert.files import write_atomic
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.tokenizer.hf_settings import set_prefix_space, truncation_side
+from bert.tokenizer.library import library_errors
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import save_tokenizer
 
@@ -48,7 +49,8 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
     save_tokenizer(tokenizer, folder)
     content = json.loads(tokenizer.to_str())
     if content["model"]["type"] == "BPE":
-        tokenizer.model.save(str(folder))  # vocab.json and merges.txt
+        with library_errors(f"{folder} cannot be written", "free space there, or name another folder"):
+            tokenizer.model.save(str(folder))  # vocab.json and merges.txt
     special = special_ids(tokenizer).by_role
     of_text = () if "cls" in special else ("bos", "eos")  # those of RoBERTa are cls and sep, which its class knows
     roles = [role for role in ("pad", "unk", "cls", "sep", "mask", *of_text) if role in special]

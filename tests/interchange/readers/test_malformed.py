@@ -53,6 +53,15 @@ def without_a_tensor(folder: Path) -> None:
     save_file(tensors, first)
 
 
+def with_entry(folder: Path, name: str, shape: list[int]) -> None:
+    """Adds a tensor without elements to the header of the weights."""
+    data = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    entry = {"dtype": "F32", "shape": shape, "data_offsets": [len(data) - start] * 2}
+    header = json.dumps({**json.loads(data[8:start]), name: entry}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data[start:])
+
+
 def without_a_shard(folder: Path) -> None:
     shard(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
@@ -72,6 +81,12 @@ MALFORMED = {
         lambda f: (f / "model.safetensors").write_bytes(bytes(range(200))),
         "model.safetensors is not a whole safetensors file",
     ),
+    "2**124 elements": (
+        lambda f: with_entry(f, "x", [2**62, 2**62, 0]),
+        "model.safetensors is not a whole safetensors",
+    ),
+    "100 dimensions": (lambda f: with_entry(f, "x", [0] * 100), "model.safetensors is not a whole safetensors file"),
+    "half a name": (lambda f: with_entry(f, "\ud800", [0]), "model.safetensors is not a whole safetensors file"),
     "a pickle": (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x04K\x01."), "a pickle, which can run code"),
     "a zipped pickle": (zipped_pickle, "a pickle, which can run code"),
     "climbing": (lambda f: index(f, "../x.safetensors"), "'../x.safetensors', which may be outside of the folder"),
@@ -84,7 +99,7 @@ MALFORMED = {
     "the folder above": (lambda f: index(f, ".."), "'..', which may be outside of the folder"),
     "no map": (lambda f: [shard(f), (f / INDEX).write_text("[]")], "has no weight_map of tensors and their files"),
     "map of numbers": (lambda f: index(f, 3), "has no weight_map of tensors and their files"),
-    "half an index": (lambda f: [shard(f), (f / INDEX).write_text('{"weight_map"')], "is not a whole JSON file"),
+    "half an index": (lambda f: [shard(f), (f / INDEX).write_text('{"weight_map"')], "is not valid JSON"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
     "shape": (lambda f: rewrite(f, narrower), "bert.pooler.dense.bias is [11], but config.json makes it [12]"),
     "small table": (lambda f: edit(f, vocab_size=22), "needs 23 rows, but the model's embedding has 22"),
@@ -130,7 +145,7 @@ MALFORMED = {
     "endless vocabulary": (lambda f: edit(f, vocab_size=10**15), "vocab_size is 1000000000000000: copy the file"),
     "endless layers": (lambda f: edit(f, num_hidden_layers=10**6), "too few for the 1,000,000 layers of config.json"),
     "a layer too many": (lambda f: edit(f, num_hidden_layers=3), "lacks bert.encoder.layer.2.attention.self.query"),
-    "deep json": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json is not a whole JSON file"),
+    "deep json": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json is not valid JSON"),
     "settings of the tokenizer": (lambda f: (f / SETTINGS).write_text("[]"), f"{SETTINGS} is no JSON object: fix it"),
     "casing": (lambda f: (f / SETTINGS).write_text('{"do_lower_case": "no"}'), "do_lower_case is 'no', set it to"),
     "added tokens": (lambda f: (f / ADDED).write_text('{"[X]": 99}'), "numbers the added token '[X]' 99, and its"),
@@ -148,7 +163,24 @@ MALFORMED = {
     ),
     "labels": (lambda f: edit(f, id2label={"0": "a", "2": "b"}), "does not number its labels"),
     "twins": (lambda f: edit(f, id2label={"0": "a", "1": "a", "2": "b"}), "gives two labels the same name"),
-    "json": (lambda f: (f / "config.json").write_text("{"), "config.json is not a whole JSON file"),
+    **{
+        f"{key} {value!r:.20}": (lambda f, key=key, value=value: edit(f, **{key: value}), f"config.json: {key} is")
+        for key in ("hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings", "type_vocab_size")
+        for value in (2**31 - 1, 2**63, 10**400, -1, 2.5, True, [1], {"a": 1})
+    },
+    **{
+        f"{value!r:.20} labels": (
+            lambda f, value=value: edit(f, id2label=None, num_labels=value),
+            "config.json: num_labels is",
+        )
+        for value in (10**7, 10**9, 2**63, 10**400, -1, 0, 2.0, True, "3", [3], {"a": 3})
+    },
+    "many labels": (lambda f: edit(f, id2label=None, num_labels=2**20), "but config.json makes it [1048576"),
+    "nested label": (lambda f: edit(f, id2label={"0": "a", "1": ["b"], "2": "c"}), "['b'], which is not the name"),
+    "half a pair": (lambda f: edit(f, id2label={"0": "\ud800", "1": "b", "2": "c"}), "half of a surrogate pair"),
+    "long shard": (lambda f: index(f, "x" * 300), "File name too long"),
+    "large epsilon": (lambda f: edit(f, layer_norm_eps=10**400), "layer_norm_eps is 1000"),
+    "json": (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
     "no config": (lambda f: (f / "config.json").unlink(), "holds no run (no config.yaml), no model"),
     "no tokenizer": (
         lambda f: [(f / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
