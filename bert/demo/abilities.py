@@ -210,11 +210,11 @@ def answer_question(model: Pretrained, question: str, context: str) -> tuple[dic
 def _tagging(model: Pretrained, task: TaggingTask) -> Ability:
     return Ability(
         "tag",
-        "Find entities" if task.marks_entities else "Tag words",
-        "The model marks the entities of a text." if task.marks_entities else "The model gives each word a tag.",
+        "Find entities" if task.finds_entities else "Tag words",
+        "The model marks the entities of a text." if task.finds_entities else "The model gives each word a tag.",
         partial(tag, model),
         ("text",),
-        (("highlights", "entities" if task.marks_entities else "tags"),),
+        (("highlights", "entities" if task.finds_entities else "tags"),),
         TEXTS[2:],
         1,
     )

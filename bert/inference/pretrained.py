@@ -403,8 +403,14 @@ class Pretrained(SearchableModel):
         """
         if isinstance(text, str):
             return self.zero_shot([text], labels, template, multi_label, batch_size)[0]
-        labels = labels if isinstance(labels, str) else list(labels)
-        task = self.require_task()
+        if labels is not None and not isinstance(labels, str):
+            labels = as_list(labels)
+        if self.task is None:
+            raise UserError(
+                f"{self.source} is no model of entailment, by which zero_shot chooses labels: use a model fine-tuned "
+                "on MNLI or its like"
+            )
+        task = self.task
         entailed, opposite = entailment_labels(task, self.source)
         sentences = hypotheses(labels, template)
         pairs = [(given, sentence) for given in as_filled_texts("text", text) for sentence in sentences]

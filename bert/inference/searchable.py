@@ -50,6 +50,8 @@ class SearchableModel(ExportableModel):
     def answers(self, task: Task, inputs: Sequence[Any], batch_size: int) -> list[Any]:
         """The answers of the task, or of one that reads the same head in another way."""
 
+    task: Task | None = None
+
     @abstractmethod
     def require_task(self) -> Task:
         """The task that `predict` answers. Raises UserError."""
@@ -185,6 +187,11 @@ class SearchableModel(ExportableModel):
 
     def require_pair_scores(self, label: str) -> ClassificationTask | RegressionTask | RerankerTask:
         """The task, which scores pairs of texts. Raises UserError as `rank`."""
+        if self.task is None and self.problem_type is None:
+            raise UserError(
+                f"{self.source} is an encoder, which gives pairs of texts no score: use a reranker, or search, which "
+                "compares embeddings"
+            )
         task = self.require_task()
         reads_pairs = any(len(columns) == 2 for columns in task.table_columns)
         if not (reads_pairs and isinstance(task, (ClassificationTask, RegressionTask, RerankerTask))):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert.data.inputs import as_filled_texts
+from bert.data.inputs import as_filled_texts, as_list, shown
 from bert.errors import UserError
 from bert.metrics import softmax
 from bert.tasks.base import Task
@@ -16,33 +16,37 @@ TEMPLATE = "This example is {}."
 
 
 def entailment_labels(task: Task, source: str) -> tuple[int, int]:
-    """The numbers of the labels entailment and contradiction, which of two labels is the other one.
+    """The numbers of the labels entailment and contradiction.
+
+    Contradiction is found by its name, of two labels it is the other one, and else the last or the first label, as in
+    transformers.
 
     Raises:
-        UserError: the model does not classify, or has no such labels.
+        UserError: the model does not classify, or has no label entailment.
     """
     names = [name.lower() for name in task.label_names] if isinstance(task, ClassificationTask) else []
     entailed = [number for number, name in enumerate(names) if name.startswith("entail")]
-    opposite = [number for number, name in enumerate(names) if name.startswith("contradict")]
-    if len(names) == 2 and len(entailed) == 1:
-        opposite = [1 - entailed[0]]
-    if len(entailed) != 1 or len(opposite) != 1:
+    if len(names) < 2 or len(entailed) != 1:
         raise UserError(
             f"{source} has no labels entailment and contradiction ({task.name}): use a model fine-tuned on "
             "MNLI or its like"
         )
+    opposite = [number for number, name in enumerate(names) if name.startswith("contr")]
+    if len(names) == 2 or len(opposite) != 1:
+        opposite = [len(names) - 1 if entailed[0] == 0 else 0]
     return entailed[0], opposite[0]
 
 
 def hypotheses(labels: Sequence[str], template: str) -> list[str]:
     """One sentence for each label. Raises UserError for a template without a place, and for labels that are equal."""
-    if isinstance(labels, str) or not len(labels := list(labels)):
+    labels = [] if labels is None or isinstance(labels, str) else as_list(labels)
+    if not labels:
         raise UserError("labels has to be a list of at least one label: pass the labels to choose from")
     as_filled_texts("label", labels)
     if not all(isinstance(label, str) for label in labels) or len(set(labels)) < len(labels):
         raise UserError("labels has a label twice, or a pair of texts: pass each label once, as a string")
-    if template.count("{}") != 1:
-        raise UserError(f"template is {template!r}: write {{}} once, where the label belongs")
+    if not isinstance(template, str) or template.count("{}") != 1:
+        raise UserError(f"template is {shown(template)}: write {{}} once, where the label belongs")
     return [template.replace("{}", label) for label in labels]
 
 

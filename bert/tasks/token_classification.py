@@ -97,6 +97,16 @@ class TaggingTask(Task):
         return all(map(is_span_tag, self.labels))
 
     @property
+    def names_types(self) -> bool:
+        """Whether the tags are the types of entities without prefixes, and O."""
+        return OUTSIDE in self.labels and not any(is_span_tag(label) for label in self.labels if label != OUTSIDE)
+
+    @property
+    def finds_entities(self) -> bool:
+        """Whether answers are entities; neighbours of one type without prefixes are one entity, as in transformers."""
+        return self.marks_entities or self.names_types
+
+    @property
     def reading(self) -> conll.Reading:
         """How tags are read: plain ones, once the training file has shown that they are, as they stand."""
         if self.labels and not self.marks_entities:
@@ -275,7 +285,9 @@ class TaggingTask(Task):
         texts, all_spans = require(examples.texts, "the texts"), require(examples.spans, "the words' spans")
         for index, (tags, shares) in enumerate(zip(*predictions, strict=True)):
             text, spans = texts[index], all_spans[index]
-            if self.marks_entities:
+            if self.finds_entities:
+                if self.names_types:
+                    tags = [tag if tag == OUTSIDE else join_tag("I", tag) for tag in tags]
                 answered.append(
                     Entities([entity._asdict() for entity in word_features.entities(text, spans, tags, shares)])
                 )

@@ -50,6 +50,9 @@ def test_entailment_and_its_opposite_are_found_by_name() -> None:
     assert entailment_labels(nli(*NAMES), "made") == (2, 0)
     assert entailment_labels(nli("entailment", "neutral", "contradiction"), "made") == (0, 2)
     assert entailment_labels(nli("not_entailment", "entailment"), "made") == (1, 0)
+    assert entailment_labels(nli("ENTAIL", "NON-ENTAIL"), "made") == (0, 1)
+    assert entailment_labels(nli("CONTR", "NEUTRAL", "ENTAIL"), "made") == (2, 0)
+    assert entailment_labels(nli("entail", "other", "refute"), "made") == (0, 2)
     answer = best_label(np.array([[0.0, 9, 0], [0, 9, 1]]), ["a", "b"], 2, 0, False)
     assert answer.label == "b" and sum(answer.probabilities.values()) == pytest.approx(1)
 
@@ -62,6 +65,10 @@ def test_entailment_and_its_opposite_are_found_by_name() -> None:
         (("a", ["b", " "]), "label 2 is empty: write it or remove it"),
         (("a", ["b", "b"]), "labels has a label twice"),
         (("a", ["b"], "about"), "template is 'about': write {} once, where the label belongs"),
+        (("a", ["b"], None), "template is None"),
+        (("a", None), "labels has to be a list of at least one label"),
+        (("a", 3), "the inputs are 3"),
+        ((None, ["b"]), "the inputs are None"),
         ((["a", ""], ["b"]), "text 2 is empty: write it or remove it"),
     ],
 )
@@ -74,5 +81,8 @@ def test_a_model_of_other_labels_is_refused(model: bert.Pretrained) -> None:
     other = dataclasses.replace(model, task=nli("good", "bad"))
     with pytest.raises(bert.UserError, match="made has no labels entailment and contradiction"):
         other.zero_shot("a", ["b"])
-    with pytest.raises(bert.UserError, match="made is not fine-tuned for a task"):
-        dataclasses.replace(model, task=None).zero_shot("a", ["b"])
+    encoder = dataclasses.replace(model, task=None)
+    with pytest.raises(bert.UserError, match="made is no model of entailment"):
+        encoder.zero_shot("a", ["b"])
+    with pytest.raises(bert.UserError, match="use a reranker, or search"):
+        encoder.rank("a", ["b"])

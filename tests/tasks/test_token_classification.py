@@ -368,3 +368,18 @@ def test_types_that_are_never_predicted_are_named(tmp_path, tokenizer):
     never, baseline = task.remarks(task.predict(logits_of(rows, task.labels, "I-X I-X O O O"), rows, train), train)
     assert never == "label 'Y' never predicted"
     assert baseline.startswith("no better than the baseline commonest tag: f1 0.6667 against 1.0000")
+
+
+def test_neighbours_of_one_type_without_prefixes_are_an_entity() -> None:
+    """As aggregation_strategy "simple" of transformers' pipeline groups them."""
+    task = published_task("tagging", "x", ("O", "PER", "CREATIVE-WORK"), None)
+    sentences = task.examples_from_inputs(["Ada Lovelace reads Dune Dune"])
+    tags = [["PER", "PER", "O", "CREATIVE-WORK", "CREATIVE-WORK"]]
+    [found] = task.format_predictions(Tagged(tags, [[0.5, 1.0, 1.0, 0.5, 0.5]]), sentences)
+    assert [(entity["type"], entity["text"], entity["probability"]) for entity in found.entities] == [
+        ("PER", "Ada Lovelace", 0.75),
+        ("CREATIVE-WORK", "Dune Dune", 0.5),
+    ]
+    speech = published_task("tagging", "x", ("NOUN", "VERB"), None)
+    [words] = speech.format_predictions(Tagged([["NOUN", "NOUN"]], [[1.0, 1.0]]), speech.examples_from_inputs(["a b"]))
+    assert [word["tag"] for word in words.words] == ["NOUN", "NOUN"]
