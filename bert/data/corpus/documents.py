@@ -39,6 +39,20 @@ from bert.urls import fetch
 LONG_PARAGRAPH = 10_000
 """Characters of a paragraph that are searched for sentences at once."""
 
+UNSPACED = 500
+"""Characters without white space after which a text is cut at a sentence end before it is searched: the time that
+sentencex needs for a sentence end grows with the distance to the last white space."""
+
+LONGEST_QUOTATION = 2000
+"""Characters after which an opening quotation mark or bracket counts as one that is never closed."""
+
+_OPENING, _CLOSING = "“‘«‹「『（《〈【〔[({", "”’»›」』）》〉】〕])}"
+
+_ENDS = "。！？｡!?।॥။"
+
+_UNSPACED_END = re.compile(rf"[\s{re.escape(_OPENING + _CLOSING)}\"]|[{_ENDS}]+")
+"""White space, quotation marks and brackets, and sentence ends that need no white space after them."""
+
 _SPACE_BEFORE_STOP = re.compile(r"[^\S\x00-\x7f](?=\.)")
 """White space outside of ASCII before a full stop."""
 
@@ -149,8 +163,43 @@ def split_sentences(
 
 def _segments(paragraph: str, language: str) -> Iterator[str]:
     """Sentences as they stand in a paragraph, with the white space after them."""
-    for window in _windows(paragraph, language):
-        yield from _segment(window, language)
+    for stretch in _cut_unspaced(paragraph):
+        for window in _windows(stretch, language):
+            yield from _segment(window, language)
+
+
+def _cut_unspaced(paragraph: str) -> Iterator[str]:
+    """A paragraph, in several stretches if it is long without white space, as in Chinese and Japanese.
+
+    A stretch ends with a sentence outside of quotation marks and brackets, so the sentences are those of the whole.
+    """
+    start = last_space = depth = opened = 0
+    in_quotes = False
+    is_long = len(paragraph) > UNSPACED and max(map(len, paragraph.split()), default=0) > UNSPACED
+    for mark in _UNSPACED_END.finditer(paragraph) if is_long else ():
+        character, place = mark[0], mark.end()
+        if depth and place - opened > LONGEST_QUOTATION:
+            depth, in_quotes = 0, False
+        is_opening = character in _OPENING or (character == '"' and not in_quotes)
+        if character == '"':
+            in_quotes = not in_quotes
+        if is_opening:
+            opened = opened if depth else place
+            depth += 1
+        elif character in _CLOSING or character == '"':
+            depth = max(0, depth - 1)
+        elif character.isspace():
+            last_space = place
+        following = paragraph[place : place + 1]
+        # A URL goes on with small letters. Dialogues have no sentence end outside of quotation marks.
+        is_start = following in "“「『" or (following.isalpha() and following.lower() == following.upper())
+        is_dialogue = character in "”」』" and following in "“「『" and paragraph[place - 2] in _ENDS
+        is_end = (character[0] in _ENDS and is_start) or is_dialogue
+        if is_end and not depth and place - max(start, last_space) > UNSPACED:
+            yield paragraph[start:place]
+            start = place
+    if start < len(paragraph):
+        yield paragraph[start:]
 
 
 def _segment(text: str, language: str) -> list[str]:

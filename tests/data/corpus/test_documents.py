@@ -217,3 +217,44 @@ def test_a_book_on_one_line_keeps_its_text_and_its_sentences():
     endless = "no end " * 5000
     assert " ".join(split_sentences([endless], "en")) == endless.strip()
     assert "".join(split_sentences(["x" * 25_000], "en")) == "x" * 25_000
+
+
+UNSPACED = {
+    "Chinese": ("zh", "今天天气很好。我们去公园！他说：“好。走吧。”（真的。）"),
+    "Chinese as English": ("en", "今天天气很好。我们去公园？"),
+    "dialogue": ("zh", "“今天很好。我们去。”“好！”"),
+    "Japanese": ("ja", "今日は天気がいい。「公園に行くよ。」と言った！"),
+    "Burmese": ("my", "မြန်မာစာကောင်းသည်။"),
+    "Hindi": ("hi", "आजमौसमअच्छाहै।"),
+    "address": ("zh", "请看http://example.org/a?b=c和“链接”。谢谢你！"),
+}
+
+
+@pytest.mark.parametrize("name", UNSPACED)
+def test_text_without_spaces_is_searched_in_short_stretches(monkeypatch, name):
+    """The time for a sentence end grows with the distance to the last white space."""
+    language, text = UNSPACED[name]
+    paragraph = text * (9000 // len(text))
+    whole, stretches = corpus._segment(paragraph, language), []
+    segment = corpus._segment
+    monkeypatch.setattr(
+        corpus, "_segment", lambda text, language: stretches.append(len(text)) or segment(text, language)
+    )
+    assert split_sentences([paragraph], language) == whole
+    assert max(stretches) < 2 * corpus.UNSPACED
+
+
+@pytest.mark.parametrize("text", ["วันนี้อากาศดีมากเราไปสวนกันเถอะ", "今日は天気がいい公園に行きます", "“今天很好"])
+def test_text_without_a_sentence_end_is_kept(text):
+    assert "".join(split_sentences([text * 1000], "th")) == text * 1000
+
+
+def test_a_quotation_mark_that_is_never_closed_is_passed_over():
+    stretches = list(corpus._cut_unspaced("“" + "今天天气很好。" * 2000))
+    assert "".join(stretches) == "“" + "今天天气很好。" * 2000
+    assert max(map(len, stretches)) < corpus.LONGEST_QUOTATION + 2 * corpus.UNSPACED
+
+
+def test_text_with_spaces_is_not_cut():
+    paragraph = "Сегодня хорошая погода. Мы идём в парк! Это 今天天气很好。 " * 100
+    assert list(corpus._cut_unspaced(paragraph)) == [paragraph]
