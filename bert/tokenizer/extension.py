@@ -31,10 +31,14 @@ class NewWord:
     count: int
     tokens: tuple[str, ...]
 
+    is_unknown: bool
+    """Whether the vocabulary cannot read it at all."""
+
     @property
     def tokens_saved(self) -> int:
-        """Tokens that the corpus is shorter by with the word; one that cannot be read at all counts its characters."""
-        return self.count * ((len(self.word) if "[UNK]" in self.tokens else len(self.tokens)) - 1)
+        """Tokens that the corpus is shorter by with the word. An unknown word counts as its characters, one of them
+        lost, so that a single unknown character is worth as much as a word of two tokens."""
+        return self.count * (max(len(self.word) - 1, 1) if self.is_unknown else len(self.tokens) - 1)
 
 
 def select_new_words(tokenizer: Tokenizer, counts: WordCounts, number: int, min_frequency: int = 2) -> list[NewWord]:
@@ -46,11 +50,11 @@ def select_new_words(tokenizer: Tokenizer, counts: WordCounts, number: int, min_
       number: most words.
       min_frequency: rarest word taken.
     """
-    vocab, found = tokenizer.get_vocab(), []
+    vocab, unknown, found = tokenizer.get_vocab(), tokenizer.model.unk_token, []
     for word, count in counts.words.items():
-        if count >= min_frequency and word not in vocab and 1 < len(word) <= MAX_INPUT_CHARS_PER_WORD:
+        if count >= min_frequency and word not in vocab and len(word) <= MAX_INPUT_CHARS_PER_WORD:
             tokens = tuple(token.value for token in tokenizer.model.tokenize(word))
-            found.append(NewWord(word, count, tokens))
+            found.append(NewWord(word, count, tokens, unknown in tokens))
     return sorted(found, key=lambda new: (-new.tokens_saved, new.word))[:number]
 
 

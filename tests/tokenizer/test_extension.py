@@ -58,6 +58,18 @@ def test_the_words_that_save_most_come_first(vocabulary) -> None:
     assert select_new_words(tokenizer, counts, 9, min_frequency=6) == found[:3]
 
 
+def test_single_characters_that_are_unknown_are_added(vocabulary) -> None:
+    """With Chinese, of which each character is a word, and emoji."""
+    tokenizer = load_tokenizer(vocabulary)
+    texts = ["the 嘅 😂", "on 😂 the mat", "係嘢 😂 ☃"] * 5 + ["嚿 a"]
+    counts = count_words(texts, WordSteps(tokenizer.normalizer, tokenizer.pre_tokenizer))
+    found = select_new_words(tokenizer, counts, 9)
+    assert [(new.word, new.is_unknown) for new in found][:2] == [("😂", True), ("mat", False)]
+    assert {new.word for new in found} == {"😂", "mat", "係", "嘅", "嘢", "☃"}
+    read = add_words(tokenizer, [new.word for new in found]).encode(" ".join(texts[:3]), add_special_tokens=False)
+    assert "[UNK]" not in read.tokens
+
+
 def test_new_words_take_unused_slots_then_the_end_and_all_else_stays(vocabulary) -> None:
     before = load_tokenizer(vocabulary)
     after = add_words(before, ["cardiomyopathy", "stent", "cat"])
