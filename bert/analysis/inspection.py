@@ -43,7 +43,13 @@ from bert.runs.environment import read_environment
 from bert.runs.folder import KINDS, config_class_of_run, run_and_step
 from bert.tasks import make_task
 from bert.tokenizer.special_tokens import special_tokens
-from bert.tokenizer.vocabulary import is_wordpiece, load_tokenizer, tokenizer_fingerprint, vocabulary_kind
+from bert.tokenizer.vocabulary import (
+    is_wordpiece,
+    load_tokenizer,
+    normalization,
+    tokenizer_fingerprint,
+    vocabulary_kind,
+)
 from bert.training.assembly import build_model_and_objective, build_task_model
 from bert.training.decoder_initialization import EncoderDecoderInit
 
@@ -245,12 +251,7 @@ def _vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> Facts:
         "fingerprint": tokenizer_fingerprint(tokenizer),
     }
     if is_wordpiece(tokenizer):
-        lowercase = getattr(tokenizer.normalizer, "lowercase", None)
-        accents = getattr(tokenizer.normalizer, "strip_accents", None)
-        facts |= {
-            "lowercase": lowercase,
-            "strip_accents": lowercase if accents is None else accents,
-        }
+        facts |= dict(zip(("lowercase", "strip_accents"), normalization(tokenizer), strict=True))
     return facts
 
 

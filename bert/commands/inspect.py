@@ -121,7 +121,8 @@ def _vocabulary(facts: dict[str, Any]) -> list[str]:
     lines = [f"vocabulary: {vocabulary['kind']}, {vocabulary['tokens']:,} tokens in {vocabulary['rows']:,} rows"]
     if vocabulary["kind"] == "WordPiece":
         case = {True: "lower-cased", False: "cased", None: "with a custom normalizer"}[vocabulary["lowercase"]]
-        accents = ", accents removed" if vocabulary["strip_accents"] else ""
+        marks = {True: ", accents removed", "european": ", Latin, Greek and Cyrillic accents removed"}
+        accents = marks.get(vocabulary["strip_accents"], "")
         lines.append(f"  {case}{accents}")
     lines.append("  " + ", ".join(f"{token} {id}" for token, id in vocabulary["special"].items()))
     lines.append(f"  fingerprint {vocabulary['fingerprint'][:16]}")

@@ -282,7 +282,8 @@ class FinetuneConfig:
     @property
     def has_target_tokenizer(self) -> bool:
         """Whether the target of a sequence-to-sequence model has a vocabulary of its own."""
-        return self.target_tokenizer != TokenizerConfig()
+        earlier_default = TokenizerConfig(strip_accents=None)  # in the config.yaml of older runs
+        return self.target_tokenizer not in (TokenizerConfig(), earlier_default)
 
     def _check_decoder(self) -> None:
         """Raises UserError for settings of a decoder, of its vocabulary or of its answers that cannot work."""

@@ -18,6 +18,7 @@ from bert.config.validation import (
 from bert.errors import UserError, require, shorten
 
 VocabularyKind = Literal["wordpiece", "byte_level", "unigram"]
+StripAccents = bool | Literal["european"] | None
 
 LEAST_BYTE_LEVEL_SIZE = 256 + 5
 """Tokens of a byte-level vocabulary without merges: the bytes and the special tokens."""
@@ -347,8 +348,10 @@ class TokenizerConfig:
     """Number of tokens to train, special ones included; the result is smaller where the corpus has fewer."""
     lowercase: bool = True
     """Lower-case all text; of kind wordpiece and unigram."""
-    strip_accents: bool | None = None
-    """Remove accents; null does so exactly when lower-casing, as BERT's own vocabularies do."""
+    strip_accents: StripAccents = "european"
+    """Remove combining marks. european: those of Latin, Greek and Cyrillic letters when lower-casing; the same as null
+    for a corpus almost all in these scripts, and with a vocab.txt of tokenizer.path. null: those of all scripts when
+    lower-casing, as BERT's own vocabularies do, which removes vowels of Thai, Hindi and Arabic."""
     min_frequency: Positive = 2
     """Rarest pair of tokens that is still merged, and rarest character that is kept, when a vocabulary is trained."""
     num_unused_tokens: NonNegative = 0
@@ -379,8 +382,9 @@ class TokenizerConfig:
                 f"{section}.vocab_size is {self.vocab_size}, and a byte_level vocabulary has 256 bytes and 5 special "
                 f"tokens: set it to at least {LEAST_BYTE_LEVEL_SIZE}"
             )
-        for name, plain in {"strip_accents": None, "num_unused_tokens": 0, "limit_alphabet": None}.items():
-            if (value := getattr(self, name)) != plain:
+        plain = {"strip_accents": ("european", None), "num_unused_tokens": (0,), "limit_alphabet": (None,)}
+        for name, values in plain.items():
+            if (value := getattr(self, name)) not in values:
                 raise UserError(
                     f"{section}.{name} is {value}, and {section}.kind byte_level reads text as it is: remove it, or "
                     f"set {section}.kind to wordpiece"

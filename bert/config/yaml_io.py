@@ -411,5 +411,6 @@ def _wrong_type(entry: UserValue, field: ConfigField) -> UserError:
         meant = next((choice for choice in field.choices if _initials(choice) == entry.value), None)
         near = f"did you mean {meant}? Use" if meant else "use"
         return UserError(f"{entry.where}: {entry.shown}: {near} {several} of {', '.join(field.choices)}")
+    names |= {member: " or ".join(choices_of(member)) for member in field.members if choices_of(member)}
     expected = (names.get(member, "a list of sections in a file") for member in field.members)
     return UserError(f"{entry.where}: {entry.shown}: {' or '.join(expected)} is expected")

@@ -92,6 +92,10 @@ DERIVED_KEYS = (
 """Keys that default to null and are filled in from the data or the initial model; config.yaml records the value."""
 
 
+EARLIER_DEFAULTS = {"tokenizer.strip_accents": None, "target_tokenizer.strip_accents": None}
+"""Defaults of earlier versions, which the config.yaml of an older run records: the same command resumes that run."""
+
+
 @dataclass(frozen=True)
 class RunFolder(Generic[Config]):
     """An output folder that belongs to one run.
@@ -360,6 +364,7 @@ def _difference(requested: Config, stored: Config) -> tuple[str, Any, Any] | Non
     # A run that starts from another one has that one's sizes, whatever the recipe says.
     source = requested.init not in (None, "none") or getattr(requested, "architecture_from", None) is not None
     stored_values, values = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(requested))
+    defaults = {key: field.default for key, field in keys_of(type(requested)).items()}
     for key, value in values.items():
         section, _, name = key.rpartition(".")
         comes_along = section in ("model", "tokenizer") and name not in MODEL_KEYS_KEPT_WITH_INIT
@@ -369,7 +374,8 @@ def _difference(requested: Config, stored: Config) -> tuple[str, Any, Any] | Non
         if key == "num_seeds":  # more of several may come; one run and several are different folders
             taken = (value > 1) == (stored_values[key] > 1)
         resolved = key in DERIVED_KEYS and value is None
-        if not taken and not resolved and value != stored_values.get(key):
+        older = key in EARLIER_DEFAULTS and (value, stored_values.get(key)) == (defaults[key], EARLIER_DEFAULTS[key])
+        if not taken and not resolved and not older and value != stored_values.get(key):
             return key, stored_values.get(key), value
     return next(((key, value, None) for key, value in stored_values.items() if key not in values), None)
 

@@ -7,15 +7,17 @@ section 3.2), not as the longest ones.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from bert.config import TokenizerConfig
+from bert.config.model import StripAccents
 from bert.errors import UserError, without_surrogates
 from bert.tokenizer.special_tokens import ALBERT_TOKENS, HIDDEN
-from bert.tokenizer.word_counts import WordCounts, WordSteps
+from bert.tokenizer.word_counts import EUROPEAN_MARKS, WordCounts, WordSteps, normalize_counts, resolve_strip_accents
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -64,6 +66,11 @@ def train_unigram(texts: Iterable[str] | WordCounts, config: TokenizerConfig) ->
             counts, lines = texts.characters(), texts.lines()
         else:
             counts = _spool(texts, spool, config)
+        strip_accents = resolve_strip_accents(config, counts)
+        if strip_accents != config.strip_accents:
+            normalizer = _make_normalizer(config.lowercase, strip_accents)
+            counts, lines = normalize_counts(counts, normalizer), map(normalizer.normalize_str, lines)
+            config = dataclasses.replace(config, strip_accents=strip_accents)
         left_out = _left_out(counts, config)
         if len(left_out) == len(counts):
             raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
@@ -117,19 +124,21 @@ def without_special_pieces(tokenizer: str) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-def unigram_word_steps(lowercase: bool, strip_accents: bool | None) -> WordSteps:
+def unigram_word_steps(lowercase: bool, strip_accents: StripAccents) -> WordSteps:
     """The steps that make words of a text, which have no mark yet: characters that are left out may divide them."""
     from tokenizers import pre_tokenizers
 
     return WordSteps(_make_normalizer(lowercase, strip_accents), pre_tokenizers.WhitespaceSplit())
 
 
-def _make_normalizer(lowercase: bool, strip_accents: bool | None) -> Normalizer:
-    """SentencePiece's nmt_nfkc."""
-    from tokenizers import normalizers
+def _make_normalizer(lowercase: bool, strip_accents: StripAccents) -> Normalizer:
+    """SentencePiece's nmt_nfkc, then without marks and in lower case, as configured."""
+    from tokenizers import Regex, normalizers
 
     steps = [normalizers.Nmt(), normalizers.NFKC()]
-    if lowercase if strip_accents is None else strip_accents:
+    if strip_accents == "european" and lowercase:
+        steps += [normalizers.NFKD(), normalizers.Replace(Regex(EUROPEAN_MARKS), ""), normalizers.NFKC()]
+    elif strip_accents is True or (strip_accents is None and lowercase):
         steps += [normalizers.NFKD(), normalizers.StripAccents(), normalizers.NFKC()]
     if lowercase:
         steps.append(normalizers.Lowercase())

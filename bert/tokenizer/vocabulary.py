@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert.config import TokenizerConfig
-from bert.config.model import VocabularyKind
+from bert.config.model import StripAccents, VocabularyKind
 from bert.errors import UserError
 from bert.files import write_atomic
+from bert.messages import WarningText, log_message
 from bert.tokenizer.byte_level import SPACES, byte_level_steps, parse_byte_level, train_byte_level
-from bert.tokenizer.hf_settings import read_settings, set_truncation_side, truncation_side
+from bert.tokenizer.hf_settings import SETTINGS, TokenizerSettings, read_settings, set_truncation_side, truncation_side
 from bert.tokenizer.library import check_post_processor, decode, library_errors
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 from bert.tokenizer.sentencepiece import build_sentencepiece
 from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_ids, special_tokens
 from bert.tokenizer.unigram import WORD_START, train_unigram, unigram_word_steps, without_special_pieces
 from bert.tokenizer.word_counts import WordCounts, WordSteps
-from bert.tokenizer.wordpiece import build_wordpiece, train_wordpiece, wordpiece_steps
+from bert.tokenizer.wordpiece import UNUSED, build_wordpiece, has_wordpiece_steps, train_wordpiece, wordpiece_steps
 from bert.urls import fetch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+Log = Callable[[str], None]
+
+_FEW = 0.01
+"""Share of the tokens up to which marks are stray: published vocabularies without marks have a few."""
 
 
 COPY_ALL = "copy all tokenizer files from one source"
@@ -49,14 +58,22 @@ def word_steps(config: TokenizerConfig) -> WordSteps:
     return steps(config.lowercase, config.strip_accents)
 
 
-def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
+def load_tokenizer(
+    path: str | Path, config: TokenizerConfig | None = None, say: Log = log_message, detect_casing: bool = False
+) -> Tokenizer:
     """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt next to it, a SentencePiece file (.model),
     or a folder that holds one.
 
-    A bare vocab.txt does not say how text is normalised: a ``tokenizer_config.json`` next to it does, and has the last
-    word next to a tokenizer.json, too, as in transformers; otherwise ``config.lowercase`` and ``config.strip_accents``.
-    Tokens that the files next to it add to the vocabulary are added. Padding stored in a tokenizer.json is turned off,
-    of truncation the side alone is kept: rows are made elsewhere.
+    A bare vocab.txt does not say how text is normalized. A ``tokenizer_config.json`` next to it does, and also
+    overrides a tokenizer.json, as in transformers. Otherwise ``config`` does; its ``strip_accents: european`` stands
+    for BERT's own steps. Tokens that the files next to it add to the vocabulary are added. Padding stored in a
+    tokenizer.json is turned off, of truncation the side alone is kept: rows are made elsewhere.
+
+    Args:
+      path: a file or a folder.
+      config: how text is normalized if no file says so; None has the defaults.
+      say: called with remarks on the vocabulary and on how text is read.
+      detect_casing: whether a folder's name or the tokens decide on lower-casing in place of ``config``.
 
     Raises:
       UserError: nothing there, or a file that is no WordPiece, byte-level or Unigram vocabulary, or has no special
@@ -75,12 +92,17 @@ def load_tokenizer(path: str | Path, config: TokenizerConfig | None = None) -> T
     else:
         text = _read_utf8(file)
         settings.require_wordpiece(file.parent)
-        vocab = _parse_vocab(text, file)
+        vocab = _parse_vocab(text, file, say)
         _require_special_tokens(vocab, file)
-        tokenizer = build_wordpiece(vocab, config.lowercase, config.strip_accents)
+        if detect_casing and settings.do_lower_case is None:
+            config = dataclasses.replace(config, lowercase=_detect_casing(file, vocab, say))
+        strip_accents = None if config.strip_accents == "european" else config.strip_accents
+        tokenizer = build_wordpiece(vocab, config.lowercase, strip_accents)
     with library_errors(f"{file.parent}: the files next to the vocabulary do not fit it", COPY_ALL):
         settings.apply(tokenizer, file.parent)
     check_post_processor(tokenizer, file)
+    if file.suffix not in (".json", ".model"):
+        _check_normalization(file, tokenizer, settings, detect_casing, say)
     if not special_ids(tokenizer).all or (
         is_wordpiece(tokenizer) and tokenizer.token_to_id(tokenizer.model.unk_token) is None
     ):
@@ -98,10 +120,49 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
     write_atomic(folder / "tokenizer.json", tokenizer.to_str(pretty=True) + "\n")
 
 
-def first_cased_token(tokens: Iterable[str]) -> str | None:
-    """The first token, special tokens aside, that lower-casing changes; None where text must be lower-cased."""
+def _detect_casing(file: Path, tokens: Iterable[str], say: Log) -> bool:
+    """Whether to lower-case, by the name of a folder or the tokens."""
+    name, capital = file.parent.resolve().name, _first_cased_token(tokens)
+    if (sign := next((sign for sign in ("uncased", "cased") if sign in name.lower()), None)) is not None:
+        lowercase, why = sign == "uncased", f'the folder\'s name says "{sign}"'
+    elif capital is None:
+        lowercase, why = True, "no token of the vocabulary has an upper-case letter"
+    else:
+        lowercase, why = False, f"the vocabulary has upper-case letters, as in {capital!r}"
+    say(f"text is {'lower-cased' if lowercase else 'not lower-cased'}: {why}")
+    return lowercase
+
+
+def _check_normalization(
+    file: Path, tokenizer: Tokenizer, settings: TokenizerSettings, detected: bool, say: Log
+) -> None:
+    """Reports tokens of a bare vocab.txt that no text becomes, unless the files next to it decide so."""
+    (lowercase, strip_accents), tokens = normalization(tokenizer), tokenizer.get_vocab()
+    capital = _first_cased_token(sorted(tokens))
+    if lowercase and capital is not None and settings.do_lower_case is None and not detected:
+        text = (
+            f"{file}: text is lower-cased, though the vocabulary has upper-case letters, as in {capital!r}; if that is "
+            f'wrong, set tokenizer.lowercase to false or put {{"do_lower_case": false}} into {SETTINGS} next to it'
+        )
+        say(WarningText(text))
+    marked = sorted(filter(_has_marks, tokens))
+    if strip_accents and len(marked) > _FEW * len(tokens) and settings.strip_accents is None:
+        text = (
+            f"{file}: marks are removed from text, though {len(marked):,} tokens have some, as in {marked[0]!r}; if "
+            f'that is wrong, set tokenizer.strip_accents to false or put {{"strip_accents": false}} into {SETTINGS} '
+            "next to it"
+        )
+        say(WarningText(text))
+
+
+def _first_cased_token(tokens: Iterable[str]) -> str | None:
+    """The first token, special tokens aside, that lower-casing changes."""
     words = (token for token in tokens if not re.fullmatch(r"\[.*\]|<.*>", token))
     return next((token for token in words if token != token.lower()), None)
+
+
+def _has_marks(token: str) -> bool:
+    return not token.isascii() and any(unicodedata.category(c) == "Mn" for c in unicodedata.normalize("NFD", token))
 
 
 def subword_ids(tokenizer: Tokenizer) -> list[int]:
@@ -140,6 +201,16 @@ def vocabulary_kind(tokenizer: Tokenizer) -> VocabularyKind:
     if isinstance(tokenizer.model, models.Unigram):
         return "unigram"
     return "wordpiece" if isinstance(tokenizer.model, models.WordPiece) else "byte_level"
+
+
+def normalization(tokenizer: Tokenizer) -> tuple[bool | None, StripAccents]:
+    """Whether a WordPiece vocabulary lower-cases text, and which marks it removes; null for other steps than ours."""
+    content = json.loads(tokenizer.to_str())
+    if not has_wordpiece_steps(content):
+        return None, None
+    if "lowercase" not in (steps := content["normalizer"]):
+        return True, "european"
+    return steps["lowercase"], steps["lowercase"] if steps["strip_accents"] is None else steps["strip_accents"]
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
@@ -259,21 +330,27 @@ def _parse_byte_level(text: str, file: Path) -> Tokenizer:
         return parse_byte_level(text, _read_utf8(file.parent / "merges.txt"))
 
 
-def _parse_vocab(text: str, file: Path) -> dict[str, int]:
-    """Token -> id, its line from 0. Only "\\n" ends a line: some tokens are other separators."""
-    vocab: dict[str, int] = {}
-    lines = text.split("\n")
+def _parse_vocab(content: str, file: Path, say: Log) -> dict[str, int]:
+    """Token -> id, its line from 0. Only "\\n" ends a line: some tokens are other separators.
+
+    Of equal lines the last one counts, as in transformers and in Google's ``load_vocab``. The others, each of which has
+    a row in the embedding, are named as unused slots.
+    """
+    lines = content.split("\n")
     while lines and lines[-1] in ("", "\r"):
         lines.pop()
-    windows = bool(lines) and all(line.endswith("\r") for line in lines[:-1]) and len(lines) > 1
-    for number, line in enumerate(lines):
-        token = line.removesuffix("\r") if windows else line
-        if token in vocab:
-            raise UserError(
-                f"{file}, line {number + 1}: {token!r} is on line {vocab[token] + 1} already: "
-                "take a vocabulary that lists each token once"
-            )
-        vocab[token] = number
+    if all(line.endswith("\r") for line in lines[:-1]) and len(lines) > 1:
+        lines = [line.removesuffix("\r") for line in lines]
+    vocab = {token: number for number, token in enumerate(lines)}
+    if repeated := [number for number, token in enumerate(lines) if vocab[token] != number]:
+        first = lines[repeated[0]]
+        names = (name for name in map(UNUSED.format, itertools.count()) if name not in vocab)
+        vocab |= dict(zip(itertools.islice(names, len(repeated)), repeated, strict=True))
+        text = (
+            f"{file}, line {vocab[first] + 1}: {first!r} is on line {repeated[0] + 1} already: the last line of a "
+            f"token counts ({len(repeated):,} lines have no effect)"
+        )
+        say(WarningText(text))
     return vocab
 
 

@@ -1,4 +1,4 @@
-"""How often each word of a text occurs, which is all that training a vocabulary needs to know of it.
+"""The words of a text: the steps that make them, and how often each occurs, from which a vocabulary is trained.
 
 The counts of parts of a corpus add up to those of the whole, so parts may be counted anywhere and in any order.
 """
@@ -6,16 +6,31 @@ The counts of parts of a corpus add up to those of the whole, so parts may be co
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from bert.config import TokenizerConfig
+from bert.config.model import StripAccents
 from bert.errors import without_surrogates
 
 if TYPE_CHECKING:
     from tokenizers.normalizers import Normalizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
+EUROPEAN_MARKS = (
+    "[\u0300-\u0337\u0339-\u036f\u0483-\u0487\u1ab0-\u1aff\u1dc0-\u1dff\u2de0-\u2dff\ua66f\ua674-\ua67d\ua69e\ua69f"
+    "\ufe20-\ufe2f]"
+)
+"""The combining marks of Latin, Greek and Cyrillic letters, without the stroke of symbols such as \u2260."""
+
+OTHER_MARKS_SHARE = 1e-3
+"""Share of the characters above which the marks of other scripts are kept. Below it the text is read as by BERT, so
+that the vocabulary of an English corpus with a few foreign names is one that every tool for BERT reads."""
+
+_EUROPEAN_SCRIPTS = ("LATIN", "GREEK", "CYRILLIC")
+_SHARED_MARKS = ("COMBINING", "VARIATION SELECTOR")
 _WORDS_A_LINE = 1000
 
 
@@ -24,6 +39,38 @@ class WordSteps(NamedTuple):
 
     normalizer: Normalizer | None
     pre_tokenizer: PreTokenizer
+
+
+def normalize_counts(characters: Mapping[str, int], normalizer: Normalizer) -> dict[str, int]:
+    """The counts of normalized characters, without white space."""
+    counts: dict[str, int] = {}
+    for character, count in characters.items():
+        for part in normalizer.normalize_str(character):
+            if not part.isspace():
+                counts[part] = counts.get(part, 0) + count
+    return counts
+
+
+def resolve_strip_accents(config: TokenizerConfig, characters: Mapping[str, int]) -> StripAccents:
+    """The marks that the vocabulary of a corpus removes: null where BERT's own steps lose next to nothing of it.
+
+    Args:
+        config: its vocabulary, whose ``strip_accents`` is returned unless it is "european".
+        characters: how often each character occurs.
+    """
+    if config.strip_accents != "european":
+        return config.strip_accents
+    lost = sum(count for character, count in characters.items() if _loses_other_marks(character))
+    total = sum(characters.values())
+    return "european" if config.lowercase and lost > OTHER_MARKS_SHARE * total else None
+
+
+def _loses_other_marks(character: str) -> bool:
+    """Whether removing all marks changes a letter or a mark of another script. Korean syllables would be decomposed."""
+    if character.isascii() or unicodedata.category(character)[0] not in "LM":
+        return False
+    kept = "".join(c for c in unicodedata.normalize("NFD", character) if unicodedata.category(c)[0] != "M")
+    return kept != character and not unicodedata.name(character, "").startswith((*_EUROPEAN_SCRIPTS, *_SHARED_MARKS))
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,26 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 from bert.config import TokenizerConfig
+from bert.config.model import StripAccents
 from bert.errors import UserError, require
 from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_tokens
-from bert.tokenizer.word_counts import WordCounts, WordSteps, blocks
+from bert.tokenizer.word_counts import (
+    EUROPEAN_MARKS,
+    WordCounts,
+    WordSteps,
+    blocks,
+    normalize_counts,
+    resolve_strip_accents,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.normalizers import Normalizer
 
 CONTINUATION = "##"
 """Prefix of a token that continues a word."""
@@ -55,15 +64,15 @@ def train_wordpiece(texts: Iterable[str] | WordCounts, config: TokenizerConfig) 
     if config.vocab_size < _LEAST_VOCAB_SIZE:
         raise UserError(f"tokenizer.vocab_size is {config.vocab_size}: it must be at least {_LEAST_VOCAB_SIZE}")
     draft = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    steps = wordpiece_steps(config.lowercase, config.strip_accents)
     with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
         lines: Iterable[str] = spool
         if isinstance(texts, WordCounts):
             characters, lines = texts.characters(), texts.lines()
-            draft.normalizer, draft.pre_tokenizer = texts.steps()
         else:
-            characters = _spool(texts, spool, steps)
-            draft.normalizer, draft.pre_tokenizer = steps
+            characters = _spool(texts, spool)
+        steps, characters, strip_accents = _resolve_steps(characters, config)
+        draft.normalizer = steps.normalizer
+        draft.pre_tokenizer = texts.steps().pre_tokenizer if isinstance(texts, WordCounts) else steps.pre_tokenizer
         first, continuing = _alphabet(characters, steps, config)
         if not first:
             raise UserError("the corpus holds no text to train a vocabulary on: name one that does (data.train)")
@@ -83,20 +92,37 @@ def train_wordpiece(texts: Iterable[str] | WordCounts, config: TokenizerConfig) 
             continuing_subword_prefix=CONTINUATION,
         )
         draft.train_from_iterator(lines, trainer)
-    return build_wordpiece(draft.get_vocab(), config.lowercase, config.strip_accents)
+    return build_wordpiece(draft.get_vocab(), config.lowercase, strip_accents)
 
 
-def wordpiece_steps(lowercase: bool, strip_accents: bool | None) -> WordSteps:
-    """The steps that make words of a text."""
-    from tokenizers import normalizers, pre_tokenizers
+def wordpiece_steps(lowercase: bool, strip_accents: StripAccents) -> WordSteps:
+    """The steps that make words of a text: BERT's own, unless only European marks are removed."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
 
-    normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
+    if strip_accents == "european" and not lowercase:
+        strip_accents = None
+    european = strip_accents == "european"
+    normalizer: Normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=True,
+        strip_accents=False if strip_accents == "european" else strip_accents,
+        lowercase=lowercase and not european,
     )
+    if european:
+        marks = [normalizers.NFD(), normalizers.Replace(Regex(EUROPEAN_MARKS), ""), normalizers.NFC()]
+        normalizer = normalizers.Sequence([normalizer, *marks, normalizers.Lowercase()])
     return WordSteps(normalizer, pre_tokenizers.BertPreTokenizer())
 
 
-def build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: bool | None) -> Tokenizer:
+def has_wordpiece_steps(content: dict[str, Any]) -> bool:
+    """Whether a tokenizer.json makes words by `wordpiece_steps`."""
+    normalizer, words = ((content[name] or {}) for name in ("normalizer", "pre_tokenizer"))
+    kinds = [step["type"] for step in normalizer.get("normalizers", [normalizer]) if "type" in step]
+    european = ["BertNormalizer", "NFD", "Replace", "NFC", "Lowercase"]
+    return words.get("type") == "BertPreTokenizer" and kinds in (["BertNormalizer"], european)
+
+
+def build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: StripAccents) -> Tokenizer:
     """The complete tokenizer around a vocabulary: text in, ``[CLS] A [SEP] B [SEP]`` out, or MPNet's
     ``<s> A </s></s> B </s>``."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, processors
@@ -125,19 +151,28 @@ def build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: bool 
     return tokenizer
 
 
-def _spool(texts: Iterable[str], spool: TextIO, steps: WordSteps) -> dict[str, int]:
-    """Writes texts into a file, to be read from its start. Returns the counts of their normalized characters."""
+def _spool(texts: Iterable[str], spool: TextIO) -> dict[str, int]:
+    """Writes texts into a file, to be read from its start. Returns how often each character occurs."""
     counts = np.zeros(_UNICODE_SIZE, np.int64)
     for block in blocks(texts, characters=1 << 20):  # NumPy then counts 100 MB per second
         codes = np.frombuffer(block.encode("utf-32-le"), np.uint32)
         counts += np.bincount(codes, minlength=_UNICODE_SIZE)
         spool.write(block)
     spool.seek(0)
-    characters: dict[str, int] = {}
-    for code in np.flatnonzero(counts):
-        for character in require(steps.normalizer, "the normalizer").normalize_str(chr(code)).replace(" ", ""):
-            characters[character] = characters.get(character, 0) + int(counts[code])
-    return characters
+    return {chr(code): int(counts[code]) for code in np.flatnonzero(counts)}
+
+
+def _resolve_steps(
+    characters: Mapping[str, int], config: TokenizerConfig
+) -> tuple[WordSteps, dict[str, int], StripAccents]:
+    """The steps for a text, the counts of its normalized characters, and ``strip_accents`` as it is for this text."""
+    steps = wordpiece_steps(config.lowercase, config.strip_accents)
+    normalized = normalize_counts(characters, require(steps.normalizer, "the normalizer"))
+    strip_accents = resolve_strip_accents(config, normalized)
+    if strip_accents != config.strip_accents:
+        steps = wordpiece_steps(config.lowercase, strip_accents)
+        normalized = normalize_counts(characters, require(steps.normalizer, "the normalizer"))
+    return steps, normalized, strip_accents
 
 
 def _alphabet(characters: Mapping[str, int], steps: WordSteps, config: TokenizerConfig) -> tuple[list[str], list[str]]:
@@ -145,14 +180,16 @@ def _alphabet(characters: Mapping[str, int], steps: WordSteps, config: Tokenizer
 
     A character costs up to two tokens, so those rarer than min_frequency and, of the others, the rarest
     beyond a quarter of the vocabulary are left out (words with them become [UNK]). A quarter of 21128 tokens
-    still holds the 5000 most common Chinese characters, which never continue a word and so cost one token.
+    still holds the 5000 most common Chinese characters, which never continue a word and so cost one token: the
+    normalizer puts spaces around them.
     """
+    normalizer = require(steps.normalizer, "the normalizer")
     size = config.vocab_size - config.num_unused_tokens
     room = max(size // 4, min(size - len(SPECIAL_TOKENS), 256))
     first: list[str] = []
     continuing: list[str] = []
     for character, count in sorted(characters.items(), key=lambda item: (-item[1], item[0])):
-        continues = len(steps.pre_tokenizer.pre_tokenize_str("a" + character)) == 1
+        continues = len(steps.pre_tokenizer.pre_tokenize_str(normalizer.normalize_str("a" + character))) == 1
         room -= 1 + continues
         if room < 0 or len(first) == config.limit_alphabet or (count < config.min_frequency and first):
             break

@@ -10,6 +10,7 @@ from bert.config import TokenizerConfig
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS, special_ids
 from bert.tokenizer.vocabulary import (
+    embedding_rows,
     literal_tokenizer,
     load_tokenizer,
     save_tokenizer,
@@ -161,7 +162,6 @@ BAD = {
     "no [MASK]": ("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"vocab\.txt lacks \[MASK\]"),
     "empty": ("vocab.txt", b"", r"vocab\.txt lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]"),
     "Latin-1": ("vocab.txt", b"[PAD]\n\xe9\n", r"vocab\.txt, line 2: not UTF-8"),
-    "twice": ("vocab.txt", b"[PAD]\na\nb\na\n", r"vocab\.txt, line 4: 'a' is on line 2 already"),
     "broken JSON": ("tokenizer.json", b'{"model": ', r"tokenizer\.json is not a whole tokenizer\.json"),
     "no vocabulary": ("readme.md", b"hello", "holds neither tokenizer.json nor vocab.txt"),
 }
@@ -174,6 +174,43 @@ def test_bad_files_are_named(tmp_path, case):
     with pytest.raises(UserError, match=message) as raised:
         load_tokenizer(tmp_path)
     assert str(tmp_path) in str(raised.value)
+
+
+def test_the_last_of_repeated_lines_counts_and_each_line_keeps_its_row(tmp_path, capsys):
+    lines = [*SPECIAL_TOKENS, "a", "b", "[unused0]", "a", "c", "b", "b", "##c", "", ""]
+    (tmp_path / "vocab.txt").write_text("\n".join([*lines, "d"]) + "\n")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("a b c d bc", add_special_tokens=False).ids == [8, 11, 9, 15, 11, 12]
+    assert embedding_rows(tokenizer) == 16
+    assert "line 9: 'a' is on line 6 already" in capsys.readouterr().err
+    save_tokenizer(tokenizer, tmp_path / "again")
+    saved = (tmp_path / "again/vocab.txt").read_text().split("\n")
+    assert saved.index("a") == 8 and len(saved) == 17
+    assert load_tokenizer(tmp_path / "again/vocab.txt").get_vocab() == tokenizer.get_vocab()
+    assert not capsys.readouterr().err
+
+
+def test_a_cased_vocabulary_that_is_lower_cased_is_said(tmp_path, capsys):
+    """Whether by tokenizer.path or in a published folder; a folder of Google's keeps the case."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "Berlin", "berlin"]))
+    assert load_tokenizer(tmp_path / "vocab.txt", TokenizerConfig()).encode("Berlin").tokens[1] == "berlin"
+    assert "text is lower-cased, though" in (said := capsys.readouterr().err) and "'Berlin'" in said
+    assert load_tokenizer(tmp_path, TokenizerConfig(lowercase=False)).encode("Berlin").tokens[1] == "Berlin"
+    assert load_tokenizer(tmp_path, detect_casing=True).encode("Berlin").tokens[1] == "Berlin"
+    capsys.readouterr()
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "berlin"]))
+    load_tokenizer(tmp_path, TokenizerConfig())
+    assert not capsys.readouterr().err
+
+
+def test_a_vocabulary_with_marks_that_are_removed_is_said(tmp_path, capsys):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "straße", "für", "fur"]))
+    assert load_tokenizer(tmp_path, TokenizerConfig()).encode("für").tokens[1] == "fur"
+    assert "'für'" in capsys.readouterr().err
+    assert load_tokenizer(tmp_path, TokenizerConfig(strip_accents=False)).encode("für").tokens[1] == "für"
+    (tmp_path / "tokenizer_config.json").write_text('{"strip_accents": false}')
+    assert load_tokenizer(tmp_path, TokenizerConfig()).encode("für").tokens[1] == "für"
+    assert not capsys.readouterr().err
 
 
 def test_missing_file_and_other_kinds_of_vocabulary(tokenizer, tmp_path):

@@ -15,6 +15,7 @@ from bert.data.corpus.document_store import Documents
 from bert.data.corpus.documents import split_sentences
 from bert.tokenizer.library import encode_batch
 from bert.tokenizer.vocabulary import keeps_spaces
+from bert.tokenizer.wordpiece import has_wordpiece_steps
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -131,13 +132,13 @@ def text_encoder(tokenizer: Tokenizer) -> Encode:
 def are_words_separate(tokenizer: Tokenizer) -> bool:
     """Whether the tokens of a text are those of its stretches between spaces, one after the other.
 
-    That is so with BERT's normalizer and pre-tokenizer. They take a text character by character, but for combining
-    marks, which are decomposed and ordered up to the next base character, and a space is one. No token crosses a space.
+    That is so with the steps of `bert.tokenizer.wordpiece`. They read a text character by character, except for
+    combining marks, which are decomposed, ordered and composed up to the next base character, and a space is one. No
+    token crosses a space.
     """
     settings = json.loads(tokenizer.to_str())
-    kinds = [(settings[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
     literal = tokenizer.encode_special_tokens and all(token["special"] for token in settings["added_tokens"])
-    return literal and kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+    return literal and settings["model"]["type"] == "WordPiece" and has_wordpiece_steps(settings)
 
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flax import traverse_util
 
-from bert.config import ModelConfig, TokenizerConfig
+from bert.config import ModelConfig
 from bert.config.model import Activation
 from bert.errors import UserError, shorten
 from bert.files import read_json
@@ -21,7 +21,7 @@ from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.messages import WarningText, log_message
-from bert.tokenizer.vocabulary import first_cased_token, load_tokenizer, require_embedding_rows
+from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -173,9 +173,8 @@ def read_config(file: Path, say: Log = log_message) -> ModelConfig:
 
 
 def read_tokenizer(folder: Path, config: ModelConfig, say: Log = log_message) -> Tokenizer:
-    """The vocabulary, lower-casing where the folder's name or the tokens say so: Google's files do not say it.
-
-    A ``tokenizer.json`` or ``tokenizer_config.json`` next to it, where somebody has put one, knows better.
+    """The vocabulary. Google's files do not say whether to lower-case: the folder's name or the tokens decide, unless
+    there is a ``tokenizer.json`` or ``tokenizer_config.json``.
 
     Args:
         folder: with ``vocab.txt``.
@@ -185,11 +184,7 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Log = log_message) ->
     Raises:
         UserError: no vocabulary, a malformed one, or one with more tokens than the embedding has rows.
     """
-    vocabulary = load_tokenizer(folder)
-    lowercase, why = _detect_casing(folder.resolve().name, vocabulary.get_vocab())
-    tokenizer = load_tokenizer(folder, TokenizerConfig(lowercase=lowercase))
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        say(f"text is {'lower-cased' if lowercase else 'not lower-cased'}: {why}")
+    tokenizer = load_tokenizer(folder, say=say, detect_casing=True)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     return tokenizer
 
@@ -197,17 +192,6 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Log = log_message) ->
 def _is_of_training(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor belongs to the training program: by its name, or as a scalar that no model has."""
     return OPTIMIZER.fullmatch(name) is not None or (shape == () and WEIGHT.fullmatch(name) is None)
-
-
-def _detect_casing(name: str, tokens: dict[str, int]) -> tuple[bool, str]:
-    """Whether to lower-case, and why."""
-    for sign, lowercase in (("uncased", True), ("cased", False)):
-        if sign in name.lower():
-            return lowercase, f'the folder\'s name says "{sign}"'
-    capital = first_cased_token(tokens)
-    if capital is None:
-        return True, "no token of the vocabulary has an upper-case letter"
-    return False, f"the vocabulary has upper-case letters, as in {capital!r}"
 
 
 def _checkpoint(folder: Path) -> Path:

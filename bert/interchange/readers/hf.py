@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from flax import traverse_util
 from tokenizers import Tokenizer
-from tokenizers.normalizers import BertNormalizer
 
 from bert.config import ModelConfig
 from bert.config.model import MAX_SIZE
@@ -34,7 +33,7 @@ from bert.messages import WarningText
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.vocabulary import first_cased_token, is_wordpiece, load_tokenizer, require_embedding_rows
+from bert.tokenizer.vocabulary import is_wordpiece, load_tokenizer, require_embedding_rows
 
 Log = Callable[[str], None]
 
@@ -129,12 +128,11 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
             f"{folder / SETTINGS} names no other tokenizer_class than transformers' own for {family.title}, which "
             f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that"
         )
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, say=say)
     has_types = settings.model_input_names is None or "token_type_ids" in settings.model_input_names
     if is_wordpiece(tokenizer) and config.type_vocab_size > 1 and not has_types:
         set_one_token_type(tokenizer)
     _check_padding(config, family, tokenizer, file)
-    _warn_casing(folder, tokenizer, say)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     target_tokenizer, decoding = None, None
     if names.has_decoder(architecture):
@@ -347,19 +345,6 @@ def _problem_type(content: dict[str, Any], file: Path) -> str | None:
         known = ", ".join(filter(None, PROBLEM_TYPES))
         raise UserError(f"{file}: problem_type is {shorten(problem_type)}: set it to one of {known}, or null")
     return problem_type
-
-
-def _warn_casing(folder: Path, tokenizer: Tokenizer, say: Log) -> None:
-    """Says that a bare vocabulary with capitals is lower-cased, as transformers does where nothing is said of it."""
-    if (folder / "tokenizer.json").is_file() or read_settings(folder).do_lower_case is not None:
-        return
-    capital = first_cased_token(sorted(tokenizer.get_vocab()))
-    if capital is not None and isinstance(tokenizer.normalizer, BertNormalizer):
-        text = (
-            f"{folder / 'vocab.txt'}: text is lower-cased, though the vocabulary has upper-case letters, as in "
-            f'{capital!r}; if that is wrong, put {{"do_lower_case": false}} into {SETTINGS} next to it'
-        )
-        say(WarningText(text))
 
 
 def _rename_tensors(

@@ -1,0 +1,30 @@
+"""Runs of earlier versions resume with the commands that began them."""
+
+import dataclasses
+
+import pytest
+
+from bert.config import FinetuneConfig, PretrainConfig, TokenizerConfig
+from bert.errors import UserError
+from bert.runs.folder import open_run
+
+OLDER = TokenizerConfig(strip_accents=None)
+
+
+@pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
+def test_a_run_with_an_earlier_default_resumes_and_keeps_it(config_class, tmp_path):
+    task = {} if config_class is PretrainConfig else {"task": "sst2", "init": "none", "target_tokenizer": OLDER}
+    older = config_class(output_dir=str(tmp_path / "run"), tokenizer=OLDER, **task)
+    with open_run(older) as run:
+        run.save_config(older)
+        (run.checkpoints / "7").mkdir(parents=True)
+    today = dataclasses.replace(older, tokenizer=TokenizerConfig())
+    if config_class is FinetuneConfig:
+        today = dataclasses.replace(today, target_tokenizer=TokenizerConfig())
+        assert not older.has_target_tokenizer
+    with open_run(today) as run:
+        assert run.resumed
+        assert run.config == older
+    other = dataclasses.replace(older, tokenizer=TokenizerConfig(strip_accents=True))
+    with pytest.raises(UserError, match=r"tokenizer\.strip_accents is None, here True"), open_run(other):
+        pass
