@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import PretrainConfig
+from bert.data.corpus.vocabulary import Losses
 from bert.data.pretraining.dataset import PretrainingDataset
 from bert.data.pretraining.loader import make_predictions, masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import philox_uint64
@@ -37,6 +38,14 @@ class MaskedExample(NamedTuple):
     tokens: list[MaskedToken]
     predicted: int
     label: str
+
+
+def loss_statistics(losses: Losses) -> list[tuple[str, str]]:
+    """Names and values: what the vocabulary loses of a sample of the text."""
+    return [
+        ("unknown text", f"{losses.unknown:.3%} of the characters of a sample"),
+        ("removed marks", f"{losses.removed:.3%} of the characters of a sample"),
+    ]
 
 
 def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> list[tuple[str, str]]:

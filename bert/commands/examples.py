@@ -49,8 +49,8 @@ def main(argv: list[str]) -> int:
     if engine == "ray" and shard is not None:
         raise UserError(f"{COMMAND_LINE}: --engine ray builds all shards: remove --shard")
 
-    from bert.analysis.examples import example_statistics
-    from bert.data.corpus.vocabulary import corpus_vocabulary
+    from bert.analysis.examples import example_statistics, loss_statistics
+    from bert.data.corpus.vocabulary import corpus_vocabulary, measure_losses, sample_texts, warn_of_losses
     from bert.data.pretraining.builder import build_examples, build_shard_subset
     from bert.runs.progress import log_table, progress_lines
     from bert.tokenizer.vocabulary import load_tokenizer
@@ -63,6 +63,8 @@ def main(argv: list[str]) -> int:
         tokenizer = load_vocabulary(source, print)
     else:
         tokenizer = corpus_vocabulary(config.data, config.tokenizer, print, engine)
+    losses = measure_losses(tokenizer, sample_texts(config.data))
+    warn_of_losses(losses, tokenizer)
     progress, complete = progress_lines(print), True
     for phase in phase_configs(config):
         if shard is None:
@@ -77,7 +79,7 @@ def main(argv: list[str]) -> int:
         for warning in dataset.pair_warnings():
             LOGGER.warning(warning)
         if "statistics" in options:
-            log_table(example_statistics(dataset, tokenizer))
+            log_table([*loss_statistics(losses), *example_statistics(dataset, tokenizer)])
         if int(shown):
             _print_examples(dataset, tokenizer, phase, int(shown))
     if not complete:

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     config, _, options = parse(PretrainConfig, argv, "bert tokenizer", DESCRIPTION, "quickstart", EXTRA_OPTIONS)
     output, engine = _free_folder(options.get("output")), parse_engine(options)
 
-    from bert.data.corpus.vocabulary import train_vocabulary
+    from bert.data.corpus.vocabulary import measure_losses, sample_texts, train_vocabulary, warn_of_losses
     from bert.tokenizer.vocabulary import embedding_rows, save_tokenizer
 
     if "extend" in options:
@@ -43,6 +43,7 @@ def main(argv: list[str]) -> int:
         raise UserError("tokenizer.path is set, so there is nothing to train: remove it, or pass --extend N")
     else:
         tokenizer = train_vocabulary(config.data, config.tokenizer, print, engine)
+    warn_of_losses(measure_losses(tokenizer, sample_texts(config.data)), tokenizer)
     with writable(output) as folder:
         save_tokenizer(tokenizer, folder)
         files = " and ".join(sorted(path.name for path in folder.iterdir()))

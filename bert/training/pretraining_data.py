@@ -16,7 +16,7 @@ from bert.config import DataConfig, PretrainConfig, TokenizerConfig
 from bert.config.pretraining import Phase, phase_configs, resolve_phases
 from bert.data.corpus.documents import corpus_files
 from bert.data.corpus.streaming import stream_files
-from bert.data.corpus.vocabulary import corpus_vocabulary
+from bert.data.corpus.vocabulary import corpus_vocabulary, measure_losses, sample_texts, warn_of_losses
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.dataset import PretrainingDataset
 from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_predictions
@@ -41,9 +41,6 @@ from bert.training.distillation import Teacher
 from bert.training.initialization import Log, with_vocab_size
 from bert.training.loop import CheckpointWriter, num_train_steps
 from bert.training.streaming import StreamCheckpoints, make_rows, read_starts
-
-UNK_RATE_WARNING = 0.05
-"""Share of unknown tokens above which a run warns: BERT's own vocabulary has under 0.1% of them in English."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def prepare_data(
         on_progress = progress.progress_lines(say)
         datasets = [build_examples(phase.data, tokenizer, progress=on_progress) for phase in phase_configs(config)]
         run.check_data(*dict.fromkeys(examples.folder.name for examples in datasets))
-        _warn_of_unknown_tokens(datasets[0], tokenizer, warn)
+        _warn_of_losses(datasets[0], tokenizer, config.data, warn)
         for warning in datasets[0].pair_warnings():
             warn(warning)
         if run.is_writer:
@@ -255,11 +252,8 @@ def _warn_of_trained_files(held_out: Sequence[str], config: DataConfig, say: Log
         say(f"warning: {both[0]} {are} in data.train as well: held-out scores are of text that was trained on")
 
 
-def _warn_of_unknown_tokens(examples: PretrainingDataset, tokenizer: Tokenizer, say: Log) -> None:
-    special = special_ids(tokenizer)
-    unknown_rate = examples.unknown_rate(special)
-    if unknown_rate > UNK_RATE_WARNING:
-        say(
-            f"warning: {unknown_rate:.1%} of the training tokens are {tokenizer.id_to_token(special.unk)}, which is "
-            "never predicted: take a vocabulary of the corpus' language and script, or train one"
-        )
+def _warn_of_losses(examples: PretrainingDataset, tokenizer: Tokenizer, config: DataConfig, warn: Log) -> None:
+    """Reports unknown and removed characters of a sample, and unknown tokens of all the text."""
+    losses = measure_losses(tokenizer, sample_texts(config))
+    unknown_rate = examples.unknown_rate(special_ids(tokenizer))
+    warn_of_losses(losses._replace(unknown=max(losses.unknown, unknown_rate)), tokenizer, warn)

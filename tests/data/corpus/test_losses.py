@@ -1,0 +1,66 @@
+"""What a vocabulary loses of a corpus is measured in characters, and reported."""
+
+import pytest
+
+from bert.commands.examples import main as examples
+from bert.commands.tokenizer import main as tokenizer
+from bert.config import DataConfig, TokenizerConfig
+from bert.data.corpus.vocabulary import measure_losses, sample_texts
+from bert.tokenizer.vocabulary import train_tokenizer
+from tests.languages import PARAGRAPHS, training_texts
+
+LONG = "ก" * 150
+WORDS = " ".join(["กข", "คง", "จฉ"] * 9)
+
+
+def test_a_long_word_counts_by_its_characters():
+    made = train_tokenizer([WORDS] * 9, TokenizerConfig(vocab_size=99))
+    losses = measure_losses(made, [f"{WORDS} {LONG}"])
+    assert losses.unknown == losses.too_long == pytest.approx(150 / (54 + 150))
+    [warning] = losses.warnings("[UNK]")
+    assert "73.5% of the characters" in warning and "unigram or byte_level" in warning
+    for kind in ("unigram", "byte_level"):
+        other = train_tokenizer([WORDS] * 9, TokenizerConfig(kind, None, 300))
+        assert measure_losses(other, [f"{WORDS} {LONG}"]) == (0, 0, 0, "")
+
+
+def test_unknown_characters_of_short_words_need_another_vocabulary():
+    made = train_tokenizer([WORDS] * 9, TokenizerConfig(vocab_size=99))
+    losses = measure_losses(made, [PARAGRAPHS["hi"]])
+    assert losses.unknown > 0.8 and losses.too_long == 0
+    assert "language and script" in losses.warnings("[UNK]")[0]
+
+
+def test_removed_characters_are_named():
+    made = train_tokenizer(training_texts("vi"), TokenizerConfig(vocab_size=300))
+    losses = measure_losses(made, [PARAGRAPHS["vi"]])
+    assert losses.removed > 0.3 and "\u0302" in losses.most_removed
+    assert "U+0302" in (warning := losses.warnings("[UNK]")[0]) and "tokenizer.strip_accents false" in warning
+    assert measure_losses(made, ["Full-width ＡＢＣ and ﬁ, ΟΔΟΣ"]).removed == 0
+
+
+def test_a_sample_has_lines_of_all_files(tmp_path):
+    for number in range(50):
+        (tmp_path / f"{number:02d}.txt").write_text(f"document {number}\n\n" + "x\n" * 9000)
+    (tmp_path / "50.txt").write_text("")
+    for streaming in (False, True):
+        data = DataConfig(train=[str(tmp_path / "*.txt")], streaming=streaming)
+        found = list(sample_texts(data))
+        assert len({line for line in found if "document" in line}) >= 16
+        assert sum(map(len, found)) < 250_000
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("marks", ["european", "null"])
+def test_the_commands_report_what_is_lost(marks, tmp_path, capsys):
+    (tmp_path / "th.txt").write_text("\n\n".join(training_texts("th")), encoding="utf-8")
+    keys = ["--data.train", str(tmp_path / "th.txt"), "--tokenizer.vocab_size", "500", "--data.language", "th"]
+    keys += ["--tokenizer.strip_accents", marks]
+    lost = marks == "null"
+    assert tokenizer([*keys, "--output", str(tmp_path / "made")]) == 0
+    assert ("normalizer removes 22." in capsys.readouterr().err) == lost
+    arguments = ["--data.cache_dir", str(tmp_path / "cache"), "--data.num_workers", "1", "--statistics"]
+    assert examples(["--config", "tiny", "--phases", "null", *keys, *arguments]) == 0
+    said = capsys.readouterr()
+    assert ("normalizer removes 22." in said.err) == lost
+    assert ("removed marks" in said.out) and ("0.000% of the characters of a sample" in said.out)
