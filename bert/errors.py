@@ -49,13 +49,17 @@ def escape_controls(text: str) -> str:
 
 def quoted(names: Iterable[object]) -> str:
     """Returns names for a message: each in quotes and shortened if it is long, and how many more there are."""
+    return listed(map(repr, names))
+
+
+def listed(words: Iterable[str]) -> str:
+    """Returns words for a message: each shortened if it is long, and how many more there are."""
     shown: list[str] = []
-    names = list(names)
-    for number, name in enumerate(names):
-        word = repr(name)
+    words = list(words)
+    for number, word in enumerate(words):
         word = word if len(word) <= NAME_CHARACTERS else f"{word[: NAME_CHARACTERS - 4]}...{word[-1]}"
         if shown and len(", ".join([*shown, word])) > LISTED_CHARACTERS:
-            return f"{', '.join(shown)} and {len(names) - number:,} more"
+            return f"{', '.join(shown)} and {len(words) - number:,} more"
         shown.append(word)
     return ", ".join(shown)
 

@@ -201,7 +201,7 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
         null_score_diff_threshold=_null_threshold(task),
         label_thresholds=_label_thresholds(task),
         texts_per_input=_texts_per_input(task),
-        clitics=(task.clitics or ()) if isinstance(task, TaggingTask) else None,
+        clitics=task.clitics if isinstance(task, TaggingTask) else None,
         **settings,
     )
 

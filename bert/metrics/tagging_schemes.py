@@ -6,13 +6,25 @@ which seqeval's default mode follows: every tag but O belongs to an entity, whet
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 SCHEMES = ("BIO", "IOB1", "BIOES")
 """BIO: B- starts every entity. IOB1: I- does, B- only right after one of the same type. BIOES: E- ends, S- is both."""
 
 OUTSIDE = "O"
+
+LETTERS = {
+    "BIOES": {"B": "B", "I": "I", "E": "E", "S": "S"},
+    "BILOU": {"B": "B", "I": "I", "L": "E", "U": "S"},
+    "BMES": {"B": "B", "M": "I", "E": "E", "S": "S"},
+    "BMEWO": {"B": "B", "M": "I", "E": "E", "W": "S"},
+}
+"""The letters of schemes -> those of BIOES, of which BIO and IOB1 use two."""
+
+IO = "IO"
+"""The scheme of tags that are types alone: neighbouring words of one type are one entity."""
 
 
 class Span(NamedTuple):
@@ -40,6 +52,71 @@ def is_span_tag(tag: str) -> bool:
     """Whether the tag is O, or B, I, E or S with or without a type."""
     prefix, type = split_tag(tag)
     return tag == OUTSIDE or (prefix in ("B", "I", "E", "S") and (type != "" or "-" not in tag))
+
+
+class Spelling(NamedTuple):
+    """How a file or a model writes the tags that are B-PER, I-PER and so on here."""
+
+    scheme: str
+    """A key of LETTERS, or IO."""
+    separator: str = "-"
+    type_first: bool = False
+    """PER-B for B-PER."""
+    lowercase: bool = False
+    """b-PER for B-PER."""
+    outside: str = OUTSIDE
+
+    def read(self, tag: str) -> str | None:
+        """Returns a tag as O, or B-, I-, E- or S- and a type; None if it has another spelling."""
+        if tag == self.outside:
+            return OUTSIDE
+        if self.scheme == IO:
+            return f"I-{tag}"
+        prefix, separator, type = tag.rpartition(self.separator) if self.type_first else tag.partition(self.separator)
+        prefix, type = (type, prefix) if self.type_first else (prefix, type)
+        letter = LETTERS[self.scheme].get(prefix.upper() if self.lowercase else prefix)
+        is_sound = separator and type and letter and prefix.islower() == self.lowercase
+        return f"{letter}-{type}" if is_sound else None
+
+    def write(self, tag: str) -> str:
+        """Returns a tag of BIO or BIOES in this spelling."""
+        if tag == OUTSIDE:
+            return self.outside
+        prefix, type = split_tag(tag)
+        if self.scheme == IO:
+            return type
+        prefix = next(letter for letter, ours in LETTERS[self.scheme].items() if ours == prefix)
+        parts = [prefix.lower() if self.lowercase else prefix, type]
+        return self.separator.join(reversed(parts) if self.type_first else parts)
+
+
+CANONICAL = Spelling("BIOES")
+
+
+def find_spelling(tags: Collection[str], types: Collection[str] | None = None) -> Spelling | None:
+    """Returns the spelling of tags that mark entities; None if they mark none, or are of no known spelling.
+
+    Args:
+      tags: all that occur.
+      types: what may be the tags of the scheme IO; None for none. An empty collection allows all.
+    """
+    if all(map(is_span_tag, tags)):
+        return CANONICAL
+    for lowercase, type_first, separator, scheme in itertools.product((False, True), (False, True), "-_:/", LETTERS):
+        outside = OUTSIDE.lower() if lowercase and OUTSIDE not in tags else OUTSIDE
+        spelling = Spelling(scheme, separator, type_first, lowercase, outside)
+        if all(spelling.read(tag) for tag in tags):
+            return spelling
+    others = set(tags) - {OUTSIDE}
+    if types is None or any(map(is_span_tag, others)):
+        return None
+    return Spelling(IO, "") if others and (others <= set(types) if types else OUTSIDE in tags) else None
+
+
+def other_spelling(labels: Collection[str]) -> Spelling | None:
+    """Returns the spelling of a published model's labels, if they mark entities in another one than here."""
+    spelling = find_spelling(labels)
+    return None if spelling == CANONICAL else spelling
 
 
 def extract_entities(tags: Sequence[str]) -> list[Span]:

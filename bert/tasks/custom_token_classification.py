@@ -6,17 +6,27 @@ Columns are those of CSV, TSV and CoNLL files: a row for each word, an empty row
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from bert.config import TaskDataConfig
 from bert.data.records import Records, file_suffix, is_dataset_dict, table_dialect, table_rows
-from bert.errors import UserError
+from bert.errors import UserError, quoted, without_surrogates
 from bert.tasks.column_files import ColumnFilesTask
 from bert.tasks.readers import conll
-from bert.tasks.readers.columns import KEYS, label_text, split_names, split_path, split_records
+from bert.tasks.readers.columns import (
+    KEYS,
+    is_missing,
+    label_text,
+    left_out_note,
+    split_names,
+    split_path,
+    split_records,
+)
 from bert.tasks.readers.conll import Reading, Sentences
 from bert.tasks.token_classification import TAG_KEYS, TaggingTask
 
@@ -56,14 +66,16 @@ class CustomTokenClassification(TaggingTask, ColumnFilesTask):
         return split_records(folder, split, self.data)
 
     def read(self, folder: Path, split: str) -> Sentences:
-        folder = Path(folder)
+        folder, declared = Path(folder), tuple[str, ...]()
         if self._in_columns(folder, split):
             sentences = self._read_columns(folder, split)
         else:
-            columns = self.data.columns
+            columns, records = self.data.columns, self.records(folder, split)
             names = (columns.words or "words", columns.tags or "tags")
-            sentences = read_sentences(self.records(folder, split), *names, split != "test", self.reading)
-        return dataclasses.replace(sentences, labels=conll.label_names(sentences) if sentences.labelled else ())
+            declared = records.declared_labels.get(names[1], ())
+            sentences = read_sentences(records, *names, split != "test", self.reading, self.known_types)
+        labels = conll.label_names(sentences, declared) if sentences.labelled else ()
+        return dataclasses.replace(sentences, labels=labels)
 
     def _in_columns(self, folder: Path, split: str) -> bool:
         if is_dataset_dict(folder.as_posix()):
@@ -86,7 +98,9 @@ class CustomTokenClassification(TaggingTask, ColumnFilesTask):
             if labelled:
                 tag = self._column_index("tags", width - 1, names)
                 labelled = split != "test" or _first(rows)[1][tag : tag + 1] != [""]
-        sentences = conll.read_rows(path, rows, delimiter, labelled, self.reading, word, tag, width)
+        sentences = conll.read_rows(path, rows, delimiter, labelled, self.reading, word, tag, width, self.known_types)
+        if delimiter != ",":
+            sentences = dataclasses.replace(sentences, comments=conll.comment_lines(path))
         return _in_conll_columns(sentences) if delimiter == "," else sentences
 
     def _names(self, folder: Path, split: str, path: Path, rows: list[Row]) -> list[str] | None:
@@ -113,11 +127,11 @@ class CustomTokenClassification(TaggingTask, ColumnFilesTask):
                 if not (given or trained or file_suffix(path) == ".csv"):
                     return None
                 raise UserError(
-                    f"{path}, line {line_number}: no {name!r} among {_quoted(cells)}: set data.columns.{key} to the "
+                    f"{path}, line {line_number}: no {name!r} among {quoted(cells)}: set data.columns.{key} to the "
                     "right one, or name them all in their order as data.column_names"
                 )
         if len(set(cells)) < len(cells):
-            raise UserError(f"{path}, line {line_number}: the columns are {_quoted(cells)}: give each its own name")
+            raise UserError(f"{path}, line {line_number}: the columns are {quoted(cells)}: give each its own name")
         rows.remove((line_number, cells))
         return cells
 
@@ -204,18 +218,22 @@ def _refuse_header(path: Path, rows: list[Row]) -> None:
         )
 
 
-def _quoted(names: list[str]) -> str:
-    return ", ".join(map(repr, names))[:200]
-
-
 def read_sentences(
-    records: Records, words: str, tags: str, needed: bool = True, reading: Reading = "error"
+    records: Records,
+    words: str,
+    tags: str,
+    needed: bool = True,
+    reading: Reading = "error",
+    types: Collection[str] | None = None,
 ) -> Sentences:
     """The sentences of rows that hold a list of words and a list of tags.
 
+    Words may be any texts, white space among them, and numbers. Rows of data sets, and of tags that are class labels,
+    that lack a tag are left out and counted in a note.
+
     Args:
       needed: whether there have to be tags; otherwise a split whose first row has none is one to predict.
-      reading: as for `bert.tasks.readers.conll.read`.
+      reading, types: as for `bert.tasks.readers.conll.read`.
 
     Raises:
       UserError: place of a row without such lists, or with lists that are not equally long; and as `ner.read`.
@@ -224,41 +242,81 @@ def read_sentences(
     sentence_tags: list[list[str]] = []
     lines: list[int] = []
     labelled = True
-    for line_number, fields in records.rows:
-        if not (needed or lines):
+    may_lack = records.unit == "row" or tags in records.declared_labels
+    faults: list[tuple[int, UserError]] = []
+    left_out: list[int] = []
+    for index, (line_number, fields) in enumerate(records.rows):
+        if not (needed or index):
             labelled = fields.get(tags) is not None
         wanted = {words: "data.columns.words", **({tags: "data.columns.tags"} if labelled else {})}
-        records.require(line_number, list(fields), wanted)
-        sentence_words.append(_list(records, line_number, words, fields[words]))
+        try:
+            records.require(line_number, list(fields), wanted)
+            found = _words(records, line_number, words, fields[words])
+            if labelled and may_lack and _lacks_tags(fields[tags]):
+                left_out.append(line_number)
+                continue
+            found_tags = _tags(records, line_number, tags, fields[tags], len(found)) if labelled else []
+        except UserError as error:
+            faults.append((line_number, error))
+            continue
+        sentence_words.append(found)
+        sentence_tags.append(found_tags)
         lines.append(line_number)
-        if labelled:
-            sentence_tags.append([tag.strip() for tag in _list(records, line_number, tags, fields[tags])])
-            if len(sentence_tags[-1]) != len(sentence_words[-1]):
-                raise records.error(
-                    line_number,
-                    f"{len(sentence_words[-1])} {words} and {len(sentence_tags[-1])} {tags}: give each word one",
-                )
-    if not lines:
-        raise UserError(f"{records.source} has no rows: it needs a {records.unit} for each sentence")
+    records.require_sound(faults)
+    if left_out:
+        records.notes.append(left_out_note(records, left_out))
+    if not any(sentence_words):
+        raise UserError(f"{records.source} has no words: it needs a {records.unit} for each sentence")
     column_tags = sentence_tags if labelled else [[] for _ in sentence_words]
     columns = [_columns(sentence, given) for sentence, given in zip(sentence_words, column_tags, strict=True)]
     path = Path(records.source)
     untagged = Sentences(
-        sentence_words, None, conll.PLAIN, columns, lines, path=path, unit=records.unit, lines_a_word=0
+        sentence_words,
+        None,
+        conll.PLAIN,
+        columns,
+        lines,
+        path=path,
+        unit=records.unit,
+        lines_a_word=0,
+        remarks=tuple(records.notes),
     )
     untagged = _in_conll_columns(untagged)
-    return conll.attach_tags(untagged, sentence_tags, reading) if labelled else untagged
+    return conll.attach_tags(untagged, sentence_tags, reading, types) if labelled else untagged
 
 
-def _list(records: Records, line_number: int, name: str, values: Any) -> list[str]:
-    if not isinstance(values, list) or not values:
-        raise records.error(line_number, f"{name} is {str(values)[:40]!r}: it must be a list with at least one entry")
-    return [label_text(records, line_number, name, value) for value in values]
+def _words(records: Records, line_number: int, name: str, values: Any) -> list[str]:
+    """The words of a row, which may be none. Raises UserError."""
+    if not isinstance(values, list):
+        raise records.error(line_number, f"{name} is {str(values)[:40]!r}: it must be a list of words")
+    wrong = next((value for value in values if not isinstance(value, str | int | float)), "")
+    if wrong != "":
+        raise records.error(line_number, f"{name} has {repr(wrong)[:40]}: each word must be a text or a number")
+    return [without_surrogates(value if isinstance(value, str) else json.dumps(value)) for value in values]
+
+
+def _tags(records: Records, line_number: int, name: str, values: Any, count: int) -> list[str]:
+    """The tags of a row with so many words. Raises UserError."""
+    if not isinstance(values, list):
+        raise records.error(line_number, f"{name} is {str(values)[:40]!r}: it must be a list of tags")
+    if len(values) != count:
+        raise records.error(line_number, f"{count} words and {len(values)} {name}: give each word one")
+    return [label_text(records, line_number, name, value).strip() for value in values]
+
+
+def _lacks_tags(values: Any) -> bool:
+    return values is None or (isinstance(values, list) and any(map(is_missing, values)))
+
+
+_LINE_BREAKS = re.compile(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+NO_BREAK_SPACE = "\u00a0"
 
 
 def _columns(words: Sequence[str], tags: Sequence[str]) -> list[list[str]]:
-    """A sentence as CoNLL has it: a row for each word."""
-    return [list(cells) for cells in zip(words, tags, strict=True)] if tags else [[word] for word in words]
+    """A sentence as CoNLL has it: a row for each word. What cannot stand in a column becomes no-break spaces."""
+    cells = [_LINE_BREAKS.sub(NO_BREAK_SPACE, word) for word in words]
+    cells = [cell if cell.strip(" ") else NO_BREAK_SPACE * max(len(cell), 1) for cell in cells]
+    return [list(row) for row in zip(cells, tags, strict=True)] if tags else [[cell] for cell in cells]
 
 
 TASKS = (CustomTokenClassification(),)

@@ -14,13 +14,14 @@ from bert.data.features import Features
 from bert.data.inputs import TEXT_OR_PAIR, WANTED, as_text_or_pair
 from bert.data.records import Records
 from bert.data.windows import Text
+from bert.metrics.tagging_schemes import other_spelling
 from bert.tasks.base import Outputs, Task
 from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.question_answering import SquadTask
 from bert.tasks.readers.columns import Columns
 from bert.tasks.sequence import ClassificationTask, Examples, RegressionTask
-from bert.tasks.token_classification import CLITICS, TaggingTask
+from bert.tasks.token_classification import TaggingTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,8 @@ def published_task(
         task = _classifier(name, outputs, problem_type, label_thresholds, counts)
         return replace(task, activation=score_activation) if isinstance(task, _PublishedRegression) else task
     if head == "tagging" and outputs:
-        return TaggingTask(name=name, labels=outputs, clitics=CLITICS if clitics is None else clitics)
+        spelling = other_spelling(outputs) if clitics is None else None  # an export of a run spells tags as here
+        return TaggingTask(name=name, labels=outputs, clitics=clitics, spelling=spelling)
     if head == "span":
         if null_score_diff_threshold is None:
             return SquadTask(name=name, version="1.1")

@@ -22,7 +22,7 @@ from bert.data.features import pad_and_stack
 from bert.data.inputs import shown
 from bert.errors import UserError, require, without_surrogates
 from bert.files import write_tsv
-from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, convert, is_span_tag, join_tag, split_tag
+from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, Spelling, convert, is_span_tag, join_tag, split_tag
 from bert.tasks import word_features
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import conll, split_files
@@ -63,6 +63,9 @@ class Words(NamedTuple):
     words: list[dict[str, Any]]
 
 
+MOST_TAGS = 20
+"""A file with more different tags than this, and than different words, is taken for one with swapped columns."""
+
 CLITICS = ("'s", "n't", "'re", "'ve", "'ll", "'d", "'m")
 """Endings of English words that are separate words in the Penn Treebank, CoNLL-2003 and WNUT-17."""
 
@@ -79,8 +82,10 @@ class TaggingTask(Task):
     """As `bert.tasks.readers.conll.label_names` gives them; () until the training file is read."""
     may_be_broken: bool = False
     """Tags that break their scheme are counted, and no error."""
+    spelling: Spelling | None = None
+    """How the labels of a published model spell tags of entities; None for B-PER, I-PER and O, or plain tags."""
     clitics: tuple[str, ...] | None = None
-    """Endings that `split_text` separates; None until the training file is read, and in runs without the setting."""
+    """Endings that `split_text` separates; None for CLITICS, until the training file is read."""
     lexicon: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """The most common tag of each word of the training sentences, for the baseline."""
     most_frequent_tag: str = field(default=OUTSIDE, repr=False, compare=False)
@@ -92,14 +97,24 @@ class TaggingTask(Task):
     data_keys: ClassVar[tuple[str, ...]] = TAG_KEYS
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """The labels as they are spelled here: B-PER for PER-B."""
+        return tuple(self.spelling.read(label) or label for label in self.labels) if self.spelling else self.labels
+
+    @property
     def marks_entities(self) -> bool:
         """Whether the tags are those of entities, and not parts of speech, say."""
-        return all(map(is_span_tag, self.labels))
+        return all(map(is_span_tag, self.tags))
+
+    @property
+    def known_types(self) -> list[str] | None:
+        """The types of entities; None until the training file is read."""
+        return self.types if self.labels else None
 
     @property
     def names_types(self) -> bool:
         """Whether the tags are the types of entities without prefixes, and O."""
-        return OUTSIDE in self.labels and not any(is_span_tag(label) for label in self.labels if label != OUTSIDE)
+        return OUTSIDE in self.tags and not any(is_span_tag(tag) for tag in self.tags if tag != OUTSIDE)
 
     @property
     def finds_entities(self) -> bool:
@@ -116,7 +131,7 @@ class TaggingTask(Task):
     @property
     def types(self) -> list[str]:
         """The types of entities."""
-        return sorted({split_tag(label)[1] for label in self.labels} - {""}) if self.marks_entities else []
+        return sorted({split_tag(label)[1] for label in self.tags} - {""}) if self.marks_entities else []
 
     @property  # of other tasks a field
     def main_metric(self) -> str:  # type: ignore[override]
@@ -145,8 +160,13 @@ class TaggingTask(Task):
         labels = self.labels or train.labels
         if len(labels) < 2:
             raise UserError(f"every training word has the tag {tag!r}: a tagger needs two or more tags")
+        if not self.labels and len(labels) > max(len(counts), MOST_TAGS):
+            raise UserError(
+                f"{train.path} has {len(labels):,} tags and {len(counts):,} different words: are the columns swapped? "
+                "Set data.columns.words and data.columns.tags, or list all tags as data.labels"
+            )
         clitics = self.clitics
-        if clitics is None and not self.labels:  # a run that began without the setting has labels
+        if clitics is None:
             clitics = separate_clitics({word: sum(tags.values()) for word, tags in counts.items()})
         return replace(self, labels=labels, lexicon=lexicon, most_frequent_tag=tag, clitics=clitics)
 
@@ -154,8 +174,9 @@ class TaggingTask(Task):
         return replace(data, labels=list(self.labels), clitics=None if self.clitics is None else list(self.clitics))
 
     def from_config(self, data: TaskDataConfig) -> Self:
-        clitics = None if data.clitics is None else tuple(map(_plain_apostrophes, data.clitics))
-        labels = tuple(data.labels or ())
+        labels, clitics = tuple(data.labels or ()), None
+        if data.clitics is not None or labels:  # a run that began before the setting existed has labels
+            clitics = tuple(map(_plain_apostrophes, data.clitics or ()))
         return replace(self, labels=labels, may_be_broken=data.invalid_tags == "count", clitics=clitics)
 
     def splits(self, folder: Path) -> list[str]:
@@ -165,7 +186,7 @@ class TaggingTask(Task):
         """A test file with as many columns as the training file has its tags."""
         path = split_files.find_split_file(folder, FILES, split, "CoNLL columns")
         labelled = split != "test" or conll.width(path) == conll.width(self._train(folder))
-        sentences = conll.read(path, labelled, self.reading)
+        sentences = conll.read(path, labelled, self.reading, self.known_types)
         return replace(sentences, labels=conll.label_names(sentences) if labelled else ())
 
     def features(self, tokenizer: Tokenizer, examples: Sentences, data: TaskDataConfig) -> WordFeatures:
@@ -177,7 +198,7 @@ class TaggingTask(Task):
         Tags of entities become sound BIO, for a head may well begin an entity with I-; probabilities stay as they were.
         """
         shares = metrics.softmax(np.nan_to_num(pad_and_stack(outputs, (0, self.num_labels))))
-        tags = word_features.decode_tags(examples, features, shares.argmax(-1), self.labels)
+        tags = word_features.decode_tags(examples, features, shares.argmax(-1), self.tags)
         if self.marks_entities:
             tags = [convert(sentence, "BIO") for sentence in tags]
         best = iter(word_features.gather_word_values(features, shares.max(-1)).tolist())
@@ -241,7 +262,7 @@ class TaggingTask(Task):
         for index, given in enumerate(inputs, 1):
             if isinstance(given, str):
                 texts.append(without_surrogates(given))
-                found = split_text(texts[-1], self.clitics or ())
+                found = split_text(texts[-1], CLITICS if self.clitics is None else self.clitics)
             else:
                 found = _given_words(self.name, given, index)
                 texts.append(" ".join(found[0]))

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from bert.data.features import IGNORE_INDEX, ROWS_AT_ONCE, Features, prose_tokenizer
 from bert.data.row_template import row_template
 from bert.data.windows import widest_windows, window_starts
-from bert.errors import UserError
+from bert.errors import UserError, listed
 from bert.metrics.tagging_schemes import extract_entities
 from bert.tasks.readers.conll import Sentences
 from bert.tokenizer.library import encode_batch
@@ -151,7 +151,7 @@ def _encode_tags(sentences: Sentences, labels: Sequence[str]) -> np.ndarray | No
                 line = f", {sentences.unit} {sentences.line(sentence, word)}" if sentences.lines else ""
                 raise UserError(
                     f"{sentences.path or 'the sentences'}{line}: the tag {tag} does not occur in the training "
-                    f"data, whose labels are {', '.join(labels)[:200]}: fix the tag, or name all labels in data.labels"
+                    f"data, whose labels are {listed(labels)}: fix the tag, or name all labels in data.labels"
                 )
     return np.array([label_of[tag] for tags in sentences.tags for tag in tags], np.int32)
 

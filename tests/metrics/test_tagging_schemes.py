@@ -11,6 +11,7 @@ from bert.metrics.tagging_schemes import (
     convert,
     detect_scheme,
     extract_entities,
+    find_spelling,
     first_invalid_tag,
     is_span_tag,
 )
@@ -99,3 +100,33 @@ def test_schemes_are_recognised(sentences, scheme):
 def test_which_tags_mark_entities():
     assert all(map(is_span_tag, ["O", "B-A", "I-A", "E-A", "S-A", "B", "I", "B-a-b"]))
     assert not any(map(is_span_tag, ["NN", "A", "b-A", "B-", "", "L-A", "O-A", "-"]))
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("U-A O B-B I-B L-B", "S-A O B-B I-B E-B"),
+        ("U-A O", "S-A O"),
+        ("S-A O B-B M-B E-B", "S-A O B-B I-B E-B"),
+        ("W-A O B-B M-B E-B", "S-A O B-B I-B E-B"),
+        ("A-B A-I O", "B-A I-A O"),
+        ("B_A I_A O", "B-A I-A O"),
+        ("b-a i-a o", "B-a I-a O"),
+        ("b-a O", "B-a O"),
+        ("B-A I-A O", "B-A I-A O"),
+        ("A-b-B A-b-I O", "B-A-b I-A-b O"),
+    ],
+)
+def test_other_spellings_of_tags(tags, expected):
+    spelling = find_spelling(tags.split())
+    assert [spelling.read(tag) for tag in tags.split()] == expected.split()
+    assert [spelling.write(tag) for tag in expected.split()] == tags.split()
+
+
+def test_types_alone_are_tags_if_they_are_known():
+    assert find_spelling(["O", "A"]) is None
+    assert find_spelling(["O", "A"], ()).read("A") == "I-A"
+    assert find_spelling(["A"], ["A", "B"]).write("B-A") == "A"
+    assert find_spelling(["NN", "VB"], ()) is None
+    assert find_spelling(["O", "C"], ["A"]) is None
+    assert find_spelling(["O", "B-A", "Borg"], ()) is None

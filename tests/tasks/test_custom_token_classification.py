@@ -15,6 +15,7 @@ from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
 from bert.tasks import make_task
 from bert.tasks.custom_token_classification import CustomTokenClassification
+from bert.tasks.readers import conll
 from bert.tasks.token_classification import Tagged
 
 WORDS, TAGS = [["Ann", "left"], ["New York"]], [["B-PER", "O"], ["B-LOC"]]
@@ -217,9 +218,12 @@ def test_csv_without_names_has_words_and_tags(tmp_path: Path) -> None:
     [
         ({"words": ["a", "b"], "tags": ["O"]}, "line 3: 2 words and 1 tags: give each word one"),
         ({"words": ["a"]}, "line 3: no 'tags' among 'words': set data.columns.tags to the right one"),
-        ({"words": [], "tags": []}, "line 3: words is '[]': it must be a list with at least one entry"),
+        ({"words": [], "tags": ["O"]}, "line 3: 0 words and 1 tags: give each word one"),
+        ({"words": None, "tags": []}, "line 3: words is 'None': it must be a list of words"),
         ({"words": "a b", "tags": ["O"]}, "line 3: words is 'a b': it must be a list"),
-        ({"words": [" "], "tags": ["O"]}, "line 3: words is ' ': it must be a text without tabs and line ends"),
+        ({"words": [None], "tags": ["O"]}, "line 3: words has None: each word must be a text or a number"),
+        ({"words": ["a"], "tags": [None]}, "line 3: tags is missing (null): write it or remove the line"),
+        ({"words": ["a"], "tags": [" "]}, "line 3: tags is ' ': it must be a text without tabs and line ends"),
         ({"words": ["a", "b"], "tags": ["O", "I-PER"]}, "line 3: the tag I-PER after O breaks the file's scheme, BIO"),
         ({"words": ["a", "b"], "tags": ["O", "Borg"]}, "line 3: the tag 'Borg' is none of BIO, IOB1, BIOES"),
     ],
@@ -268,3 +272,39 @@ def test_tags_of_several_words_are_written_between_tabs(tmp_path: Path) -> None:
 def test_names_of_files_may_end_in_capitals(tmp_path: Path) -> None:
     (tmp_path / "A.CSV").write_text("words,tags\nEU,B-ORG\n")
     assert own(train="A.CSV").read(tmp_path, "train").words == [["EU"]]
+
+
+def test_words_may_be_white_space_and_numbers(tmp_path: Path) -> None:
+    words = ["Dear", "\n\n", "Ann", " ", "", 1.5]
+    jsonl(tmp_path, "train", {"words": words, "tags": ["O", "O", "B-X", "O", "O", "O"]}, {"words": [], "tags": []},
+          {"words": [" "], "tags": ["O"]})  # fmt: skip
+    sentences = own().read(tmp_path, "train")
+    assert sentences.words == [["Dear", "\n\n", "Ann", " ", "", "1.5"], [], [" "]]
+    path = conll.write_predictions(tmp_path / "out.conll", sentences, sentences.tags)
+    assert conll.read(path).words == [["Dear", "\u00a0\u00a0", "Ann", "\u00a0", "\u00a0", "1.5"], ["\u00a0"]]
+
+
+def test_a_data_set_keeps_the_order_of_its_tags(tmp_path: Path) -> None:
+    names = ["B-PER", "I-PER", "O", "B-ZIP", "I-ZIP"]
+    features = {
+        "words": datasets.List(datasets.Value("string")),
+        "tags": datasets.List(datasets.ClassLabel(names=names)),
+    }
+    rows = {"words": [["a", "b"], ["c"], ["d"]], "tags": [[0, 2], [-1], [2]]}
+    table = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    datasets.DatasetDict({"train": table}).save_to_disk(str(tmp_path))
+    train = own().read(tmp_path, "train")
+    assert own().fit(train).labels == tuple(names)
+    assert train.words == [["a", "b"], ["d"]]
+    assert "1 row without a label left out (row 2)" in train.notes[0]
+
+
+def test_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
+    jsonl(tmp_path, "train", {"words": ["a"], "tags": ["O"]}, {"words": [None], "tags": ["O"]}, {"words": ["b"]})
+    assert error_of(own(), tmp_path).endswith("2 lines have such faults: 2, 3")
+
+
+def test_columns_that_are_swapped_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.conll").write_text("".join(f"{'NN' if row % 2 else 'VB'} word{row}\n" for row in range(40)))
+    with pytest.raises(UserError, match="has 40 tags and 2 different words: are the columns swapped"):
+        own().fit(own().read(tmp_path, "train"))

@@ -343,7 +343,7 @@ def test_the_training_words_tell_how_texts_are_split(tmp_path):
     assert again.examples_from_inputs(["Ann's cat"]).words == [["Ann", "'s", "cat"]]
     old = find_task("ner").from_config(TaskDataConfig(labels=["O", "B-X", "I-X"]))  # of a run without the setting
     old = old.fit(old.read(tmp_path, "train"))
-    assert old.to_config(TaskDataConfig()).clitics is None
+    assert old.to_config(TaskDataConfig()).clitics == []
     assert old.examples_from_inputs(["Ann's cat"]).words == [["Ann's", "cat"]]
     assert published_task("tagging", "x", ("O", "B-X"), None).examples_from_inputs(["Ann's"]).words == [["Ann", "'s"]]
 
@@ -383,3 +383,15 @@ def test_neighbours_of_one_type_without_prefixes_are_an_entity() -> None:
     speech = published_task("tagging", "x", ("NOUN", "VERB"), None)
     [words] = speech.format_predictions(Tagged([["NOUN", "NOUN"]], [[1.0, 1.0]]), speech.examples_from_inputs(["a b"]))
     assert [word["tag"] for word in words.words] == ["NOUN", "NOUN"]
+
+
+@pytest.mark.parametrize("labels", ["O U-X B-X I-X L-X", "O X", "X-B X-I O", "o b-X i-X"])
+def test_published_labels_of_other_schemes_give_entities(tokenizer, labels):
+    task = published_task("tagging", "m", tuple(labels.split()), None)
+    asked = task.examples_from_inputs(["a b"])
+    rows = task.features(tokenizer, asked, DATA)
+    found = task.predict(
+        logits_of(rows, task.labels, f"{labels.split()[1]} {task.labels[task.tags.index('O')]}"), rows, asked
+    )
+    [answer] = task.format_predictions(found, asked)
+    assert [(entity["type"], entity["text"]) for entity in answer.entities] == [("X", "a")]

@@ -170,13 +170,17 @@ def read_columns(
         what = "no rows with a label" if left_out else "no rows"
         raise UserError(f"{records.source} has {what}: it needs a {records.unit} for each example")
     if left_out:
-        rows_left = "1 row" if len(left_out) == 1 else f"{len(left_out):,} rows"
-        numbers = f"{records.unit} {listed_numbers(left_out)}"
-        records.notes.append(f"{records.source}: {rows_left} without a label left out ({numbers})")
+        records.notes.append(left_out_note(records, left_out))
     if raise_faults:
         records.require_sound(faults)
     labels_read = columns.labels if labelled else None
     return columns._replace(labels=labels_read, notes=tuple(records.notes), faults=tuple(faults))
+
+
+def left_out_note(records: Records, numbers: Sequence[int]) -> str:
+    """Returns the sentence on rows without a label, by their numbers."""
+    rows = "1 row" if len(numbers) == 1 else f"{len(numbers):,} rows"
+    return f"{records.source}: {rows} without a label left out ({records.unit} {listed_numbers(numbers)})"
 
 
 def is_missing(value: Any) -> bool:

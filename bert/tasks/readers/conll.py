@@ -5,7 +5,8 @@ The first column is the word, the last its tag; an empty line ends a sentence an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +18,14 @@ from bert.data.records import file_suffix
 from bert.errors import UserError, require
 from bert.files import write_atomic
 from bert.metrics.tagging_schemes import (
+    CANONICAL,
+    IO,
     OUTSIDE,
     SCHEMES,
+    Spelling,
     convert,
     detect_scheme,
+    find_spelling,
     first_invalid_tag,
     is_span_tag,
     join_tag,
@@ -36,6 +41,9 @@ PLAIN = "plain"
 
 LONG_SENTENCE = 200
 """Most words of a file that may be a single sentence; of a longer one a run says that ends seem to be missing."""
+
+OTHER_SCHEMES = ("BILOU", "BMES")
+"""Schemes that are read as BIOES."""
 
 Reading = Literal["error", "count", "plain"]
 """What a tag that its scheme does not allow there is: an error, or a fault to count. Plain tags have no scheme."""
@@ -69,6 +77,12 @@ class Sentences:
     """What the numbers in ``lines`` count: lines, or the rows of a data set."""
     lines_a_word: int = 1
     """1 in columns; 0 if a whole sentence is on one line."""
+    spelling: Spelling = CANONICAL
+    """How the file writes the tags of its scheme."""
+    comments: int = 0
+    """Lines of the file that were left out as comments."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on tags that are read in an unusual way."""
 
     def __len__(self) -> int:
         return len(self.words)
@@ -81,7 +95,10 @@ class Sentences:
     @property
     def notes(self) -> tuple[str, ...]:
         """A sentence on tags that break the scheme, or on a file that seems to lack the ends of its sentences."""
-        notes = []
+        notes = list(self.remarks)
+        if self.comments:
+            lines = "1 line that begins" if self.comments == 1 else f"{self.comments:,} lines that begin"
+            notes.append(f"{self.path}: {lines} with # before a sentence left out as comments")
         if len(self) == 1 and self.lines_a_word and len(self.words[0]) > LONG_SENTENCE:
             notes.append(
                 f"{self.path} is one sentence of {len(self.words[0]):,} words: an empty line ends a sentence, put one "
@@ -129,18 +146,52 @@ def split_columns(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
     Tabs in a ``.tsv``, and where the first line with a word has one; else spaces. A line that ends a sentence has no
     cells.
     """
-    first = next((line for _, line in numbered_lines(path, utf_16=True) if _has_word(line)), "")
+    possible = _possible_comments(path)
+    lines = ((line_number, line) for line_number, line in numbered_lines(path, utf_16=True) if _has_word(line))
+    first = next((line for line_number, line in lines if line_number not in possible), "")
     delimiter = "\t" if "\t" in first or file_suffix(path) == ".tsv" else " "
+    comments = _comments(path, delimiter, possible)
     return delimiter, (
-        (line_number, _cells(line, delimiter)) for line_number, line in numbered_lines(path, utf_16=True)
+        (line_number, _cells(line, delimiter))
+        for line_number, line in numbered_lines(path, utf_16=True)
+        if line_number not in comments
     )
 
 
-def read(path: Path, labelled: bool = True, reading: Reading = "error") -> Sentences:
+def comment_lines(path: Path) -> int:
+    """Returns how many lines `split_columns` leaves out as comments."""
+    possible = _possible_comments(path)
+    return len(_comments(path, split_columns(path)[0], possible)) if possible else 0
+
+
+def _possible_comments(path: Path) -> set[int]:
+    """The numbers of lines before a sentence that begin with # and white space. The word # may begin one, too."""
+    found, before_sentence = set(), True
+    for line_number, line in numbered_lines(path, utf_16=True):
+        is_possible = before_sentence and line.startswith(("# ", "#\t"))
+        found |= {line_number} if is_possible else set()
+        before_sentence = is_possible or not _has_word(line)
+    return found
+
+
+def _comments(path: Path, delimiter: str, possible: set[int]) -> set[int]:
+    """Those of the lines that have another number of columns than words, or a last cell that no word has."""
+    if not possible:
+        return set()
+    lines = [(number, _cells(line, delimiter)) for number, line in numbered_lines(path, utf_16=True)]
+    words = [cells for number, cells in lines if cells and number not in possible]
+    width, tags = len(words[0]) if words else 0, {cells[-1] for cells in words}
+    return {number for number, cells in lines if number in possible and (len(cells) != width or cells[-1] not in tags)}
+
+
+def read(
+    path: Path, labelled: bool = True, reading: Reading = "error", types: Collection[str] | None = None
+) -> Sentences:
     """Reads CoNLL columns, the word first and the tag last, as `read_rows` does."""
     path = Path(path)
     delimiter, rows = split_columns(path)
-    return read_rows(path, rows, delimiter, labelled, reading)
+    sentences = read_rows(path, rows, delimiter, labelled, reading, types=types)
+    return replace(sentences, comments=comment_lines(path))
 
 
 def read_rows(
@@ -152,10 +203,12 @@ def read_rows(
     word: int = 0,
     tag: int = -1,
     width: int = 0,
+    types: Collection[str] | None = None,
 ) -> Sentences:
     """Makes sentences of a file's rows.
 
-    Tags of the schemes BIO, IOB1 and BIOES are recognised by what they are and become BIO.
+    Tags of the schemes BIO, IOB1 and BIOES are recognised by what they are and become BIO, as do those in other
+    spellings (`find_spelling`).
 
     Args:
       rows: (line, cells) of each; one without cells ends a sentence.
@@ -164,6 +217,7 @@ def read_rows(
       reading: of the tags; faults are counted in `Sentences.broken`.
       word, tag: the columns.
       width: the number of columns; 0 takes that of the first row.
+      types: of entities that a model knows, for tags without prefixes; None if they are not known.
 
     Raises:
       UserError: the file and line, what is wrong, and the fix.
@@ -187,19 +241,27 @@ def read_rows(
     words = [[cells[word] for cells in sentence] for sentence in columns]
     untagged = Sentences(words, None, PLAIN, columns, lines, delimiter, path=path)
     return (
-        attach_tags(untagged, [[cells[tag] for cells in sentence] for sentence in columns], reading)
+        attach_tags(untagged, [[cells[tag] for cells in sentence] for sentence in columns], reading, types)
         if labelled
         else untagged
     )
 
 
-def label_names(sentences: Sentences) -> tuple[str, ...]:
-    """The labels that a model needs for the training sentences: O, then B- and I- of each type; or every plain tag."""
+def label_names(sentences: Sentences, declared: Sequence[str] = ()) -> tuple[str, ...]:
+    """The labels that a model needs for the training sentences: O, then B- and I- of each type; or every plain tag.
+
+    Args:
+      declared: labels that a data set declares; their order is kept if all that are needed are among them, and the tags
+        are plain or BIO.
+    """
     tags = {tag for sentence in require(sentences.tags, "the tags") for tag in sentence}
     if sentences.scheme == PLAIN:
-        return tuple(sorted(tags))
-    types = sorted({split_tag(tag)[1] for tag in tags - {OUTSIDE}})
-    return (OUTSIDE, *(join_tag(prefix, type) for type in types for prefix in "BI"))
+        needed = tuple(sorted(tags))
+    else:
+        types = sorted({split_tag(tag)[1] for tag in tags - {OUTSIDE}})
+        needed = (OUTSIDE, *(join_tag(prefix, type) for type in types for prefix in "BI"))
+    keeps_order = sentences.scheme != "BIOES" and sentences.spelling == CANONICAL and set(needed) <= set(declared)
+    return tuple(dict.fromkeys(declared)) if keeps_order else needed
 
 
 def write_predictions(path: Path, sentences: Sentences, tags: Sequence[Sequence[str]]) -> Path:
@@ -207,7 +269,9 @@ def write_predictions(path: Path, sentences: Sentences, tags: Sequence[Sequence[
     lines = []
     for sentence, predicted in enumerate(tags):
         columns = sentences.columns[sentence] if sentences.columns else [[word] for word in sentences.words[sentence]]
-        predicted = convert(predicted, sentences.scheme) if sentences.scheme in SCHEMES else predicted
+        if sentences.scheme in SCHEMES:
+            predicted = [sentences.spelling.write(tag) if sentences.spelling != CANONICAL else tag
+                         for tag in convert(predicted, sentences.scheme)]  # fmt: skip
         for cells, tag in zip(columns, predicted, strict=True):
             lines.append(sentences.delimiter.join((*cells, tag)) + "\n")
         lines.append("\n")
@@ -242,10 +306,36 @@ def _check_cells(
             raise UserError(f"{path}, line {line_number}: the {what} is empty: fix or remove the line")
 
 
-def attach_tags(untagged: Sentences, tags: list[list[str]], reading: Reading = "error") -> Sentences:
+def _spelling(counts: Counter[str], types: Collection[str] | None) -> Spelling | None:
+    """The spelling of a file's tags. Types alone mark entities if a model knows them, or if O is the commonest tag."""
+    if types is None and counts[OUTSIDE] == max(counts.values(), default=0):
+        types = ()
+    return find_spelling(counts, types)
+
+
+def attach_tags(
+    untagged: Sentences, tags: list[list[str]], reading: Reading = "error", types: Collection[str] | None = None
+) -> Sentences:
     """The sentences with their tags, as `read_rows` treats them."""
     if reading == "plain":
         return replace(untagged, tags=tags)
+    counts = Counter(tag for sentence in tags for tag in sentence)
+    spelling = _spelling(counts, types) or CANONICAL
+    if spelling != CANONICAL:
+        tags = [[spelling.read(tag) or tag for tag in sentence] for sentence in tags]
+        untagged = replace(untagged, spelling=spelling)
+    if spelling.scheme == IO:
+        remark = (
+            f"{untagged.path}: the tags have no B- or I-, and are read as types of entities: neighbouring words of one "
+            "type are one entity"
+        )
+        untagged = replace(untagged, remarks=(*untagged.remarks, remark))
+    elif spelling == CANONICAL and len(counts) > 1 and {tag for tag in counts if is_span_tag(tag)} == {OUTSIDE}:
+        remark = (
+            f"{untagged.path}: O is among the tags, and they are read as plain tags, which accuracy scores: write B- "
+            "or I- before a type for entities"
+        )
+        untagged = replace(untagged, remarks=(*untagged.remarks, remark))
     marking = [is_span_tag(tag) for sentence in tags for tag in sentence]
     typed = {tag[:2] for sentence in tags for tag in sentence} & {"B-", "I-", "E-", "S-"}
     if not typed and not all(marking):
@@ -254,7 +344,7 @@ def attach_tags(untagged: Sentences, tags: list[list[str]], reading: Reading = "
         sentence, word = _place(tags, marking.index(False))
         raise UserError(
             f"{untagged.path}, {untagged.unit} {untagged.line(sentence, word)}: the tag {tags[sentence][word]!r} is "
-            f"none of {', '.join(SCHEMES)}: write O, or B-, I-, E- or S- and a type"
+            f"none of {', '.join((*SCHEMES, *OTHER_SCHEMES))}: write O, or B-, I-, E- or S- and a type"
         )
     scheme = detect_scheme(tags)
     faults = []

@@ -120,3 +120,42 @@ def test_predictions_are_one_more_column_in_the_scheme_of_the_file(tmp_path):
     assert conll.write_predictions(path, tabs, [["NN"]]).read_text() == "a b\tDT\tNN\n\n"
     free = Sentences([["a"]], None)
     assert conll.write_predictions(path, free, [["B-X"]]).read_text() == "a B-X\n\n"
+
+
+def test_other_schemes_are_read_and_written_as_in_the_file(tmp_path):
+    content = "a U-X\nb O\nc B-Y\nd L-Y\n"
+    sentences = conll.read(write(tmp_path, content))
+    assert sentences.tags == [["B-X", "O", "B-Y", "I-Y"]]
+    written = conll.write_predictions(tmp_path / "out.conll", sentences, [["O", "B-X", "B-Y", "I-Y"]])
+    assert written.read_text() == "a U-X O\nb O U-X\nc B-Y B-Y\nd L-Y L-Y\n\n"
+
+
+def test_types_alone_mark_entities_if_most_words_have_none(tmp_path):
+    sentences = conll.read(write(tmp_path, "a X\nb X\nc O\nd O\n"))
+    assert sentences.tags == [["B-X", "I-X", "O", "O"]]
+    assert "neighbouring words of one type are one entity" in sentences.notes[0]
+    sentences = conll.read(write(tmp_path, "a X\nb X\nc O\n"))
+    assert (sentences.tags, sentences.scheme) == ([["X", "X", "O"]], "plain")
+    assert "read as plain tags" in sentences.notes[0]
+    assert conll.read(write(tmp_path, "a X\n"), types=["X"]).tags == [["B-X"]]
+    assert conll.read(write(tmp_path, "a X\nb O\n"), reading="plain").tags == [["X", "O"]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "# id 1 domain=en\na _ _ B-X\nb _ _ O\n\n# id 2 domain=en\nc _ _ O\n",
+        "# id 1 domain=en\na\tB-X\nb\tO\n\n# id 2 domain=en\nc\tO\n",
+        "# id 1\tdomain=en\na B-X\nb O\n\n# id 2\tdomain=en\nc O\n",
+    ],
+)
+def test_comments_before_sentences_are_left_out(tmp_path, content):
+    sentences = conll.read(write(tmp_path, content))
+    assert (sentences.words, sentences.tags) == ([["a", "b"], ["c"]], [["B-X", "O"], ["O"]])
+    assert "2 lines that begin with # before a sentence left out" in sentences.notes[0]
+
+
+def test_the_word_hash_is_no_comment(tmp_path):
+    sentences = conll.read(write(tmp_path, "# O\na B-X\n\nb O\n# O\n"))
+    assert (sentences.words, sentences.notes) == ([["#", "a"], ["b", "#"]], ())
+    assert conll.read(write(tmp_path, "# id 1\na\n\n#\nb\n"), labelled=False).words == [["a"], ["#", "b"]]
