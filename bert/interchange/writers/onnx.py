@@ -26,6 +26,7 @@ from bert.interchange.writers.signature import (
     parameters,
     sample_inputs,
     signature,
+    text_usage,
     verify_outputs,
     write_metadata_files,
 )
@@ -43,6 +44,9 @@ FLOAT_FOLDER = "float"
 LARGEST = 2**31 - 2**24
 """Bytes of weights that fit into the graph's own file, whose format ends at 2 GiB; more lie in a file next to it."""
 
+
+CALL = "dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs)))"
+"""The expression of a Python program for the graph's outputs by name."""
 
 LACKS = (
     *("causal", "norm_type", "norm_bias", "use_bias", "attention_window", "gated_feed_forward", "first_layer_norm"),
@@ -73,7 +77,7 @@ def export(
         folder = draft if accept is None else draft / FLOAT_FOLDER
         folder.mkdir(exist_ok=True)
         _write_verified(model, folder / GRAPH, given, say)
-        text = _usage(given)
+        text = _usage(model, given)
         if accept is not None:
             write_int8(folder / GRAPH, draft / GRAPH)
             comparison = accept(folder / GRAPH, draft / GRAPH)
@@ -350,7 +354,7 @@ def _masked_lm(graph: Graph, config: ModelConfig, hidden: str) -> str:
     return graph.node("Add", logits, graph.weight("predictions/bias")) if config.prediction_bias else logits
 
 
-def _usage(given: Signature) -> list[str]:
+def _usage(model: ModelBundle, given: Signature) -> list[str]:
     """The paragraphs of README.md that show how to call it."""
     shape = tuple(2 if dim == CHOICES else 1 if i == 0 else 8 for i, dim in enumerate(given.inputs["input_ids"]))
     return [
@@ -362,4 +366,5 @@ def _usage(given: Signature) -> list[str]:
         f"inputs = {{name: np.ones({shape}, np.int64) for name in {json.dumps(list(given.inputs))}}}\n"
         "outputs = session.run(None, inputs)\n"
         "```",
+        *(() if CHOICES in given.inputs["input_ids"] else text_usage(model, "int64", CALL)),
     ]

@@ -23,6 +23,7 @@ from bert.interchange.bundle import ModelBundle, build_module, describe_labels
 from bert.interchange.generation_files import generation_config
 from bert.interchange.pooling import Pooling
 from bert.interchange.writers.tokenizer_files import published_tokenizers, save_published_tokenizer
+from bert.tokenizer.special_tokens import special_ids
 
 BATCH, CHOICES, LENGTH, TARGET_LENGTH = "batch_size", "num_choices", "sequence_length", "target_length"
 """Names of the dimensions B, C, T and, of the target of an encoder-decoder, its T, where they are free."""
@@ -169,6 +170,75 @@ def verify_outputs(
                 )
             largest = max(largest, difference)
     return f"verified: the outputs are within {largest:.1g} of ours"
+
+
+def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = None) -> list[str]:
+    """The paragraphs of README.md that show how to call a graph with texts, and how their embeddings are computed.
+
+    Args:
+        model: what is exported, neither of choices nor with a decoder.
+        dtype: of the inputs.
+        call: the expression for the outputs by name, with the inputs by name as ``inputs``.
+        length: tokens of a row; None for those of the longest text.
+    """
+    pooling = model.pooling if model.architecture == "Bert" else None
+    padding = "" if length is None else f"length={length}"
+    pad_id = special_ids(model.tokenizer).find("pad") or 0
+    if pad_id:
+        token = json.dumps(model.tokenizer.id_to_token(pad_id))
+        padding = ", ".join(filter(None, [padding, f"pad_id={pad_id}", f"pad_token={token}"]))
+    texts = '["one text", ("a pair", "of texts")]' if pooling is None else '["one text", "another text"]'
+    lines = [
+        "from tokenizers import Tokenizer",
+        'tokenizer = Tokenizer.from_file("tokenizer.json")',
+        f"tokenizer.enable_truncation({min(model.longest_text, length or model.longest_text)})",
+        f"tokenizer.enable_padding({padding})",
+        *([f"texts = [text.lower() for text in {texts}]"] if pooling is not None and pooling.lowercase else []),
+        f"rows = tokenizer.encode_batch({'texts' if pooling is not None and pooling.lowercase else texts})",
+        'fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}',
+        f"inputs = {{name: np.array([getattr(row, fields[name]) for row in rows], np.{dtype}) for name in inputs}}",
+        f"outputs = {call}",
+    ]
+    paragraphs = ["From text:", _code(lines)]
+    if pooling is not None:
+        prompts = {"queries": pooling.query_prompt, "documents": pooling.document_prompt}
+        given = [f"{kind} begin with {prompt!r}" for kind, prompt in prompts.items() if prompt]
+        note = f" Texts of {' and '.join(given)}." if given else ""
+        note += (
+            "" if pooling.include_prompt else " Tokens of a prompt are not pooled: set their attention_mask to 0 first."
+        )
+        paragraphs += [f"Embeddings of the texts:{note}", _code(_embedding_lines(pooling))]
+    return paragraphs
+
+
+def _code(lines: list[str]) -> str:
+    return "\n".join(["```python", *lines, "```"])
+
+
+POOLED = {
+    "cls": "hidden[np.arange(len(hidden)), mask[:, :, 0].argmax(axis=1)]",
+    "max": "np.where(mask > 0, hidden, -np.inf).max(axis=1)",
+    "mean": "(hidden * mask).sum(axis=1) / mask.sum(axis=1)",
+    "mean_sqrt_len": "(hidden * mask).sum(axis=1) / np.sqrt(mask.sum(axis=1))",
+    "weightedmean": "(hidden * mask * place).sum(axis=1) / (mask * place).sum(axis=1)",
+    "lasttoken": "hidden[np.arange(len(hidden)), mask.shape[1] - 1 - mask[:, ::-1, 0].argmax(axis=1)]",
+}
+"""The expression for each of `bert.interchange.pooling.MODES`."""
+
+
+def _embedding_lines(pooling: Pooling) -> list[str]:
+    """Lines that compute embeddings as `Pooling` does."""
+    parts = [POOLED[mode] for mode in pooling.modes]
+    lines = ['hidden, mask = np.asarray(outputs["last_hidden_state"]), inputs["attention_mask"][:, :, None]']
+    if "weightedmean" in pooling.modes:
+        lines.append("place = np.arange(1, mask.shape[1] + 1)[:, None]")
+    whole = parts[0] if len(parts) == 1 else f"np.concatenate([{', '.join(parts)}], axis=-1)"
+    lines.append(f"embeddings = {whole}")
+    if pooling.normalize:
+        lines.append("embeddings = embeddings / np.linalg.norm(embeddings, axis=-1, keepdims=True)")
+    if pooling.truncate_dim is not None:
+        lines.append(f"embeddings = embeddings[:, :{pooling.truncate_dim}]")
+    return lines
 
 
 def _declared_pooling(pooling: Pooling) -> dict[str, Any]:

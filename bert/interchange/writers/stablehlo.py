@@ -33,6 +33,7 @@ from bert.interchange.writers.signature import (
     resolve_shape,
     sample_inputs,
     signature,
+    text_usage,
     verify_outputs,
     write_metadata_files,
 )
@@ -74,7 +75,7 @@ def export(
         (draft / GRAPH).write_bytes(serialized(model, given))
         write_tensors(draft / WEIGHTS, parameters(model))
         os.chmod(draft / WEIGHTS, (draft / GRAPH).stat().st_mode)  # the library gives its file to the owner alone
-        write_metadata_files(model, draft, given, "int32", _usage(given, longest, model.longest_text))
+        write_metadata_files(model, draft, given, "int32", _usage(model, given))
         graph = jax.jit(jax_export.deserialize(bytearray((draft / GRAPH).read_bytes())).call)
         weights = load_file(draft / WEIGHTS)
         sizes = ((1, full), (3, (full + 1) // 2 if dynamic_length else full))
@@ -112,8 +113,9 @@ def _without_source_files() -> Iterator[None]:
         jax.config.update(name, before)
 
 
-def _usage(given: Signature, longest: int, longest_text: int) -> list[str]:
+def _usage(model: ModelBundle, given: Signature) -> list[str]:
     """The paragraphs of README.md that show how to call it."""
+    longest = model.config.max_position_embeddings
     tokens = given.inputs["input_ids"][-1]
     sizes = {BATCH: 1, CHOICES: 2, LENGTH: min(8, longest)}
     shape = resolve_shape(given.inputs["input_ids"], sizes)
@@ -138,20 +140,8 @@ def _usage(given: Signature, longest: int, longest_text: int) -> list[str]:
             "it again, until that is `eos_token_id`. Tokens behind position t do not change `logits[:, t]`."
         )
     elif CHOICES not in given.inputs["input_ids"]:
-        width = "" if tokens == LENGTH else f"length={tokens}"
-        lines += [
-            "From text:",
-            "```python\n"
-            "from tokenizers import Tokenizer\n"
-            'tokenizer = Tokenizer.from_file("tokenizer.json")\n'
-            f"tokenizer.enable_truncation({longest_text if tokens == LENGTH else min(longest_text, tokens)})\n"
-            f"tokenizer.enable_padding({width})\n"
-            'rows = tokenizer.encode_batch(["one text", ("a pair", "of texts")])\n'
-            'fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}\n'
-            "inputs = {name: np.array([getattr(row, fields[name]) for row in rows], np.int32) for name in inputs}\n"
-            'outputs = model(load_file("model.safetensors"), inputs)\n'
-            "```",
-        ]
+        length = None if isinstance(tokens, str) else tokens
+        lines += text_usage(model, "int32", f'model(load_file("{WEIGHTS}"), inputs)', length)
     lines.append(
         f"Written with JAX {jax.__version__}; newer versions read it for at least six months after that one's release."
     )

@@ -1,8 +1,10 @@
 """The ONNX export, run by ONNX Runtime: every head, activation and family, at several sizes."""
 
+import dataclasses
 import json
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from bert.commands.export import main
 from bert.errors import UserError
 from bert.interchange.names import ARCHITECTURES
+from bert.interchange.pooling import MODES, Pooling
 from bert.model.heads import HEADS
 from tests.helpers import OPTIONS
 
@@ -202,3 +205,17 @@ def test_mistakes(make, tmp_path, monkeypatch, fails):
     assert "onnxruntime is not installed: pip install 'bert-jax[onnx]'" in fails(
         main, "tiny", str(tmp_path / "out"), "--format=onnx"
     )
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("mode", [*MODES, "mean+cls"])
+def test_the_lines_of_the_readme_compute_embeddings(mode: str, make, tmp_path, monkeypatch) -> None:
+    pooling = Pooling(mode, normalize=mode != "max", max_length=7, lowercase=mode == "cls", truncate_dim=5)
+    model = dataclasses.replace(make("Bert"), pooling=pooling)
+    for format in ("onnx", "stablehlo") if mode == "weightedmean" else ("onnx",):
+        model.save(tmp_path / format, format)
+        blocks = (tmp_path / format / "README.md").read_text().split("```python\n")[1:]
+        found: dict[str, Any] = {}
+        monkeypatch.chdir(tmp_path / format)
+        exec("".join(block.split("```")[0] for block in blocks), found)
+        np.testing.assert_allclose(found["embeddings"], model.embed(["one text", "another text"]), atol=1e-5)
