@@ -79,8 +79,9 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: d
     try:
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata)
     except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number) if found else str(error), str(path)) from None
 
 
 def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> Path:

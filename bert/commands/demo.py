@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import ipaddress
 import os
 import socket
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
+from bert.demo.guard import is_local
 from bert.errors import UserError
 from bert.urls import readable_path
 
@@ -26,6 +26,9 @@ it. Each tab is a function of an API as well. Nothing is loaded from or reported
 pip install 'bert-jax[demo]'."""
 
 LAST_PORT = 65535
+
+AUTH_VARIABLE = "BERT_DEMO_AUTH"
+"""The environment variable that may hold USER:PASSWORD."""
 
 
 @run_command
@@ -41,10 +44,27 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--port", type=int, default=7860, metavar="N", help="The port to listen on. (default: 7860)")
     parser.add_argument(
-        "--auth", metavar="USER:PASSWORD", help="Ask visitors for this name and password (without encryption)."
+        "--allowed_host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="A further name, such as that of a proxy, by which browsers may reach the page; may be repeated. Others "
+        "are rejected, except localhost, --host and, if that is open to other machines, IP addresses and this "
+        "machine's name.",
+    )
+    parser.add_argument(
+        "--auth_file",
+        metavar="FILE",
+        help="Ask visitors for the name and the password in this file, USER:PASSWORD (without encryption). The "
+        f"variable {AUTH_VARIABLE} may have them as well.",
+    )
+    parser.add_argument(
+        "--auth",
+        metavar="USER:PASSWORD",
+        help="The same on the command line, which all users of this machine can read: prefer --auth_file.",
     )
     arguments = parser.parse_arguments(argv)
-    auth = None if arguments.auth is None else parse_auth(arguments.auth)
+    auth = find_auth(arguments.auth, arguments.auth_file)
     check_address(arguments.host, arguments.port)
 
     from bert.demo.page import build, require_gradio, serve
@@ -64,7 +84,7 @@ def main(argv: list[str]) -> int:
     warm_up(model)
     page = build(model)
     try:
-        address = serve(page, arguments.host, arguments.port, auth)
+        address = serve(page, arguments.host, arguments.port, auth, arguments.allowed_host)
     except OSError:
         raise _port_in_use(arguments.host, arguments.port) from None
     if not is_local(arguments.host) and auth is None:
@@ -77,27 +97,45 @@ def main(argv: list[str]) -> int:
         page.close(verbose=False)
 
 
-def parse_auth(text: str) -> tuple[str, str]:
-    """The name and the password. Raises UserError if one of them is missing."""
+def find_auth(given: str | None, file: str | None) -> tuple[str, str] | None:
+    """The name and the password of --auth, of --auth_file, or of the environment; None without any.
+
+    Raises:
+        UserError: two of these are set, the file cannot be read, or the name or the password is missing.
+    """
+    found = {"--auth": given, "--auth_file": file, AUTH_VARIABLE: os.environ.get(AUTH_VARIABLE) or None}
+    sources = [name for name, value in found.items() if value is not None]
+    if len(sources) > 1:
+        raise UserError(f"{sources[0]} and {sources[1]} are both set: remove one of them")
+    if not sources:
+        return None
+    [source] = sources
+    text = found[source] or ""
+    if file is not None:
+        try:
+            text = Path(file).read_text(encoding="utf-8-sig").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8"
+            raise UserError(f"--auth_file {file} cannot be read ({reason}): name a file with USER:PASSWORD") from None
+    auth = parse_auth(text, source)
+    if source == "--auth":
+        _say("warning: all users of this machine can read --auth in the list of processes: use --auth_file FILE")
+    return auth
+
+
+def parse_auth(text: str, source: str = "--auth") -> tuple[str, str]:
+    """The name and the password. Raises UserError, which does not quote them, if one of them is missing."""
     user, _, password = text.partition(":")
-    if not user or not password:
-        raise UserError("command line: --auth is not USER:PASSWORD: pass a name and a password with a colon between")
+    if not user or not password or "\n" in text:
+        raise UserError(f"command line: {source} is not USER:PASSWORD: pass a name and a password with a colon between")
     return user, password
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return False
 
 
 def exposure(host: str, port: int) -> str:
     """The sentence on a page that anybody may use."""
     return (
         f"warning: everybody who reaches port {port} of {host} can use the model, without a password and without "
-        "encryption: set --auth USER:PASSWORD, or remove --host"
+        "encryption: set --auth_file FILE, or remove --host"
     )
 
 

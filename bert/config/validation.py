@@ -71,8 +71,8 @@ def check_fields(prefix: str, config: object) -> None:
     for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name)
         takes_null = type(None) in typing.get_args(hint)
-        is_list = isinstance(value, list) and list in map(typing.get_origin, (hint, *typing.get_args(hint)))
-        values = value if is_list else [] if value is None and takes_null else [value]
+        has_lists = any(typing.get_origin(member) is list for member in (hint, *typing.get_args(hint)))
+        values = value if has_lists and isinstance(value, list) else [] if value is None and takes_null else [value]
         if (choices := choices_of(hint)) and (wrong := [text for text in values if text not in choices]):
             raise UserError(f"{prefix}{name} is {wrong[0]!r}: use one of {', '.join(choices)}")
         for limits in _ranges(hint):

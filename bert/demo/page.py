@@ -6,18 +6,19 @@ import functools
 import html
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from bert.demo.abilities import Ability, abilities_of
+from bert.demo.guard import RequestGuard, hosts_of, is_local
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
 
 if TYPE_CHECKING:
     import gradio as gr
 
-MAX_WAITING = 1000
-"""Requests that may wait for the model; further ones are refused."""
+MAX_WAITING = 256
+"""Requests that may wait for the model; further ones are refused. Each has at most `bert.demo.guard.MAX_BODY` bytes."""
 
 CSS = """
 .gradio-container .html-container { padding: 0; }
@@ -67,16 +68,31 @@ def build(model: Pretrained) -> gr.Blocks:
     return page
 
 
-def serve(page: gr.Blocks, host: str, port: int, auth: tuple[str, str] | None = None) -> str:
+def serve(
+    page: gr.Blocks,
+    host: str,
+    port: int,
+    auth: tuple[str, str] | None = None,
+    allowed_hosts: Collection[str] = (),
+) -> str:
     """Starts to serve a page in the background, which ``page.close()`` ends, and returns its address.
 
-    No visit or request is reported to anybody, and the page loads nothing from elsewhere.
+    No visit or request is reported to anybody, and the page loads nothing from elsewhere. Requests are limited by
+    `bert.demo.guard.RequestGuard`.
+
+    Args:
+        host: the address to listen on. Unless it is one of this machine alone, the Host header may be any IP address.
+        port: the port to listen on.
+        auth: name and password of a visitor.
+        allowed_hosts: further names that the Host header may have.
 
     Raises:
         OSError: the port is in use.
     """
     import gradio as gr
+    from starlette.middleware import Middleware
 
+    guard = Middleware(RequestGuard, hosts=hosts_of(host, allowed_hosts), any_address=not is_local(host))
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     _, address, _ = page.launch(
         server_name=host,
@@ -87,6 +103,7 @@ def serve(page: gr.Blocks, host: str, port: int, auth: tuple[str, str] | None = 
         footer_links=["api"],
         prevent_thread_lock=True,
         quiet=True,
+        app_kwargs={"middleware": [guard]},
         **NO_NETWORK,
         **NO_FILES,
     )

@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from bert.commands.demo import check_address, exposure, is_local, main, parse_auth
+from bert.commands.demo import AUTH_VARIABLE, check_address, exposure, find_auth, is_local, main, parse_auth
+from bert.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,31 @@ def test_other_hosts_than_this_one_are_open(host, local) -> None:
 
 def test_a_password_may_hold_colons() -> None:
     assert parse_auth("me:a:b") == ("me", "a:b")
+
+
+def test_a_password_stays_out_of_the_process_list(tmp_path, monkeypatch, capsys) -> None:
+    file = tmp_path / "auth"
+    file.write_text("me:secret\n")
+    monkeypatch.delenv(AUTH_VARIABLE, raising=False)
+    assert find_auth(None, None) is None
+    assert find_auth(None, str(file)) == ("me", "secret")
+    monkeypatch.setenv(AUTH_VARIABLE, "you:se:cret")
+    assert find_auth(None, None) == ("you", "se:cret")
+    assert not capsys.readouterr().err
+    with pytest.raises(UserError, match="both set") as caught:
+        find_auth(None, str(file))
+    assert "secret" not in str(caught.value)
+    monkeypatch.delenv(AUTH_VARIABLE)
+    assert find_auth("me:secret", None) == ("me", "secret")
+    assert "--auth_file" in (said := capsys.readouterr().err) and "secret" not in said
+
+
+@pytest.mark.parametrize("content", [b"secret", b"", b":secret", b"me:", b"me:secret\nmore", b"\xff:secret", None])
+def test_a_file_without_a_name_and_a_password_is_one_sentence(tmp_path, monkeypatch, content) -> None:
+    monkeypatch.delenv(AUTH_VARIABLE, raising=False)
+    file = tmp_path / "auth"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match="--auth_file") as caught:
+        find_auth(None, str(file))
+    assert "secret" not in str(caught.value)

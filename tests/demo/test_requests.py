@@ -139,3 +139,32 @@ def test_the_command_serves_until_it_is_interrupted(finetuned, tmp_path) -> None
     assert error.startswith(f"warning: everybody who reaches port {port} of 0.0.0.0 can use the model")
     assert error.splitlines()[1:] == ["interrupted"]
     assert not [path for path in home.rglob("*") if path.is_file()]
+
+
+def test_other_hosts_large_bodies_and_uploads_are_rejected(address: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    json_type = {"Content-Type": "application/json"}
+    for url in (address, f"{address}config"):
+        assert httpx.get(url).status_code == 200
+        assert httpx.get(url, headers={"Host": "evil.example"}).status_code == 421
+    url = f"{address}gradio_api/call/tag"
+    assert httpx.post(url, content=b" " * (1 << 21), headers=json_type).status_code == 413
+    assert httpx.post(url, content=(b" " * (1 << 16) for _ in range(64)), headers=json_type).status_code == 413
+    for content in (b"", b"a"):
+        assert httpx.post(f"{address}gradio_api/upload", files={"files": ("name.txt", content)}).status_code == 403
+    assert not list(tmp_path.rglob("*.txt"))
+
+
+def test_a_visitor_logs_in(models) -> None:
+    page = build(models["mlm"])
+    address = serve(page, "127.0.0.1", free_port(), ("me", "secret"))
+    try:
+        assert httpx.get(f"{address}config").status_code == 401
+        assert httpx.post(f"{address}login", data={"username": "me", "password": "no"}).status_code == 400
+        with httpx.Client() as client:
+            form = {name: (None, value) for name, value in {"username": "me", "password": "secret"}.items()}
+            assert client.post(f"{address}login", files=form).status_code == 200
+            assert client.get(f"{address}config").status_code == 200
+    finally:
+        page.close(verbose=False)

@@ -1,0 +1,124 @@
+"""What the server of `bert demo` rejects before Gradio reads it: other hosts, large bodies and uploads."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any
+
+MAX_BODY = 1 << 20
+"""Bytes of a request. The longest texts that the page reads need a few hundred thousand, escaped as JSON."""
+
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+"""Names by which a browser on this machine reaches it."""
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class RequestGuard:
+    """ASGI middleware that answers a request itself if the application must not see it.
+
+    - A request whose Host header names another host gets 421: a page of another site, whose name was made to point
+      here, must not read the model (DNS rebinding).
+    - A body over `MAX_BODY` gets 413, by its Content-Length or, if it is streamed, as soon as it is too long.
+    - Uploads and forms with files get 403: no ability reads files, which would stay in the temporary folder.
+    """
+
+    def __init__(self, app: App, hosts: Collection[str], any_address: bool = False) -> None:
+        """
+        Args:
+            hosts: names that the Host header may have, without a port, in lower case.
+            any_address: whether every IP address is allowed as well; no name that points here can be one.
+        """
+        self._app, self._hosts, self._any_address = app, frozenset(hosts), any_address
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Handles one request."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = [(name.lower(), value) for name, value in scope["headers"]]
+        if not self._allows([value for name, value in headers if name == b"host"]):
+            await _reject(scope, send, 421, "this host name is not served: start bert demo with --allowed_host NAME")
+        elif scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+        elif _has_files(scope["path"], headers):
+            await _reject(scope, send, 403, "this page reads no files")
+        elif _content_length(headers) > MAX_BODY or (messages := await _read_body(receive)) is None:
+            await _reject(scope, send, 413, _TOO_LONG)
+        else:
+
+            async def replay() -> Message:
+                return messages.pop(0) if messages else await receive()
+
+            await self._app(scope, replay, send)
+
+    def _allows(self, values: list[bytes]) -> bool:
+        if len(values) != 1:
+            return False
+        host = re.sub(r":\d*$", "", values[0].decode("latin-1").strip().lower()).removesuffix(".")
+        return host in self._hosts or (self._any_address and _is_address(host.strip("[]")))
+
+
+_TOO_LONG = f"the request has more than {MAX_BODY:,} bytes: pass shorter texts"
+
+
+def hosts_of(host: str, allowed: Collection[str] = ()) -> set[str]:
+    """The names that the Host header may have, of a server that listens on ``host``."""
+    own = () if is_local(host) else (socket.gethostname(),)
+    return {name.lower().removesuffix(".") for name in (*LOCAL_HOSTS, host, *own, *allowed)}
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _content_length(headers: list[tuple[bytes, bytes]]) -> int:
+    """The declared length, 0 if there is none; one that is no number is longer than any."""
+    lengths = [value for name, value in headers if name == b"content-length"]
+    return max((int(value) if value.isdigit() and len(value) < 20 else MAX_BODY + 1 for value in lengths), default=0)
+
+
+def _has_files(path: str, headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether a request uploads files. The login sends a form as well, which has none."""
+    place = path.rstrip("/").rpartition("/")[2]
+    forms = any(name == b"content-type" and value.strip().lower().startswith(b"multipart/") for name, value in headers)
+    return place in ("upload", "process_recording") or (forms and place != "login")
+
+
+async def _read_body(receive: Receive) -> list[Message] | None:
+    """The messages of a body; None if it is too long."""
+    messages, size = list[Message](), 0
+    while True:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > MAX_BODY:
+            return None
+        messages.append(message)
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            return messages
+
+
+async def _reject(scope: Message, send: Send, status: int, sentence: str) -> None:
+    """Answers with a sentence; a websocket is closed."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": sentence})
+        return
+    body = f"{sentence}\n".encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": body})
