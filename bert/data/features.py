@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol
@@ -226,16 +227,49 @@ def _truncating_tokenizer(tokenizer: Tokenizer, max_length: int, tokens: int) ->
 
 def prose_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """A copy that neither cuts nor pads, to which "[SEP]" and its like in a text are ordinary characters; kept, too."""
-    return _prose_tokenizer(tokenizer, tokenizer.get_vocab_size())
+    return _prose_tokenizer(tokenizer, tokenizer.get_vocab_size())[0]
+
+
+def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The ids [T] and the first and last characters [T, 2] int32 of each text's tokens, without special tokens.
+
+    The library leaves the space in front of a word out of a byte-level token even if the pre-tokenizer has added that
+    space, as RobBERT's does for each word: the token would begin one letter late. Here only spaces of the text are
+    left out.
+    """
+    literal, trims = _prose_tokenizer(tokenizer, tokenizer.get_vocab_size())
+    for first in range(0, len(texts), ROWS_AT_ONCE):
+        batch = list(texts[first : first + ROWS_AT_ONCE])
+        for text, encoding in zip(batch, encode_batch(literal, batch, False, offsets=True), strict=True):
+            offsets = encoding.offsets
+            if trims:
+                offsets = [_without_spaces(text, start, end) for start, end in offsets]
+            yield np.array(encoding.ids, np.int32), np.array(offsets, np.int32).reshape(-1, 2)
+
+
+def _without_spaces(text: str, start: int, end: int) -> tuple[int, int]:
+    while start < end and text[start] == " ":
+        start += 1
+    while start < end and text[end - 1] == " ":
+        end -= 1
+    return start, end
 
 
 @lru_cache(maxsize=8)
-def _prose_tokenizer(tokenizer: Tokenizer, tokens: int) -> Tokenizer:
+def _prose_tokenizer(tokenizer: Tokenizer, tokens: int) -> tuple[Tokenizer, bool]:
+    """The copy, and whether the original leaves spaces out of the characters that a token covers; the copy does not."""
     copy = literal_tokenizer(tokenizer)
     copy.no_padding()
     copy.no_truncation()
-    copy.post_processor = post_processor(copy)  # it decides which characters a token covers
-    return copy
+    copy.post_processor = post_processor(copy)
+    content = json.loads(copy.to_str())
+    ending = json.dumps(content["post_processor"])
+    if not (trims := '"trim_offsets": true' in ending):
+        return copy, trims
+    content["post_processor"] = json.loads(ending.replace('"trim_offsets": true', '"trim_offsets": false'))
+    untrimmed = Tokenizer.from_str(json.dumps(content))
+    untrimmed.encode_special_tokens = True
+    return untrimmed, trims
 
 
 def pad_and_stack(arrays: Sequence[np.ndarray], empty: Sequence[int] = (0,)) -> np.ndarray:

@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.data.features import ROWS_AT_ONCE, Features, prose_tokenizer
+from bert.data.features import Features, encode_with_offsets
 from bert.data.row_template import RowTemplate, row_template
 from bert.data.windows import widest_windows
 from bert.errors import UserError, require
-from bert.tokenizer.library import encode_batch
 from bert.tokenizer.special_tokens import special_ids
 
 ROWS_SCORED_AT_ONCE = 256
@@ -163,7 +162,7 @@ def make_qa_features(
     if doc_stride < 1:
         raise UserError(f"data.doc_stride is {doc_stride}: it must be at least 1")
     texts = list(dict.fromkeys(text for example in examples for text in (example.question, example.context)))
-    tokens = dict(zip(texts, _tokenize(prose_tokenizer(tokenizer), texts), strict=True))
+    tokens = dict(zip(texts, _tokenize(tokenizer, texts), strict=True))
     rows = [
         (index, row)
         for index, example in enumerate(examples)
@@ -294,6 +293,10 @@ def decode_answers(
     return Answers(lists, given_odds, null_score_diff_threshold, null_scores)
 
 
+COMPOSED = frozenset(map(chr, (*range(0x1160, 0x1200), *range(0xD7B0, 0xD800), 0xFF9E, 0xFF9F)))
+"""Vowels and endings of Korean syllables and half-width marks of Japanese, which compose with the letter before."""
+
+
 class _Tokens(NamedTuple):
     """A text's tokens and the characters they cover, [tokens] int32 each."""
 
@@ -303,23 +306,20 @@ class _Tokens(NamedTuple):
 
 
 def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> Iterator[_Tokens]:
-    for first in range(0, len(texts), ROWS_AT_ONCE):
-        batch = texts[first : first + ROWS_AT_ONCE]
-        for text, encoding in zip(batch, encode_batch(tokenizer, batch, False, offsets=True), strict=True):
-            offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-            ends = offsets[:, 1].copy() if text.isascii() else _with_accents(text, offsets)
-            yield _Tokens(np.array(encoding.ids, np.int32), offsets[:, 0].copy(), ends)
+    for text, (ids, offsets) in zip(texts, encode_with_offsets(tokenizer, texts), strict=True):
+        ends = offsets[:, 1].copy() if text.isascii() else _with_marks(text, offsets)
+        yield _Tokens(ids, offsets[:, 0].copy(), ends)
 
 
-def _with_accents(text: str, offsets: np.ndarray) -> np.ndarray:
-    """The tokens' ends, moved past accents that stand as characters of their own and belong to no token.
+def _with_marks(text: str, offsets: np.ndarray) -> np.ndarray:
+    """The tokens' ends, moved past combining characters that no token covers.
 
-    Where accents are stripped, a token ends before such a one.
+    Some normalizers remove marks. Where they compose a character of several, the library counts only the first one.
     """
     moved = []
     limits = np.append(offsets[1:, 0], len(text))[: len(offsets)]
     for end, limit in zip(offsets[:, 1].tolist(), limits.tolist(), strict=True):
-        while end < limit and unicodedata.category(text[end]) == "Mn":
+        while end < limit and (unicodedata.category(text[end])[0] == "M" or text[end] in COMPOSED):
             end += 1
         moved.append(end)
     return np.array(moved, np.int32)

@@ -13,7 +13,7 @@ from bert.errors import UserError
 from bert.tasks import question_answering
 from bert.tasks.span_features import Answers, Windows
 from bert.tokenizer.byte_level import build_byte_level
-from tests.tasks.letter_examples import CLS, LETTERS, SEP, WORDS, example, question_tokenizer
+from tests.tasks.letter_examples import CLS, LETTERS, SEP, WORDS, example, oracle, question_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -107,14 +107,6 @@ def test_the_tokenizer_of_the_caller_stays_as_it_is(tokenizer):
     before = tokenizer.to_str()
     assert question_answering.make_qa_features(tokenizer, [example("a b c d e f", "b")]).lengths.tolist() == [10]
     assert tokenizer.to_str() == before
-
-
-def oracle(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
-    """Logits that are 10 at the right places and 0 elsewhere."""
-    logits = np.zeros((2, len(windows), windows.lengths.max()), np.float32)
-    for half, places in zip(logits, windows.labels.T, strict=True):
-        half[np.arange(len(windows)), places] = 10
-    return logits[0], logits[1]
 
 
 def test_answers_come_back_as_they_stand_in_the_context(tokenizer):
