@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -237,10 +238,11 @@ def match_head(task: Head, source: Head, name: str) -> HeadStart:
         fix = "name them in id2label of its config.json" if _are_numbered(source.names) else "set data.labels"
         difference = f"its labels are {_listed(source.names)}, and none of them is among {_listed(task.names)}"
         return HeadStart((), {}, f"the head of {name} is not loaded: {difference}; if they are the same, {fix}", True)
+    used = set(rows)
     parts = {
         "kept": [label for label, row in zip(task.names, rows, strict=True) if row is not None],
         "randomly initialized": [label for label, row in zip(task.names, rows, strict=True) if row is None],
-        "not loaded": [label for row, label in enumerate(source.names) if row not in rows],
+        "not loaded": [label for row, label in enumerate(source.names) if row not in used],
     }
     message = "; ".join(f"{what}: {_listed(labels)}" for what, labels in parts.items() if labels)
     return HeadStart((module,), {module: rows}, f"labels of {name}: {message}", bool(parts["not loaded"]))
@@ -271,19 +273,23 @@ def _label_rows(task: Head, given: Sequence[str]) -> tuple[int | None, ...]:
     if _are_numbered(given) and set(words) == set(numbered):
         return tuple(numbered[word] for word in words)
     rows: dict[int, int] = {}
+    used: set[int] = set()
     for spelling in (str, str.casefold):
         for labels in (task.names, words):
-            for label, row in _pairs([*map(spelling, labels)], [*map(spelling, given)]):
-                if label not in rows and row not in rows.values():
+            theirs = _unique(map(spelling, given))
+            for spelled, label in _unique(map(spelling, labels)).items():
+                row = theirs.get(spelled)
+                if row is not None and label not in rows and row not in used:
                     rows[label] = row
+                    used.add(row)
     return tuple(rows.get(label) for label in range(len(task.names)))
 
 
-def _pairs(labels: Sequence[str], given: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """(number of a label, number of the same label in ``given``) of labels that are once in each."""
-    for number, label in enumerate(labels):
-        if labels.count(label) == given.count(label) == 1:
-            yield number, given.index(label)
+def _unique(labels: Iterable[str]) -> dict[str, int]:
+    """The numbers of the labels that occur once."""
+    labels = list(labels)
+    counts = Counter(labels)
+    return {label: number for number, label in enumerate(labels) if counts[label] == 1}
 
 
 def _are_numbered(labels: Sequence[str]) -> bool:
