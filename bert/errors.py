@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+import textwrap
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -48,12 +49,12 @@ def escape_controls(text: str) -> str:
 
 
 def quoted(names: Iterable[object]) -> str:
-    """Returns names for a message: each in quotes and shortened if it is long, and how many more there are."""
+    """Returns names for a message: each in quotes and cut_at_word if it is long, and how many more there are."""
     return listed(map(repr, names))
 
 
 def listed(words: Iterable[str]) -> str:
-    """Returns words for a message: each shortened if it is long, and how many more there are."""
+    """Returns words for a message: each cut_at_word if it is long, and how many more there are."""
     shown: list[str] = []
     words = list(words)
     for number, word in enumerate(words):
@@ -62,6 +63,11 @@ def listed(words: Iterable[str]) -> str:
             return f"{', '.join(shown)} and {len(words) - number:,} more"
         shown.append(word)
     return ", ".join(shown)
+
+
+def cut_at_word(text: str) -> str:
+    """Returns a text of another program for a message: on one line, and cut after a word if it is long."""
+    return textwrap.shorten(text, LISTED_CHARACTERS, placeholder=" ...")
 
 
 def without_surrogates(text: str) -> str:

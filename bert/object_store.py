@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bert.errors import UserError
+from bert.errors import UserError, cut_at_word
 
 CALLS_AT_ONCE = 16
 """Of the calls that do not depend on each other: most of a call's time is spent waiting."""
@@ -145,5 +145,5 @@ def as_user_errors(url: str) -> Iterator[None]:
     except FileNotFoundError:
         raise UserError(f"{url} does not exist or cannot be reached: fix the URL") from None
     except Exception as error:  # each store has errors of its own
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = cut_at_word(str(error)) or type(error).__name__
         raise UserError(f"{url} cannot be used ({reason}): fix the URL, your credentials or the network") from None

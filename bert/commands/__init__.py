@@ -29,6 +29,15 @@ COMMANDS = {
 }
 
 
+OPTIONS = {
+    "sweep": "use the option --sweep of bert finetune or bert pretrain",
+    "train": "use bert pretrain or bert finetune",
+    "eval": "use bert evaluate for a language model; the scores of a fine-tuned run are in its results.json",
+    "test": "use bert predict RUN test",
+}
+"""What to use in place of names that are often taken for commands."""
+
+
 @run_program
 @run_command
 def main(argv: list[str]) -> int:
@@ -45,6 +54,8 @@ def main(argv: list[str]) -> int:
     name, *rest = argv
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
+        if name in OPTIONS:
+            raise UserError(f"command line: {name} is not a command of bert: {OPTIONS[name]}")
         fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
         raise UserError(f"command line: {name} is not a command of bert: {fix}")
     return importlib.import_module(COMMANDS[name][0]).main(rest)

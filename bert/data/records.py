@@ -113,9 +113,11 @@ def read_records(
     """
     suffix = file_suffix(path)
     if suffix not in SUFFIXES:
-        raise UserError(f"{path} is of a kind that is not read: name a file of {', '.join(SUFFIXES)}, plain or packed")
+        kinds = f"name a file of {', '.join(SUFFIXES)}, plain or packed"
+        raise UserError(f"{path} is of a kind that is not read: {kinds}{conversion(path)}")
     if not path.is_file():
         raise UserError(f"{path} does not exist or is not a file: name one of {', '.join(SUFFIXES)}, plain or packed")
+    require_text(path)
     if suffix == ".jsonl":
         return Records(str(path), _json_rows(path), declared_labels=_declared_labels(path))
     rows, notes = table_rows(path, header, literal_quotes, skip_short_rows)
@@ -131,6 +133,36 @@ def read_records(
     if len(set(names)) < len(names):
         raise UserError(f"{path}, line 1: the columns are {quoted(names)}: give each its own name")
     return Records(str(path), _named_rows(path, rows, names, source, skip_short_rows, notes), names, notes=notes)
+
+
+CONVERSIONS = {
+    ".xlsx": "save the sheet as CSV",
+    ".xls": "save the sheet as CSV",
+    ".ods": "save the sheet as CSV",
+    ".parquet": "convert it, for example with pandas.read_parquet(FILE).to_csv('train.csv', index=False)",
+    ".arrow": "save the whole data set with save_to_disk and set data.dir to its folder",
+    ".json": "write one JSON object on each line of a .jsonl file, for example with jq -c '.[]'",
+    ".zip": "unpack it",
+}
+"""End of the name of a file that is not read -> how to get one that is."""
+
+STARTS = {b"PK\x03\x04": ".xlsx", b"\xd0\xcf\x11\xe0": ".xls", b"PAR1": ".parquet"}
+"""First bytes of such files -> their usual end."""
+
+
+def conversion(path: Path) -> str:
+    """Returns how to convert a file by the end of its name, as the end of a message; nothing if that is not known."""
+    fix = CONVERSIONS.get(file_suffix(path))
+    return "" if fix is None else f"; {fix}"
+
+
+def require_text(path: Path) -> None:
+    """Raises UserError if a file begins as a workbook, an archive or Parquet, whatever its name."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    if (suffix := STARTS.get(start)) is not None:
+        kind = "an Excel workbook or a zip archive" if suffix == ".xlsx" else f"a file of {suffix}"
+        raise UserError(f"{path} is {kind} by its content, and no text: {CONVERSIONS[suffix]}")
 
 
 def read_texts(path: Path, name: str) -> list[str]:
@@ -334,6 +366,11 @@ def _json_rows(path: Path) -> Rows:
     for line_number, line in numbered_lines(path, utf_16=True):
         if not line.strip():
             continue
+        if line.lstrip().startswith("["):
+            raise UserError(
+                f"{path}, line {line_number}: no object of named fields: write {{...}} on each line; jq -c '.[]' makes "
+                "such lines of a JSON array"
+            )
         try:
             fields = parse_json(line)
         except ValueError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from bert.inference.attention_maps import compute_attention_map, make_page
 from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained, Text
 from bert.interchange.names import has_decoder
+from bert.runs.metrics_log import read_results
 from bert.tasks.base import Task
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.multilabel import MultilabelTask
@@ -108,7 +109,31 @@ def abilities_of(model: Pretrained) -> list[Ability]:
         found.append(_mask_filling(model))
     if compares and not writes:
         found.append(_similarity(model))
-    return [*found, _attention(model)]
+    found.append(_attention(model))
+    sample = _sample_input(model)
+    return [_with_sample(ability, sample) for ability in found] if sample else found
+
+
+def _sample_input(model: Pretrained) -> tuple[str, ...]:
+    """The input of a run's own data in its results.json; () if there is none."""
+    if model.step is None or model.task is None or isinstance(model.task, EmbeddingTask):
+        return ()
+    try:
+        sample = (read_results(model.source) or {}).get("sample_input") or ()
+    except UserError:  # a page with other examples is better than none
+        return ()
+    is_short = all(isinstance(text, str) and text.strip() and len(text) <= MAX_CHARACTERS for text in sample)
+    return tuple(sample) if is_short else ()
+
+
+def _with_sample(ability: Ability, sample: tuple[str, ...]) -> Ability:
+    """The ability with an input of the run's data as its example, if it has as many texts."""
+    if ability.name == "choose":
+        sample = (sample[0], "\n".join(sample[1:]))
+    elif ability.name == "attention":
+        sample = sample[:1]
+    sample += ("",) * (len(ability.inputs) - max(len(sample), ability.num_required))
+    return replace(ability, examples=(sample,)) if len(sample) == len(ability.inputs) else ability
 
 
 def _task_ability(model: Pretrained, task: Task) -> Ability:

@@ -14,7 +14,7 @@ import numpy as np
 from bert.config.finetuning import ColumnsConfig
 from bert.data.inputs import as_filled_texts, check_count
 from bert.data.records import read_records
-from bert.errors import UserError
+from bert.errors import UserError, quoted
 from bert.inference.search import RankedDocument, blocks_of, find_nearest
 from bert.tasks.readers.rows import json_lines
 from bert.tasks.readers.text_pairs import read_queries
@@ -135,7 +135,7 @@ def _read(rows: Any) -> tuple[list[dict[str, Any]], list[str], list[str]]:
         numbered = list(records.rows)
     for line_number, fields in numbered:
         if "query" not in fields:
-            there = ", ".join(map(repr, fields))[:200]
+            there = quoted(fields)
             raise records.error(line_number, f"no 'query' among {there}: name the columns query and positive")
         for name in ("negatives", "score"):
             if fields.get(name) not in (None, "", []):

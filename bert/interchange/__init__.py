@@ -1,6 +1,6 @@
 """Checkpoints of others, by a file for each model family (`families`). Imports no JAX by itself."""
 
-from bert.errors import UserError
+from bert.errors import UserError, cut_at_word
 
 FORMATS = ("hf", "stablehlo", "onnx")
 """What a model can be written as."""
@@ -12,4 +12,4 @@ class ExportError(UserError):
 
 def first_line(error: Exception) -> str:
     """What an exception of another library says, short enough for a sentence."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return cut_at_word((str(error).strip().splitlines() or [type(error).__name__])[0])

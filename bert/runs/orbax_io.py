@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from bert.errors import UserError
+from bert.errors import UserError, cut_at_word
 from bert.parallel.sharding import path_str
 from bert.runs.checkpoint_directory import TRAINING_STATE
 
@@ -231,7 +231,7 @@ def describe_error(error: Exception) -> str:
         file = getattr(error, "filename", None)
         return f"{text} ({file})" if file else text
     lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    return cut_at_word(lines[0]) if lines else type(error).__name__
 
 
 def _errno(error: Exception) -> int | None:

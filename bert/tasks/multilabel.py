@@ -135,14 +135,14 @@ class MultilabelTask(LabelTask):
         rows = (
             (
                 row,
-                right[row],
                 given[row],
+                right[row],
                 self.labels[worst[row]],
                 f"{predictions.probabilities[row, worst[row]]:.6f}",
             )
             for row in wrong[np.argsort(-distances.max(axis=1)[wrong], kind="stable")]
         )
-        columns = ("label", "prediction", "surest_error", "probability")
+        columns = ("prediction", "label", "surest_error", "probability")
         return [self._write_errors(folder, split, examples, columns, rows)]
 
     def format_predictions(self, predictions: MultilabelPredictions, examples: Any) -> list[Labels]:

@@ -19,7 +19,7 @@ from bert.data import features
 from bert.data.features import ChoiceFeatures
 from bert.data.inputs import as_texts
 from bert.data.records import read_records
-from bert.errors import UserError, require
+from bert.errors import UserError, quoted, require
 from bert.files import write_tsv
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import split_files
@@ -157,10 +157,9 @@ def parse_question(fields: Mapping[str, Any]) -> tuple[str, list[str], list[str]
         texts = [entry.get("text") if isinstance(entry, dict) else entry for entry in entries]
         names = [entry.get("label") if isinstance(entry, dict) else str(index) for index, entry in enumerate(entries)]
     else:
-        there = ", ".join(map(repr, fields))[:200]
         raise ValueError(
-            f"no 'question' among {there}: name it and 'choices' as in CommonsenseQA, or 'sent1', 'sent2', 'ending0', "
-            "'ending1' as in SWAG"
+            f"no 'question' among {quoted(fields)}: name it and 'choices' as in CommonsenseQA, or 'sent1', "
+            "'sent2', 'ending0', 'ending1' as in SWAG"
         )
     if not isinstance(context, str) or not context.strip():
         raise ValueError("the question is empty or not a text: write it or remove the row")

@@ -369,10 +369,10 @@ class ClassificationTask(LabelTask):
         shares = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
         wrong = np.flatnonzero(predictions.labels != labels)
         rows = (
-            (row, self.label_names[labels[row]], self.label_names[predictions.labels[row]], f"{shares[row]:.6f}")
+            (row, self.label_names[predictions.labels[row]], self.label_names[labels[row]], f"{shares[row]:.6f}")
             for row in wrong[np.argsort(-shares[wrong], kind="stable")]
         )
-        errors = self._write_errors(folder, split, examples, ("label", "prediction", "probability"), rows)
+        errors = self._write_errors(folder, split, examples, ("prediction", "label", "probability"), rows)
         matrix = np.array(self.details(predictions, examples)["confusion_matrix"])
         title = f"{self.name}, {split}: {len(wrong):,} errors in {len(labels):,} rows"
         picture = draw_confusion_matrix(

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bert.errors import UserError, shorten
+from bert.errors import UserError, cut_at_word, shorten
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -26,7 +26,7 @@ def library_errors(what: str, fix: str) -> Iterator[None]:
     except BaseException as error:  # the library raises bare Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = cut_at_word(str(error)) or type(error).__name__
         raise UserError(f"{what} ({reason}): {fix}") from None
 
 

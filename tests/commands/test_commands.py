@@ -39,7 +39,14 @@ def test_version():
     assert done.stdout.startswith("bert-jax ")
 
 
-@pytest.mark.parametrize(("name", "fix"), [("pretrian", "did you mean pretrain?"), ("xyzzy", "choose one of pretrain")])
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("pretrian", "did you mean pretrain?"),
+        ("xyzzy", "choose one of pretrain"),
+        ("sweep", "--sweep of bert finetune"),
+    ],
+)
 def test_unknown_command_is_one_sentence(name, fix):
     done = run(name)
     assert done.returncode == 2

@@ -165,3 +165,21 @@ def test_a_task_of_another_kind_is_answered_with_the_fields_of_its_answer(models
     predict = abilities_of(model)[0]
     assert predict.outputs == (("json", "answer"),)
     assert predict("a b") == models["classification"].predict("a b")._asdict()
+
+
+@pytest.mark.parametrize(
+    ("kind", "sample", "expected"),
+    [
+        ("classification", ["of the run"], ("of the run",)),
+        ("published", ["of the run"], ("of the run", "")),
+        ("choices", ["q", "a", "b"], ("q", "a\nb")),
+        ("squad", ["who", "she"], ("who", "she")),
+    ],
+)
+def test_the_example_is_an_input_of_the_run(models, tmp_path, kind: str, sample: list[str], expected) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"sample_input": sample}))
+    run = dataclasses.replace(models[kind], source=str(tmp_path), step=1)
+    first, *_, attention = abilities_of(run)
+    assert (first.examples, attention.examples) == ((expected,), ((sample[0],),))
+    (tmp_path / "results.json").write_text("{")
+    assert abilities_of(run)[0].examples == abilities_of(models[kind])[0].examples

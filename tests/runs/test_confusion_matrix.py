@@ -38,18 +38,18 @@ def test_errors_are_the_surest_first_with_their_texts(tmp_path: Path) -> None:
     )
     assert sorted(path.name for path in paths) == FILES
     assert paths[0].read_text() == (
-        "text\tlabel\tprediction\tprobability\n"
-        "sure\tno\tyes\t0.900000\n"
-        'a "quote" and lines\tyes\tno\t0.700000\n'
-        "less sure\tno\tyes\t0.600000\n"
+        "text\tprediction\tlabel\tprobability\n"
+        "sure\tyes\tno\t0.900000\n"
+        'a "quote" and lines\tno\tyes\t0.700000\n'
+        "less sure\tyes\tno\t0.600000\n"
     )
     pairs = Examples(["a"], ["b"], np.array([2]), ["0"])
     predicted = ClassificationPredictions(np.array([0]), np.array([[1.0, 0, 0]]))
     paths = TASKS["mnli"].write_details(tmp_path, "dev_mismatched", predicted, pairs)
     assert [path.name for path in paths] == ["dev_mismatched_errors.tsv", "dev_mismatched_confusion_matrix.png"]
     head, row = paths[0].read_text().splitlines()
-    assert head.split("\t") == ["text_a", "text_b", "label", "prediction", "probability"]
-    assert row.split("\t") == ["a", "b", "contradiction", "entailment", "1.000000"]
+    assert head.split("\t") == ["text_a", "text_b", "prediction", "label", "probability"]
+    assert row.split("\t") == ["a", "b", "entailment", "contradiction", "1.000000"]
 
 
 @pytest.mark.medium

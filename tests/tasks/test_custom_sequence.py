@@ -412,3 +412,27 @@ def test_labels_that_are_never_predicted_are_named(tmp_path: Path) -> None:
     [_, baseline] = task.remarks(ClassificationPredictions(same, np.eye(5)[same]), train)
     assert baseline == "no better than the baseline majority class: accuracy 0.2000 against 0.2000"
     assert not task.remarks(ClassificationPredictions(train.labels, np.eye(5)[train.labels]), train)
+
+
+@pytest.mark.parametrize("name", ["classification", "tagging"])
+@pytest.mark.parametrize(
+    ("files", "folder", "words"),
+    [
+        ({}, "missing", "missing does not exist: set data.dir to the folder"),
+        ({"train.csv": b"text,label\n"}, "train.csv", "train.csv is a file and no folder"),
+        ({"train.xlsx": b"PK\3\4"}, ".", "train.xlsx is of a kind that is not read; save the sheet as CSV"),
+        ({"train.parquet": b"PAR1"}, ".", "train.parquet is of a kind that is not read; convert it"),
+        ({"train.json": b"[]"}, ".", "train.json is of a kind that is not read; write one JSON object on each line"),
+        ({"Train.csv": b"text,label\n"}, ".", "set data.train to the file of train, for example Train.csv"),
+        ({"train.csv": b"PK\3\4"}, ".", "an Excel workbook or a zip archive by its content"),
+        ({"train.jsonl": b"[\n{}\n]\n"}, ".", "line 1: no object of named fields: write {...} on each line; jq"),
+    ],
+)
+def test_files_of_other_kinds_are_named(
+    tmp_path: Path, name: str, files: dict[str, bytes], folder: str, words: str
+) -> None:
+    for file, content in files.items():
+        (tmp_path / file).write_bytes(content)
+    task = own(name)
+    assert task.splits(tmp_path / folder) == ["train"]
+    assert words in error_of(task, tmp_path / folder)

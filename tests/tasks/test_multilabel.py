@@ -114,7 +114,7 @@ def test_predictions_answers_and_errors(tmp_path: Path) -> None:
     [errors] = task.write_details(tmp_path, "test", decided, dev)
     assert errors.name == "test_errors.tsv"
     assert errors.read_text() == (
-        "text\tlabel\tprediction\tsurest_error\tprobability\nd\tbill;speed\tbill;login\tspeed\t0.268941\n"
+        "text\tprediction\tlabel\tsurest_error\tprobability\nd\tbill;login\tbill;speed\tspeed\t0.268941\n"
     )
     classes = task.details(decided, dev)["classes"]
     assert classes["bill"] == {"precision": 1, "recall": 1, "f1": 1, "support": 3, "predicted": 3, "threshold": 0.5}

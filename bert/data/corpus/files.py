@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, TypedDict, Unpack, cast
 
 from bert.config import HUB_PREFIX, DataConfig
 from bert.data.corpus.data_sets import Rows, dataset_rows, hub_rows, is_saved_dataset, parquet_rows
-from bert.errors import UTF16_MARKS, UserError, convert, damaged, unreadable, without_surrogates
+from bert.errors import UTF16_MARKS, UserError, convert, damaged, listed, unreadable, without_surrogates
 from bert.messages import warn_once
 from bert.urls import is_url, open_remote
 
@@ -324,7 +324,7 @@ def _check_first_line(path: Path | str, line: str, columns: list[str]) -> None:
         raise UserError(f'{path} holds JSON with a "{named[0]}" but its name is that of plain text: {fix}')
     folder = os.path.dirname(path) or "."
     if found:
-        keys = ", ".join(found)[:200]
+        keys = listed(found)
         warn_once(
             f"warning: text files in {folder} hold JSON with {keys}, which is read as plain text: {fix}, and set "
             "data.text_field"

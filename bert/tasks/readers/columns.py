@@ -13,7 +13,9 @@ from bert.data.corpus.files import DECOMPRESSORS
 from bert.data.records import (
     SUFFIXES,
     Records,
+    conversion,
     dataset_records,
+    file_suffix,
     is_dataset_dict,
     listed_numbers,
     open_splits,
@@ -54,10 +56,16 @@ def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequenc
         return path
     paths = _split_candidates(folder, split, suffixes)
     if len(paths) != 1:
+        if not folder.is_dir():
+            fix = f"set data.dir to the folder with the file of {split}"
+            if not folder.exists():
+                raise UserError(f"{folder} does not exist: {fix}")
+            raise UserError(f"{folder} is a file and no folder: {fix}, and data.{split} to the file")
         wrong = (
             f"both {paths[0].name} and {paths[1].name}" if paths else f"no {split} with the end {', '.join(suffixes)}"
         )
-        raise UserError(f"{folder} has {wrong}: set data.{split} to the file of {split}")
+        similar = "" if paths else _similar_file(folder, split, suffixes)
+        raise UserError(f"{folder} has {wrong}: set data.{split} to the file of {split}{similar}")
     return paths[0]
 
 
@@ -73,6 +81,16 @@ def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
     there = open_splits(source)
     default = next((name for name in SPLITS[split] if name in there), SPLITS[split][0])
     return dataset_records(source, there, getattr(data, split) or default)
+
+
+def _similar_file(folder: Path, split: str, suffixes: Sequence[str]) -> str:
+    """The end of a message on a missing file: a file whose name differs by capitals, or whose kind is not read."""
+    for path in sorted(folder.iterdir()):
+        if path.name.partition(".")[0].lower() in FILE_STEMS[split] and path.is_file():
+            if file_suffix(path) in suffixes:
+                return f", for example {path.name}"
+            return f"; {path.name} is of a kind that is not read{conversion(path)}"
+    return ""
 
 
 def _split_candidates(folder: Path, split: str, suffixes: Sequence[str]) -> list[Path]:
