@@ -8,16 +8,25 @@ import textwrap
 from collections.abc import Iterable
 from typing import TypeVar
 
-UTF8_HINT = "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
+UTF8_HINT = (
+    "convert the file with iconv -f ENCODING -t UTF-8, where ENCODING is its own encoding, such as GB18030, SHIFT_JIS "
+    "or WINDOWS-1252"
+)
 """How to fix a text that is not UTF-8."""
 
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 """Byte order marks that begin a file in UTF-16."""
 
+UTF32_MARKS = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
+"""Byte order marks that begin a file in UTF-32; one of them also begins with a mark of UTF-16."""
+
 
 def convert(content: bytes) -> str:
     """The fix for a file that is not UTF-8, by its first bytes."""
-    return UTF8_HINT.replace("WINDOWS-1252", "UTF-16") if content.startswith(UTF16_MARKS) else UTF8_HINT
+    if not content.startswith((*UTF16_MARKS, *UTF32_MARKS)):
+        return UTF8_HINT
+    encoding = "UTF-32" if content.startswith(UTF32_MARKS) else "UTF-16"
+    return f"convert the file, for example with iconv -f {encoding} -t UTF-8"
 
 
 LISTED_CHARACTERS = 200

@@ -1,4 +1,4 @@
-"""Atomic file writes and the user cache directory."""
+"""Checks of files by their first bytes, atomic file writes, and the user cache directory."""
 
 from __future__ import annotations
 
@@ -19,15 +19,77 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+POINTERS = {b"version https://git-lfs": ("Git LFS", "git lfs pull"), b"/annex/objects/": ("git-annex", "git annex get")}
+"""First bytes of a file that stands for another one -> the tool that wrote it, and the command that gets the other."""
+
+FIRST_BYTES = 256
+"""Number of bytes that tell what a file is."""
+
+PACKED = "packed with {}: let its name end in {} or unpack it"
+KINDS = {
+    b"\x1f\x8b": PACKED.format("gzip", ".gz"),
+    b"\x28\xb5\x2f\xfd": PACKED.format("zstd", ".zst"),
+    b"\xfd7zXZ\0": PACKED.format("xz", ".xz"),
+    **{b"BZh%d1AY&SY" % level: PACKED.format("bzip2", ".bz2") for level in range(1, 10)},
+    b"PK\x03\x04": "a ZIP archive: unpack it",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it",
+    b"Rar!\x1a\x07": "a RAR archive: unpack it",
+    b"PAR1\x15": "a Parquet file: let its name end in .parquet where that is read, or convert it to JSONL",
+    b"ARROW1\0\0": "an Arrow file: convert it to Parquet or JSONL",
+    b"%PDF-": "a PDF file: extract its text",
+    b"\xd0\xcf\x11\xe0\xa1\xb1": "an old Office file such as .xls or .doc: save it as CSV or text",
+}
+"""First bytes of files that are no plain text -> what they are, and the fix."""
+
+OFFICE_PARTS = (b"[Content_Types].xml", b"_rels/", b"docProps/", b"xl/", b"word/", b"mimetype")
+"""Names of first members of ZIP archives that Office programs write."""
+
+
+def pointer_fault(path: Path | str, start: bytes | None = None) -> str | None:
+    """A sentence on a file that Git LFS or git-annex left in place of the content; None for any other file.
+
+    Args:
+        start: its first bytes; None reads them.
+    """
+    if start is None:
+        try:
+            with open(path, "rb") as file:
+                start = file.read(FIRST_BYTES)
+        except OSError:  # a folder, or a file that its reader reports
+            return None
+    for pointer, (tool, command) in POINTERS.items():
+        if start.startswith(pointer):
+            return f"{path} is a pointer of {tool} and not the file itself: run {command} in its folder"
+    return None
+
+
+def require_content(path: Path | str, start: bytes | None = None) -> None:
+    """Raises UserError for a pointer of Git LFS or git-annex; arguments as for `pointer_fault`."""
+    if fault := pointer_fault(path, start):
+        raise UserError(fault)
+
+
+def require_text(path: Path | str, start: bytes) -> None:
+    """Raises UserError for a pointer, or for a file whose first bytes are those of another kind than text."""
+    require_content(path, start)
+    for magic, kind in KINDS.items():
+        if start.startswith(magic):
+            if magic == b"PK\x03\x04" and start[30:].startswith(OFFICE_PARTS):
+                kind = "an Office file such as .xlsx or .docx: save it as CSV or text"
+            raise UserError(f"{path} is {kind}")
+
+
 def read_json(file: Path) -> Any:
     """The value in a JSON file.
 
     Raises:
-        UserError: the file cannot be read; is not JSON; nests or holds numbers beyond Python's limits; or holds half of
-            a surrogate pair, which no tokenizer and no UTF-8 file takes.
+        UserError: the file cannot be read; is a pointer of Git LFS; is not JSON; nests or holds numbers beyond Python's
+            limits; or holds half of a surrogate pair, which no tokenizer and no UTF-8 file takes.
     """
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        data = file.read_bytes()
+        require_text(file, data)
+        text = data.decode("utf-8-sig")
         value = json.loads(text)
         if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(value, ensure_ascii=False).encode()

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 
 from bert.config.validation import choices_of
-from bert.errors import UTF8_HINT, UserError
+from bert.errors import UserError, convert
+from bert.files import require_text
 
 Config = TypeVar("Config")
 
@@ -128,11 +129,13 @@ def read_yaml(path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
     """What a YAML file gives, by dotted key. Raises UserError for anything but known keys, each once."""
     source = display_path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
+        require_text(source, data)
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{source} cannot be read ({error.strerror}): name a YAML file") from None
     except UnicodeDecodeError:
-        raise UserError(f"{source}: not UTF-8: {UTF8_HINT}") from None
+        raise UserError(f"{source}: not UTF-8: {convert(data)}") from None
     return parse_yaml(text, source, keys)
 
 

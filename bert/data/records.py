@@ -21,6 +21,7 @@ from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
 from bert.data.dialects import DELIMITERS, Dialect, csv_reader, detect_dialect
 from bert.data.json_text import parse_json
 from bert.errors import UserError, quoted
+from bert.files import require_content
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -223,6 +224,8 @@ def open_splits(source: str, config: str | None = None) -> DatasetDict:
             return datasets.load_dataset(name, named_config or config)
         return datasets.load_from_disk(source)
     except Exception as error:  # of the network, of the hub, of Arrow, of the files behind them
+        for file in [] if source.startswith(HUB_PREFIX) else sorted(Path(source).rglob("*")):
+            require_content(file)
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         fix = "name hub:ORG/NAME or hub:ORG/NAME:CONFIG" if source.startswith(HUB_PREFIX) else "save it again"
         raise UserError(f"{source} cannot be loaded ({reason}): {fix}") from None

@@ -10,7 +10,7 @@ import numpy as np
 import safetensors
 
 from bert.errors import UserError
-from bert.files import read_json, write_safetensors
+from bert.files import read_json, require_content, write_safetensors
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
@@ -40,6 +40,7 @@ def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
+    require_content(file)
     try:
         with safetensors.safe_open(file, "numpy") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -82,6 +83,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _read_pickle(file: Path) -> dict[str, np.ndarray]:
+    require_content(file)
     try:
         import torch
     except ImportError:

@@ -19,7 +19,7 @@ from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
 from bert.config.yaml_io import build_config, dump, keys_of, load_config, parse_yaml
 from bert.errors import UserError, require
-from bert.files import is_temporary, local_path, write_atomic
+from bert.files import is_temporary, local_path, require_content, write_atomic
 from bert.locks import LOCK, exclusive_lock
 from bert.runs.mirror import Mirror, local_folder
 from bert.urls import is_url, writable_path
@@ -336,6 +336,7 @@ def _rows_alone(tables: Mapping[str, str]) -> dict[str, str]:
 
 def config_class_of_run(run: Path) -> type:
     """The configuration class of the run in a folder, by what its config.yaml holds. Raises UserError."""
+    require_content(run / "config.yaml")
     try:
         content = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError):

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bert.files import write_atomic
+from bert.files import pointer_fault, write_atomic
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
@@ -91,6 +91,8 @@ def _read_manifest(folder: Path) -> dict[str, Any] | str:
 
 def _compare(path: Path, expected: dict[str, Any]) -> str | None:
     try:
+        if pointer_fault(path):
+            return "is a pointer of Git LFS and not the file itself (run git lfs pull)"
         size = path.stat().st_size
         if size != expected["size"]:
             return f"has {size} bytes instead of {expected['size']}"

@@ -18,7 +18,7 @@ from bert.data.features import pad_and_stack
 from bert.data.inputs import as_texts, check_count
 from bert.data.json_text import parse_json
 from bert.errors import UserError, convert, require
-from bert.files import write_atomic
+from bert.files import require_text, write_atomic
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import split_files
 from bert.tasks.span_features import Answer, Answers, Candidate, Example, Windows, decode_answers, make_qa_features
@@ -145,7 +145,9 @@ def write_predictions(folder: Path, answers: Answers) -> list[Path]:
 def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
     """(context, question's entry, its file and indices for messages) of each question."""
     try:
-        content = parse_json(path.read_bytes().decode("utf-8-sig"))
+        data = path.read_bytes()
+        require_text(path, data)
+        content = parse_json(data.decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): pass a file in SQuAD's JSON layout") from None
     except UnicodeDecodeError as error:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from bert.config import TokenizerConfig
 from bert.config.model import StripAccents, VocabularyKind
-from bert.errors import UserError
-from bert.files import write_atomic
+from bert.errors import UserError, convert
+from bert.files import require_content, require_text, write_atomic
 from bert.messages import WarningText, log_message
 from bert.tokenizer.byte_level import SPACES, byte_level_steps, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import SETTINGS, TokenizerSettings, read_settings, set_truncation_side, truncation_side
@@ -293,18 +293,21 @@ def _vocabulary_file(path: Path) -> Path:
 
 def _read_bytes(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        data = file.read_bytes()
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): fix its permissions or name another") from None
+    require_content(file, data)
+    return data
 
 
 def _read_utf8(file: Path) -> str:
     data = _read_bytes(file)
+    require_text(file, data)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{file}, line {line}: not UTF-8: convert the file or name another vocabulary") from None
+        raise UserError(f"{file}, line {line}: not UTF-8: name another vocabulary, or {convert(data)}") from None
 
 
 def _parse_tokenizer(text: str, file: Path) -> Tokenizer:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bert.config import HUB_PREFIX
 from bert.errors import UserError, damaged, unreadable
+from bert.files import require_content
 from bert.urls import open_remote
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def open_dataset(source: str) -> Dataset:
     try:
         return cast("Dataset", datasets.load_from_disk(source))
     except Exception as error:  # Arrow's, JSON's and the library's own, bare KeyErrors among them
+        for file in sorted(Path(source).iterdir()):
+            require_content(file)
         raise damaged(source, "", error) from None
 
 
@@ -86,6 +89,8 @@ def parquet_rows(path: Path | str, columns: Sequence[str]) -> Rows:
     import pyarrow.parquet as pq
 
     row = 0
+    if isinstance(path, Path):
+        require_content(path)
     try:
         with pq.ParquetFile(open_remote(path) if isinstance(path, str) else path, buffer_size=1 << 20) as file:
             _require_columns(str(path), file.schema_arrow.names, columns)

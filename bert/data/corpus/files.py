@@ -25,7 +25,8 @@ from typing import Any, BinaryIO, TypedDict, Unpack, cast
 
 from bert.config import HUB_PREFIX, DataConfig
 from bert.data.corpus.data_sets import Rows, dataset_rows, hub_rows, is_saved_dataset, parquet_rows
-from bert.errors import UTF16_MARKS, UserError, convert, damaged, listed, unreadable, without_surrogates
+from bert.errors import UTF16_MARKS, UTF32_MARKS, UserError, convert, damaged, listed, unreadable, without_surrogates
+from bert.files import FIRST_BYTES, require_content, require_text
 from bert.messages import warn_once
 from bert.urls import is_url, open_remote
 
@@ -228,7 +229,9 @@ def _open(path: Path | str) -> io.BufferedIOBase:
     decompress = DECOMPRESSORS.get(os.path.splitext(_name(path))[1])
     if is_url(path):
         file = open_remote(str(path))
+        require_content(path, file.peek(FIRST_BYTES))
         return decompress(file) if decompress else file
+    require_content(path)
     return decompress(path) if decompress else open(path, "rb")
 
 
@@ -236,7 +239,7 @@ def _raw_lines(path: Path | str, utf_16: bool) -> Iterator[bytes]:
     """The lines of a file with their ends, cut at one byte over the longest; those of UTF-16 become UTF-8."""
     with _open(path) as file:
         line = file.readline(MAX_DOCUMENT_BYTES + 1)
-        if not (utf_16 and line.startswith(UTF16_MARKS)):
+        if not (utf_16 and line.startswith(UTF16_MARKS)) or line.startswith(UTF32_MARKS):
             while line:
                 yield line
                 line = file.readline(MAX_DOCUMENT_BYTES + 1)
@@ -270,6 +273,8 @@ def _decoded_lines(path: Path | str, utf_16: bool, errors: str) -> Generator[tup
             raise EOFError("it is empty")
         for data in _raw_lines(path, utf_16):
             line_number += 1
+            if line_number == 1:
+                require_text(path, data[:FIRST_BYTES])
             if len(data) > MAX_DOCUMENT_BYTES:
                 is_jsonl = corpus_format(str(path)) == "jsonl"
                 raise _too_long(path, line_number, "divide it" if is_jsonl else "separate documents with an empty line")

@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from bert.errors import UserError, require
+from bert.files import require_content
 
 DTYPES: dict[int, np.dtype] = {
     1: np.dtype("<f4"),
@@ -138,6 +139,7 @@ def _fail(file: Path, fault: str) -> NoReturn:
 
 def _read(file: Path, offset: int = 0, size: int | None = None) -> np.ndarray | None:
     """Bytes of a file, to its end where no size is given; None where it ends before."""
+    require_content(file)
     try:
         if offset + (size or 0) > file.stat().st_size:
             return None
