@@ -28,9 +28,9 @@ its choices with tabs between; the latter two may also be JSON objects ("questio
 standard input, whose lines are answered as they come; (2) a .csv, .tsv or .jsonl file, also packed (.gz and so on):
 its texts are found by the names of the columns that the run was trained on, and answers keep the id; or (3) the name
 of a split of the run's data, such as dev or test: its prediction file is computed again and printed. Long inputs are
-read as those of dev were. A tagger also reads objects with a list of words, {"words": [...]}. A line without an answer
-gives {"line", "text", "error"}, and the exit status is 2 at the end. A model from elsewhere whose files do not name its
-inputs takes a line as a single text, with a tab as a pair."""
+read as those of dev were. A tagger also reads objects with a list of words, {"words": [...]}, and columns with a row
+for each word. A line without an answer gives {"line", "text", "error"}, and the exit status is 2 at the end. A model
+from elsewhere whose files do not name its inputs takes a line as a single text, with a tab as a pair."""
 
 
 ANSWER_OPTIONS: dict[str, tuple[type, str]] = {

@@ -11,10 +11,10 @@ import contextlib
 import csv
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bert.config import HUB_PREFIX
 from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
@@ -25,6 +25,8 @@ from bert.files import require_content
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
+
+Value = TypeVar("Value")
 
 Rows = Iterator[tuple[int, Mapping[str, Any]]]
 """(number of the line or row, its fields)."""
@@ -73,6 +75,22 @@ class Records:
                 if key.startswith("data.columns.") and self.names is not None and self.unit == "line":
                     fix += ", or, if the first line is no header, name all columns in order as data.column_names"
                 raise self.error(line_number, f"no {name!r} among {there}: {fix}")
+
+    def read_each(self, rows: Iterable[tuple[Any, ...]], read: Callable[..., Value]) -> list[Value]:
+        """Returns what ``read`` makes of each row, a tuple whose first element is the row's number.
+
+        Raises:
+          UserError: that of the first row for which ``read`` raises one, with the numbers of all such rows.
+        """
+        found: list[Value] = []
+        faults: list[tuple[int, UserError]] = []
+        for row in rows:
+            try:
+                found.append(read(self, *row))
+            except UserError as error:
+                faults.append((row[0], error))
+        self.require_sound(faults)
+        return found
 
     def require_sound(self, faults: Sequence[tuple[int, UserError]]) -> None:
         """Raises UserError if there are faults: the sentence of the first one, and the numbers of all rows with one."""

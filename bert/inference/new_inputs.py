@@ -63,6 +63,8 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
         return read_standard_input(task.parse_line)
     path = Path(name)
     suffix = file_suffix(path)
+    if suffix in (".csv", ".tsv", ".conll") and (sentences := _sentences(path, task)) is not None:
+        return iter(lambda: list(itertools.islice(sentences, LINES_AT_ONCE)), [])
     if suffix in NOT_LINES:
         raise UserError(
             f"{path} does not hold one input a line: write them to a text, .csv, .tsv or .jsonl file, or name a split "
@@ -77,6 +79,18 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
     else:
         inputs = (_text(*line, task.parse_line) for line in _lines(path))
     return _not_empty(iter(lambda: list(itertools.islice(inputs, LINES_AT_ONCE)), []), name)
+
+
+def _sentences(path: Path, task: Task) -> Iterator[Input] | None:
+    """The sentences of a file with a row for each word, as inputs of a tagger; None for other tasks and files."""
+    from bert.tasks.custom_token_classification import read_words
+    from bert.tasks.token_classification import TaggingTask
+
+    if not isinstance(task, TaggingTask) or (found := read_words(path, task.words_column)) is None:
+        return None
+    return (
+        Input(line_number, " ".join(words), words) for line_number, words in zip(found.lines, found.words, strict=True)
+    )
 
 
 def read_standard_input(parse: Callable[[str], Any]) -> Iterator[list[Input]]:

@@ -182,6 +182,23 @@ def _column_rows(path: Path, header: list[str] | None) -> tuple[str, Iterator[Ro
     return conll.split_columns(path)
 
 
+def read_words(path: Path, column: str) -> Sentences | None:
+    """Returns the sentences of a file of columns, a row for each word; None if it is a table of texts.
+
+    Args:
+      column: the name of the column of words; in a ``.conll`` file without names, words are the first column.
+    """
+    delimiter, found = _column_rows(path, None)
+    rows = list(found)
+    line_number, cells = _first(rows)
+    if "text" in cells or (column not in cells and file_suffix(path) != ".conll"):
+        return None
+    word = cells.index(column) if column in cells else 0
+    if column in cells:
+        rows.remove((line_number, cells))
+    return conll.read_rows(path, rows, delimiter, labelled=False, word=word, width=len(cells))
+
+
 def _csv_rows(path: Path, header: list[str] | None) -> Iterator[Row]:
     """Rows without any text have no cells; nor do the lines that the csv module leaves out."""
     last = 0

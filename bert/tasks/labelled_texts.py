@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ class LabelledTextsTask(EmbeddingTask):
         [texts] = found.texts
         labels = None
         if found.labels is not None:
-            cells = zip(found.line_numbers, found.labels[0], strict=True)
-            labels = number_texts([label_text(records, line, names.label, cell).strip() for line, cell in cells])
+            cells = zip(found.line_numbers, itertools.repeat(names.label), found.labels[0], strict=False)
+            labels = number_texts([word.strip() for word in records.read_each(cells, label_text)])
             if split == "train" and len(np.unique(labels)) in (1, len(labels)):
                 wrong = "all rows have the same" if not labels.any() else "no two rows have the same"
                 raise UserError(

@@ -156,7 +156,7 @@ class SequenceToSequenceTask(ColumnFilesTask):
         references = None
         if found.labels is not None:
             rows = zip(found.line_numbers, *found.labels, strict=True)
-            references = [_references(records, line_number, *values) for line_number, *values in rows]
+            references = records.read_each(rows, _references)
         return TextPairs(found.texts[0], references, found.ids, found.notes)
 
     def features(self, tokenizer: Tokenizer, examples: TextPairs, data: TaskDataConfig) -> SequencePairs:

@@ -281,15 +281,13 @@ class TaggingTask(Task):
         return (self.words_column,) if has_words else super().columns_among(names)
 
     def input_of_row(self, fields: Mapping[str, Any]) -> Any:
-        """A text, or the list of words of a row; in a table, words have spaces between."""
+        """A text, or the list of words of a row."""
         if self.columns_among(fields) != (self.words_column,):
             return super().input_of_row(fields)
         words = fields[self.words_column]
-        words = words.split() if isinstance(words, str) else words
         if not isinstance(words, list) or not words:
-            shown = json.dumps(words, default=str)[:40]
             raise ValueError(
-                f"{self.words_column} is {shown}: it must be a list of words, or words with spaces between"
+                f"{self.words_column} is {json.dumps(words, default=str)[:40]}: it must be a list of words"
             )
         return words
 

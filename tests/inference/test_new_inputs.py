@@ -149,14 +149,22 @@ def test_a_text_file_has_one_input_a_line(tmp_path):
     ("name", "content"),
     [
         ("a.jsonl", '{"words": ["a", "b c"]}\n{"words": ["d"], "tags": ["O"]}\n'),
-        ("a.tsv", "words\nx y\nd\n"),
+        ("a.tsv", "words\nx\ny\n\nd\n"),
+        ("a.csv", "tags,words\nO,x\nO,y\n,\nO,d\n"),
+        ("a.conll", "x NN\ny VB\n\nd NN\n"),
         ("a.txt", '{"words": ["a", "b"]}\n{d} is a text\n'),
     ],
 )
 def test_a_tagger_reads_words(name, content, tmp_path):
     given = [one.given for one in inputs(tmp_path / name, content, find_task("tagging"))]
+    assert [one.error for one in inputs(tmp_path / name, content, find_task("tagging"))] == [None, None]
     assert given in ([["a", "b c"], ["d"]], [["x", "y"], ["d"]], [["a", "b"], "{d} is a text"])
     assert find_task("tagging").input_fields(["a"]) == {"words": ["a"]}
+
+
+def test_a_tagger_still_reads_a_column_of_texts(tmp_path):
+    found = inputs(tmp_path / "a.tsv", "id\ttext\n7\ta b\n", find_task("tagging"))
+    assert [one.given for one in found] == ["a b"]
 
 
 def test_words_that_are_no_list_are_an_error_of_their_line(tmp_path):

@@ -320,3 +320,12 @@ def test_texts_are_lower_cased_if_the_model_declares_it(tmp_path: Path, tokenize
 def test_a_run_resumes_without_what_its_initial_model_declares():
     """config.yaml records it in place of null, which the same command has again."""
     assert {f"embedding.{key}" for key in (*DECLARED, "pooling")} <= set(DERIVED_KEYS)
+
+
+def test_all_rows_without_a_document_are_reported_at_once(tmp_path: Path) -> None:
+    rows = [{"query": "a", "positive": "b"}, {"query": "c", "positive": ""}, {"query": "d", "positive": None}]
+    with pytest.raises(UserError, match=r"line 2: the query has no 'positive'.*2 lines have such faults: 2, 3"):
+        read(tmp_path, rows, own())
+    rows = [{"query": "a", "positive": "b", "negatives": 3}, {"query": "c", "positive": "d", "negatives": ["d"]}]
+    with pytest.raises(UserError, match=r"line 1: negatives has 3.*2 lines have such faults: 1, 2"):
+        read(tmp_path, rows, own())

@@ -87,13 +87,16 @@ def read_queries(
         UserError: a row has no document, or no text where one is needed.
     """
     rows = list(records.rows)
-    for line_number, fields in rows:
-        if names.query in fields and fields.get(names.positive) in (None, ""):
-            raise records.error(
-                line_number,
-                f"the query has no {names.positive!r}: write the document that answers it, or remove the "
-                f"{records.unit}{hint}",
-            )
+    without = (
+        f"the query has no {names.positive!r}: write the document that answers it, or remove the {records.unit}{hint}"
+    )
+    records.require_sound(
+        [
+            (line_number, records.error(line_number, without))
+            for line_number, fields in rows
+            if names.query in fields and fields.get(names.positive) in (None, "")
+        ]
+    )
     found = read_columns(
         dataclasses.replace(records, rows=iter(rows)),
         {names.query: "data.columns.query", names.positive: "data.columns.positive"},
@@ -101,15 +104,18 @@ def read_queries(
         _id(names),
     )
     queries, positives = found.texts
-    negatives = [
-        _negatives(records, line_number, fields.get(names.negatives), names.negatives, positive)
-        for (line_number, fields), positive in zip(rows, positives, strict=True)
-    ]
+    negatives = records.read_each(
+        [
+            (line_number, fields.get(names.negatives), names.negatives, positive)
+            for (line_number, fields), positive in zip(rows, positives, strict=True)
+        ],
+        _negatives,
+    )
     numbered = list(zip(rows, negatives, strict=True))
     scores = None
     if has_scores:
-        cells = [_scores(records, line_number, names.label, fields.get(names.label), 1 + len(texts))
-                 for (line_number, fields), texts in numbered]  # fmt: skip
+        given = ((line, names.label, fields.get(names.label), 1 + len(texts)) for (line, fields), texts in numbered)
+        cells = records.read_each(given, _scores)
         scores = pad_and_stack([cell[: None if num_negatives is None else 1 + num_negatives] for cell in cells])
     negatives = [texts[:num_negatives] for texts in negatives]
     return TextExamples(queries, positives, negatives, scores, found.ids, True, found.notes)
@@ -176,9 +182,8 @@ def read_scored_pairs(
     scores = None
     if found.labels is not None:
         cells = zip(found.line_numbers, found.labels[0], strict=True)
-        scores = np.array(
-            [_score(records, line_number, names.label, cell, limits) for line_number, cell in cells], np.float32
-        )
+        given = ((line_number, names.label, cell, limits) for line_number, cell in cells)
+        scores = np.array(records.read_each(given, _score), np.float32)
     texts_a, texts_b = found.texts
     none: list[list[str]] = [[] for _ in texts_a]
     return TextExamples(texts_a, texts_b, none, scores, found.ids, scores is not None, found.notes)
