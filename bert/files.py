@@ -31,7 +31,7 @@ KINDS = {
     b"\x28\xb5\x2f\xfd": PACKED.format("zstd", ".zst"),
     b"\xfd7zXZ\0": PACKED.format("xz", ".xz"),
     **{b"BZh%d1AY&SY" % level: PACKED.format("bzip2", ".bz2") for level in range(1, 10)},
-    b"PK\x03\x04": "a ZIP archive: unpack it",
+    b"PK\x03\x04": "a ZIP archive, or a workbook of Excel: unpack it, or save the sheet as CSV",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it",
     b"Rar!\x1a\x07": "a RAR archive: unpack it",
     b"PAR1\x15": "a Parquet file: let its name end in .parquet where that is read, or convert it to JSONL",

@@ -136,7 +136,6 @@ def read_records(
         raise UserError(f"{path} is of a kind that is not read: {kinds}{conversion(path)}")
     if not path.is_file():
         raise UserError(f"{path} does not exist or is not a file: name one of {', '.join(SUFFIXES)}, plain or packed")
-    require_text(path)
     if suffix == ".jsonl":
         return Records(str(path), _json_rows(path), declared_labels=_declared_labels(path))
     rows, notes = table_rows(path, header, literal_quotes, skip_short_rows)
@@ -165,23 +164,11 @@ CONVERSIONS = {
 }
 """End of the name of a file that is not read -> how to get one that is."""
 
-STARTS = {b"PK\x03\x04": ".xlsx", b"\xd0\xcf\x11\xe0": ".xls", b"PAR1": ".parquet"}
-"""First bytes of such files -> their usual end."""
-
 
 def conversion(path: Path) -> str:
     """Returns how to convert a file by the end of its name, as the end of a message; nothing if that is not known."""
     fix = CONVERSIONS.get(file_suffix(path))
     return "" if fix is None else f"; {fix}"
-
-
-def require_text(path: Path) -> None:
-    """Raises UserError if a file begins as a workbook, an archive or Parquet, whatever its name."""
-    with path.open("rb") as file:
-        start = file.read(4)
-    if (suffix := STARTS.get(start)) is not None:
-        kind = "an Excel workbook or a zip archive" if suffix == ".xlsx" else f"a file of {suffix}"
-        raise UserError(f"{path} is {kind} by its content, and no text: {CONVERSIONS[suffix]}")
 
 
 def read_texts(path: Path, name: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from bert.data.corpus.files import numbered_lines
 from bert.data.dialects import csv_reader, detect_dialect
 from bert.data.json_text import parse_json
-from bert.data.records import NOT_LINES, conversion, file_suffix, require_text
+from bert.data.records import NOT_LINES, conversion, file_suffix
 from bert.errors import UTF8_HINT, UserError
 
 if TYPE_CHECKING:
@@ -70,8 +70,6 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
             f"{path} does not hold one input a line: write them to a text, .csv, .tsv or .jsonl file, or name a split "
             f"of the run's data{conversion(path)}"
         )
-    if path.is_file():
-        require_text(path)
     if suffix in (".csv", ".tsv"):
         inputs = _without_blanks_at_end(_table_inputs(path, task))
     elif suffix == ".jsonl":

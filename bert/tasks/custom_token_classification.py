@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bert.config import TaskDataConfig
-from bert.data.records import Records, file_suffix, is_dataset_dict, require_text, table_dialect, table_rows
+from bert.data.records import Records, file_suffix, is_dataset_dict, table_dialect, table_rows
 from bert.errors import UserError, quoted, without_surrogates
 from bert.tasks.column_files import ColumnFilesTask
 from bert.tasks.readers import conll
@@ -174,7 +174,6 @@ class CustomTokenClassification(TaggingTask, ColumnFilesTask):
 
 def _column_rows(path: Path, header: list[str] | None) -> tuple[str, Iterator[Row]]:
     """What separates the columns of a file, and its rows."""
-    require_text(path)
     if file_suffix(path) in (".csv", ".tsv"):
         dialect = table_dialect(path, header)
         if dialect.quoted:  # a quote in other tables with tabs is a character

@@ -424,7 +424,7 @@ def test_labels_that_are_never_predicted_are_named(tmp_path: Path) -> None:
         ({"train.parquet": b"PAR1"}, ".", "train.parquet is of a kind that is not read; convert it"),
         ({"train.json": b"[]"}, ".", "train.json is of a kind that is not read; write one JSON object on each line"),
         ({"Train.csv": b"text,label\n"}, ".", "set data.train to the file of train, for example Train.csv"),
-        ({"train.csv": b"PK\3\4"}, ".", "an Excel workbook or a zip archive by its content"),
+        ({"train.csv": b"PK\3\4"}, ".", "a ZIP archive, or a workbook of Excel"),
         ({"train.jsonl": b"[\n{}\n]\n"}, ".", "line 1: no object of named fields: write {...} on each line; jq"),
     ],
 )
