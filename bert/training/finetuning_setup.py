@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from bert.config import Decoding, EmbeddingConfig, FinetuneConfig, ModelConfig, TokenizerConfig
 from bert.data.batching import TrainingBatches, make_batches
+from bert.data.corpus.vocabulary import first_texts, measure_losses, report_size, warn_of_losses
 from bert.data.features import Rows
 from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError, require
@@ -247,6 +248,7 @@ def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log) 
     Of a vocabulary without tokens for a classifier's rows, as GPT-2's, the texts of a pair are separated.
     """
     given = _given_init_model(run, train, say)
+    _warn_of_losses(given.tokenizer, _source_texts(run.config, train))
     separate_pairs(given.tokenizer)
     if not run.config.has_target_tokenizer:
         return given
@@ -267,7 +269,18 @@ def _make_target_tokenizer(config: TokenizerConfig, train: Any) -> Tokenizer:
     """The vocabulary of the targets alone: read, or trained on those of the training rows."""
     if config.path is not None:
         return load_tokenizer(config.path, config)
-    return train_tokenizer(iter(train.targets), config)
+    tokenizer = train_tokenizer(iter(train.targets), config)
+    report_size(tokenizer, config, "data.dir", "target_tokenizer")
+    return tokenizer
+
+
+def _source_texts(config: FinetuneConfig, train: Any) -> Iterable[str]:
+    return train.sources if config.has_target_tokenizer else train.sentences()
+
+
+def _warn_of_losses(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+    warn = multihost.main_process_only(LOGGER.warning)
+    warn_of_losses(measure_losses(tokenizer, first_texts(texts)), tokenizer, warn, "the training texts")
 
 
 def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> InitialModel:
@@ -286,8 +299,8 @@ def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> I
     if config.tokenizer.path is not None:
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     else:
-        texts = train.sources if config.has_target_tokenizer else train.sentences()
-        tokenizer = train_tokenizer(iter(texts), config.tokenizer)
+        tokenizer = train_tokenizer(iter(_source_texts(config, train)), config.tokenizer)
+        report_size(tokenizer, config.tokenizer, "data.dir")
     return InitialModel(with_vocab_size(config.model, embedding_rows(tokenizer)), tokenizer, None, "none")
 
 

@@ -5,24 +5,9 @@ import pytest
 from bert.config import TokenizerConfig
 from bert.interchange.writers.tokenizer_files import save_published_tokenizer
 from bert.tokenizer.vocabulary import load_tokenizer, save_tokenizer, train_tokenizer
+from tests.languages import HARD
 
 pytestmark = pytest.mark.real
-
-HARD = [
-    "",
-    " \t ",
-    "Crème brûlée, naïve façade — Ångström İstanbul ẞtraße ǅungla",
-    "e\u0301cole E\u0301COLE n\u0303 \u0300 alone",
-    "東京は日本の首都です。 北京大学 한국어 텍스트 ไทย עברית العَرَبِيَّة हिन्दी",
-    "a\x00b\x01c\x7fd\u200be\ufefff\ufffdg\u2028h\u00a0i\u3000j\r\nk\tl",
-    "😀 👩‍👩‍👧‍👦 🇫🇷 text😀text ☃ ♥️",
-    "x" * 99 + " " + "x" * 100 + " " + "x" * 101 + " " + "é" * 150,
-    "The capital of [MASK] is [MASK].[SEP]And[CLS] [PAD] [UNK] then [mask] [ MASK ] [MASK",
-    "it's don't U.S.A. 3,000.50 $5 <b>tag</b> a_b @user #tag http://x.y/?z=1&w=2 ^~`|",
-    "##ing ## # ing ##",
-    "\ud7ff \ue000 \U0001f9d1 \U00020000 \U0010ffff",
-    "ﬁ ﬂ Ａ １ ² ½ ⅷ",
-]
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased"])

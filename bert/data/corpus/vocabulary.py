@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 SAMPLE_CHARACTERS, SAMPLE_FILES = 200_000, 20
 """Characters of a corpus whose losses are measured, of up to so many files."""
 
+_ENOUGH = 0.95
+"""Share of ``vocab_size`` from which on a trained vocabulary has the size that was asked for."""
+
 UNKNOWN_WARNING, REMOVED_WARNING = 0.05, 0.01
 """Shares of unknown and of removed characters above which a vocabulary is reported as unfit for a text. BERT's own
 vocabulary has under 0.1% unknown tokens in English."""
@@ -85,9 +88,19 @@ def train_vocabulary(
     """A vocabulary of ``data.train``; arguments and errors as of `corpus_vocabulary`."""
     from bert.tokenizer.vocabulary import train_tokenizer, word_steps
 
-    if engine == "ray":
-        return train_tokenizer(count_corpus_words(data, word_steps(config), say, engine), config)
-    return train_tokenizer(_lines(data), config)
+    texts = count_corpus_words(data, word_steps(config), say, engine) if engine == "ray" else _lines(data)
+    tokenizer = train_tokenizer(texts, config)
+    report_size(tokenizer, config, "data.train")
+    return tokenizer
+
+
+def report_size(tokenizer: Tokenizer, config: TokenizerConfig, text: str, section: str = "tokenizer") -> None:
+    """Logs a warning if the text a vocabulary was trained on has far fewer tokens than were asked for."""
+    if (size := tokenizer.get_vocab_size()) < _ENOUGH * config.vocab_size:
+        LOGGER.warning(
+            f"warning: {text} gives a vocabulary of {size:,} tokens, {section}.vocab_size is {config.vocab_size:,}: no "
+            f"more tokens occur {section}.min_frequency times, so use more text or a smaller vocabulary"
+        )
 
 
 def count_corpus_words(
@@ -148,7 +161,7 @@ class Losses(NamedTuple):
                 else "use a vocabulary of the corpus' language and script, or train one"
             )
             share = f"{self.unknown:.1%} of the characters of {text}"
-            found.append(f"{share} become {unknown_token}, which is never predicted: {train}")
+            found.append(f"{share} become {unknown_token} and are lost: {train}")
         if self.removed > REMOVED_WARNING:
             marks = all(unicodedata.category(character)[0] == "M" for character in self.most_removed)
             fix = "train one with --tokenizer.strip_accents false" if marks else "train another one"
@@ -202,19 +215,21 @@ def warn_of_losses(
 def sample_texts(data: DataConfig) -> Iterator[str]:
     """Lines of ``data.train`` from up to `SAMPLE_FILES` of its files, about `SAMPLE_CHARACTERS` in all."""
     if data.streaming:
-        yield from _first_lines(_documents(data), SAMPLE_CHARACTERS)
+        yield from first_texts(_lines(data), SAMPLE_CHARACTERS)
         return
     files = corpus_files(data.train)
     chosen = files[:: -(-len(files) // SAMPLE_FILES)]
     for file in chosen:
         with contextlib.suppress(UserError):  # one without text; damage is reported where all files are read
-            yield from _first_lines(documents(file, **reading(data)), SAMPLE_CHARACTERS // len(chosen))
+            lines = (line for document in documents(file, **reading(data)) for line in document)
+            yield from first_texts(lines, SAMPLE_CHARACTERS // len(chosen))
 
 
-def _first_lines(found: Iterable[Document], characters: int) -> Iterator[str]:
-    for line in (line for document in found for line in document):
-        yield line[:characters]
-        characters -= len(line)
+def first_texts(texts: Iterable[str], characters: int = SAMPLE_CHARACTERS) -> Iterator[str]:
+    """The first texts, about so many characters in all."""
+    for text in texts:
+        yield text[:characters]
+        characters -= len(text)
         if characters <= 0:
             return
 

@@ -64,3 +64,15 @@ def test_the_commands_report_what_is_lost(marks, tmp_path, capsys):
     said = capsys.readouterr()
     assert ("normalizer removes 22." in said.err) == lost
     assert ("removed marks" in said.out) and ("0.000% of the characters of a sample" in said.out)
+
+
+def test_a_vocabulary_far_smaller_than_asked_for_is_reported(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("some words\n\nother words\n" * 9)
+    keys = ["--data.train", str(tmp_path / "a.txt"), "--tokenizer.min_frequency", "1", "--output"]
+    for kind, size in (("wordpiece", 2_000_000), ("unigram", 3000), ("byte_level", 3000)):
+        asked = ["--tokenizer.kind", kind, "--tokenizer.vocab_size", str(size)]
+        assert tokenizer([*keys, str(tmp_path / kind), *asked]) == 0
+        assert f"tokenizer.vocab_size is {size:,}" in capsys.readouterr().err
+    small = ["--tokenizer.vocab_size", "32"]
+    assert tokenizer([*keys, str(tmp_path / "small"), *small]) == 0
+    assert "vocab_size" not in capsys.readouterr().err
