@@ -95,6 +95,10 @@ def _ranges(hint: Any) -> Iterator[Range]:
         yield from _ranges(member)
 
 
+EARLIER_DEFAULTS: dict[str, Any] = {"strip_accents": None}
+"""Defaults of earlier versions, which the config.yaml of an older run records."""
+
+
 def check_unused(prefix: str, config: object, reason: str, names: Collection[str] | None = None) -> None:
     """Raises UserError, which ends in ``reason``, for the first field of a dataclass that differs from its default.
 
@@ -103,7 +107,8 @@ def check_unused(prefix: str, config: object, reason: str, names: Collection[str
     """
     for name, default in vars(type(config)()).items():
         value = getattr(config, name)
-        if value != default and (names is None or name in names):
+        is_default = value == default or (name in EARLIER_DEFAULTS and value == EARLIER_DEFAULTS[name])
+        if not is_default and (names is None or name in names):
             raise UserError(f"{prefix}{name} is {value}, {reason}")
 
 

@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from bert.config import FinetuneConfig, PretrainConfig, TokenizerConfig
+from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, TokenizerConfig
 from bert.errors import UserError
 from bert.runs.folder import open_run
+from bert.tasks import make_task
 
 OLDER = TokenizerConfig(strip_accents=None)
 
@@ -28,3 +29,12 @@ def test_a_run_with_an_earlier_default_resumes_and_keeps_it(config_class, tmp_pa
     other = dataclasses.replace(older, tokenizer=TokenizerConfig(strip_accents=True))
     with pytest.raises(UserError, match=r"tokenizer\.strip_accents is None, here True"), open_run(other):
         pass
+
+
+def test_a_fine_tuning_run_with_the_earlier_default_is_read(tmp_path):
+    config = FinetuneConfig(task="classification", init="x", data=TaskDataConfig(dir=str(tmp_path)))
+    older = dataclasses.replace(config, tokenizer=OLDER, target_tokenizer=OLDER)
+    older.check()
+    assert make_task(older).name == "classification"
+    with pytest.raises(UserError, match=r"target_tokenizer\.strip_accents is True, but it is for translation"):
+        make_task(dataclasses.replace(config, target_tokenizer=TokenizerConfig(strip_accents=True)))
