@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, TokenizerConfig
+from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, TokenizerConfig, TrainingConfig
 from bert.errors import UserError
 from bert.runs.folder import open_run
 from bert.tasks import make_task
@@ -32,7 +32,8 @@ def test_a_run_with_an_earlier_default_resumes_and_keeps_it(config_class, tmp_pa
 
 
 def test_a_fine_tuning_run_with_the_earlier_default_is_read(tmp_path):
-    config = FinetuneConfig(task="classification", init="x", data=TaskDataConfig(dir=str(tmp_path)))
+    data, training = TaskDataConfig(dir=str(tmp_path)), TrainingConfig(epochs=1)
+    config = FinetuneConfig(task="classification", init="x", data=data, training=training)
     older = dataclasses.replace(config, tokenizer=OLDER, target_tokenizer=OLDER)
     older.check()
     assert make_task(older).name == "classification"
