@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
         value: dict[str, Any] = {"type": kind, "metavar": PLACEHOLDERS.get(kind, "NAME")}
         default = "" if field.default in (None, False) else f" (default: {field.default})"
         value = {"action": "store_true"} if kind is bool else value
+        value = {"action": "append", "metavar": "TEXT"} if field.name == "stop" else value
         # Left out if it is not given: an encoder-decoder has settings of its own.
         parser.add_argument(f"--{field.name}", default=argparse.SUPPRESS, help=texts[field.name] + default, **value)
     parser.add_argument("--output", type=writable_path, metavar="PATH", help="File for what would be printed.")

@@ -6,7 +6,7 @@ import numbers
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from bert.config.validation import NonNegativeFloat, Positive, Range, Seed, check_fields
+from bert.config.validation import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Range, Seed, check_fields
 from bert.errors import UserError
 
 TYPES: dict[type, tuple[type, str]] = {
@@ -38,6 +38,15 @@ class Decoding:
     """Sample from so many of the most likely tokens; without it, from all."""
     top_p: Annotated[float, Range(above=0, most=1)] = 1.0
     """Sample from the fewest tokens that have this probability together (Holtzman et al. 2019)."""
+    repetition_penalty: PositiveFloat = 1.0
+    """Divisor of the logits above 0, and factor of those below, of tokens that a text already has, prompt included
+    (Keskar et al. 2019); beam search applies it to log-probabilities."""
+    no_repeat_ngram_size: NonNegative = 0
+    """No sequence of so many tokens occurs twice in a text, prompt included; 0 allows all."""
+    min_tokens: NonNegative = 0
+    """Fewest tokens in front of the end token."""
+    stop: list[str] | None = None
+    """Texts that end a continuation, which is cut in front of them. On the command line it may be repeated."""
     num_samples: Positive = 1
     """Continuations of each text: samples, or the best of beam search."""
     seed: Seed = 0
@@ -50,7 +59,16 @@ class Decoding:
             prefix: of the fields' names in messages, such as ``--``.
         """
         for field in fields(self):
-            _check_type(f"{prefix}{field.name}", getattr(self, field.name), field.default)
+            if field.name != "stop":
+                _check_type(f"{prefix}{field.name}", getattr(self, field.name), field.default)
+        if self.stop is not None and not (
+            isinstance(self.stop, list | tuple) and all(isinstance(text, str) and text for text in self.stop)
+        ):
+            raise UserError(f"{prefix}stop is {self.stop!r}: pass a list of texts that are not empty")
+        if self.min_tokens > self.max_tokens:
+            raise UserError(
+                f"{prefix}min_tokens is {self.min_tokens}, over {prefix}max_tokens {self.max_tokens}: lower it"
+            )
         check_fields(prefix, self)
         if self.beams > 1 and self.temperature > 0:
             raise UserError(

@@ -294,6 +294,11 @@ class FinetuneConfig:
                 f"decoding.num_samples is {self.decoding.num_samples}, but predictions have one target a line: remove "
                 "it, and pass num_samples to generate"
             )
+        if self.decoding.stop:
+            raise UserError(
+                f"decoding.stop is {self.decoding.stop}, but targets are compared whole: remove it, and pass stop to "
+                "generate"
+            )
         if self.has_target_tokenizer and self.model.share_decoder != "none":
             raise UserError(
                 f"target_tokenizer is set, but model.share_decoder is {self.model.share_decoder}, which has one "

@@ -7,14 +7,14 @@ candidates. Everything but shapes is an array, so that no setting compiles a pro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from bert.inference.sampling import DecodingArrays, choose_tokens
+from bert.inference.sampling import DecodingArrays, choose_tokens, control_logits
 from bert.model.array_types import Array
 from bert.model.cache import LayerCache
 from bert.model.mask import Mask
@@ -23,6 +23,10 @@ Cache = tuple[LayerCache, ...]
 Step = Callable[[Array, Array, Mask, Cache], tuple[Array, Cache]]
 """(tokens [B, T], position ids [B, T], mask over the cache's S keys, cache) -> (logits [B, T, V], cache with the keys
 and values of the tokens from the mask's ``start`` on). An encoder-decoder closes over its memory."""
+
+
+Stop = Callable[[Any, Any], Any]
+"""(new tokens [B, n, M], their number) -> [B, n], whether a text has ended with the last one; not compiled."""
 
 
 class Prompts(struct.PyTreeNode):
@@ -60,12 +64,14 @@ class Decoded(NamedTuple):
 
 class _Context(NamedTuple):
     """What every step of a loop reads: the keys that are no padding, the last token of each prompt, its position id,
-    and its place in the cache."""
+    and its place in the cache; the tokens of the prompts [B, T] and their mask."""
 
     keys: Array
     last: Array
     position_ids: Array
     place: int
+    tokens: Array
+    mask: Array
 
     def step(self, step: Step, cache: Cache, tokens: Array, position: Array) -> tuple[Array, Cache]:
         """The logits [B, V] of the new token at a position, from 0 on, after the tokens [B] in front of it."""
@@ -75,8 +81,24 @@ class _Context(NamedTuple):
 
     def repeat(self, times: int) -> _Context:
         """Every row several times, one after the other."""
-        keys, last, position_ids = (jnp.repeat(x, times, axis=0) for x in (self.keys, self.last, self.position_ids))
-        return _Context(keys, last, position_ids, self.place)
+        arrays = (self.keys, self.last, self.position_ids, self.tokens, self.mask)
+        keys, last, position_ids, tokens, mask = (jnp.repeat(x, times, axis=0) for x in arrays)
+        return _Context(keys, last, position_ids, self.place, tokens, mask)
+
+    def control(
+        self, logits: Array, new: Array, position: Array, decoding: DecodingArrays, total: Array | None = None
+    ) -> Array:
+        """The logits [B, V] of the token at a position, after the new tokens [B, M], as the settings change them; with
+        ``total`` [B], the settings change the logits less these."""
+
+        def controlled(logits: Array) -> Array:
+            filled = jnp.broadcast_to(jnp.arange(new.shape[1]) < position, new.shape)
+            tokens, is_token = jnp.concatenate([self.tokens, new], 1), jnp.concatenate([self.mask, filled], 1)
+            shift = jnp.zeros((len(logits), 1)) if total is None else total[:, None]
+            return control_logits(logits - shift, tokens, is_token, position, decoding) + shift
+
+        is_free = (decoding.repetition_penalty == 1) & (decoding.no_repeat_ngram_size == 0)
+        return jax.lax.cond(is_free & (position >= decoding.min_tokens), lambda x: x, controlled, logits)
 
 
 class _Sampled(NamedTuple):
@@ -89,7 +111,9 @@ class _Sampled(NamedTuple):
     cache: Cache
 
 
-def sample(step: Step, cache: Cache, prompts: Prompts, decoding: DecodingArrays, max_tokens: int) -> Decoded:
+def sample(
+    step: Step, cache: Cache, prompts: Prompts, decoding: DecodingArrays, max_tokens: int, stop: Stop | None = None
+) -> Decoded:
     """Greedy decoding, or sampling if there is a temperature, until every row has ended.
 
     Args:
@@ -98,21 +122,27 @@ def sample(step: Step, cache: Cache, prompts: Prompts, decoding: DecodingArrays,
         prompts: the texts to continue.
         decoding: settings.
         max_tokens: M, the largest of the prompts' limits or more.
+        stop: finds texts that have ended without the end token; None if there are none.
     """
     context, cache = _read_prompts(step, cache, prompts)
 
     def advance(state: _Sampled) -> _Sampled:
         logits, cache = context.step(step, state.cache, state.last, state.position)
-        tokens = choose_tokens(logits, prompts.numbers, state.position, decoding)
+        controlled = context.control(logits, state.tokens, state.position, decoding)
+        tokens = choose_tokens(controlled, prompts.numbers, state.position, decoding)
+        written = jax.lax.dynamic_update_slice_in_dim(state.tokens, tokens[:, None], state.position, axis=1)
         chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
         lengths = state.lengths + ~state.done
         return _Sampled(
             position=state.position + 1,
             last=tokens,
-            tokens=jax.lax.dynamic_update_slice_in_dim(state.tokens, tokens[:, None], state.position, axis=1),
+            tokens=written,
             lengths=lengths,
             scores=jnp.where(state.done, state.scores, state.scores + chosen),
-            done=state.done | (tokens == decoding.end) | (lengths >= prompts.limits),
+            done=state.done
+            | (tokens == decoding.end)
+            | (lengths >= prompts.limits)
+            | _stopped(stop, written[:, None], state.position + 1)[:, 0],
             cache=cache,
         )
 
@@ -135,7 +165,13 @@ class _Beams(NamedTuple):
 
 
 def beam_search(
-    step: Step, cache: Cache, prompts: Prompts, decoding: DecodingArrays, max_tokens: int, beams: int
+    step: Step,
+    cache: Cache,
+    prompts: Prompts,
+    decoding: DecodingArrays,
+    max_tokens: int,
+    beams: int,
+    stop: Stop | None = None,
 ) -> Decoded:
     """The ``beams`` best continuations that beam search finds, as transformers' ``generate`` finds them.
 
@@ -150,6 +186,7 @@ def beam_search(
         decoding: settings.
         max_tokens: M, as of `sample`.
         beams: K.
+        stop: as of `sample`.
     """
     context, cache = _read_prompts(step, cache, prompts)
     rows = len(prompts.tokens)
@@ -163,11 +200,13 @@ def beam_search(
         logits, cache = context.step(
             step, state.cache, jnp.where(state.position > 0, before, context.last), state.position
         )
-        sums, beam, token = _best_candidates(state.sums, logits)
+        total = jax.nn.logsumexp(logits, axis=-1)
+        logits = context.control(logits, state.live.reshape(-1, max_tokens), state.position, decoding, total)
+        sums, beam, token = _best_candidates(state.sums, logits, total)
         live = _write(state.live[row, beam], token, state.position)
         count = state.position + 1
         at_limit = (count >= limits)[:, None]
-        ends = (token == decoding.end) | at_limit
+        ends = (token == decoding.end) | at_limit | _stopped(stop, live, count)
         kept, continuing = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beams)
         norm = _length_norm(count, decoding)
         ending = ends & (jnp.arange(2 * beams) < beams) & state.open[:, None]
@@ -204,16 +243,26 @@ def _read_prompts(step: Step, cache: Cache, prompts: Prompts) -> tuple[_Context,
     position_ids = jnp.maximum(jnp.cumsum(jnp.asarray(prompts.mask, jnp.int32), axis=1) - 1, 0)
     if length > 1:
         _, cache = step(prompts.tokens[:, :-1], position_ids[:, :-1], Mask(keys=keys, start=0, causal=True), cache)
-    return _Context(keys, jnp.asarray(prompts.tokens)[:, -1], position_ids[:, -1:], length - 1), cache
+    tokens, mask = jnp.asarray(prompts.tokens), jnp.asarray(prompts.mask, bool)
+    return _Context(keys, tokens[:, -1], position_ids[:, -1:], length - 1, tokens, mask), cache
+
+
+def _stopped(stop: Stop | None, tokens: Int[Array, "B C M"], count: Int[Array, ""]) -> Bool[Array, "B C"]:
+    """Whether each hypothesis has ended with its last token, without the end token."""
+    shape = jax.ShapeDtypeStruct(tokens.shape[:2], jnp.bool_)
+    return jnp.zeros(shape.shape, bool) if stop is None else jax.pure_callback(stop, shape, tokens, count)
 
 
 def _best_candidates(
-    sums: Float[Array, "B K"], logits: Float[Array, "R V"]
+    sums: Float[Array, "B K"], logits: Float[Array, "R V"], total: Float[Array, "R"]
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"], Int[Array, "B C"]]:
-    """The 2K best continuations of the K hypotheses of each row: sums of log-probabilities, hypotheses, tokens."""
+    """The 2K best continuations of the K hypotheses of each row: sums of log-probabilities, hypotheses, tokens.
+
+    A log-probability is a logit less ``total``.
+    """
     rows, beams = sums.shape
     best, tokens = jax.lax.top_k(logits, min(2 * beams, logits.shape[-1]))  # of each beam: fewer to sort
-    best = (best - jax.nn.logsumexp(logits, axis=-1)[:, None]).reshape(rows, beams, -1) + sums[:, :, None]
+    best = (best - total[:, None]).reshape(rows, beams, -1) + sums[:, :, None]
     width = best.shape[-1]
     best, candidates = jax.lax.top_k(best.reshape(rows, -1), 2 * beams)
     tokens = jnp.take_along_axis(tokens.reshape(rows, -1), candidates, axis=1)

@@ -49,7 +49,8 @@ class LanguageModel(ModelBundle):
             batch_size: samples at once, or texts with all their beams.
             numbers: of the texts, on which samples depend; 0, 1, ... if None.
             **settings: fields of `bert.config.Decoding`: max_tokens, beams, temperature, top_k, top_p, num_samples,
-                seed, length_penalty, length_norm, early_stopping.
+                seed, length_penalty, length_norm, early_stopping, repetition_penalty, no_repeat_ngram_size, min_tokens,
+                stop.
 
         Returns:
             An answer for each prompt in their order; if ``num_samples`` is over 1, the list of its answers, those of

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Float, Int, UInt32
+from jaxtyping import Bool, Float, Int, UInt32
 
 from bert.config import Decoding
 from bert.model.array_types import Array
@@ -35,6 +35,9 @@ class DecodingArrays(struct.PyTreeNode):
     length_penalty: Array
     gnmt: Array
     early_stopping: Array
+    repetition_penalty: Array
+    no_repeat_ngram_size: Array
+    min_tokens: Array
 
     @classmethod
     def make(cls, decoding: Decoding, end: int) -> DecodingArrays:
@@ -48,7 +51,57 @@ class DecodingArrays(struct.PyTreeNode):
             length_penalty=jnp.asarray(decoding.length_penalty, jnp.float32),
             gnmt=jnp.asarray(decoding.length_norm == "gnmt"),
             early_stopping=jnp.asarray(decoding.early_stopping),
+            repetition_penalty=jnp.asarray(decoding.repetition_penalty, jnp.float32),
+            no_repeat_ngram_size=jnp.asarray(decoding.no_repeat_ngram_size, jnp.int32),
+            min_tokens=jnp.asarray(decoding.min_tokens, jnp.int32),
         )
+
+
+def control_logits(
+    logits: Float[Array, "B V"],
+    tokens: Int[Array, "B S"],
+    is_token: Bool[Array, "B S"],
+    position: Int[Array, ""],
+    decoding: DecodingArrays,
+) -> Float[Array, "B V"]:
+    """Applies the repetition penalty, and gives -inf to tokens that repeat n-grams or end a text too early.
+
+    The three follow each other as transformers' logits processors do.
+
+    Args:
+        logits: of the next token, or log-probabilities.
+        tokens: of the prompt and the continuation so far. The last token is at the last True of ``is_token``.
+        is_token: False for padding, and for places that are not filled yet.
+        position: number of new tokens so far.
+        decoding: settings.
+    """
+    rows = jnp.arange(len(logits))[:, None]
+    vocabulary = jnp.zeros(logits.shape, bool)
+
+    def penalize(logits: Array) -> Array:
+        seen = vocabulary.at[rows, tokens].max(is_token)
+        penalty = decoding.repetition_penalty
+        return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+    def without_repeats(logits: Array) -> Array:
+        places = jnp.arange(tokens.shape[1])
+        last = jnp.max(jnp.where(is_token, places, -1), axis=1)[:, None]
+
+        def matches(distance: Array, repeats: Array) -> Array:
+            """Whether the token ``distance`` in front of each place equals the one in front of the next token."""
+            before, ours = places - distance, last + 1 - distance
+            known = (before >= 0) & (ours >= 0) & is_token[:, jnp.maximum(before, 0)]
+            known &= jnp.take_along_axis(is_token, jnp.maximum(ours, 0), axis=1)
+            equal = tokens[:, jnp.maximum(before, 0)] == jnp.take_along_axis(tokens, jnp.maximum(ours, 0), axis=1)
+            return repeats & known & equal
+
+        repeats = jax.lax.fori_loop(1, decoding.no_repeat_ngram_size, matches, is_token)
+        return jnp.where(vocabulary.at[rows, tokens].max(repeats), -jnp.inf, logits)
+
+    logits = jax.lax.cond(decoding.repetition_penalty != 1, penalize, lambda x: x, logits)
+    logits = jax.lax.cond(decoding.no_repeat_ngram_size > 0, without_repeats, lambda x: x, logits)
+    is_early = (position < decoding.min_tokens) & (jnp.arange(logits.shape[-1]) == decoding.end)
+    return jnp.where(is_early, -jnp.inf, logits)
 
 
 def choose_tokens(

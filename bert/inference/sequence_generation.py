@@ -22,7 +22,7 @@ from bert.errors import UserError
 from bert.inference.forward import BUCKETS, check_finite, check_token_ids
 from bert.inference.generation import Cache, Decoded, Prompts, beam_search, sample
 from bert.inference.sampling import DecodingArrays
-from bert.inference.text_generation import Continuation
+from bert.inference.text_generation import Continuation, StopTexts
 from bert.model.array_types import Array
 from bert.model.cache import Memory, make_cache
 from bert.model.encoder_decoder import BertForSequenceToSequence
@@ -41,6 +41,7 @@ def decode_targets(
     start: int,
     max_tokens: int,
     beams: int,
+    stop: StopTexts | None = None,
 ) -> Decoded:
     """Targets of sources, by the loops of `bert.inference.generation`.
 
@@ -52,6 +53,7 @@ def decode_targets(
         start: id of the token that starts a target.
         max_tokens: M, at least the largest limit.
         beams: K; 1 is greedy decoding, or sampling.
+        stop: texts that end a target; None for none.
     """
     rows, config = len(limits), model.config
     memory = cast(Memory, model.apply({"params": params}, *sources, method=model.encode))
@@ -68,8 +70,8 @@ def decode_targets(
     _, cache = step(tokens, jnp.zeros((1, 1), jnp.int32), Mask(start=0, causal=True), cache)  # with the source's keys
     prompts = Prompts(tokens, jnp.ones_like(tokens), limits, numbers)
     if beams == 1:
-        return sample(step, cache, prompts, decoding, max_tokens)
-    return beam_search(step, cache, prompts, decoding, max_tokens, beams)
+        return sample(step, cache, prompts, decoding, max_tokens, stop)
+    return beam_search(step, cache, prompts, decoding, max_tokens, beams, stop)
 
 
 def most_tokens(decoding: Decoding, config: ModelConfig) -> int:
@@ -126,15 +128,22 @@ class SequenceGenerator:
         check_count("batch_size", batch_size)
         samples = decoding.num_samples if decoding.beams == 1 else 1
         found: list[list[Continuation]] = [[] for _ in range(len(rows))]
-        for indices, decoded in self._batches(rows, decoding, batch_size, numbers, samples):
+        stop = StopTexts.of(decoding, self._text)
+        for indices, decoded in self._batches(rows, decoding, batch_size, numbers, samples, stop):
             for place, row in enumerate(indices):
                 for k in range(decoding.num_samples // samples):
                     ids = np.asarray(decoded.tokens[place, k, : decoded.lengths[place, k]])
-                    found[row // samples].append(self._continuation(ids, float(decoded.scores[place, k])))
+                    found[row // samples].append(self._continuation(ids, float(decoded.scores[place, k]), stop))
         return found
 
     def _batches(
-        self, sources: Features, decoding: Decoding, batch_size: int, numbers: Sequence[int], samples: int
+        self,
+        sources: Features,
+        decoding: Decoding,
+        batch_size: int,
+        numbers: Sequence[int],
+        samples: int,
+        stop: StopTexts | None,
     ) -> Iterator[tuple[np.ndarray, Decoded]]:
         """(rows, results) of each batch; row r is sample r % ``samples`` of source r // ``samples``."""
         lengths = np.repeat(sources.lengths, samples)
@@ -150,18 +159,18 @@ class SequenceGenerator:
             limits = (most * batch["weights"]).astype(np.int32)
             inputs = ((batch["input_ids"], batch["attention_mask"]), limits, keys)
             check_token_ids(batch["input_ids"], self._config.known_vocab_size)
-            decoded = jax.device_get(self._decode(self._params, *inputs, settings, most, decoding.beams))
+            decoded = jax.device_get(self._decode(self._params, *inputs, settings, most, decoding.beams, stop))
             check_finite(rows // samples, decoded.scores[:, 0])
             yield rows, decoded
 
     @cached_property
     def _decode(self) -> Any:
         def run(
-            params: Any, sources: Any, limits: Array, keys: Array, settings: DecodingArrays, *sizes: int
+            params: Any, sources: Any, limits: Array, keys: Array, settings: DecodingArrays, *sizes: Any
         ) -> Decoded:
             return decode_targets(self._model, params, sources, limits, keys, settings, self._start, *sizes)
 
-        return jax.jit(run, static_argnums=(5, 6))
+        return jax.jit(run, static_argnums=(5, 6, 7))
 
     def _check_lengths(self, texts: Sequence[str], rows: Features) -> None:
         longest = self._config.max_position_embeddings
@@ -172,7 +181,12 @@ class SequenceGenerator:
                     "shorter one"
                 )
 
-    def _continuation(self, new: np.ndarray, score: float) -> Continuation:
+    def _text(self, ids: list[int]) -> str:
+        return detokenize(self._target_tokenizer, ids)
+
+    def _continuation(self, new: np.ndarray, score: float, stop: StopTexts | None) -> Continuation:
         ended = bool(len(new)) and bool(new[-1] == self._end)
         ids = new[: len(new) - ended].tolist()
-        return Continuation(detokenize(self._target_tokenizer, ids), score, tuple(ids), ended)
+        text = self._text(ids)
+        cut = None if stop is None else stop.cut(text)
+        return Continuation(text if cut is None else cut, score, tuple(ids), ended or cut is not None)

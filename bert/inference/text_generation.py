@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
@@ -36,8 +36,8 @@ class Continuation(NamedTuple):
         text: without the prompt and the end token.
         score: the sum of the log-probabilities of its tokens, the end token included; beam search divides it by the
             norm of the length.
-        token_ids: of the text.
-        ended: whether an end token follows; otherwise the text was cut at the most tokens.
+        token_ids: of the text; those of a stop text included.
+        ended: whether an end token or a stop text follows; otherwise the text was cut at the most tokens.
     """
 
     text: str
@@ -54,6 +54,35 @@ def make_decoding(settings: Mapping[str, Any]) -> Decoding:
     decoding = Decoding(**settings)
     decoding.check()
     return decoding
+
+
+@dataclass(frozen=True)
+class StopTexts:
+    """Finds texts in new tokens: a `bert.inference.generation.Stop`.
+
+    Attributes:
+        texts: that end a continuation.
+        decode: token ids -> text.
+    """
+
+    texts: tuple[str, ...]
+    decode: Callable[[list[int]], str] = field(compare=False)
+
+    def __call__(self, tokens: Any, count: Any) -> np.ndarray:
+        """[B, n, M], new tokens so far -> [B, n] bool."""
+        new = np.asarray(tokens)[..., : int(count)]
+        found = [self.cut(self.decode(ids)) is not None for ids in new.reshape(-1, new.shape[-1]).tolist()]
+        return np.array(found, bool).reshape(new.shape[:2])
+
+    def cut(self, text: str) -> str | None:
+        """What is in front of the first of the texts; None if there is none of them."""
+        places = [place for stop in self.texts if (place := text.find(stop)) >= 0]
+        return text[: min(places)] if places else None
+
+    @classmethod
+    def of(cls, decoding: Decoding, decode: Callable[[list[int]], str]) -> StopTexts | None:
+        """Those of the settings; None if there are none."""
+        return cls(tuple(decoding.stop), decode) if decoding.stop else None
 
 
 class TextGenerator:
@@ -91,17 +120,24 @@ class TextGenerator:
         self._check_lengths(texts, prompts)
         samples = decoding.num_samples if decoding.beams == 1 else 1
         found: list[list[Continuation]] = [[] for _ in texts]
-        for rows, decoded in self._batches(prompts, decoding, batch_size, numbers, samples):
+        stop = StopTexts.of(decoding, self._text)
+        for rows, decoded in self._batches(prompts, decoding, batch_size, numbers, samples, stop):
             for place, row in enumerate(rows):
                 prompt = prompts[row // samples]
                 for k in range(decoding.num_samples // samples):
                     new = np.asarray(decoded.tokens[place, k, : decoded.lengths[place, k]])
                     if (score := float(decoded.scores[place, k])) > -np.inf:  # there may be fewer than beams
-                        found[row // samples].append(self._continuation(prompt, new, score))
+                        found[row // samples].append(self._continuation(prompt, new, score, stop))
         return found
 
     def _batches(
-        self, prompts: list[np.ndarray], decoding: Decoding, batch_size: int, numbers: Sequence[int], samples: int
+        self,
+        prompts: list[np.ndarray],
+        decoding: Decoding,
+        batch_size: int,
+        numbers: Sequence[int],
+        samples: int,
+        stop: StopTexts | None,
     ) -> Iterator[tuple[np.ndarray, Decoded]]:
         """(rows, results) of each batch; row r is sample r % ``samples`` of prompt r // ``samples``."""
         lengths = np.repeat([len(prompt) for prompt in prompts], samples)
@@ -120,23 +156,29 @@ class TextGenerator:
                 keys[place] = numbers[row // samples], row % samples
             check_token_ids(tokens, self._config.known_vocab_size)
             given = Prompts(*map(jnp.asarray, (tokens, mask, limits, keys)))
-            decoded = jax.device_get(self._decode(self._params, given, settings, most, decoding.beams))
+            decoded = jax.device_get(self._decode(self._params, given, settings, most, decoding.beams, stop))
             check_finite(rows // samples, decoded.scores[:, 0])
             yield rows, decoded
 
     @cached_property
     def _decode(self) -> Any:
-        return jax.jit(self._run, static_argnums=(3, 4))
+        return jax.jit(self._run, static_argnums=(3, 4, 5))
 
     def _run(
-        self, params: dict[str, Any], prompts: Prompts, decoding: DecodingArrays, max_tokens: int, beams: int
+        self,
+        params: dict[str, Any],
+        prompts: Prompts,
+        decoding: DecodingArrays,
+        max_tokens: int,
+        beams: int,
+        stop: StopTexts | None,
     ) -> Decoded:
         rows, width = prompts.tokens.shape
         cache = make_cache(self._config, rows, width + max_tokens - 1, self._model.dtype)
         step = partial(self._step, params)
         if beams == 1:
-            return sample(step, cache, prompts, decoding, max_tokens)
-        return beam_search(step, cache, prompts, decoding, max_tokens, beams)
+            return sample(step, cache, prompts, decoding, max_tokens, stop)
+        return beam_search(step, cache, prompts, decoding, max_tokens, beams, stop)
 
     def _step(
         self, params: dict[str, Any], tokens: Array, position_ids: Array, mask: Mask, cache: Cache
@@ -160,11 +202,13 @@ class TextGenerator:
                     "of a prompt: pass a shorter one"
                 )
 
-    def _continuation(self, prompt: np.ndarray, new: np.ndarray, score: float) -> Continuation:
+    def _continuation(self, prompt: np.ndarray, new: np.ndarray, score: float, stop: StopTexts | None) -> Continuation:
         ended = bool(len(new)) and new[-1] == self._end
         ids = new[: len(new) - ended].tolist()
         before = self._text(prompt.tolist())
-        return Continuation(self._text([*prompt.tolist(), *ids])[len(before) :], score, tuple(ids), bool(ended))
+        text = self._text([*prompt.tolist(), *ids])[len(before) :]
+        cut = None if stop is None else stop.cut(text)
+        return Continuation(text if cut is None else cut, score, tuple(ids), bool(ended) or cut is not None)
 
     def _text(self, ids: list[int]) -> str:
         return decode(self._tokenizer, ids, skip_special_tokens=False)

@@ -32,6 +32,14 @@ KEYS = {
 }
 """Keys of generation_config.json, and the fields of `Decoding` that have the same values."""
 
+CONTROL_KEYS = {
+    "repetition_penalty": "repetition_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+}
+"""Further ones, which are written if they are not the defaults."""
+
 SAMPLING_KEYS = ("temperature", "top_k", "top_p")
 """Further ones of both names, which transformers uses with ``do_sample`` alone."""
 
@@ -39,10 +47,6 @@ TRANSFORMERS_TOP_K = 50
 """transformers' ``top_k`` where the file has none."""
 
 NOT_APPLIED = {
-    "min_length": 0,
-    "min_new_tokens": None,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0,
     "num_beam_groups": 1,
     "bad_words_ids": None,
@@ -51,6 +55,13 @@ NOT_APPLIED = {
     "forced_eos_token_id": None,
 }
 """Keys that change the tokens in transformers alone, and the values that change nothing."""
+
+
+PLAIN_DECODING = {
+    **{"num_beams": 1, "length_penalty": 1.0, "do_sample": False, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0},
+    **{"min_length": 0, "min_new_tokens": None, "max_length": 20, "max_new_tokens": None, "stop_strings": None},
+}
+"""Keys of generation_config.json and transformers' defaults."""
 
 
 def read_target_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None:
@@ -93,7 +104,12 @@ def read_decoding(folder: Path, tokenizer: Tokenizer, say: Callable[[str], None]
     for key, value in NOT_APPLIED.items():
         if content.get(key, value) not in (value, None):
             say(WarningText(f"{file}: {key} {content[key]} is not applied"))
-    values = {KEYS[key]: content[key] for key in KEYS if content.get(key) is not None}
+    names = {**KEYS, **CONTROL_KEYS}
+    values = {names[key]: content[key] for key in names if content.get(key) is not None}
+    if isinstance(shortest := content.get("min_length"), int) and shortest > 1:  # with the start token
+        values.setdefault("min_tokens", shortest - 1)
+    if isinstance(values.get("stop"), str):
+        values["stop"] = [values["stop"]]
     if values.get("early_stopping") == "never":
         say(WarningText(f"{file}: early_stopping never is not applied, and read as false"))
         values["early_stopping"] = False
@@ -119,7 +135,7 @@ def _checked(values: dict[str, Any], file: Path) -> Decoding:
         decoding.check()
     except UserError as error:
         message = str(error)
-        for theirs, ours in KEYS.items():
+        for theirs, ours in {**KEYS, **CONTROL_KEYS}.items():
             message = re.sub(rf"\b{ours}\b", theirs, message)
         raise UserError(f"{file}: {message}") from None
     return dataclasses.replace(
@@ -127,7 +143,19 @@ def _checked(values: dict[str, Any], file: Path) -> Decoding:
         length_penalty=float(decoding.length_penalty),
         temperature=float(decoding.temperature),
         top_p=float(decoding.top_p),
+        repetition_penalty=float(decoding.repetition_penalty),
     )
+
+
+def warn_unread_decoding(folder: Path, say: Callable[[str], None]) -> None:
+    """Reports settings of generation_config.json of a left-to-right model: `generate` does not use them."""
+    file = folder / GENERATION_CONFIG
+    content = read_json(file) if file.is_file() else {}
+    plain = {**NOT_APPLIED, **PLAIN_DECODING}
+    if isinstance(content, dict):
+        unread = [key for key, value in plain.items() if content.get(key, value) not in (value, None)]
+        if unread:
+            say(WarningText(f"{file}: {', '.join(unread)}: not applied, pass them to generate"))
 
 
 def generation_config(model: ModelBundle) -> dict[str, Any]:
@@ -148,7 +176,11 @@ def generation_config(model: ModelBundle) -> dict[str, Any]:
     if decoding.temperature > 0:
         content |= {"do_sample": True, "num_return_sequences": decoding.num_samples}
         content |= {**{key: getattr(decoding, key) for key in SAMPLING_KEYS}, "top_k": decoding.top_k or 0}
-    return content
+    default = Decoding()
+    changed = {theirs: getattr(decoding, ours) for theirs, ours in CONTROL_KEYS.items()}
+    return content | {
+        theirs: value for theirs, value in changed.items() if value not in (getattr(default, CONTROL_KEYS[theirs]), [])
+    }
 
 
 def unexpressed_decoding(decoding: Decoding | None) -> str | None:

@@ -14,7 +14,7 @@ import pytest
 from bert.config import Decoding
 from bert.errors import UserError
 from bert.inference.generation import Decoded, Prompts, beam_search, sample
-from bert.inference.sampling import DecodingArrays, choose_tokens, filter_logits
+from bert.inference.sampling import DecodingArrays, choose_tokens, control_logits, filter_logits
 from bert.model.cache import KeysValues, LayerCache
 from bert.model.mask import Mask
 
@@ -309,3 +309,39 @@ def test_settings_that_work_are_accepted() -> None:
     Decoding().check()
     Decoding(temperature=np.float32(0.5), top_k=np.int64(3), top_p=1, num_samples=4, length_penalty=-1).check()
     Decoding(beams=3, num_samples=3, early_stopping=True, length_norm="gnmt").check()
+
+
+TOKENS = np.array([[0, 0, 1, 2, 3, 1, 2, 0], [2, 2, 2, 2, 2, 2, 0, 0]])
+IS_TOKEN = np.array([[0, 0, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 0, 0]], bool)
+LOGITS = np.array([[1.0, 2, -2, 4, 0], [1.0, 2, -2, 4, 0]], np.float32)
+BANNED = -np.inf
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, LOGITS),
+        ({"repetition_penalty": 2.0}, [[1, 1, -4, 2, 0], [1, 2, -4, 4, 0]]),
+        ({"no_repeat_ngram_size": 1}, [[1, BANNED, BANNED, BANNED, 0], [1, 2, BANNED, 4, 0]]),
+        ({"no_repeat_ngram_size": 2}, [[1, 2, -2, BANNED, 0], [1, 2, BANNED, 4, 0]]),
+        ({"no_repeat_ngram_size": 3}, [[1, 2, -2, BANNED, 0], [1, 2, BANNED, 4, 0]]),
+        ({"no_repeat_ngram_size": 4}, [[1, 2, -2, 4, 0], [1, 2, BANNED, 4, 0]]),
+        ({"no_repeat_ngram_size": 7}, LOGITS),
+        ({"min_tokens": 3}, LOGITS),
+        ({"min_tokens": 4}, [[1, 2, -2, 4, BANNED]] * 2),
+    ],
+)
+def test_controls_change_the_logits_of_the_next_token(settings, expected) -> None:
+    """The first row has [1, 2, 3, 1, 2] behind two tokens of padding and three new ones; the second six times a 2."""
+    arrays = DecodingArrays.make(dataclasses.replace(GREEDY, **settings), END)
+    found = control_logits(jnp.asarray(LOGITS), jnp.asarray(TOKENS), jnp.asarray(IS_TOKEN), jnp.int32(3), arrays)
+    np.testing.assert_array_equal(found, np.array(expected, np.float32))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"repetition_penalty": 0.0}, {"no_repeat_ngram_size": -1}, {"min_tokens": 65}, {"stop": "x"}, {"stop": [""]}],
+)
+def test_a_control_that_cannot_work_is_an_error(settings) -> None:
+    with pytest.raises(UserError, match=next(iter(settings))):
+        Decoding(**settings).check()

@@ -69,7 +69,12 @@ def test_greedy_answers_are_the_argmax_of_each_prompt_alone(model: Pretrained) -
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    "settings", [{"temperature": 1.5, "num_samples": 3, "seed": 4}, {"beams": 3, "num_samples": 2}]
+    "settings",
+    [
+        {"temperature": 1.5, "num_samples": 3, "seed": 4},
+        {"beams": 3, "num_samples": 2},
+        {"temperature": 1.5, "num_samples": 2, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_tokens": 4},
+    ],
 )
 def test_answers_depend_on_no_batch_size_and_no_other_prompt(model: Pretrained, settings: dict[str, Any]) -> None:
     answers = model.generate(PROMPTS, max_tokens=6, details=True, **settings)
@@ -274,3 +279,22 @@ def test_an_encoder_decoder_that_is_not_finite_writes_nothing(tmp_path: Path) ->
             broken.generate(["a b", "c"], **settings)
     with pytest.raises(bert.UserError, match=r"input 1: .*NaN"):
         compute_attention_map(broken, "a b", "w x")
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("settings", [{}, {"beams": 3}, {"temperature": 1.0}])
+def test_a_stop_text_ends_a_continuation(model: Pretrained, settings: dict[str, Any]) -> None:
+    [whole] = model.generate(["the cat"], max_tokens=12, min_tokens=8, details=True, **settings)
+    place = len(whole.text) // 2
+    stop = whole.text[place : place + 2]
+    [cut] = model.generate(
+        ["the cat"], max_tokens=12, min_tokens=8, details=True, stop=[stop, "no such text"], **settings
+    )
+    assert stop not in cut.text and cut.ended
+    assert len(cut.token_ids) < len(whole.token_ids)
+    assert stop in TOKENIZER.decode(list(cut.token_ids), skip_special_tokens=False)
+    assert stop not in TOKENIZER.decode(list(cut.token_ids[:-1]), skip_special_tokens=False)
+    if "beams" not in settings:
+        assert whole.text.startswith(cut.text)
+    [other] = model.generate(["the cat"], max_tokens=12, min_tokens=8, details=True, stop=["no such text"], **settings)
+    assert other == whole

@@ -112,6 +112,7 @@ DECODINGS = {
     "beams": Decoding(max_tokens=20, beams=4, length_penalty=0.6, early_stopping=True, num_samples=2),
     "samples": Decoding(temperature=0.7, top_p=0.9, num_samples=3),
     "samples of the best": Decoding(temperature=1.0, top_k=7),
+    "controls": Decoding(repetition_penalty=1.5, no_repeat_ngram_size=3, min_tokens=2, stop=["x y", "."]),
 }
 
 
@@ -133,14 +134,27 @@ def test_another_norm_of_the_length_is_reported(made, tmp_path: Path) -> None:
 
 def test_older_folders_have_settings_of_generation_in_their_configuration(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
-    edit(folder, num_beams=4, max_length=142, length_penalty=2.0, early_stopping=True, no_repeat_ngram_size=3)
+    edit(
+        folder,
+        num_beams=4,
+        max_length=142,
+        length_penalty=2.0,
+        early_stopping=True,
+        no_repeat_ngram_size=3,
+        min_length=4,
+    )
+    edit(folder, encoder_no_repeat_ngram_size=2)
     said: list[str] = []
-    assert bert.load(folder, said.append).decoding == Decoding(141, 4, length_penalty=2.0, early_stopping=True)
-    assert f"{folder / 'config.json'}: no_repeat_ngram_size 3 is not applied" in said
+    expected = Decoding(141, 4, length_penalty=2.0, early_stopping=True, no_repeat_ngram_size=3, min_tokens=3)
+    assert bert.load(folder, said.append).decoding == expected
+    assert f"{folder / 'config.json'}: encoder_no_repeat_ngram_size 2 is not applied" in said
 
 
 BAD_GENERATION = {
     "num_beams": ("four", r"generation_config.json: num_beams is 'four': pass a whole number"),
+    "no_repeat_ngram_size": (-1, r"generation_config.json: no_repeat_ngram_size is -1"),
+    "repetition_penalty": (0.0, r"generation_config.json: repetition_penalty is 0.0"),
+    "stop_strings": ([""], r"generation_config.json: stop_strings is \[''\]"),
     "max_length": (1, r"max_length is 1: set it to a whole number of at least 2"),
     "max_new_tokens": (True, r"max_new_tokens is True: set it to a whole number of at least 1"),
     "decoder_start_token_id": (0, r"decoder_start_token_id is 0, and targets have \[CLS\] \(2\) there: name another"),

@@ -102,6 +102,56 @@ def test_beams_are_theirs_token_for_token(both, beams: int, length_penalty: floa
     np.testing.assert_allclose(our_scores, scores, atol=3e-4)
 
 
+CONTROLS = [
+    {"repetition_penalty": 1.7},
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 3},
+    {"min_tokens": 9},
+    {"repetition_penalty": 0.8, "no_repeat_ngram_size": 2, "min_tokens": 5},
+]
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("controls", CONTROLS)
+def test_controls_are_theirs_token_for_token(both, controls, beams: int) -> None:
+    """Each prompt alone: transformers applies them to the padding of other rows as well."""
+    names = {"min_tokens": "min_new_tokens"}
+    given = {names.get(name, name): value for name, value in controls.items()}
+    given |= {"num_beams": beams, "num_return_sequences": beams // 2} if beams > 1 else {}
+    expected = []
+    for text in PROMPTS:
+        tokens = torch.tensor([TOKENIZER.encode(text, add_special_tokens=False).ids or [END]])
+        out = both[0].generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=MOST, do_sample=False, **given
+        )
+        rows = [row[tokens.shape[1] :].tolist() for row in out]
+        expected += [row[: row.index(END) + 1] if END in row else row for row in rows]
+    settings = {"beams": beams, "num_samples": beams // 2} if beams > 1 else {}
+    assert ours(both[1], **controls, **settings)[0] == expected
+
+
+def test_a_stop_text_ends_where_theirs_does(tmp_path: Path) -> None:
+    both = pair(2.0, tmp_path)
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)
+    compared = 0
+    for text in PROMPTS:
+        free = both[1].generate(text, max_tokens=MOST)
+        words = [free[place : place + 2] for place in range(2, len(free) - 1)]
+        stop = next((word for word in words if word.isascii() and word.isalpha() and word not in text), None)
+        if stop is None:  # the bytes of random models are seldom letters
+            continue
+        tokens = torch.tensor([TOKENIZER.encode(text, add_special_tokens=False).ids or [END]])
+        out = both[0].generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=MOST, do_sample=False, stop_strings=[stop],
+            tokenizer=wrapped,
+        )  # fmt: skip
+        found = both[1].generate(text, max_tokens=MOST, stop=[stop], details=True)
+        assert list(found.token_ids) == out[0][tokens.shape[1] :].tolist()
+        assert found.text == free[: free.index(stop)]
+        compared += 1
+    assert compared
+
+
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 @pytest.mark.parametrize(("top_k", "top_p"), [(40, 1.0), (200, 0.9), (7, 0.5), (1, 0.9), (200, 0.05), (200, 0.999)])
 def test_filters_keep_their_tokens(temperature: float, top_k: int, top_p: float) -> None:

@@ -25,7 +25,7 @@ from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.dense import read_score_activation
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
-from bert.interchange.generation_files import read_decoding, read_target_tokenizer
+from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
 from bert.interchange.pooling import PROMPTS, check_dense_widths, encoder_folder, read_model_max_length, read_pooling
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_tensors
@@ -135,6 +135,8 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     _check_padding(config, family, tokenizer, file)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     target_tokenizer, decoding = None, None
+    if architecture == "BertForCausalLM":
+        warn_unread_decoding(folder, say)
     if names.has_decoder(architecture):
         target_tokenizer = read_target_tokenizer(folder, config)
         decoding = read_decoding(folder, target_tokenizer or tokenizer, say)

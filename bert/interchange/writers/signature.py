@@ -204,9 +204,8 @@ def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = N
         prompts = {"queries": pooling.query_prompt, "documents": pooling.document_prompt}
         given = [f"{kind} begin with {prompt!r}" for kind, prompt in prompts.items() if prompt]
         note = f" Texts of {' and '.join(given)}." if given else ""
-        note += (
-            "" if pooling.include_prompt else " Tokens of a prompt are not pooled: set their attention_mask to 0 first."
-        )
+        if not pooling.include_prompt:
+            note += " Tokens of a prompt are not pooled: set their attention_mask to 0 after the call."
         paragraphs += [f"Embeddings of the texts:{note}", _code(_embedding_lines(pooling))]
     return paragraphs
 
