@@ -235,7 +235,7 @@ def match_head(task: Head, source: Head, name: str) -> HeadStart:
         return HeadStart((module,))
     rows = _label_rows(task, source.names)
     if all(row is None for row in rows):
-        fix = "name them in id2label of its config.json" if _are_numbered(source.names) else "set data.labels"
+        fix = "name them in id2label of its config.json" if _are_numbered(source.names) else "give them the same names"
         difference = f"its labels are {_listed(source.names)}, and none of them is among {_listed(task.names)}"
         return HeadStart((), {}, f"the head of {name} is not loaded: {difference}; if they are the same, {fix}", True)
     used = set(rows)

@@ -115,7 +115,7 @@ def test_a_head_of_the_same_kind_is_kept(task: Head, source: Head, modules: tupl
         (Head("Bert"), SINGLE, "the task trains Bert"),
         (SINGLE._replace(num_feature_layers=2), SINGLE, "num_feature_layers"),
         (SINGLE, Head(SEQUENCES, None, ("LABEL_0", "LABEL_1", "LABEL_2")), "id2label"),
-        (SINGLE, Head(SEQUENCES, None, ("joy", "anger")), "joy, anger"),
+        (SINGLE, Head(SEQUENCES, None, ("joy", "anger")), "give them the same names"),
     ],
 )
 def test_another_head_is_not_loaded_and_the_reason_is_given(task: Head, source: Head, reason: str) -> None:
