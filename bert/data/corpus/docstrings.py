@@ -114,7 +114,7 @@ def source_state(source: str) -> tuple[str, int]:
     newest = 0
     for module in _modules(packages):
         stat = module.path.stat()
-        digest.update(f"{module.name}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
+        digest.update(f"{module.name}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}\n".encode())
         newest = max(newest, stat.st_mtime_ns)
     return f"docstrings|{digest.hexdigest()}", newest
 

@@ -181,6 +181,16 @@ def test_fingerprint_is_remembered_until_the_file_changes(tmp_path, monkeypatch)
     assert corpus_fingerprint(path, cache) != first
 
 
+def test_fingerprint_of_an_edit_that_keeps_size_and_time(tmp_path):
+    path, cache = write(tmp_path / "a.txt", "one"), tmp_path / "cache"
+    os.utime(path, ns=(10**18, 10**18))
+    first = corpus_fingerprint(path, cache)
+    for edit in (lambda file: file.write_text("two"), lambda file: (file.unlink(), file.write_text("six"))):
+        edit(tmp_path / "a.txt")
+        os.utime(path, ns=(10**18, 10**18))
+        assert corpus_fingerprint(path, cache) != first
+
+
 @pytest.mark.medium
 def test_fingerprint_of_the_standard_library():
     assert corpus_fingerprint("docstrings:json") == corpus_fingerprint(["docstrings:json"])
