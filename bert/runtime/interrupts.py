@@ -1,9 +1,11 @@
-"""Being asked to stop: by Ctrl-C, by SIGTERM, by a notice that the machine will be taken away."""
+"""Requests to stop: Ctrl-C, SIGTERM, a closed terminal, and notices that the machine will be taken away."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import stat
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ import jax
 
 
 class Interrupted(Exception):
-    """A signal asked the run to stop. The state has been saved; ``status`` is the exit status (130 or 143)."""
+    """A signal asked the run to stop. The state has been saved; ``status`` is the exit status (130, 143 or 129)."""
 
     def __init__(self, step: int, signal_number: int) -> None:
         super().__init__(step)
@@ -28,7 +30,9 @@ class EvaluationInterrupted(Exception):
 
 @dataclass
 class InterruptHandler:
-    """Turns the first SIGINT or SIGTERM into a flag that the loop looks at; a second SIGINT ends the process at once.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a flag that the loop reads; a second SIGINT ends the process.
+
+    SIGHUP means that the terminal or the ssh session was closed. It stays ignored if it is, as under ``nohup``.
 
     With several hosts, JAX's runtime handles SIGTERM: it shares the notice of one host with all, and they stop after
     the same step. Ctrl-C ends a host at once. Only the main thread can take signals: in another one, none are taken.
@@ -40,7 +44,11 @@ class InterruptHandler:
     def __enter__(self) -> InterruptHandler:
         self._shared = jax.distributed.is_initialized()
         takes_signals = not self._shared and threading.current_thread() is threading.main_thread()
-        for signum in (signal.SIGINT, signal.SIGTERM) if takes_signals else ():
+        hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+        signals = [signal.SIGINT, signal.SIGTERM]
+        if hangup is not None and signal.getsignal(hangup) == signal.SIG_DFL:
+            signals.append(hangup)
+        for signum in signals if takes_signals else ():
             self._previous[signum] = signal.signal(signum, self._note)
         return self
 
@@ -73,4 +81,16 @@ class InterruptHandler:
             cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which the progress bar has hidden
             os.write(2, f"{cursor}\nended at once; what had been saved before is still there\n".encode())
             os._exit(128 + signum)
+        if signum == getattr(signal, "SIGHUP", None):
+            _leave_closed_terminal()
         self.signal_number = signum
+
+
+def _leave_closed_terminal() -> None:
+    """Sends output to nowhere if its terminal was closed: a failing write would end the run before it is saved."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, descriptor)
+                os.close(null)

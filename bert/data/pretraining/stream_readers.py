@@ -36,8 +36,11 @@ _blocks: Iterator[Block] | None = None
 def _start_reader(spec: StreamSpec, tokenizer: str, start: Start) -> None:
     global _blocks
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the readers are the parallelism
-    # Job managers notify all processes. The parent saves, for which it may need rows, and its end ends the readers.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Job managers and closed terminals notify all processes. The parent saves, for which it may need rows, and its
+    # end ends the readers.
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     start_worker()
     from tokenizers import Tokenizer
 
