@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from bert.errors import require
 from bert.messages import LOGGER, PRINT_HANDLER, are_printed
 
 
@@ -52,6 +53,10 @@ ESTIMATE_AFTER_SECONDS = 5
 """How long the first steps of a run are watched before its end is estimated: the first ones of all are slower."""
 
 
+QUIET_SECONDS = 30
+"""Longest time without a line while steps are done, where there is no bar: steps may be slow, or log lines rare."""
+
+
 class Progress:
     """How far a run is: a bar on a terminal, otherwise a message at most every ``every`` steps."""
 
@@ -65,6 +70,7 @@ class Progress:
         self.total_steps, self.label, self.every = total_steps, label, every
         self._pace = StepCosts(((total_steps, 1.0),))
         self._step = self._last_line = start_step
+        self._last_time: float | None = None
         self._since: tuple[float, int] | None = None  # (time, step) of the first update: compilation is behind it
         self._is_estimated = True
         self._bar = _bar() if are_printed() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
@@ -93,7 +99,7 @@ class Progress:
         """Says that step steps are done; metrics, where there are new ones, are shown."""
         self._step, now = step, time.monotonic()
         if self._since is None:
-            self._since = (now, step)
+            self._since, self._last_time = (now, step), now
         began, first = self._since
         expected, left = self._pace.cost(first, step), ""
         if expected > 0 and step < self.total_steps:
@@ -105,10 +111,12 @@ class Progress:
         if self._bar is not None:
             fields = {} if metrics is None else {"metrics": _short(metrics)}
             self._bar.update(self._task, completed=step, left=left, **fields)
-        elif metrics is not None and (step - self._last_line >= self.every or step >= self.total_steps):
-            self._last_line = step
+        elif now - require(self._last_time, "the first update") >= QUIET_SECONDS or (
+            metrics is not None and (step - self._last_line >= self.every or step >= self.total_steps)
+        ):
+            self._last_line, self._last_time = (self._last_line if metrics is None else step), now
             percent = 100 * step // max(self.total_steps, 1)
-            texts = [f"step {step}/{self.total_steps} ({percent}%)", *_format_metrics(metrics), left]
+            texts = [f"step {step}/{self.total_steps} ({percent}%)", *_format_metrics(metrics or {}), left]
             LOGGER.info("  ".join(text for text in texts if text))
 
     def _say_estimate(self, step_seconds: float, seconds_left: float) -> None:

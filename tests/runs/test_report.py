@@ -102,6 +102,15 @@ def test_progress_without_a_terminal_is_plain_lines(capsys):
     assert lines[0].endswith(" left")
 
 
+def test_slow_steps_are_reported_between_log_lines(capsys, monkeypatch):
+    clock = iter([0.0, 20.0, 40.0, 60.0, 80.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with Progress(5, every=100) as progress:
+        for step in range(1, 6):
+            progress.update(step)
+    assert capsys.readouterr().out == "step 3/5 (60%)  40s left\nstep 5/5 (100%)\n"
+
+
 def test_progress_of_a_resumed_run_counts_only_its_own_time(capsys, monkeypatch):
     clock = iter([100.0, 110.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
