@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,17 +11,18 @@ from typing import Any
 
 import jax
 
+from bert.errors import UserError
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main, call_on_main, is_main_process, is_multihost, sync_hosts
 from bert.runs.callbacks import Callback, RunStart
 from bert.runs.checkpoint import Checkpointer
-from bert.runs.checkpoint_directory import remove
+from bert.runs.checkpoint_directory import CheckpointDirectory, remove
 from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import make_loggers
 from bert.runs.metrics_log import read_results, to_jsonable
 from bert.runs.mirror import Mirror
-from bert.runs.orbax_io import is_part, keep_whole, save_parts
+from bert.runs.orbax_io import is_part, keep_whole, num_bytes, save_parts
 from bert.runs.report import Report, RunReport
 
 Restored = tuple[int, Any]
@@ -143,12 +145,50 @@ def make_checkpointer(
     run: RunFolder[Any], say: Callable[[str], None], parallel: Parallelism
 ) -> Checkpointer | MultihostCheckpointer:
     """The checkpoints of a run, for one host or for several."""
+
+    def say_plainly(text: str) -> None:
+        say(str(text))  # in the log of the run, where the steps before and after are, no warning
+
     folder, training = run.checkpoints, run.config.training
     if not is_multihost():
-        return Checkpointer(folder, training.max_to_keep, say, run.push)
+        return Checkpointer(folder, training.max_to_keep, say_plainly, run.push)
     place = parallel.host_sharding if training.average_checkpoints == 1 else keep_whole
-    checkpoints = PartsCheckpointer(folder, training.max_to_keep, say, run.push, place, mirror=run.mirror)
+    checkpoints = PartsCheckpointer(folder, training.max_to_keep, say_plainly, run.push, place, mirror=run.mirror)
     return MultihostCheckpointer(checkpoints, run.pull)
+
+
+def require_space(run: RunFolder[Any], state: Any, say: Callable[[str], None]) -> None:
+    """Compares the free space of a run's disk with the size of its checkpoints, before the first step.
+
+    Args:
+        run: the run.
+        state: what its checkpoints hold.
+        say: logs that a later checkpoint may find no room.
+
+    Raises:
+        UserError: not even one checkpoint fits.
+    """
+
+    def check() -> None:
+        needed, disk = num_bytes(state) / 1e6, shutil.disk_usage(run.path)
+        free = disk.free / 1e6
+        if not disk.total:  # as some network file systems report
+            return
+        room = f"the disk of {run.path} has {free:,.1f} MB of free space"
+        if free < needed:
+            raise UserError(
+                f"{room}, and a checkpoint needs {needed:,.1f} MB: free some, or pass an --output_dir on another disk"
+            )
+        # A new checkpoint is complete before the oldest one is removed.
+        kept = run.config.training.max_to_keep or 1
+        more = kept + 1 - len(CheckpointDirectory(run.checkpoints).steps())
+        if free < more * needed:
+            say(
+                f"{room}, and {more} more checkpoints of {needed:,.1f} MB are kept at once (training.max_to_keep "
+                f"{kept}): a later one may find no room"
+            )
+
+    broadcast_from_main(check)
 
 
 def call_and_end(
