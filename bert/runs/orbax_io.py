@@ -85,6 +85,15 @@ def _save(folder: Path, items: Mapping[str, Any], checkpointer: ocp.Checkpointer
         orbax.save(folder, args=ocp.args.Composite(**{name: ocp.args.PyTreeSave(item) for name, item in items.items()}))
 
 
+def remove_paths(folder: Path) -> None:
+    """Replaces the text of orbax's marks of a complete save, which has the absolute path of the run.
+
+    Only their presence counts. They are in the manifest, and are copied wherever the run is.
+    """
+    for mark in folder.rglob("commit_success.txt"):
+        mark.write_text("The save is complete.\n")
+
+
 def load_items(folder: Path, names: tuple[str, ...], place: Place) -> dict[str, Any]:
     """The items of these names that a folder has, as nested dicts of NumPy arrays; those that are placed, in parts."""
 
@@ -206,6 +215,11 @@ def _leaves(tree: Any) -> dict[tuple[str, ...], Any]:
 
 def _describe_array(array: Any) -> str:
     return f"{np.dtype(array.dtype).name}[{','.join(map(str, array.shape))}]"
+
+
+def num_bytes(state: Any) -> int:
+    """Returns the size of this host's part of a checkpoint of a state."""
+    return sum(map(_num_bytes_to_write, jax.tree.leaves(to_items(state))))
 
 
 def _check_space(folder: Path, items: Any) -> None:
