@@ -119,6 +119,14 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     sync_folder(path.parent)
 
 
+def load_json(text: str | bytes) -> Any:
+    """Returns what a JSON text holds. All errors are ValueErrors, also for lists that are nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its lists or objects are nested too deeply") from None
+
+
 def write_array(path: Path, array: np.ndarray) -> None:
     """`write_atomic` for an array, as ``.npy``."""
     import numpy as np  # not needed by those who write text

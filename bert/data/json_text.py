@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from bert.files import load_json
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -15,8 +17,8 @@ def parse_json(text: str) -> Any:
     Raises:
         ValueError: not JSON (a `json.JSONDecodeError`), or a number or a nesting beyond Python's limits.
     """
+    value = load_json(text)
     try:
-        value = json.loads(text)
         if _SURROGATE.search(text):  # also of whole pairs, which stay
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except RecursionError as error:

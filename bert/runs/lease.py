@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ import uuid
 from pathlib import Path
 
 from bert.errors import UserError
-from bert.files import write_atomic
+from bert.files import load_json, write_atomic
 from bert.messages import LOGGER
 from bert.object_store import ObjectStore
 
@@ -122,15 +123,19 @@ class Lease:
 
 def machine_name(file: Path) -> str:
     """The name of this machine as the holder of a lease, which ``file`` keeps from one process to the next."""
-    if not file.is_file():
-        write_atomic(file, uuid.uuid4().hex)
-    return f"{file.read_text(encoding='utf-8')}@{socket.gethostname()}"
+    name = ""
+    with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+        name = file.read_text(encoding="utf-8")
+    if not re.fullmatch("[0-9a-f]{32}", name):  # damaged: the lease of the name before expires
+        name = uuid.uuid4().hex
+        write_atomic(file, name)
+    return f"{name}@{socket.gethostname()}"
 
 
 def _other(content: bytes | None, holder: str) -> str | None:
     """The process that a lease names, unless its holder is this one."""
     try:
-        held = json.loads(content or b"{}").get("holder")
+        held = load_json(content or b"{}").get("holder")
     except (ValueError, AttributeError):
         held = None
     return None if held == holder else _describe(content)
@@ -138,6 +143,6 @@ def _other(content: bytes | None, holder: str) -> str | None:
 
 def _describe(content: bytes | None) -> str:
     try:
-        return str(json.loads(content or b"")["process"])
+        return str(load_json(content or b"")["process"])
     except (ValueError, KeyError, TypeError):
         return "another process"

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bert.files import pointer_fault, write_atomic
+from bert.files import load_json, pointer_fault, write_atomic
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
@@ -74,7 +74,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | str:
     """The manifest of ``folder``, or a phrase on why there is none."""
     try:
         text = (folder / MANIFEST).read_bytes().decode()
-        manifest = json.loads(text)
+        manifest = load_json(text)
         # Byte for byte what _dump writes, its own checksum included: no other text is a manifest of ours.
         if text != _dump({key: manifest[key] for key in ("format", "step", "files")}):
             raise ValueError

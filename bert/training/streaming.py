@@ -18,7 +18,7 @@ from bert.data.pretraining import builder
 from bert.data.pretraining.stream_readers import RowReader, StreamedRows, StreamLoader
 from bert.data.pretraining.streaming import Start, StreamSpec, buffer_chunks
 from bert.errors import UserError
-from bert.files import write_atomic
+from bert.files import load_json, write_atomic
 from bert.parallel.multihost import broadcast_from_main, gather_rows, is_multihost
 from bert.runs.folder import STREAM_FILE, RunFolder
 from bert.training.initialization import Log
@@ -47,10 +47,12 @@ def read_starts(run: RunFolder[Any]) -> Starts:
 
 
 def _read(path: Path) -> dict[str, list[list[list[int]]]]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    if not path.is_file():
         return {}
+    try:
+        return dict(load_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        raise UserError(f"{path} is damaged, which has the place in the stream: put back a copy") from None
 
 
 def _to_integers(start: Start, groups: int) -> list[int]:

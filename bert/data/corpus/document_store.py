@@ -18,6 +18,7 @@ import numpy as np
 
 from bert.data.corpus.near_duplicates import NearDuplicateFilter
 from bert.errors import UserError
+from bert.files import load_json
 
 MAX_REPEATS = 1000
 """Maximum repetitions of one corpus in a mixture; more indicates a mistake in `data.mixture_weights`."""
@@ -171,7 +172,7 @@ def write_store(
 def open_store(folder: Path) -> DocumentStore | None:
     """A store that an interrupted build left whole, or None."""
     try:
-        done = json.loads((folder / _DONE).read_text(encoding="utf-8"))
+        done = load_json((folder / _DONE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return DocumentStore(folder, done["documents"], done["bytes"], done.get("near_duplicates", 0))

@@ -32,7 +32,7 @@ from bert.data.corpus.files import (
     require_readable_kind,
 )
 from bert.errors import UserError, unreadable
-from bert.files import atomic_write
+from bert.files import atomic_write, load_json
 from bert.messages import warn_once
 from bert.urls import fetch
 
@@ -310,7 +310,7 @@ class DigestCache:
         self._changed = False
         if self._file:
             with contextlib.suppress(OSError, ValueError, TypeError):
-                self._known = dict(json.loads(self._file.read_text(encoding="utf-8")))
+                self._known = dict(load_json(self._file.read_text(encoding="utf-8")))
 
     def get(self, state: tuple[str, int], compute: Callable[[], str]) -> str:
         """The digest known for a state (text, modification time in ns), or the computed one."""
@@ -334,12 +334,17 @@ class DigestCache:
 
 
 def file_signature(path: str | Path) -> tuple[str, int]:
-    """What a file's digest is remembered by, and when the file was last changed, in ns."""
+    """Returns the key of a file's digest in the cache, and the time of its last modification in ns.
+
+    The key has the time of the last change of the file's status as well: an edit can keep size and modification time,
+    as ``cp -p`` and ``touch -r`` do, but not that.
+    """
     try:
         stat = os.stat(path)
     except OSError as error:
         raise unreadable(path, error) from None
-    return f"{os.path.realpath(path)}|{stat.st_size}|{stat.st_mtime_ns}", stat.st_mtime_ns
+    key = f"{os.path.realpath(path)}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}|{stat.st_ino}"
+    return key, stat.st_mtime_ns
 
 
 def _digest_of_file(path: str) -> str:

@@ -44,7 +44,7 @@ from bert.data.pretraining.shards import ShardSpec, ShardSummary, row_settings
 from bert.data.row_template import RowTemplate, row_template
 from bert.data.worker_processes import available_cores
 from bert.errors import UserError, require
-from bert.files import write_array, write_atomic
+from bert.files import load_json, write_array, write_atomic
 from bert.locks import blocking_lock
 from bert.messages import LOGGER
 from bert.tokenizer.special_tokens import special_ids
@@ -436,7 +436,7 @@ def _count_of_documents(count: int) -> str:
 def _read_finished(task: ShardSpec, work: Path) -> ShardSummary | None:
     """The summary of a shard that is complete on disk, or None."""
     try:
-        summary = ShardSummary(**json.loads((work / f"{task.name}.json").read_text(encoding="utf-8")))
+        summary = ShardSummary(**load_json((work / f"{task.name}.json").read_text(encoding="utf-8")))
         whole = file_sha256(task.file) == summary.sha256
     except (OSError, ValueError, TypeError):
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.data.pretraining.segments import IS_NEXT
 from bert.data.pretraining.shards import LONGER_DOCUMENTS, corrupt_shard_error, open_rows
 from bert.errors import UserError
+from bert.files import load_json
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
 INDEX, COUNTS = "index.json", "unigram_counts.npy"
@@ -118,7 +118,7 @@ def verify_checksums(dataset: PretrainingDataset) -> PretrainingDataset:
     Raises:
       UserError: a file with other bytes.
     """
-    index = json.loads((dataset.folder / INDEX).read_text(encoding="utf-8"))
+    index = load_json((dataset.folder / INDEX).read_text(encoding="utf-8"))
     cache = DigestCache(dataset.folder.parent)
     for entry in [*index["train"], *index["eval"], index["unigram_counts"]]:
         path = dataset.folder / entry["file"]
@@ -137,7 +137,7 @@ def open_examples(folder: str | Path) -> PretrainingDataset:
     """
     folder = Path(folder)
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = load_json((folder / INDEX).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{folder} holds no finished examples ({INDEX} is missing): build them first") from None
     except (OSError, ValueError) as error:
