@@ -16,11 +16,12 @@ from bert import metrics
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.data import OF_HELD_OUT_ROWS
 from bert.config.pretraining import phase_configs
-from bert.config.yaml_io import load_config
+from bert.config.run_file import check_vocabulary, flatten, load_run_config
 from bert.errors import UserError
+from bert.messages import LOGGER
 from bert.runs.comparison_plot import RunCurves
 from bert.runs.curves import Subject
-from bert.runs.folder import KINDS, config_class_of_run, flatten
+from bert.runs.folder import KINDS
 from bert.runs.metrics_log import read_metrics, read_results, scored_splits
 from bert.tasks import make_task
 from bert.training.pretraining_results import curves_subject
@@ -106,10 +107,13 @@ def _read_run(path: Path) -> ComparedRun:
         missing = "is a file" if path.exists() else "does not exist"
         problem = "holds no run (no config.yaml)" if path.is_dir() else missing
         raise UserError(f"{path} {problem}: pass folders of runs")
-    config: PretrainConfig | FinetuneConfig = load_config(config_class_of_run(path), path / "config.yaml")
+    config = load_run_config(path)
+    check_vocabulary(path)
     results = read_results(path)
     if isinstance(config, PretrainConfig) or config.num_seeds == 1:
-        return ComparedRun(path, config, [read_metrics(path)], [results] if results else [], 1)
+        lines = read_metrics(path)
+        _warn_of_missing_lines(path, lines, results)
+        return ComparedRun(path, config, [lines], [results] if results else [], 1)
     seeds = [path / f"seed-{seed}" for seed in range(config.seed, config.seed + config.num_seeds)]
     ended = results["runs"] if results else [one for one in map(read_results, seeds) if one]
     return ComparedRun(
@@ -117,11 +121,20 @@ def _read_run(path: Path) -> ComparedRun:
     )
 
 
+def _warn_of_missing_lines(path: Path, lines: list[dict[str, Any]], results: dict[str, Any] | None) -> None:
+    """Warns about a run that has ended and whose metrics.jsonl does not reach its last step."""
+    last, end = max((line["step"] for line in lines), default=0), (results or {}).get("steps")
+    if isinstance(end, int) and last < end:
+        LOGGER.warning(f"{path / 'metrics.jsonl'} ends at step {last:,} of {end:,}: lines are missing, put back a copy")
+
+
 def _with_resolved_sizes(config: FinetuneConfig, seed: Path) -> FinetuneConfig:
     """The configuration of several seeds with the model and the labels that a seed's own config.yaml has."""
     if not (seed / "config.yaml").is_file():
         return config
-    resolved = load_config(FinetuneConfig, seed / "config.yaml")
+    resolved = load_run_config(seed)
+    if not isinstance(resolved, FinetuneConfig):
+        raise UserError(f"{seed} holds no fine-tuning run: put back a copy of its config.yaml")
     data = dataclasses.replace(resolved.data, sample_seed=config.data.sample_seed)
     return dataclasses.replace(resolved, seed=config.seed, num_seeds=config.num_seeds, data=data)
 

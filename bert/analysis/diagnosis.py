@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.yaml_io import load_config
+from bert.config.run_file import check_vocabulary, load_run_config
 from bert.data.corpus.files import read_documents, require_readable_kind
 from bert.data.records import Records, file_suffix, read_records
 from bert.errors import UserError
@@ -18,7 +18,7 @@ from bert.interchange.pooling import encoder_folder, read_pooling
 from bert.interchange.tensor_files import PICKLE, SAFETENSORS, read_tensors
 from bert.runs.checkpoint_directory import SAVING, CheckpointDirectory, has_params_only
 from bert.runs.environment import read_environment
-from bert.runs.folder import ENVIRONMENT_FILE, FROZEN_WEIGHTS, LOGGER_RUNS_FILE, STREAM_FILE, config_class_of_run
+from bert.runs.folder import ENVIRONMENT_FILE, FROZEN_WEIGHTS, LOGGER_RUNS_FILE, STREAM_FILE
 from bert.runs.frozen_weights import read_frozen_weights
 from bert.runs.manifest import verify_manifest
 from bert.runs.metrics_log import read_metrics, read_results
@@ -76,13 +76,14 @@ def _caught(state: str, read: Callable[..., Any], *arguments: Any) -> Iterator[F
 def _run_findings(run: Path) -> Iterator[Finding]:
     config: PretrainConfig | FinetuneConfig | None = None
     try:
-        config = load_config(config_class_of_run(run), run / "config.yaml")
+        config = load_run_config(run)
     except UserError as error:
         yield Finding(DAMAGED, str(error))
     for file in sorted(run.glob("seed-*/config.yaml")):
         yield from _run_findings(file.parent)
     if (run / "tokenizer.json").is_file():
         yield from _caught(DAMAGED, load_tokenizer, run)
+        yield from _caught(DAMAGED, check_vocabulary, run)
     elif any(CheckpointDirectory(run / "checkpoints").find()):
         yield Finding(MISSING, f"{run / 'tokenizer.json'} is missing: copy it from the original run")
     yield from _checkpoint_findings(run / "checkpoints")

@@ -29,7 +29,7 @@ from bert.analysis.flops import (
 )
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, TrainingConfig
 from bert.config.pretraining import phase_configs
-from bert.config.yaml_io import load_config
+from bert.config.run_file import config_class_of_run, load_run_config
 from bert.data.pretraining.masking import Masking
 from bert.errors import UserError
 from bert.inference.language_model import ENCODER_DECODER
@@ -40,7 +40,7 @@ from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.heads import BertForMultipleChoice
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.environment import read_environment
-from bert.runs.folder import KINDS, config_class_of_run, run_and_step
+from bert.runs.folder import KINDS, run_and_step
 from bert.tasks import make_task
 from bert.tokenizer.special_tokens import special_tokens
 from bert.tokenizer.vocabulary import (
@@ -87,7 +87,7 @@ def summarize(source: str | Path, length: int | None = None) -> Facts:
         UserError: nothing to read there, or a file of it is damaged; ``length`` is none that the model reads.
     """
     path, _ = fetch_model(source)
-    config = load_config(config_class_of_run(path), path / "config.yaml") if (path / "config.yaml").is_file() else None
+    config = load_run_config(path) if (path / "config.yaml").is_file() else None
     read: list[str] = []
     if (
         config is not None

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from bert.config import FinetuneConfig, PretrainConfig, apply_preset, recipe_folder, recipe_names
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT, TokenizerConfig
 from bert.config.overrides import override
+from bert.config.run_file import check_run_file
 from bert.config.yaml_io import NULLS, ConfigField, UserValue, build_config, display_path, keys_of, read_yaml
 from bert.errors import UserError
 from bert.urls import fetch
@@ -101,6 +102,7 @@ def find_config(name: str, option: str) -> Path:
 def _read(name: str, path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
     """The values of a file; the error for a recipe of another command names that command."""
     try:
+        check_run_file(path)
         return read_yaml(path, keys)
     except UserError as error:
         of_task = re.search(r"^task:", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE) is not None

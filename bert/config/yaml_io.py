@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 
 from bert.config.validation import choices_of
-from bert.errors import UserError, convert
+from bert.errors import UserError, convert, without_surrogates
 from bert.files import require_text
 
 Config = TypeVar("Config")
@@ -127,16 +127,28 @@ def help_texts(config_class: type) -> dict[str, str]:
 
 def read_yaml(path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
     """What a YAML file gives, by dotted key. Raises UserError for anything but known keys, each once."""
+    return parse_yaml(read_text(path), display_path(path), keys)
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a YAML file. Raises UserError."""
     source = display_path(path)
     try:
         data = path.read_bytes()
         require_text(source, data)
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{source} cannot be read ({error.strerror}): name a YAML file") from None
     except UnicodeDecodeError:
         raise UserError(f"{source}: not UTF-8: {convert(data)}") from None
-    return parse_yaml(text, source, keys)
+
+
+def top_level_keys(text: str, source: str) -> set[str]:
+    """Returns the keys of the mapping that a YAML text is. Raises UserError for anything else."""
+    root = _compose(text, source)
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"{source} is not a mapping: write lines of KEY: VALUE")
+    return {key.value for key, _ in root.value if isinstance(key.value, str)}
 
 
 def parse_yaml(text: str, source: str, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
@@ -154,7 +166,11 @@ def parse_dict(values: Mapping[str, Any], source: str, keys: dict[str, ConfigFie
     """`read_yaml` of Python values: dotted keys, or nested dictionaries; ``source`` names them in messages."""
     if not isinstance(values, Mapping):
         raise UserError(f"{source} is {reprlib.repr(values)}: pass a dictionary of keys and values")
-    root = _Representer(sort_keys=False).represent_data(dict(values))
+    try:
+        root = _Representer(sort_keys=False).represent_data(dict(values))
+    except RecursionError:
+        raise UserError(f"{source}: lists or dictionaries are nested too deeply: remove some") from None
+    _require_tree(root, source)
     return _parse_mapping(root, "", source, keys)
 
 
@@ -249,7 +265,10 @@ def _nearest(name: str, names: Iterable[str]) -> str | None:
 def _compose(text: str, source: str) -> yaml.Node | None:
     """The YAML nodes of a text, which know their lines; plain dicts do not."""
     try:
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is not None:
+            _require_tree(root, source)
+        return root
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark else source
@@ -258,13 +277,35 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         raise UserError(f"{where}: not valid YAML ({problem}): {fix}") from None
     except RecursionError:
         raise UserError(f"{source}: lists or mappings are nested too deeply: remove brackets or braces") from None
+    except (ValueError, OverflowError) as error:  # the code of an escaped character, or a number of a directive
+        raise UserError(f"{source}: not valid YAML ({str(error)[:60]}): check escapes and the first line") from None
+
+
+def _require_tree(root: yaml.Node, source: str) -> None:
+    """Raises UserError for a node that is part of itself, and for a text that UTF-8 cannot spell."""
+    done: set[int] = set()
+
+    def visit(node: yaml.Node, above: tuple[int, ...]) -> None:
+        if id(node) in above:
+            where = _where(source, _line(node))
+            raise UserError(f"{where}: a value contains itself, as an alias does in &NAME [*NAME]: write the value out")
+        if isinstance(node, yaml.ScalarNode) and without_surrogates(node.value) != node.value:
+            where = _where(source, _line(node))
+            raise UserError(f"{where}: {ascii(node.value)[:60]} has half of a surrogate pair: remove it")
+        if isinstance(node, yaml.CollectionNode) and id(node) not in done:
+            for child in node.value:
+                for part in child if isinstance(child, tuple) else (child,):
+                    visit(part, (*above, id(node)))
+            done.add(id(node))
+
+    visit(root, ())
 
 
 def parse_list(text: str) -> list[str] | None:
     """The texts of a YAML list on one line; None for anything else."""
     try:
-        value = _value(yaml.compose(text, Loader=yaml.SafeLoader))
-    except (yaml.YAMLError, RecursionError):
+        value = _value(_compose(text, ""))
+    except UserError:
         return None
     return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
 
@@ -272,8 +313,8 @@ def parse_list(text: str) -> list[str] | None:
 def parse_items(text: str) -> list[Any] | None:
     """The items of a YAML list without its brackets: texts, lists of texts, None; None for anything else."""
     try:
-        node = yaml.compose(f"[{text}]", Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError):
+        node = _compose(f"[{text}]", "")
+    except UserError:
         return None
     return [_value(item) for item in node.value] if isinstance(node, yaml.SequenceNode) else None
 

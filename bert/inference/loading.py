@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
-from bert.config.yaml_io import load_config
+from bert.config.run_file import check_vocabulary, load_run_config
 from bert.errors import UserError, shorten
 from bert.files import path_text
 from bert.inference.language_model import ENCODER_DECODER
@@ -25,7 +25,7 @@ from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.messages import log_message
 from bert.model.heads import HEADS
 from bert.model.lora import FrozenWeights
-from bert.runs.folder import TARGET_TOKENIZER, config_class_of_run, run_and_step
+from bert.runs.folder import TARGET_TOKENIZER, run_and_step
 from bert.runs.frozen_weights import read_frozen_weights
 from bert.runs.metrics_log import read_results
 from bert.runtime.compilation_cache import use_compilation_cache
@@ -40,7 +40,7 @@ from bert.tasks.reranker import RerankerTask
 from bert.tasks.sequence import SentenceTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tasks.token_classification import TaggingTask
-from bert.tokenizer.vocabulary import load_tokenizer
+from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 from bert.urls import fetch, is_url
 
 HEAD_BY_ARCHITECTURE = {module.__name__: name for name, module in HEADS.items()}
@@ -165,15 +165,14 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
 def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretrained:
     from bert.runs.checkpoint import Checkpointer  # which takes a fifth of a second that others need not wait for
 
-    config_class = config_class_of_run(path)
-    config: PretrainConfig | FinetuneConfig = load_config(config_class, path / "config.yaml")
+    config = load_run_config(path)
     if isinstance(config, FinetuneConfig) and config.num_seeds > 1:
         raise UserError(
             f"{path} holds the runs of {config.num_seeds} seeds: name one of them, for example "
             f"{path / f'seed-{config.seed}'} (results.json tells the best one)"
         )
     with Checkpointer(path / "checkpoints", config.training.max_to_keep, say) as checkpoints:
-        is_best = step is None and config_class is FinetuneConfig
+        is_best = step is None and isinstance(config, FinetuneConfig)
         restored = checkpoints.restore_best_params() if is_best else checkpoints.restore_params(step)
     if restored is None:
         raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
@@ -191,7 +190,7 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
     return Pretrained(
         config=config.model,
         params=params,
-        tokenizer=load_tokenizer(path),
+        tokenizer=_tokenizer_of_run(path, config),
         task=task,
         step=step,
         source=str(path),
@@ -204,6 +203,13 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
         clitics=task.clitics if isinstance(task, TaggingTask) else None,
         **settings,
     )
+
+
+def _tokenizer_of_run(path: Path, config: PretrainConfig | FinetuneConfig) -> Tokenizer:
+    tokenizer = load_tokenizer(path)
+    require_embedding_rows(tokenizer, config.model.known_vocab_size, path)
+    check_vocabulary(path)
+    return tokenizer
 
 
 def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, Any]]:

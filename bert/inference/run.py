@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.yaml_io import load_config
+from bert.config.run_file import load_run_config
 from bert.errors import UserError
 from bert.files import path_text
 from bert.inference.loading import load
 from bert.inference.pretrained import Pretrained
-from bert.runs.folder import config_class_of_run
 from bert.runs.metrics_log import read_metrics, read_results
 from bert.runtime.system_errors import system_errors_as_user_errors
 
@@ -40,8 +39,7 @@ class Run:
     @property
     def config(self) -> PretrainConfig | FinetuneConfig:
         """The configuration in config.yaml, with everything resolved."""
-        config_class: type[PretrainConfig | FinetuneConfig] = config_class_of_run(self.path)
-        return load_config(config_class, self.path / "config.yaml")
+        return load_run_config(self.path)
 
     @property
     def results(self) -> dict[str, Any]:

@@ -13,13 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import yaml
-
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
-from bert.config.yaml_io import build_config, dump, keys_of, load_config, parse_yaml
-from bert.errors import UserError, require
-from bert.files import is_temporary, local_path, require_content, write_atomic
+from bert.config.run_file import (
+    CONFIG_FILE,
+    DIGEST_FILE,
+    check_vocabulary,
+    flatten,
+    load_run_config,
+    save_run_config,
+    with_credentials,
+)
+from bert.config.run_file import config_class_of_run as config_class_of_run
+from bert.config.yaml_io import build_config, dump, keys_of, parse_yaml
+from bert.errors import UserError, redact, require
+from bert.files import is_temporary, local_path, write_atomic
 from bert.locks import LOCK, exclusive_lock
 from bert.runs.mirror import Mirror, local_folder
 from bert.urls import is_url, writable_path
@@ -126,7 +134,7 @@ class RunFolder(Generic[Config]):
         if not file.is_file():
             write_atomic(file, " ".join(digests) + "\n")
             return
-        stored = file.read_text(encoding="utf-8").split()
+        stored = file.read_text(encoding="utf-8", errors="replace").split()
         if not stored or list(digests)[: len(stored)] != stored:  # older runs have that of the training rows alone
             way_out = "" if _has_checkpoint(self.path) else f", or remove {self.path}, which holds no checkpoint"
             raise UserError(
@@ -144,7 +152,7 @@ class RunFolder(Generic[Config]):
             UserError: the run began with other rows.
         """
         folder: Path = self.path / ROWS
-        stored = {file.name: file.read_text(encoding="utf-8") for file in folder.glob("*.json*")}
+        stored = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in folder.glob("*.json*")}
         if not self.is_writer or stored == tables:
             return
         if _has_checkpoint(self.path):
@@ -175,10 +183,15 @@ class RunFolder(Generic[Config]):
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def save_config(self, config: Config) -> RunFolder[Config]:
-        """Writes config.yaml with everything resolved, and returns the folder with it."""
+    def save_config(self, config: Config, vocabulary: bool = True) -> RunFolder[Config]:
+        """Writes config.yaml with everything resolved, and returns the folder with it.
+
+        Args:
+            config: everything resolved.
+            vocabulary: whether the vocabulary in the folder is final.
+        """
         if self.is_writer:
-            write_atomic(self.path / "config.yaml", dump(config))
+            save_run_config(config, self.path, vocabulary)
         return dataclasses.replace(self, config=config)
 
 
@@ -295,16 +308,17 @@ def _leftovers(path: Path) -> list[Path]:
 
 def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
     """The run in a folder that this process has for itself."""
-    file = path / "config.yaml"
+    file = path / CONFIG_FILE
     if file.is_file():
-        if config_class_of_run(path) is not type(config):
+        stored = load_run_config(path)
+        if not isinstance(stored, type(config)):
             raise UserError(
-                f"{path} holds a {KINDS[config_class_of_run(path)]} run, and this is a {KINDS[type(config)]} run: "
+                f"{path} holds a {KINDS[type(stored)]} run, and this is a {KINDS[type(config)]} run: "
                 "name another --output_dir"
             )
-        stored = load_config(type(config), file)
         different = _difference(config, stored)
         if different is None:
+            check_vocabulary(path)
             return RunFolder(path, _apply_resumable_keys(stored, config), resumed=True)
         if _has_checkpoint(path):
             key, stored_value, value = different
@@ -317,6 +331,7 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
         files = (
             "tokenizer.json",
             "vocab.txt",
+            DIGEST_FILE,
             DATA_DIGEST_FILE,
             STREAM_FILE,
             ENVIRONMENT_FILE,
@@ -332,18 +347,6 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
 
 def _rows_alone(tables: Mapping[str, str]) -> dict[str, str]:
     return {name: lines for name, lines in tables.items() if name.endswith(".jsonl")}
-
-
-def config_class_of_run(run: Path) -> type:
-    """The configuration class of the run in a folder, by what its config.yaml holds. Raises UserError."""
-    require_content(run / "config.yaml")
-    try:
-        content = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError):
-        content = None
-    if not isinstance(content, dict):
-        raise UserError(f"{run / 'config.yaml'} cannot be read: it is not the config.yaml of a run")
-    return FinetuneConfig if "task" in content else PretrainConfig
 
 
 def run_and_step(source: str | Path) -> tuple[Path, int | None]:
@@ -376,7 +379,7 @@ def _difference(requested: Config, stored: Config) -> tuple[str, Any, Any] | Non
             taken = (value > 1) == (stored_values[key] > 1)
         resolved = key in DERIVED_KEYS and value is None
         older = key in EARLIER_DEFAULTS and (value, stored_values.get(key)) == (defaults[key], EARLIER_DEFAULTS[key])
-        if not taken and not resolved and not older and value != stored_values.get(key):
+        if not taken and not resolved and not older and redact(value) != redact(stored_values.get(key)):
             return key, stored_values.get(key), value
     return next(((key, value, None) for key, value in stored_values.items() if key not in values), None)
 
@@ -390,7 +393,7 @@ def _apply_resumable_keys(stored: Config, requested: Config) -> Config:
         elif getattr(stored, section, None) and getattr(requested, section, None):
             changed = _with_value(getattr(stored, section), getattr(requested, section), name)
             stored = dataclasses.replace(stored, **{section: changed})
-    return stored
+    return with_credentials(stored, requested)
 
 
 def _with_value(stored: Any, requested: Any, name: str) -> Any:
@@ -398,13 +401,3 @@ def _with_value(stored: Any, requested: Any, name: str) -> Any:
     if isinstance(stored, list):
         return [_with_value(*pair, name) for pair in zip(stored, requested, strict=True)]
     return dataclasses.replace(stored, **{name: getattr(requested, name)}) if hasattr(requested, name) else stored
-
-
-def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values under dotted keys; the dictionaries of a list are counted from 1."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            value = {str(index): item for index, item in enumerate(value, 1)}
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bert.errors import UserError
-from bert.files import atomic_write
+from bert.errors import UserError, redact
+from bert.files import atomic_write, load_json
+from bert.messages import LOGGER
 
 
 class MetricsLog:
@@ -46,14 +47,18 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl; none where there is no file."""
+    """Returns the whole lines of metrics.jsonl; none if there is no file. A damaged line logs a warning."""
     path = Path(folder) / "metrics.jsonl"
+    texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
-        with contextlib.suppress(json.JSONDecodeError):  # the half line of a kill
-            line = json.loads(text)
-            if isinstance(line, dict) and isinstance(line.get("step"), int):
-                lines.append(line)
+    for number, text in enumerate(texts, 1):
+        line = None
+        with contextlib.suppress(ValueError):
+            line = load_json(text)
+        if isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("split"), str):
+            lines.append(line)
+        elif number < len(texts):  # a kill leaves half of the last one
+            LOGGER.warning(f"{path}, line {number} is damaged and left out")
     return lines
 
 
@@ -62,7 +67,7 @@ def write_results(folder: Path | str, results: dict[str, Any]) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "results.json") as temporary:
-        text = json.dumps(to_jsonable(results), indent=2, allow_nan=False)
+        text = json.dumps(redact(to_jsonable(results)), indent=2, allow_nan=False)
         # A row of a matrix on one line. No text matches: in JSON it has no line ends.
         text = re.sub(r"\[\n +(-?\d+(?:,\n +-?\d+)*)\n +\]", lambda row: f"[{' '.join(row[1].split())}]", text)
         temporary.write_text(text + "\n", encoding="utf-8")
@@ -72,7 +77,7 @@ def read_results(folder: Path | str) -> dict[str, Any] | None:
     """results.json, or None if there is none yet. Raises UserError if it is damaged."""
     file = Path(folder) / "results.json"
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+        return dict(load_json(file.read_text(encoding="utf-8"))) if file.is_file() else None
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{file} cannot be read ({error}): remove it and run the same command again") from None
 

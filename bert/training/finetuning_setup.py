@@ -150,12 +150,14 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
     by_length = task_loss(task, config).by_length and not config.language_model_weight
     batches = make_batches(train, config, parallel.row_shares, by_length)
     config = _resolve_defaults(config, len(batches))
-    run = run.save_config(config)  # before other files: a folder without config.yaml belongs to no run
+    # Before other files: a folder without config.yaml belongs to no run.
+    run = run.save_config(config, vocabulary=False)
     run.check_data(train.digest(), splits["dev"].features.digest())
     if run.is_writer:
         save_tokenizer(init_model.tokenizer, run.path)
         if init_model.target_tokenizer is not None:
             save_tokenizer(init_model.target_tokenizer, run.path / TARGET_TOKENIZER)
+    run = run.save_config(config)
     total_steps = num_train_steps(config.training, len(batches))
     return Setup(
         run,

@@ -113,7 +113,12 @@ def _front_matter(model: ModelBundle, recipe: dict[str, Any]) -> str:
 def _recipe(source: Path) -> dict[str, Any]:
     """A run's configuration in what decides the result: without local paths, and without what may change on resume."""
     file = source / "config.yaml"
-    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except Exception:  # constructors of YAML raise anything; a card without a recipe is better than no export
+        content = {}
+    if not isinstance(content, dict):
+        return {}
     for key in {*PATHS, *RESUMABLE_KEYS}:
         section, _, name = key.rpartition(".")
         inside = content.get(section) if section else content
