@@ -6,7 +6,8 @@ import re
 import reprlib
 import textwrap
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import unquote
 
 UTF8_HINT = (
     "convert the file with iconv -f ENCODING -t UTF-8, where ENCODING is its own encoding, such as GB18030, SHIFT_JIS "
@@ -45,16 +46,81 @@ class UserError(Exception):
     """A mistake the user can fix. Its text is one sentence: what, where, and the fix. Programs exit with 2.
 
     Control characters and lone surrogates, which come from file names and contents, are escaped: a terminal would obey
-    the former, and no UTF-8 stream takes the latter.
+    the former, and no UTF-8 stream takes the latter. URLs lose their credentials (`redact`).
     """
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(escape_controls(text) if isinstance(text, str) else text for text in arguments))
+        super().__init__(*(escape_controls(redact(text)) if isinstance(text, str) else text for text in arguments))
 
 
 def escape_controls(text: str) -> str:
     """The text with control characters except line ends and tabs, and lone surrogates, as backslash escapes."""
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+REDACTED = "REDACTED"
+"""Text that takes the place of credentials in URLs."""
+
+_SECRET_WORDS = {
+    *("token", "tokens", "password", "passwd", "passphrase", "pwd", "secret", "signature", "sig", "auth", "credential"),
+    *("credentials", "authorization", "apikey", "jwt", "hmac", "session", "sessionid", "hdnts", "hdnea"),
+}
+"""Last words of names of credentials: ``access_token``, ``X-Amz-Signature``."""
+
+_SIGNING = re.compile(
+    r"x-(amz|goog|ms|oss|cos)-.*|(aws|oss)?accesskeyid|googleaccessid|key-pair-id|policy|expires"
+    r"|(api|access|account|secret|private|subscription)?[-_.]?key",
+    re.IGNORECASE,
+)
+"""Names of further parameters of signed URLs."""
+
+_SHARED_ACCESS = {"sv", "ss", "srt", "sp", "se", "st", "spr", "sip", "sr", "skoid", "sktid", "skt", "ske", "sks", "skv"}
+"""Parameters next to ``sig`` in a shared access signature, which change when it is renewed."""
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+
+
+def redact(value: Any) -> Any:
+    """Returns a value with the credentials in its URLs replaced by `REDACTED`.
+
+    These are the user and the password before the host, and the parameters that sign a URL.
+
+    Args:
+        value: text, or dictionaries and lists of texts; anything else stays as it is.
+    """
+    if isinstance(value, str):
+        return _URL.sub(_redact_url, value) if "://" in value else value
+    if isinstance(value, dict):
+        return {key: redact(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(redact, value)) if type(value) in (list, tuple) else value
+    return value
+
+
+def is_redacted(url: str) -> bool:
+    """Returns whether the credentials of a URL were replaced by `REDACTED`."""
+    return re.search(rf"://{REDACTED}@|[?&;#][^=&;#]*={REDACTED}(?:[&;#]|$)", url) is not None
+
+
+def is_secret_name(name: str) -> bool:
+    """Returns whether a name is that of a password, a token or the like, by its last word."""
+    words = re.split(r"[-_.]", re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower())
+    return words[-1] in _SECRET_WORDS or words[-2:] == ["api", "key"]
+
+
+def _redact_url(match: re.Match[str]) -> str:
+    scheme, _, rest = match[0].partition("://")
+    # A password may hold a slash, which a host and its port cannot.
+    if user := re.match(r"[^/?#]*@|[^/?#@:]*:(?!\d*(?:[/?#]|$))[^@]*@", rest):
+        rest = f"{REDACTED}@{rest[user.end() :]}"
+    pieces = re.split(r"([?&;#])", rest)
+    names = {index: pieces[index].partition("=")[0] for index in range(2, len(pieces), 2) if "=" in pieces[index]}
+    plain = {index: unquote(name) for index, name in names.items()}
+    shared = _SHARED_ACCESS if "sig" in plain.values() else set()
+    for index, name in plain.items():
+        if is_secret_name(name) or _SIGNING.fullmatch(name) or name in shared:
+            pieces[index] = f"{names[index]}={REDACTED}"
+    return f"{scheme}://{''.join(pieces)}"
 
 
 def quoted(names: Iterable[object]) -> str:

@@ -7,7 +7,21 @@ import logging
 import sys
 from typing import Any
 
+from bert.errors import redact
+
 LOGGER = logging.getLogger("bert")
+
+
+def _redact_record(record: logging.LogRecord) -> bool:
+    """A filter that removes the credentials of URLs from a message, for every handler."""
+    text = record.getMessage()
+    if (redacted := redact(text)) != text:
+        record.msg, record.args = redacted, None
+    return True
+
+
+if _redact_record not in LOGGER.filters:
+    LOGGER.addFilter(_redact_record)
 
 
 class WarningText(str):
@@ -20,6 +34,11 @@ class WarningText(str):
 def log_message(text: str) -> None:
     """Logs a message of a ``say`` argument that nobody passed: a `WarningText` as a warning, others for debugging."""
     LOGGER.log(logging.WARNING if isinstance(text, WarningText) else logging.DEBUG, "%s", text)
+
+
+def log_info(text: str) -> None:
+    """Logs a message of a run: a `WarningText` as a warning, others for information."""
+    LOGGER.log(logging.WARNING if isinstance(text, WarningText) else logging.INFO, "%s", text)
 
 
 class PrintHandler(logging.Handler):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bert.errors import UserError
+from bert.errors import UserError, is_redacted
 from bert.files import local_path, user_cache_dir
 from bert.messages import LOGGER
 from bert.object_store import as_user_errors, open_store, path_of_key, retry
@@ -45,6 +45,9 @@ def readable_path(path: str | Path, name: str = "") -> str:
     import fsspec  # which takes a tenth of a second that others need not wait for
 
     described = f"{name} is {path}, which" if name else str(path)
+    if is_redacted(str(path)):
+        fix = f"pass --{name} with the whole URL again" if name else "pass the whole URL again"
+        raise UserError(f"{described} was stored without its credentials: {fix}")
     scheme = str(path).partition("://")[0]
     if scheme not in EXTRAS:
         known = ", ".join(f"{known}://" for known in EXTRAS if known != "memory")

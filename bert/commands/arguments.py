@@ -13,6 +13,7 @@ from typing import NoReturn, TypeVar
 
 from bert.commands.config_help import config_help
 from bert.config import FinetuneConfig, PretrainConfig, recipe_names
+from bert.config.run_file import redact_paths
 from bert.config.sources import resolve_config
 from bert.config.yaml_io import (
     NULLS,
@@ -79,7 +80,7 @@ def parse(
     resolved = resolve_config(config_class, names, given, f"{COMMAND_LINE}: --config", defaults, say)
     resolved.check(complete=not print_config)
     if print_config:
-        print(dump(resolved.config), end="")
+        print(dump(redact_paths(resolved.config)), end="")
         raise SystemExit(0)
     return resolved.config, resolved.recipe, extra
 

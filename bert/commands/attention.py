@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bert.commands.answers import check_output
 from bert.commands.arguments import MODEL, CommandParser, run_command
-from bert.errors import UserError, without_surrogates
+from bert.errors import UserError, redact, without_surrogates
 from bert.files import local_path
 from bert.urls import readable_path
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     from bert.inference.loading import load
     from bert.interchange.names import has_decoder
 
-    model = load(arguments.run, lambda text: print(text, file=sys.stderr))
+    model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
     text = arguments.text if arguments.pair is None else (arguments.text, arguments.pair)
     target = arguments.target
     if target == GENERATED and has_decoder(model.architecture):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.demo.guard import is_local
-from bert.errors import UserError
+from bert.errors import UserError, redact
 from bert.urls import readable_path
 
 if TYPE_CHECKING:
@@ -169,4 +169,4 @@ def warm_up(model: Pretrained) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(redact(text), file=sys.stderr)

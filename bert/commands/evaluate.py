@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
-from bert.errors import UserError
+from bert.errors import UserError, redact
 from bert.urls import fetch, readable_path
 
 DESCRIPTION = """Measures how well a left-to-right language model predicts a text: the loss of a token in nats, the
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     skipped.log()
     if not any(texts):
         raise UserError(f"{arguments.file} holds no text: name a file that does")
-    model = load(arguments.run, lambda text: print(text, file=sys.stderr))
+    model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
     scores = LanguageModel.score(model, texts, stride=arguments.stride, batch_size=arguments.batch_size)
     nats, tokens = -sum(score.log_probability for score in scores), sum(score.num_tokens for score in scores)
     if not tokens:

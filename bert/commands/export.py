@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from bert.commands.arguments import MODEL, CommandParser, run_command
-from bert.errors import UserError
+from bert.errors import UserError, redact
 from bert.interchange import FORMATS
 from bert.urls import fetch, readable_path, writable_path
 
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
     from bert.inference.loading import load
 
-    model = load(arguments.run, lambda text: print(text, file=sys.stderr))
+    model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
     if arguments.generator:
         model = model.generator
     shape = {"length": arguments.length, "dynamic_length": arguments.dynamic_length}

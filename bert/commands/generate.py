@@ -13,7 +13,7 @@ from bert.commands.config_help import PLACEHOLDERS
 from bert.config import Decoding
 from bert.config.validation import check_fields
 from bert.config.yaml_io import help_texts
-from bert.errors import UserError, without_surrogates
+from bert.errors import UserError, redact, without_surrogates
 from bert.inference.new_inputs import Input, read_standard_input
 from bert.urls import readable_path, writable_path
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 
     from bert.inference.loading import load
 
-    model = load(arguments.run, lambda text: print(text, file=sys.stderr))
+    model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
     model.require_generation()
     settings = model.complete_decoding(given)
     decoding = Decoding(**settings)

@@ -10,6 +10,7 @@ from typing import Any
 from bert.commands.answers import check_output, open_output
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.data.records import read_texts
+from bert.errors import redact
 from bert.urls import fetch, readable_path, writable_path
 
 DESCRIPTION = """Finds hard negatives: for each row with a query and a positive, the documents that MODEL finds for the
@@ -76,4 +77,4 @@ def main(argv: list[str]) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(redact(text), file=sys.stderr)

@@ -17,7 +17,7 @@ from bert.commands.arguments import parse, run_command
 from bert.config import ModelConfig, PretrainConfig
 from bert.config.pretraining import Phase, resolve_phases
 from bert.config.training import Remat, check_mesh_sizes, check_shares
-from bert.errors import UserError
+from bert.errors import UserError, redact
 from bert.parallel.devices import FIGURES, DeviceFigures, DeviceSpec, local_devices, parse_device_spec
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _known_sizes(config: PretrainConfig) -> ModelConfig:
 
     rows = 0 if path is None else embedding_rows(load_tokenizer(path, config.tokenizer))
     if config.init is not None:
-        source = load(config.init, lambda line: print(line, file=sys.stderr))
+        source = load(config.init, lambda line: print(redact(line), file=sys.stderr))
         sizes = dataclasses.replace(source.config, vocab_size=max(rows, source.config.known_vocab_size))
         return model_config_from_source(config.model, sizes, source.source)
     return dataclasses.replace(config.model, vocab_size=rows or embedding_rows(load_vocabulary(str(teacher))))

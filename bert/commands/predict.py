@@ -13,7 +13,7 @@ from bert.commands.answers import check_output, open_output, write_answers
 from bert.commands.arguments import MODEL, CommandParser, run_command
 from bert.commands.config_help import PLACEHOLDERS
 from bert.config import FinetuneConfig
-from bert.errors import UserError
+from bert.errors import UserError, redact
 from bert.files import atomic_directory
 from bert.inference.new_inputs import read_inputs
 from bert.urls import fetch, readable_path, writable, writable_path
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(redact(text), file=sys.stderr)
 
 
 def _no_input(name: str, splits: str) -> UserError:

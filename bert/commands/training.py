@@ -14,7 +14,7 @@ from bert.commands.sweep import SWEEP_OPTIONS, take_sweep_options
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sweep import option_text
 from bert.config.yaml_io import keys_of
-from bert.errors import UserError, require
+from bert.errors import UserError, redact, require
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
@@ -52,7 +52,7 @@ def run_training(
     from bert.training.launch import RunRequest, start_or_resume
     from bert.training.sweep import run_sweep
 
-    folder = require(config.output_dir, "output_dir")
+    folder = redact(require(config.output_dir, "output_dir"))
     resume = f"resume with: {prog} --config {os.path.join(folder, 'config.yaml')}"
     with ending_together():
         try:

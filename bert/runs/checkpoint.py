@@ -22,6 +22,7 @@ from bert.runs.orbax_io import (
     keep_whole,
     load_items,
     quiet_orbax,
+    remove_paths,
     restore_into,
     save_items,
     to_items,
@@ -170,6 +171,7 @@ class Checkpointer:
     def _complete(self, step: int) -> None:
         """Puts a draft in place that has all of a checkpoint but its manifest."""
         directory = self._directory
+        remove_paths(directory.draft(step))
         write_manifest(directory.draft(step), step)
         directory.commit(step)
         directory.apply_retention(step)
@@ -216,6 +218,9 @@ class Checkpointer:
                 return self.restore_params(best)
             except UserError as error:
                 self._say(WarningText(f"{error}; the newest good checkpoint is used instead"))
+        elif (self.folder / BEST).exists():
+            text = f"{self.folder / BEST} names no checkpoint that is there; the newest good checkpoint is used instead"
+            self._say(WarningText(text))
         return self.restore_params()
 
     def _load_newest(self, names: tuple[str, ...], step: int | None, place: Place) -> tuple[int, dict[str, Any]] | None:

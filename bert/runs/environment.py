@@ -9,11 +9,13 @@ import json
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import bert
-from bert.files import write_atomic
+from bert.errors import REDACTED, is_secret_name, redact
+from bert.files import load_json, write_atomic
 from bert.parallel.devices import local_devices
 from bert.runs.folder import ENVIRONMENT_FILE, RunFolder
 
@@ -32,7 +34,7 @@ def record_environment(run: RunFolder[Any]) -> None:
 def read_environment(run: Path) -> list[dict[str, Any]]:
     """The sessions of a run, the first one first; none if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
-        sessions = json.loads((run / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+        sessions = load_json((run / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
         if isinstance(sessions, list) and all(isinstance(session, dict) for session in sessions):
             return sessions
     return []
@@ -54,9 +56,22 @@ def describe_environment() -> dict[str, Any]:
             "count": len(devices) * jax.process_count(),
             "processes": jax.process_count(),
         },
-        "command": [_without_home(argument) for argument in sys.argv],
+        "command": [_without_home(argument) for argument in without_secrets(sys.argv)],
         "git": _git(Path.cwd()),
     }
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments of a program without the credentials in URLs and the values of options such as --token."""
+    kept: list[str] = []
+    after_secret = False
+    for argument in arguments:
+        option, equals, _ = argument.partition("=")
+        is_secret = option.startswith("-") and is_secret_name(option)
+        shown = f"{option}={REDACTED}" if is_secret and equals else redact(argument)
+        kept.append(REDACTED if after_secret and not argument.startswith("-") else shown)
+        after_secret = is_secret and not equals
+    return kept
 
 
 def _version(package: str) -> str | None:

@@ -11,17 +11,20 @@ import importlib.util
 import json
 import os
 import re
+import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bert.config.run_file import flatten, redact_paths
 from bert.errors import UserError
-from bert.files import write_atomic
+from bert.files import load_json, write_atomic
 from bert.messages import LOGGER
 from bert.runs.callbacks import Callback, RunStart
-from bert.runs.folder import LOGGER_RUNS_FILE, flatten
+from bert.runs.environment import without_secrets
+from bert.runs.folder import LOGGER_RUNS_FILE
 from bert.runs.metrics_log import to_jsonable
 
 PROJECT = "bert-jax"
@@ -127,6 +130,8 @@ class WandbLogger(Logger):
 
         # Git would run programs that the settings of the working directory name.
         wandb_settings: dict[str, Any] = {"console": "off", "disable_git": True}
+        # Otherwise the service gets the command line, with the credentials in its URLs.
+        wandb_settings["x_disable_meta"] = without_secrets(sys.argv) != sys.argv
         if "finish_timeout" in wandb.Settings.model_fields:
             wandb_settings["finish_timeout"] = WANDB_SECONDS
         defaults = {
@@ -140,7 +145,7 @@ class WandbLogger(Logger):
         run_id = _read_run_ids(start.path).get(self.module) or uuid.uuid4().hex[:8]
         _keep_run_id(start.path, self.module, run_id)
         self._run = wandb.init(**{**defaults, **self._settings}, id=run_id, resume="allow")
-        config = {**dataclasses.asdict(start.config), "run_folder": str(start.path.resolve())}
+        config = {**dataclasses.asdict(redact_paths(start.config)), "run_folder": str(start.path.resolve())}
         self._run.config.update(config, allow_val_change=True)
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
@@ -181,7 +186,9 @@ class MlflowLogger(Logger):
         tags = {"run_folder": str(start.path.resolve())}
         self._run_id = self._client.create_run(experiment_id, run_name=_name(start.path), tags=tags).info.run_id
         _keep_run_id(start.path, self.module, self._run_id)
-        params = [Param(key, str(value)) for key, value in flatten(dataclasses.asdict(start.config)).items()]
+        params = [
+            Param(key, str(value)) for key, value in flatten(dataclasses.asdict(redact_paths(start.config))).items()
+        ]
         for first in range(0, len(params), PARAMS_PER_REQUEST):
             self._client.log_batch(self._run_id, params=params[first : first + PARAMS_PER_REQUEST])
 
@@ -241,7 +248,7 @@ def _name(path: Path) -> str:
 def _read_run_ids(folder: Path) -> dict[str, str]:
     """The ids that a run has at services, by module."""
     file = folder / LOGGER_RUNS_FILE
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    return dict(load_json(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def _keep_run_id(folder: Path, module: str, run_id: str) -> None:

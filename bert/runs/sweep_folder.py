@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from bert.errors import UserError
-from bert.files import write_atomic
+from bert.errors import UserError, redact
+from bert.files import load_json, write_atomic
 from bert.parallel.multihost import call_on_main
 from bert.runs.folder import claim_output_dir
 from bert.runs.metrics_log import to_jsonable
@@ -44,7 +44,9 @@ class SweepFolder:
 
     def write(self, content: Mapping[str, Any]) -> None:
         """Writes sweep.json, on the main process. Raises UserError."""
-        write_atomic(self.path / SWEEP_FILE, json.dumps(to_jsonable(dict(content)), indent=2, allow_nan=False) + "\n")
+        write_atomic(
+            self.path / SWEEP_FILE, json.dumps(redact(to_jsonable(dict(content))), indent=2, allow_nan=False) + "\n"
+        )
         if self.mirror is not None:
             self.mirror.push()
 
@@ -87,7 +89,7 @@ def _open_on_this_host(output_dir: str, plan: Mapping[str, Any]) -> Iterator[Swe
 
 def _read(folder: SweepFolder) -> dict[str, Any]:
     try:
-        stored = dict(json.loads((folder.path / SWEEP_FILE).read_text(encoding="utf-8")))
+        stored = dict(load_json((folder.path / SWEEP_FILE).read_text(encoding="utf-8")))
         if stored.keys() >= {"space", "num_trials", "seed", "trials"}:
             return stored
     except (OSError, ValueError, TypeError):
@@ -98,7 +100,7 @@ def _read(folder: SweepFolder) -> dict[str, Any]:
 def _check_is_same(output_dir: str, plan: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Raises UserError for a sweep over other keys. A grid may get other values, and a search more trials: trials that
     have ended stay as they are."""
-    asked, held = to_jsonable(plan["space"]), stored["space"]
+    asked, held = redact(to_jsonable(plan["space"])), stored["space"]
     if list(asked) != list(held):
         difference = f"sweeps over {', '.join(held)}, here over {', '.join(asked)}"
     elif (plan["num_trials"] is None) != (stored["num_trials"] is None):

@@ -15,7 +15,7 @@ from bert.config import FinetuneConfig, TrainingConfig
 from bert.data.batching import FinetuningLoader
 from bert.errors import UserError, require
 from bert.inference.pretrained import Params, Pretrained
-from bert.messages import LOGGER
+from bert.messages import LOGGER, log_info
 from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.lora import NOTHING_FROZEN, FrozenWeights
 from bert.parallel import multihost
@@ -57,9 +57,7 @@ from bert.training.step import TrainState, compile_bucketed_train_step
 from bert.training.timing import Timed, costs_of_training, seconds_of_scoring, time_train_step
 
 
-def finetune(
-    run: RunFolder[FinetuneConfig], say: Log = LOGGER.info, callbacks: Sequence[Callback] = ()
-) -> dict[str, Any]:
+def finetune(run: RunFolder[FinetuneConfig], say: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Runs or resumes a fine-tuning run, and returns the content of its results.json.
 
     Raises:
@@ -125,6 +123,7 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
         with shared_run.make_report(run, total_steps, int(state.step), subject, callbacks) as report:
             early_stopping = EarlyStopping(run.path, task.main_metric, task.higher_main_is_better, config.patience)
             if state.step < total_steps and not early_stopping.should_stop(int(state.step)):
+                shared_run.require_space(run, state, say)
                 report.on_start(_measure_costs(setup, loader, train_step, state, frozen))
             TrainLoop(
                 config=config.training,

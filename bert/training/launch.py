@@ -18,7 +18,7 @@ from bert.config.yaml_io import keys_of, parse_dict
 from bert.errors import UserError, require
 from bert.files import path_text
 from bert.inference.run import Run
-from bert.messages import LOGGER
+from bert.messages import LOGGER, log_info
 from bert.parallel.devices import local_devices
 from bert.parallel.multihost import broadcast_from_main, main_process_only
 from bert.runs.callbacks import Callback
@@ -203,7 +203,7 @@ def start_or_resume(
     local_devices()  # raises before the folder is made, as do the loggers
     make_loggers(request.config.loggers)
     with open_run(request.config, within) as run:
-        say = main_process_only(LOGGER.info)
+        say = main_process_only(log_info)
         for note in request.notes:
             say(note)
         if request.tables:

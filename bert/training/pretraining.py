@@ -15,7 +15,7 @@ from bert.config.pretraining import phase_configs
 from bert.errors import require
 from bert.inference.loading import load
 from bert.inference.pretrained import Pretrained
-from bert.messages import LOGGER
+from bert.messages import log_info
 from bert.model.execution import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
@@ -57,9 +57,7 @@ DEFAULT_MAX_TO_KEEP = 3
 """Checkpoints that stay if training.max_to_keep is null."""
 
 
-def pretrain(
-    run: RunFolder[PretrainConfig], say: Log = LOGGER.info, callbacks: Sequence[Callback] = ()
-) -> dict[str, Any]:
+def pretrain(run: RunFolder[PretrainConfig], say: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Runs or resumes a pretraining run, and returns the content of its results.json.
 
     Raises:
@@ -128,7 +126,7 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
         config = dataclasses.replace(
             config, distillation=dataclasses.replace(config.distillation, checksum=teacher.checksum)
         )
-    return Setup(run.save_config(config), parallel, init_model, teacher)
+    return Setup(run.save_config(config, vocabulary=False), parallel, init_model, teacher)
 
 
 def _resolve_defaults(config: PretrainConfig) -> PretrainConfig:
@@ -231,6 +229,7 @@ def train(setup: Setup, data: PretrainingData, say: Log, callbacks: Sequence[Cal
         subject = curves_subject(config)
         with shared_run.make_report(run, data.total_steps, int(state.step), subject, callbacks) as report:
             if state.step < data.total_steps:
+                shared_run.require_space(run, state, say)
                 report.on_start(_measure_costs(programs, state, parallel))
             for program in programs:
                 phase = program.data.phase

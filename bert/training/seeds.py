@@ -14,7 +14,7 @@ import numpy as np
 
 from bert.config import FinetuneConfig
 from bert.errors import require
-from bert.messages import LOGGER
+from bert.messages import log_info
 from bert.parallel import multihost
 from bert.runs import metrics_log, shared_run
 from bert.runs.callbacks import Callback
@@ -25,7 +25,7 @@ from bert.training.initialization import Log
 
 
 def finetune_seeds(
-    run: RunFolder[FinetuneConfig], say: Log = LOGGER.info, callbacks: Sequence[Callback] = ()
+    run: RunFolder[FinetuneConfig], say: Log = log_info, callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
     """Runs or resumes ``num_seeds`` runs in seed-0, seed-1, ... and returns the content of the results.json above.
 

@@ -19,7 +19,7 @@ from bert.config.sweep import Space, corners, describe_space, grid, parse_space,
 from bert.config.yaml_io import keys_of, load_config
 from bert.errors import UserError, require
 from bert.inference.run import Run
-from bert.messages import LOGGER
+from bert.messages import LOGGER, log_info
 from bert.parallel.multihost import broadcast_from_main, is_multihost, main_process_only
 from bert.runs.callbacks import Callback
 from bert.runs.metrics_log import read_results, to_jsonable
@@ -102,7 +102,7 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
         UserError: a trial cannot run, or the folder holds something else.
         Interrupted: a signal came; the state of the trial under way is saved.
     """
-    say = main_process_only(LOGGER.info)
+    say = main_process_only(log_info)
     if num_trials is not None:
         search.require_optuna()
         if num_trials < 1:

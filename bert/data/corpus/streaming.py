@@ -30,7 +30,7 @@ from bert.data.corpus.files import (
     reading,
     require_readable_kind,
 )
-from bert.errors import UserError
+from bert.errors import UserError, redact
 from bert.urls import is_url, remote_files
 
 HEAD_CHARACTERS = 64 << 20
@@ -110,9 +110,10 @@ def stream_fingerprint(files: Iterable[StreamFile]) -> str:
 
     A file of a known size may be moved to another folder.
     """
+    sources = [(file, redact(file.source)) for file in files]  # a signature may be renewed
     names = [
-        (file.entry, file.source if file.size is None else file.source.rpartition("/")[2], file.size, file.number)
-        for file in files
+        (file.entry, source if file.size is None else source.rpartition("/")[2], file.size, file.number)
+        for file, source in sources
     ]
     return hashlib.blake2b(json.dumps(names).encode(), digest_size=32).hexdigest()
 
