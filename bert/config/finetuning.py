@@ -252,7 +252,8 @@ class FinetuneConfig:
             )
         source = "architecture_from" if self.architecture_from is not None else None if self.init == "none" else "init"
         if source is not None:
-            check_unused("tokenizer.", self.tokenizer, f"but the vocabulary comes with {source}: remove it")
+            given = self.tokenizer.with_defaults_of_today()
+            check_unused("tokenizer.", given, f"but the vocabulary comes with {source}: remove it")
         self._check_decoder()
         self._check_lora()
         self.training.check_mesh_batches(self.batches())
@@ -282,8 +283,7 @@ class FinetuneConfig:
     @property
     def has_target_tokenizer(self) -> bool:
         """Whether the target of a sequence-to-sequence model has a vocabulary of its own."""
-        earlier_default = TokenizerConfig(strip_accents=None)  # in the config.yaml of older runs
-        return self.target_tokenizer not in (TokenizerConfig(), earlier_default)
+        return not self.target_tokenizer.is_unset
 
     def _check_decoder(self) -> None:
         """Raises UserError for settings of a decoder, of its vocabulary or of its answers that cannot work."""

@@ -360,6 +360,15 @@ class TokenizerConfig:
     """Most characters that a trained vocabulary knows, the most common; null takes what fits a quarter of it. Of kind
     wordpiece and unigram."""
 
+    @property
+    def is_unset(self) -> bool:
+        """Whether all values are defaults, or those of earlier versions, which the config.yaml of older runs holds."""
+        return self.with_defaults_of_today() == TokenizerConfig()
+
+    def with_defaults_of_today(self) -> TokenizerConfig:
+        """A copy in which the default of earlier versions, strip_accents null, is the default of this one."""
+        return self if self.strip_accents is not None else replace(self, strip_accents=TokenizerConfig.strip_accents)
+
     def check(self, section: str = "tokenizer") -> None:
         """Raises UserError for a vocabulary that cannot be trained."""
         check_fields(f"{section}.", self)

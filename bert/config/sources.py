@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from bert.config import FinetuneConfig, PretrainConfig, apply_preset, recipe_folder, recipe_names
-from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT, TokenizerConfig
+from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
 from bert.config.overrides import override
 from bert.config.run_file import check_run_file
 from bert.config.yaml_io import NULLS, ConfigField, UserValue, build_config, display_path, keys_of, read_yaml
@@ -157,7 +157,7 @@ def _fill_missing(config: Config) -> Config:
         data = config.data if config.data.train else replace(config.data, train="docstrings:")
         return replace(config, data=data, training=training)
     task_data = config.data if config.data.train else replace(config.data, dir=config.data.dir or os.curdir)
-    trains_vocabulary = config.tokenizer != TokenizerConfig()  # which only a run from random weights does
+    trains_vocabulary = not config.tokenizer.is_unset  # which only a run from random weights does
     init = config.init or ("none" if trains_vocabulary else "MODEL")
     return replace(config, data=task_data, training=training, init=init)
 

@@ -14,7 +14,9 @@ OLDER = TokenizerConfig(strip_accents=None)
 
 @pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
 def test_a_run_with_an_earlier_default_resumes_and_keeps_it(config_class, tmp_path):
-    task = {} if config_class is PretrainConfig else {"task": "sst2", "init": "none", "target_tokenizer": OLDER}
+    task = {}
+    if config_class is FinetuneConfig:
+        task = {"task": "sst2", "init": "runs/x", "data": TaskDataConfig(dir="x"), "target_tokenizer": OLDER}
     older = config_class(output_dir=str(tmp_path / "run"), tokenizer=OLDER, **task)
     with open_run(older) as run:
         run.save_config(older)
@@ -23,9 +25,13 @@ def test_a_run_with_an_earlier_default_resumes_and_keeps_it(config_class, tmp_pa
     if config_class is FinetuneConfig:
         today = dataclasses.replace(today, target_tokenizer=TokenizerConfig())
         assert not older.has_target_tokenizer
+        dataclasses.replace(older, training=TrainingConfig(steps=4)).check()
+        assert make_task(older).name == "sst2"
     with open_run(today) as run:
         assert run.resumed
         assert run.config == older
+    if config_class is FinetuneConfig:
+        return
     other = dataclasses.replace(older, tokenizer=TokenizerConfig(strip_accents=True))
     with pytest.raises(UserError, match=r"tokenizer\.strip_accents is None, here True"), open_run(other):
         pass
