@@ -12,6 +12,7 @@ from typing import Any
 from bert.config import TaskDataConfig
 from bert.data.records import Records
 from bert.errors import UserError
+from bert.messages import LOGGER
 from bert.tasks.base import Task
 from bert.tasks.readers.columns import split_names, split_records
 from bert.tasks.readers.rows import table_files
@@ -55,7 +56,12 @@ def labelled_examples(task: ColumnFilesTask, data: Any) -> Any:
         columns = dataclasses.replace(task.data.columns, id=None)  # scores need none
         data_config = dataclasses.replace(task.data, dev=str(file), source=None, target=None, columns=columns)
         try:
-            return dataclasses.replace(task, data=data_config).read(Path(folder), "dev")
+            examples = dataclasses.replace(task, data=data_config).read(Path(folder), "dev")
         except UserError as error:
             of_rows = f"{Path(folder) / 'data.jsonl'}, line "
-            raise UserError(str(error).replace(of_rows, "data, row ")) from None
+            message = str(error).replace(of_rows, "data, row ").replace(" lines have such", " rows have such")
+            raise UserError(message) from None
+        for note in examples.notes:
+            in_memory = str(Path(folder) / "data.jsonl")
+            LOGGER.warning(note.replace(in_memory, "data").replace("(line ", "(row ") if in_memory in note else note)
+        return examples

@@ -199,7 +199,8 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
             rows.append([name for name, word in zip(self.labels, words, strict=True) if HAS_LABEL.get(word)])
             kept.append(row)
         if left_out := len(columns.ids) - len(kept):
-            records.notes.append(f"{records.source}: {left_out:,} rows whose labels are all -1 left out")
+            rows_left = "1 row" if left_out == 1 else f"{left_out:,} rows"
+            records.notes.append(f"{records.source}: {rows_left} with -1 for all labels left out")
         return columns.take(kept)._replace(labels=[rows], faults=tuple(faults))
 
 

@@ -280,9 +280,10 @@ class LabelTask(SentenceTask):
         if "-1" in counts and "0" in counts:
             named["-1"] = counts["-1"]
         for word, count in sorted(named.items()):
+            rows_have = "1 row has" if count == 1 else f"{count:,} rows have"
             records.notes.append(
-                f"{records.source}: {count:,} rows have the label {word!r}, which is read as a label like any other: "
-                "remove these rows if it means that they have none"
+                f"{records.source}: {rows_have} the label {word!r}, which is read as a label like any other: remove "
+                "such rows if it means that they have none"
             )
 
     def _write_errors(

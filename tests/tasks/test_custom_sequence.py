@@ -16,6 +16,7 @@ from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
 from bert.tasks import TASKS, find_task, make_task, register_task
 from bert.tasks.base import Task
+from bert.tasks.column_files import labelled_examples
 from bert.tasks.custom_sequence import CustomClassification
 from bert.tasks.readers.rows import table_files
 from bert.tasks.sequence import ClassificationPredictions
@@ -334,6 +335,14 @@ def test_rows_of_a_data_set_without_a_label_are_left_out(tmp_path: Path, rows: s
     assert "2 rows without a label left out" in train.notes[0] and "2, 4" in train.notes[0]
 
 
+def test_rows_that_are_not_scored_are_warned_of(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    monkeypatch.setattr("bert.messages.LOGGER.propagate", True)
+    examples = labelled_examples(own(labels=NAMES), declared_rows([0, -1, 1]))
+    assert examples.labels.tolist() == [0, 1]
+    told = {(record.levelname, record.getMessage()) for record in caplog.records if record.name == "bert"}
+    assert told == {("WARNING", "data: 1 row without a label left out (row 2)")}
+
+
 def rows_of(kind: str, rows: list[tuple[object, object]]) -> dict[str, str]:
     """Rows of text and label as the file of a kind, or as the files of a data frame."""
     frame = pd.DataFrame(rows, columns=["text", "label"])
@@ -371,9 +380,9 @@ def test_labels_that_are_not_all_whole_numbers_stay_as_they_are(tmp_path: Path) 
 
 def test_labels_that_may_mean_none_are_noted(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv="text,label\na,nan\nb,x\nc,NaN\n")
-    assert [note.split(": ")[1][:27] for note in own().read(tmp_path, "train").notes] == [
-        "1 rows have the label 'NaN'",
-        "1 rows have the label 'nan'",
+    assert [note.split(": ")[1][:25] for note in own().read(tmp_path, "train").notes] == [
+        "1 row has the label 'NaN'",
+        "1 row has the label 'nan'",
     ]
     made_files(tmp_path, train_csv="text,label\na,-1\nb,0\nc,1\n")
     assert "label '-1'" in own().read(tmp_path, "train").notes[0]

@@ -274,7 +274,7 @@ def test_a_column_for_each_label(tmp_path: Path) -> None:
     task = own(labels=["toxic", "rude"], columns=ColumnsConfig(id="id"))
     train = task.read(tmp_path, "train")
     assert (train.labels.tolist(), train.ids) == ([[0, 1], [1, 0], [0, 0]], ["7", "8", "9"])
-    assert "1 rows whose labels are all -1 left out" in train.notes[0]
+    assert "1 row with -1 for all labels left out" in train.notes[0]
     task = task.fit(train)
     assert task.read(tmp_path, "dev").labels.tolist() == [[0, 1]]
     assert not task.read(tmp_path, "test").labelled
