@@ -21,6 +21,7 @@ from bert.interchange.dense import find_activation
 from bert.interchange.names import PROJECTIONS, pretraining_architecture
 from bert.interchange.pooling import Pooling, encoder_folder
 from bert.interchange.readers import google, hf
+from bert.interchange.readers.peft import tokenizer_folder
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.messages import log_message
 from bert.model.heads import HEADS
@@ -105,7 +106,7 @@ def load_vocabulary(source: str | Path, say: Callable[[str], None] = log_message
     folder, _ = _find(source, weights=False)
     if google.is_google(folder) and not hf.is_hf_folder(folder):
         return google.read_tokenizer(folder, google.read_config(folder / google.CONFIG, say), say)
-    return load_tokenizer(folder if _is_run(folder) else encoder_folder(folder), say=say)
+    return load_tokenizer(folder if _is_run(folder) else tokenizer_folder(encoder_folder(folder)), say=say)
 
 
 def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:

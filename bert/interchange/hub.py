@@ -40,12 +40,16 @@ SETTINGS = [
     *_with_subfolders(_NAMES),
     f"{TARGET_TOKENIZER}/*",
     "modules.json",
+    "adapter_config.json",
     PROMPTS,
     "*_Pooling/config.json",
     "*_Dense/config.json",
     "*_Normalize/config.json",
 ]
-DENSE_WEIGHTS = [f"*_Dense/{name}" for name in ("model.safetensors", "pytorch_model.bin")]
+PARTS_WEIGHTS = [
+    "adapter_model.safetensors",
+    *(f"*_Dense/{name}" for name in ("model.safetensors", "pytorch_model.bin")),
+]
 WEIGHTS, PICKLES = _with_subfolders(_WEIGHTS), _with_subfolders(_PICKLES)
 
 
@@ -109,7 +113,7 @@ def download(name: str, weights: bool = True) -> Path:
 
     announce(name)
     repository, revision = _at_revision(name)
-    patterns = [*SETTINGS, *([*WEIGHTS, *DENSE_WEIGHTS] if weights else [])]
+    patterns = [*SETTINGS, *([*WEIGHTS, *PARTS_WEIGHTS] if weights else [])]
     try:
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
         whole = any(any(folder.glob(pattern)) for pattern in WEIGHTS)

@@ -25,7 +25,7 @@ def read_tensors(folder: Path) -> tuple[dict[str, np.ndarray], Path]:
     Raises:
         UserError: no weights, files that are damaged or not what they pose as, an index that does not fit them.
     """
-    for name, read in ((SAFETENSORS, _read_safetensors), (PICKLE, _read_pickle)):
+    for name, read in ((SAFETENSORS, read_safetensors), (PICKLE, _read_pickle)):
         file, index = folder / name, folder / f"{name}{INDEX}"
         if file.is_file():
             return read(file), file
@@ -39,7 +39,8 @@ def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
     write_safetensors(file, tensors, {"format": "pt"})
 
 
-def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
+def read_safetensors(file: Path) -> dict[str, np.ndarray]:
+    """Every tensor of a safetensors file. Raises UserError."""
     require_content(file)
     try:
         with safetensors.safe_open(file, "numpy") as opened:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -147,6 +148,12 @@ class Family:
     def architecture_of(self, name: str) -> str | None:
         """Our architecture of a class of transformers; None for one that is not read."""
         return next((ours for ours, theirs in self.classes.items() if theirs == name), None)
+
+    def current_name(self, name: str) -> str:
+        """A tensor's name as today's versions write it: the prefix of a bare encoder, gamma and beta of old files."""
+        name = re.sub(r"(LayerNorm|layer_norm)\.gamma$", r"\1.weight", name)
+        name = re.sub(r"(LayerNorm|layer_norm)\.beta$", r"\1.bias", name)
+        return f"{self.prefix}.{name}" if self.is_bare(name) else name
 
     def is_bare(self, name: str) -> bool:
         """Whether a tensor's name is one of the encoder's without the prefix."""

@@ -27,6 +27,7 @@ from bert.interchange.dense import read_score_activation
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
 from bert.interchange.pooling import PROMPTS, check_dense_widths, encoder_folder, read_model_max_length, read_pooling
+from bert.interchange.readers.peft import is_adapter, read_adapter
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_tensors
 from bert.messages import WarningText
@@ -82,7 +83,7 @@ MAX_LABELS = 2**20
 
 def is_hf_folder(folder: Path) -> bool:
     """Whether a folder looks like one of these."""
-    return (folder / "config.json").is_file() or (folder / "modules.json").is_file()
+    return (folder / "config.json").is_file() or (folder / "modules.json").is_file() or is_adapter(folder)
 
 
 def read_hf_model(folder: Path, say: Log) -> ModelBundle:
@@ -93,6 +94,9 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
             place, a parameter without a tensor, a shape that is not config.json's.
     """
     pooling, folder = read_pooling(folder, say), encoder_folder(folder)
+    adapter = read_adapter(folder, say) if is_adapter(folder) else None
+    texts = folder if adapter is None else adapter.tokenizer_folder
+    folder = folder if adapter is None else adapter.base
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(f"{file} does not exist: copy it next to the weights")
@@ -100,6 +104,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     if not isinstance(content, dict):
         raise UserError(f"{file} holds no JSON object: copy it again")
     family, content = _family(content, file)
+    content = content if adapter is None else adapter.config(content, family)
     inferred = _architectures_of_tensors(content, family, file) if _declared_class(content) is None else []
     content = {**content, "architectures": inferred} if inferred else content
     architecture = _architecture(content, family, file)
@@ -121,14 +126,14 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     problem_type = _problem_type(content, file) if labels else None
     label_thresholds = _label_thresholds(content, len(labels), file)
     texts_per_input = _texts_per_input(content, file) if architecture == "BertForSequenceClassification" else None
-    settings = read_settings(folder)
+    settings = read_settings(texts)
     tokenizer_class = settings.reader or ""
     if family.own_tokenizer is not None and (not tokenizer_class or tokenizer_class.startswith(family.title)):
         raise UserError(
             f"{folder / SETTINGS} names no other tokenizer_class than transformers' own for {family.title}, which "
             f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that"
         )
-    tokenizer = load_tokenizer(folder, say=say)
+    tokenizer = load_tokenizer(texts, say=say)
     has_types = settings.model_input_names is None or "token_type_ids" in settings.model_input_names
     if is_wordpiece(tokenizer) and config.type_vocab_size > 1 and not has_types:
         set_one_token_type(tokenizer)
@@ -141,6 +146,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         target_tokenizer = read_target_tokenizer(folder, config)
         decoding = read_decoding(folder, target_tokenizer or tokenizer, say)
     stored, source = read_tensors(folder)
+    stored = stored if adapter is None else adapter.merge(stored, family)
     arrays, config = _rename_tensors(stored, source, config, family, architecture, say)
     parts = _check_tensors(arrays, source, config, family, architecture, labels)
     if names.PREDICTIONS in parts and family.prediction_act not in (None, config.hidden_act):
@@ -219,7 +225,7 @@ def _architectures_of_tensors(content: dict[str, Any], family: Family, file: Pat
 
     A classifier of rows has a pooler, unlike one of tokens; old files of the latter may have one, but also tags.
     """
-    stored = {_current_name(name, family) for name in read_tensors(file.parent)[0]}
+    stored = {family.current_name(name) for name in read_tensors(file.parent)[0]}
 
     def tensors_of(architecture: str, *parts: str) -> set[str]:
         return {tensor.theirs for tensor in family.names.tensors(0, architecture) if tensor.part in parts}
@@ -361,7 +367,7 @@ def _rename_tensors(
     for name in stored:
         if re.search(family.constants, name):
             continue
-        plain = _current_name(name, family)
+        plain = family.current_name(name)
         if plain in by_name:
             raise UserError(f"{source} holds {by_name[plain]} and {name}, which are one tensor: copy it again")
         by_name[plain] = name
@@ -456,17 +462,10 @@ def _foreign_prefix(stored: Iterable[str], known: set[str], family: Family) -> s
     shared = [components[0] for components in takewhile(lambda components: len(set(components)) == 1, in_order)]
     starts = [".".join(shared[: count + 1]) + "." for count in range(len(shared))]
     return next(
-        (start for start in starts if any(_current_name(name.removeprefix(start), family) in known for name in stored)),
+        (start for start in starts if any(family.current_name(name.removeprefix(start)) in known for name in stored)),
         None,
     )
 
 
 def _their_name(table: dict[str, names.Tensor], ours: str) -> str:
     return next((theirs for theirs, tensor in table.items() if ours in tensor.paths), "")
-
-
-def _current_name(name: str, family: Family) -> str:
-    """A tensor's name as today's versions write it: the prefix of a bare encoder, gamma and beta of old files."""
-    name = re.sub(r"(LayerNorm|layer_norm)\.gamma$", r"\1.weight", name)
-    name = re.sub(r"(LayerNorm|layer_norm)\.beta$", r"\1.bias", name)
-    return f"{family.prefix}.{name}" if family.is_bare(name) else name

@@ -1,0 +1,184 @@
+"""LoRA adapters as PEFT writes them: adapter_config.json and adapter_model.safetensors, added to their base model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert.errors import UserError
+from bert.files import read_json
+from bert.interchange import names
+from bert.interchange.families import Family
+from bert.interchange.pooling import encoder_folder
+from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
+from bert.interchange.tensor_files import read_safetensors
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+TASKS = {
+    "SEQ_CLS": "BertForSequenceClassification",
+    "TOKEN_CLS": "BertForTokenClassification",
+    "QUESTION_ANS": "BertForQuestionAnswering",
+    "FEATURE_EXTRACTION": "Bert",
+    "CAUSAL_LM": "BertForCausalLM",
+}
+"""PEFT's tasks, and the architecture of each; of other tasks it is that of the base model."""
+
+NOT_READ = (
+    *("use_dora", "use_qalora", "use_bdlora", "lora_bias", "alpha_pattern", "layer_replication", "target_parameters"),
+    *("trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config", "megatron_config"),
+)
+"""Settings that change the weights in a way that is not read, unless they are off or empty."""
+
+CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Initializations that change the base model's weights as well."""
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A folder's adapter.
+
+    Attributes:
+        folder: of the adapter.
+        base: folder of the base model.
+        settings: content of adapter_config.json.
+        tensors: of the adapter, by the names of the model's modules.
+    """
+
+    folder: Path
+    base: Path
+    settings: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The adapter's folder if it has a tokenizer, else the base model's."""
+        return self.folder if any((self.folder / name).is_file() for name in TOKENIZER_FILES) else self.base
+
+    def config(self, content: dict[str, Any], family: Family) -> dict[str, Any]:
+        """The base model's config.json with the class and the number of labels of the adapter's task."""
+        architecture = TASKS.get(str(self.settings.get("task_type")))
+        if architecture is None or architecture not in family.classes:
+            return content
+        content = {**content, "architectures": [family.classes[architecture]]}
+        head = [tensor.theirs for tensor in family.names.tensors(0, architecture) if tensor.part == names.CLASSIFIER]
+        saved = {family.current_name(name): array for name, array in self.tensors.items()}
+        outputs = next((len(saved[name]) for name in head if name in saved and saved[name].ndim), None)
+        known = content.get("id2label")
+        if architecture in ARCHITECTURES_WITH_LABELS and outputs and not (known and len(known) == outputs):
+            content["id2label"] = {str(label): f"LABEL_{label}" for label in range(outputs)}
+        return content
+
+    def merge(self, stored: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
+        """The base model's tensors with the adapter's products added, and its whole modules in place of theirs.
+
+        Raises:
+            UserError: the base model lacks a module that is adapted, or has another shape.
+        """
+        name_of, merged = {family.current_name(name): name for name in stored}, dict(stored)
+        for name, array in self.tensors.items():
+            module, _, kind = name.rpartition(".lora_")
+            if not module:
+                current = family.current_name(name)
+                merged[name_of.get(current, current)] = array
+            elif kind == "A.weight":
+                current = family.current_name(f"{module}.weight")
+                delta = self._delta(array, self.tensors.get(f"{module}.lora_B.weight"), module)
+                if current not in name_of or stored[name_of[current]].shape != delta.shape:
+                    raise UserError(
+                        f"{self.folder / WEIGHTS}: {module} is {list(delta.shape)}, which the base model {self.base} "
+                        "lacks or has in another shape: set base_model_name_or_path to the model that was adapted"
+                    )
+                total = stored[name_of[current]].astype(np.float64) + delta
+                merged[name_of[current]] = total.astype(np.float32)
+        return merged
+
+    def _delta(self, a: np.ndarray, b: np.ndarray | None, module: str) -> np.ndarray:
+        """The product of A [r, in] and B [out, r], scaled, in the layout of the base model's tensor."""
+        if b is None or a.ndim != 2 or b.ndim != 2 or b.shape[1] != a.shape[0]:
+            raise UserError(f"{self.folder / WEIGHTS}: lora_A and lora_B of {module} do not fit: copy it again")
+        rank = math.sqrt(len(a)) if self.settings.get("use_rslora") else len(a)
+        delta = self.settings["lora_alpha"] / rank * (b.astype(np.float64) @ a.astype(np.float64))
+        return delta.T if self.settings.get("fan_in_fan_out") else delta
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter, and not the model itself."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """The folder of a model's tokenizer: an adapter may have that of its base model. Raises UserError."""
+    if not is_adapter(folder) or any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return folder
+    return _base(folder, _settings(folder / CONFIG))
+
+
+def read_adapter(folder: Path, say: Callable[[str], None]) -> Adapter:
+    """Reads an adapter and finds its base model.
+
+    Args:
+        folder: with both files.
+        say: called with what was read.
+
+    Raises:
+        UserError: an adapter of another kind, a file that is missing or damaged, or a base model that is not here.
+    """
+    file = folder / CONFIG
+    settings = _settings(file)
+    base = _base(folder, settings)
+    weights = folder / WEIGHTS
+    if not weights.is_file():
+        raise UserError(f"{weights} does not exist: copy it next to {CONFIG}")
+    tensors: dict[str, np.ndarray] = {}
+    for name, array in read_safetensors(weights).items():
+        plain = re.sub(r"^base_model\.model\.|\.base_layer(?=\.)|\.modules_to_save(\.default)?(?=\.)", "", name)
+        if ".lora_" in plain and not plain.endswith((".lora_A.weight", ".lora_B.weight")):
+            raise UserError(
+                f"{weights} holds {name}, which is not read: merge the adapter with PEFT's merge_and_unload"
+            )
+        tensors[plain] = array
+    say(f"read {weights}: an adapter of {base}, added to its weights ({len(tensors)} tensors)")
+    return Adapter(folder, base, settings, tensors)
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    settings = read_json(file)
+    if not isinstance(settings, dict):
+        raise UserError(f"{file} holds no JSON object: copy it again")
+    fix = "merge the adapter with PEFT's merge_and_unload"
+    if settings.get("peft_type") != "LORA":
+        raise UserError(f"{file}: peft_type is {str(settings.get('peft_type'))[:40]!r}, and LORA is read: {fix}")
+    if used := next((key for key in NOT_READ if settings.get(key)), None):
+        raise UserError(f"{file}: {used} is {str(settings[used])[:60]}, which is not read: {fix}")
+    start = settings.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(CHANGED_BASE):
+        raise UserError(f"{file}: init_lora_weights is {start!r}, which changes the base model: {fix}")
+    alpha = settings.get("lora_alpha")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise UserError(f"{file}: lora_alpha is {str(alpha)[:40]!r}: set it to the number that was trained with")
+    return settings
+
+
+def _base(folder: Path, settings: dict[str, Any]) -> Path:
+    """The folder of the base model: by its path, or next to the adapter."""
+    name = settings.get("base_model_name_or_path")
+    if isinstance(name, str) and name:
+        for place in (Path(name), folder / name):
+            try:
+                if (place / "config.json").is_file() or (place / "modules.json").is_file():
+                    return encoder_folder(place)
+            except (OSError, ValueError):  # too long for a path, or with a null character
+                break
+    raise UserError(
+        f"{folder / CONFIG}: base_model_name_or_path is {str(name)[:80]!r}, which is no folder of a model here: "
+        "download the base model, and set base_model_name_or_path to its folder"
+    )
