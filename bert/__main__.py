@@ -6,10 +6,12 @@ import signal
 import sys
 
 from bert.runtime.malloc import reexec_with_huge_pages
+from bert.runtime.streams import prepare_streams
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line of this process, or ``argv``, and returns its exit status."""
+    prepare_streams()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command runs, Ctrl-C ends the process at once
     reexec_with_huge_pages()
     from bert import commands  # not before: it would be loaded twice

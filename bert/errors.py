@@ -145,6 +145,13 @@ def cut_at_word(text: str) -> str:
     return textwrap.shorten(text, LISTED_CHARACTERS, placeholder=" ...")
 
 
+def on_one_line(text: str) -> str:
+    """The text as `escape_controls` has it, with line ends and tabs as backslash escapes too."""
+    return re.sub(
+        r"[\n\t\u2028\u2029]", lambda match: match[0].encode("unicode_escape").decode(), escape_controls(text)
+    )
+
+
 def without_surrogates(text: str) -> str:
     """The text with ``?`` for each half of a surrogate pair: JSON can spell one, UTF-8 and tokenizers cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.errors import UserError, shorten
+from bert.errors import UserError, shorten, without_surrogates
 
 if TYPE_CHECKING:
     import numpy as np
@@ -265,6 +265,13 @@ def path_text(path: object, name: str = "") -> str:
     except UnicodeEncodeError:
         raise UserError(f"{described} holds half of a surrogate pair: remove it") from None
     return text
+
+
+def require_utf8(path: Path, name: str = "") -> None:
+    """Raises UserError for a path that is not UTF-8, which the library of checkpoints does not open."""
+    if without_surrogates(str(path)) != str(path):
+        described = f"{name} is {path}, which" if name else str(path)
+        raise UserError(f"{described} is not UTF-8, as checkpoints need: use another path")
 
 
 def local_path(path: str | Path, name: str = "") -> str:

@@ -12,6 +12,7 @@ from typing import IO, Any
 from bert.errors import UserError
 from bert.files import atomic_write
 from bert.inference.new_inputs import Input
+from bert.runtime.streams import is_stdout_closed
 from bert.urls import exists, is_url, writable
 
 
@@ -86,6 +87,8 @@ def check_output(name: str | None) -> None:
 def open_output(name: str | None) -> Iterator[IO[bytes]]:
     """Standard output, or a file that appears whole or not at all."""
     if name is None:
+        if is_stdout_closed():
+            raise UserError("standard output is closed: open it, or name a file with --output")
         sys.stdout.flush()
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()

@@ -25,7 +25,7 @@ from bert.data.inputs import as_text_or_pair, as_texts
 from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError
 from bert.files import atomic_write
-from bert.inference.forward import BUCKETS, check_finite, check_token_ids
+from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.inference.pretrained import Params, Pretrained, Text
 from bert.inference.text_generation import Continuation
 from bert.interchange.names import has_decoder
@@ -166,7 +166,7 @@ def _compute_alignment(model: Pretrained, source: Text, target: str | Continuati
     start, end = target_boundaries(tokenizer)
     whole = np.array([start, *_target_ids(tokenizer, target, end)], np.int32)
     longest = model.config.max_position_embeddings
-    check_token_ids(whole, model.config.decoder.known_vocab_size)
+    check_inputs(whole, model.config.decoder.known_vocab_size)
     read, predicted = whole[:-1][:longest], whole[1:][:longest]
     features, num_truncated = _cut(model, source)
     batch = _pad_to_bucket(model, features)
@@ -194,7 +194,7 @@ def _target_ids(tokenizer: Tokenizer, target: str | Continuation, end: int) -> l
 def _cut(model: Pretrained, text: Text) -> tuple[Features, int]:
     """The row of a text, and the number of tokens that did not fit the model."""
     features = tokenize(model.tokenizer, [text], model.config.max_position_embeddings)
-    check_token_ids(features.ids, model.config.known_vocab_size)
+    check_inputs(features.ids, model.config.known_vocab_size)
     return features, len(tokenize(model.tokenizer, [text], NO_LIMIT).ids) - len(features.ids)
 
 

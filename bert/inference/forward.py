@@ -21,6 +21,7 @@ from bert.inference.packed_rows import PackedRows, pack_if_shorter
 from bert.interchange.pooling import Pooling
 from bert.model.encoder import Bert, Packing
 from bert.model.heads import HEADS, BertForMaskedLM
+from bert.parallel.forks import require_no_fork
 from bert.tasks.base import Outputs, Task
 
 BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
@@ -30,8 +31,10 @@ Batches = Iterator[tuple[np.ndarray, Any]]
 """(row indices, outputs as NumPy arrays) of each batch."""
 
 
-def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
-    """Raises UserError for ids without a row in the word embedding, which JAX would clip to the last row."""
+def check_inputs(ids: np.ndarray, vocab_size: int) -> None:
+    """Raises UserError for ids without a row in the word embedding, which JAX would clip to the last row, and in a
+    forked child, in which JAX would hang."""
+    require_no_fork()
     if ids.size and (wrong := ids[(ids < 0) | (ids >= vocab_size)]).size:
         raise UserError(
             f"the tokenizer gives the id {wrong[0]}, but the model's embedding has {vocab_size} rows (vocab_size): "
@@ -116,7 +119,7 @@ class BatchedForward:
 
         def dispatched() -> Iterator[tuple[Any, Any]]:
             for texts, batch in packed.batches(features):
-                check_token_ids(batch["input_ids"], self._config.known_vocab_size)
+                check_inputs(batch["input_ids"], self._config.known_vocab_size)
                 yield (texts, batch["example_ids"] > 0), self._packed_encoder(self._params, batch)
 
         for (texts, is_token), hidden in _one_ahead(dispatched()):
@@ -159,7 +162,7 @@ class BatchedForward:
                 longest = int(features.lengths[rows].max())
                 length = bucket_length(longest, BUCKETS, self._config.max_position_embeddings)
                 batch = features.batch(rows, length, batch_size)
-                check_token_ids(batch["input_ids"], self._config.known_vocab_size)
+                check_inputs(batch["input_ids"], self._config.known_vocab_size)
                 inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
                 yield rows, forward(self._params, *inputs)
 

@@ -18,6 +18,7 @@ from bert.inference.scoring import TextScorer
 from bert.inference.sequence_generation import SequenceGenerator
 from bert.inference.text_generation import TextGenerator, make_decoding
 from bert.interchange.bundle import ModelBundle
+from bert.parallel.forks import require_no_fork
 
 ENCODER_DECODER = "BertForSequenceToSequence"
 
@@ -151,4 +152,5 @@ class LanguageModel(ModelBundle):
 
     @cached_property
     def _device_params(self) -> dict[str, Any]:
+        require_no_fork()
         return jax.device_put(self.params)

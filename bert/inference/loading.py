@@ -26,6 +26,7 @@ from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.messages import log_message
 from bert.model.heads import HEADS
 from bert.model.lora import FrozenWeights
+from bert.parallel.forks import require_no_fork
 from bert.runs.folder import TARGET_TOKENIZER, run_and_step
 from bert.runs.frozen_weights import read_frozen_weights
 from bert.runs.metrics_log import read_results
@@ -83,6 +84,7 @@ def load(
     """
     if dtype not in COMPUTE_TYPES:
         raise UserError(f"dtype is {dtype!r}: use {' or '.join(COMPUTE_TYPES)}")
+    require_no_fork()
     source = path_text(source)
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise UserError(f"step is {shorten(step)}: pass a whole number")

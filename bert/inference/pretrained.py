@@ -18,7 +18,7 @@ from bert.data.inputs import as_filled_texts, as_list, as_text_or_pair, check_co
 from bert.data.row_template import row_template
 from bert.data.sequence_pairs import SequencePairs
 from bert.data.text_groups import TextGroups
-from bert.errors import UserError
+from bert.errors import UserError, on_one_line
 from bert.inference.forward import BUCKETS, BatchedForward, check_finite
 from bert.inference.graph_forward import GraphForward
 from bert.inference.language_model import ENCODER_DECODER
@@ -28,6 +28,7 @@ from bert.interchange.bundle import build_module
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
 from bert.model.electra import extract_generator
+from bert.parallel.forks import require_no_fork
 from bert.tasks.base import Outputs, Task
 from bert.tasks.column_files import ColumnFilesTask, labelled_examples
 from bert.tasks.embedding import EmbeddingTask
@@ -93,7 +94,7 @@ class Pretrained(SearchableModel):
             "task": None if self.task is None else self.task.name,
             "labels": ", ".join(labels[:LABELS_SHOWN]) + more,
         }
-        return "\n".join(["Pretrained", *(f"  {name}: {value}" for name, value in lines.items() if value)])
+        return "\n".join(["Pretrained", *(f"  {name}: {on_one_line(value)}" for name, value in lines.items() if value)])
 
     def warm_up(self, lengths: Iterable[int] | None = None, batch_sizes: Iterable[int] = (1,)) -> None:
         """Compiles `predict`, or without a task `embed` and `encode`, for the given shapes, so that no request waits.
@@ -214,6 +215,7 @@ class Pretrained(SearchableModel):
 
     def apply(self, *inputs: Any, **named: Any) -> Any:
         """``module.apply`` of `params`: what the model computes of arrays, for instance of those of `tokenize`."""
+        require_no_fork()
         return self.module.apply({"params": self._device_params}, *inputs, **named)
 
     def score(self, data: Any, *, stride: int | None = None, batch_size: int = 8) -> Any:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length
 from bert.data.features import plain_ids
-from bert.inference.forward import BUCKETS, check_finite, check_token_ids
+from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.model.array_types import Array
 from bert.model.language_model import BertForCausalLM
 from bert.model.linear import tied_logits
@@ -101,7 +101,7 @@ class TextScorer:
         for row, window in enumerate(windows):
             tokens[row, : len(window.tokens)] = window.tokens
             mask[row, : lengths[row]] = 1
-        check_token_ids(tokens, self._config.known_vocab_size)
+        check_inputs(tokens, self._config.known_vocab_size)
         found = np.asarray(self._log_probabilities(self._params, tokens[:, :-1], mask, tokens[:, 1:]))
         check_finite([window.text for window in windows], np.where(mask, found, 0))
         return found

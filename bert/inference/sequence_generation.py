@@ -19,7 +19,7 @@ from bert.data.features import Features, tokenize
 from bert.data.inputs import check_count, shown
 from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError
-from bert.inference.forward import BUCKETS, check_finite, check_token_ids
+from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.inference.generation import Cache, Decoded, Prompts, beam_search, sample
 from bert.inference.sampling import DecodingArrays
 from bert.inference.text_generation import Continuation, StopTexts
@@ -158,7 +158,7 @@ class SequenceGenerator:
             keys[: len(rows), 1] = rows % samples
             limits = (most * batch["weights"]).astype(np.int32)
             inputs = ((batch["input_ids"], batch["attention_mask"]), limits, keys)
-            check_token_ids(batch["input_ids"], self._config.known_vocab_size)
+            check_inputs(batch["input_ids"], self._config.known_vocab_size)
             decoded = jax.device_get(self._decode(self._params, *inputs, settings, most, decoding.beams, stop))
             check_finite(rows // samples, decoded.scores[:, 0])
             yield rows, decoded

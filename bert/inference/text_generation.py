@@ -18,7 +18,7 @@ from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.features import plain_ids
 from bert.data.inputs import shown
 from bert.errors import UserError
-from bert.inference.forward import BUCKETS, check_finite, check_token_ids
+from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.inference.generation import Cache, Decoded, Prompts, beam_search, sample
 from bert.inference.sampling import DecodingArrays
 from bert.model.array_types import Array
@@ -154,7 +154,7 @@ class TextGenerator:
                 mask[place, width - len(prompt) :] = 1
                 limits[place] = min(decoding.max_tokens, self._config.max_position_embeddings - len(prompt))
                 keys[place] = numbers[row // samples], row % samples
-            check_token_ids(tokens, self._config.known_vocab_size)
+            check_inputs(tokens, self._config.known_vocab_size)
             given = Prompts(*map(jnp.asarray, (tokens, mask, limits, keys)))
             decoded = jax.device_get(self._decode(self._params, given, settings, most, decoding.beams, stop))
             check_finite(rows // samples, decoded.scores[:, 0])

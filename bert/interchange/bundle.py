@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
+from bert.errors import on_one_line
 from bert.interchange.pooling import Pooling
 from bert.model import electra, encoder_decoder, heads, language_model
 from bert.model.encoder import Bert
@@ -75,7 +78,13 @@ class ModelBundle:
     @property
     def origin(self) -> str:
         """The source and a run's step, for messages."""
-        return self.source if self.step is None else f"{self.source}, step {self.step:,}"
+        source = on_one_line(self.source)
+        return source if self.step is None else f"{source}, step {self.step:,}"
+
+    @property
+    def title(self) -> str:
+        """The name of the source's folder, for headings. Names that are not UTF-8 are escaped."""
+        return on_one_line(Path(self.source).resolve().name)
 
 
 OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
@@ -103,7 +112,15 @@ def build_module(model: ModelBundle) -> Any:
 def describe_labels(model: ModelBundle) -> str:
     """Its labels for a README.md, and from which probability on each is predicted where there are such thresholds."""
     if not model.label_thresholds:
-        return ", ".join(f"`{label}`" for label in model.labels)
+        return ", ".join(map(_code_span, model.labels))
     pairs = zip(model.labels, model.label_thresholds, strict=True)
-    listed = ", ".join(f"`{label}` {threshold:.4g}" for label, threshold in pairs)
+    listed = ", ".join(f"{_code_span(label)} {threshold:.4g}" for label, threshold in pairs)
     return f"{listed} (a label is predicted if the sigmoid of its logit reaches the number next to it)"
+
+
+def _code_span(text: str) -> str:
+    """A text in Markdown that stays code: its fence is longer than any run of backticks in it, and it is one line."""
+    text = on_one_line(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text.strip("` ") != text or not text else ""
+    return f"{fence}{space}{text}{space}{fence}"

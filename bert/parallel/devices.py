@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert.errors import UserError
+from bert.parallel.forks import require_no_fork
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def local_devices() -> list[Any]:
     """
     import jax
 
+    require_no_fork()
     try:
         devices = jax.local_devices()
     except (RuntimeError, AssertionError) as error:

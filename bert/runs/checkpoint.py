@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.errors import UserError
+from bert.files import require_utf8
 from bert.messages import WarningText
 from bert.parallel.devices import local_devices
 from bert.runs.checkpoint_directory import BEST, TRAINING_STATE, CheckpointDirectory, has_params_only
@@ -51,6 +52,7 @@ class Checkpointer:
           after_save: is called in the background once a checkpoint is in place.
           place: of which arrays a restored state has this host's parts.
         """
+        require_utf8(folder)
         self._directory = CheckpointDirectory(folder, max_to_keep)
         self._say = say
         self._after_save = after_save

@@ -27,7 +27,7 @@ from bert.config.run_file import (
 from bert.config.run_file import config_class_of_run as config_class_of_run
 from bert.config.yaml_io import build_config, dump, keys_of, parse_yaml
 from bert.errors import UserError, redact, require
-from bert.files import is_temporary, local_path, write_atomic
+from bert.files import is_temporary, local_path, require_utf8, write_atomic
 from bert.locks import LOCK, exclusive_lock
 from bert.runs.mirror import Mirror, local_folder
 from bert.urls import is_url, writable_path
@@ -268,6 +268,7 @@ def claim_output_dir(output_dir: str, kind: str, marker: str) -> Iterator[tuple[
     """
     if not is_url(output_dir):
         path = Path(local_path(output_dir, "output_dir"))
+        require_utf8(path.absolute(), "output_dir")
         with _claim_folder(path, kind, marker):
             yield path, None
         return

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,9 @@ from hypothesis import strategies as st
 import bert
 from bert.commands.attention import main as attention
 from bert.data.batching import bucket_length
+from bert.inference.attention_maps import compute_attention_map, make_page
 from bert.inference.forward import BUCKETS, BatchedForward
+from bert.interchange.writers.model_card import model_card
 from bert.model.heads import HEADS, BertForPreTraining
 from tests.helpers import thoroughly
 from tests.tiny_models import CONFIG, DATA, PIECES, TASKS, model_of
@@ -360,3 +365,43 @@ def test_ids_outside_of_the_embedding_give_no_answer(models, name: str) -> None:
     for call in (model.embed, model.encode, *([model.predict] if name == "classification" else [])):
         with pytest.raises(bert.UserError, match=rf"the id {len(PIECES)}, .* {len(PIECES)} rows"):
             call(["ba", "qu"])
+
+
+@pytest.mark.parametrize("source", ["caf\udce9", "\x1b[31m red\nline", "`a` b"])
+def test_hostile_names_stay_text(models, source: str) -> None:
+    labels = ("a`\n\nb", "``", "\x1b[31m\ud800\u202e", " ")
+    model = dataclasses.replace(models["published"], source=source, labels=labels)
+    texts = [
+        repr(model),
+        model_card(model, "BertForSequenceClassification"),
+        make_page(compute_attention_map(model, "ba")),
+    ]
+    for text in texts:
+        text.encode()
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
+    assert len(texts[0].split("\n")) == 1 + len(repr(models["published"]).split("\n")), "the line of labels"
+    assert r"``a`\n\nb``, ``` `` ```, `\x1b[31m\ud800\u202e`, `   `" in texts[1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_gets_one_sentence(models) -> None:
+    model = models["classification"]
+    model.embed(["ba"])
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python and JAX warn of the fork
+        child = os.fork()
+    if not child:
+        said = []
+        for call in (model.embed, model.encode, model.predict, lambda texts: bert.load("no/model")):
+            try:
+                call(["ba"])
+            except bert.UserError as error:
+                said.append("forked" in str(error))
+        os.write(write, bytes(said))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == bytes([True] * 4)
+    os.waitpid(child, 0)
+    assert len(model.predict(["ba"])) == 1, "the parent goes on"

@@ -40,7 +40,7 @@ def model_card(model: ModelBundle, architecture: str) -> str:
     size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
     sections = [
         _front_matter(model, recipe),
-        f"# {source.resolve().name}",
+        f"# {model.title}",
         f"{architecture}, {size:,} parameters: {_layers(model)} of width {config.hidden_size} with "
         f"{config.num_attention_heads} heads, {config.vocab_size:,} tokens, up to {config.max_position_embeddings} "
         "tokens. Exported by bert-jax.",

@@ -283,7 +283,7 @@ def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dty
         for port in content[kind]
     ]
     parts = [
-        f"# {Path(model.source).resolve().name}",
+        f"# {model.title}",
         f"{model.architecture}, exported by bert-jax.",
         *text,
         "\n".join(["| name | | type | shape |", "|---|---|---|---|", *rows]),
