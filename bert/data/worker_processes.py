@@ -11,7 +11,7 @@ import threading
 import types
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 from bert.errors import require
 
@@ -27,6 +27,9 @@ def available_cores() -> int:
 class WorkerPool(ProcessPoolExecutor):
     """Worker processes: spawned, since a fork of a process with threads may hang.
 
+    In a ``with`` statement, a SIGTERM ends the workers before this process: those that are starting would print a
+    traceback after its end.
+
     Args:
         processes: their number.
         initializer: called in each with ``initargs``; it calls `start_worker`.
@@ -35,6 +38,23 @@ class WorkerPool(ProcessPoolExecutor):
     def __init__(self, processes: int, initializer: Callable[..., None], initargs: tuple[Any, ...] = ()) -> None:
         context = multiprocessing.get_context("spawn")
         super().__init__(processes, mp_context=context, initializer=initializer, initargs=initargs)
+
+    def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()
+        self._handles_sigterm = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        if self._handles_sigterm:
+            signal.signal(signal.SIGTERM, _terminate)
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> bool | None:
+        try:
+            return super().__exit__(kind, error, trace)
+        finally:
+            if self._handles_sigterm:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Starts the processes that are missing, and hands one of them the call."""
@@ -47,6 +67,19 @@ class WorkerPool(ProcessPoolExecutor):
                 return super().submit(fn, *args, **kwargs)
             finally:
                 sys.modules["__main__"] = script
+
+
+def _terminate(*_: object) -> None:
+    """Ends the workers, and then this process."""
+    if _SWAPPING.locked():  # a worker is starting, which is not known yet: try again soon
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return
+    for process in multiprocessing.active_children():
+        process.kill()
+        process.join()
+    sys.stdout.flush()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def start_worker() -> None:

@@ -1,5 +1,6 @@
 """Worker processes of a script."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,29 @@ def test_docstrings_are_read_by_a_script_without_a_guard(tmp_path: Path) -> None
 def test_examples_are_built_by_a_script_without_a_guard(corpus: Path, tmp_path: Path) -> None:
     arguments = [f"--data.train={corpus}", f"--data.cache_dir={tmp_path / 'cache'}", "--data.num_workers=2"]
     assert "examples in" in run_script(tmp_path, EXAMPLES, *arguments, "--tokenizer.vocab_size=200")
+
+
+SLOW = """
+import sys, time
+from bert.data.worker_processes import WorkerPool, start_worker
+
+if __name__ == "__main__":
+    with WorkerPool(2, start_worker) as pool:
+        print("started", flush=True)
+        for future in [pool.submit(time.sleep, 60) for _ in range(2)]:
+            future.result()
+"""
+
+
+def test_workers_end_without_a_traceback_on_sigterm(tmp_path: Path) -> None:
+    """A worker that starts prints one if the process that started it has ended."""
+    (tmp_path / "script.py").write_text(SLOW)
+    process = subprocess.Popen(
+        [sys.executable, "script.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert "Traceback" not in errors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from bert.data.corpus.document_store import write_store
 from bert.data.corpus.files import Document
 from bert.data.pretraining.shards import ShardSpec
-from bert.data.pretraining.workers import build_and_record, groups_of
+from bert.data.pretraining.workers import build_and_record, groups_of, parse_literal_tokenizer
 from bert.data.ray_tasks import run_tasks
 from bert.files import write_atomic
 
@@ -87,17 +86,7 @@ def build_from_text(given: ShardText, tokenizer: Tokenizer) -> dict[str, bytes]:
 
 def _build(given: ShardText, tokenizer: str) -> dict[str, bytes]:
     """What a task of the cluster does."""
-    return build_from_text(given, _parsed(tokenizer))
-
-
-@functools.lru_cache(maxsize=1)
-def _parsed(tokenizer: str) -> Tokenizer:
-    """Parsed once a worker process."""
-    from tokenizers import Tokenizer
-
-    from bert.tokenizer.vocabulary import literal_tokenizer
-
-    return literal_tokenizer(Tokenizer.from_str(tokenizer))
+    return build_from_text(given, parse_literal_tokenizer(tokenizer))
 
 
 def _write(files: dict[str, bytes], group: list[ShardSpec], work: Path) -> None:

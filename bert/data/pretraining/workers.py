@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -14,14 +15,11 @@ from typing import TYPE_CHECKING
 
 from bert.data.pretraining.shards import ShardSpec, build_range
 from bert.data.worker_processes import WorkerPool, start_worker
-from bert.errors import UserError, require
+from bert.errors import UserError
 from bert.files import write_array, write_atomic
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-_tokenizer: Tokenizer | None = None
-"""Of a worker process: parsed once, at its start."""
 
 
 def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, processes: int) -> Iterator[str]:
@@ -40,8 +38,9 @@ def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, proce
             build_and_record(group, plain, work)
             yield from (task.name for task in group)
         return
-    with WorkerPool(processes, _start, (tokenizer.to_str(),)) as pool:
-        futures = {pool.submit(_build_in_worker, group, work): group for group in groups}
+    text = tokenizer.to_str()  # sent with each call: a process that starts reads its arguments after a second or more
+    with WorkerPool(processes, _start) as pool:
+        futures = {pool.submit(_build_in_worker, group, text, work): group for group in groups}
         try:
             for future in as_completed(futures):
                 future.result()
@@ -73,16 +72,20 @@ def build_and_record(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path) -
         write_atomic(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())
 
 
-def _start(tokenizer: str) -> None:
-    global _tokenizer
+def _start() -> None:
     # One core a worker: the workers are the parallelism.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     start_worker()
+
+
+@functools.lru_cache(maxsize=1)
+def parse_literal_tokenizer(tokenizer: str) -> Tokenizer:
+    """The literal tokenizer of a vocabulary in JSON, parsed once in each process."""
     from tokenizers import Tokenizer
 
     from bert.tokenizer.vocabulary import literal_tokenizer
 
-    _tokenizer = literal_tokenizer(Tokenizer.from_str(tokenizer))
+    return literal_tokenizer(Tokenizer.from_str(tokenizer))
 
 
 def _source_key(task: ShardSpec) -> tuple[str, int]:
@@ -90,5 +93,5 @@ def _source_key(task: ShardSpec) -> tuple[str, int]:
     return str(task.order), task.first
 
 
-def _build_in_worker(tasks: list[ShardSpec], work: Path) -> None:
-    build_and_record(tasks, require(_tokenizer, "the tokenizer"), work)
+def _build_in_worker(tasks: list[ShardSpec], tokenizer: str, work: Path) -> None:
+    build_and_record(tasks, parse_literal_tokenizer(tokenizer), work)
