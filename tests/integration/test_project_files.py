@@ -20,10 +20,18 @@ def read_yaml(path):
     return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
 
 
-def test_continuous_integration_is_one_script():
-    [job] = read_yaml(".github/workflows/ci.yml")["jobs"].values()
-    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
-    assert (ROOT / ".ci/run").stat().st_mode & 0o111
+def test_each_job_of_continuous_integration_is_one_script():
+    jobs = read_yaml(".github/workflows/ci.yml")["jobs"].values()
+    steps = [[step["run"] for step in job["steps"] if "run" in step] for job in jobs]
+    assert steps == [[".ci/run"], [".ci/versions ${{ matrix.resolution }}"]]
+    for script in (".ci/run", ".ci/versions"):
+        assert (ROOT / script).stat().st_mode & 0o111
+
+
+def test_the_oldest_python_is_tested_with_the_lowest_versions(project):
+    _, job = read_yaml(".github/workflows/ci.yml")["jobs"].values()
+    oldest = project["requires-python"].removeprefix(">=")
+    assert {"python": oldest, "resolution": "lowest-direct"} in job["strategy"]["matrix"]["include"]
 
 
 def test_issue_forms_ask_for_files_that_a_run_has():
