@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import sys
 from typing import Any
 
@@ -29,6 +30,11 @@ class WarningText(str):
 
     Functions that report through a ``say`` argument pass it like any other text.
     """
+
+
+def format_number(value: float, digits: int, separator: str = "") -> str:
+    """A number with so many decimals; a very large one, such as the perplexity of a run that diverged, as 1.0e+304."""
+    return f"{value:.{digits}e}" if 1e7 <= abs(value) < math.inf else f"{value:{separator}.{digits}f}"
 
 
 def log_message(text: str) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import bert
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, recipe_folder, recipe_names
+from bert.config.resume import RESUMABLE
 from bert.config.yaml_io import fields_of, help_texts, keys_of
 from bert.interchange.families import FAMILIES
 from bert.interchange.names import ARCHITECTURES
@@ -142,6 +143,22 @@ def finetuning_keys() -> str:
     return _keys_of_run(FinetuneConfig, shared=False)
 
 
+EFFECTS = {
+    "exact": "exact",
+    "rounding": "the same except for the rounding of sums",
+    "later": "exact; log lines or evaluations are at other steps from here on",
+}
+
+
+def resumable_keys() -> str:
+    """The table of the keys that may change when a run resumes."""
+    rows = [
+        f"| `{entry.key}` | {EFFECTS[entry.effect]} | {entry.condition or 'always'} | {entry.reason} |"
+        for entry in RESUMABLE
+    ]
+    return "\n".join(["| key | result | may change if | reason |", "|---|---|---|---|", *rows])
+
+
 def _keys_of_run(config_class: type, shared: bool) -> str:
     """The top level of a configuration and its sections: those that the other command has as well, or all others."""
     fields, other = fields_of(config_class), FinetuneConfig if config_class is PretrainConfig else PretrainConfig
@@ -257,6 +274,7 @@ def families() -> str:
 
 
 GENERATED = {
-    function.__name__: function for function in (api, shared_keys, pretraining_keys, finetuning_keys, recipes, families)
+    function.__name__: function
+    for function in (api, resumable_keys, shared_keys, pretraining_keys, finetuning_keys, recipes, families)
 }
 """What the marks of the pages stand for."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.messages import LOGGER, PRINT_HANDLER, are_printed
+from bert.messages import LOGGER, PRINT_HANDLER, are_printed, format_number
 from bert.runs.progress import Progress
 
 
@@ -72,3 +72,9 @@ LOGGER.info("a message")
 def test_a_logger_that_is_configured_before_the_import_stays_so():
     command, root = [sys.executable, "-c", CONFIGURED], Path(__file__).parents[1]
     assert subprocess.run(command, cwd=root, capture_output=True, text=True).stdout == "bert INFO: a message\n"
+
+
+def test_a_very_large_number_keeps_a_few_digits() -> None:
+    numbers = {49.66: "49.7", 1234.5: "1234.5", 1e304: "1.0e+304", -1e9: "-1.0e+09"}
+    assert {value: format_number(value, 1) for value in numbers} == numbers
+    assert [format_number(float(value), 3) for value in ("nan", "inf")] == ["nan", "inf"]

@@ -18,7 +18,7 @@ from bert.config.data import OF_HELD_OUT_ROWS
 from bert.config.pretraining import phase_configs
 from bert.config.run_file import check_vocabulary, flatten, load_run_config
 from bert.errors import UserError
-from bert.messages import LOGGER
+from bert.messages import LOGGER, format_number
 from bert.runs.comparison_plot import RunCurves
 from bert.runs.curves import Subject
 from bert.runs.folder import KINDS
@@ -246,5 +246,5 @@ def _setting(value: Any) -> str:
 
 
 def _score(values: list[float], digits: int) -> str:
-    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{np.mean(values):,.{digits}f}{spread}"
+    spread = f" ± {format_number(float(np.std(values, ddof=1)), digits)}" if len(values) > 1 else ""
+    return f"{format_number(float(np.mean(values)), digits, ',')}{spread}"

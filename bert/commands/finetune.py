@@ -10,6 +10,7 @@ from typing import Any
 from bert.commands.arguments import run_command
 from bert.commands.training import run_training
 from bert.config import FinetuneConfig
+from bert.messages import format_number
 from bert.runs.metrics_log import scored_splits
 
 DESCRIPTION = """Fine-tunes a pretrained encoder on a task, scores it on the dev set after every epoch, keeps the best
@@ -48,9 +49,13 @@ def _show(results: dict[str, Any], path: str) -> None:
         if split == "dev":
             for remark in results.get("remarks", ()):
                 print(f"  {remark}")
+            if "divergence" in results:
+                print(f"  {results['divergence']}")
     for run in runs:
         score = _number(run["dev"][results["main_metric"]]).strip()
-        note = f"   {'; '.join([*([COLLAPSED] if run['collapsed'] else []), *run.get('remarks', ())])}".rstrip()
+        notes = [*([COLLAPSED] if run["collapsed"] else []), *run.get("remarks", ())]
+        notes += [run["divergence"]] if "divergence" in run else []
+        note = f"   {'; '.join(notes)}".rstrip()
         print(f"  seed {run['seed']}: {results['main_metric']} {score} at step {run['best_step']:,}{note}")
     files = "predictions/, checkpoints, metrics.jsonl, curves.png, results.json"
     best, sample = path, results
@@ -71,10 +76,10 @@ def _next(path: str, results: dict[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return f"{math.nan if value is None else value:8.4f}"  # None: a run that diverged
+    return f"{format_number(math.nan if value is None else value, 4):>8}"  # None: a run that diverged
 
 
 def _baseline(results: dict[str, Any], name: str) -> str:
     baseline = results["baseline"]
     value = results[baseline].get(name) if baseline else None
-    return "" if value is None else f"   ({baseline.replace('_', ' ')} {value:.4f})"
+    return "" if value is None else f"   ({baseline.replace('_', ' ')} {format_number(value, 4)})"

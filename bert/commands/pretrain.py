@@ -11,6 +11,7 @@ from typing import Any
 from bert.commands.arguments import command_name, run_command
 from bert.commands.training import run_training
 from bert.config import PretrainConfig
+from bert.messages import format_number
 
 DESCRIPTION = """Pretrains a model on a corpus. Without arguments: a tiny model on the prose in the docstrings of all
 installed packages, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it
@@ -51,9 +52,11 @@ def _show(results: dict[str, Any], path: str) -> None:
         lines.append(("DISC recall", measured["disc_recall"], 0.0, "no token taken for replaced"))
     for name, value, baseline, what in lines:
         digits = 1 if name.endswith("perplexity") else 3
-        print(f"  {name:22}{_number(value):10.{digits}f}{_number(baseline):12.{digits}f}   ({what})")
+        print(f"  {name:22}{_number(value, digits):>10}{_number(baseline, digits):>12}   ({what})")
     if "bits_per_byte" in measured:
-        print(f"  {'bits per byte':22}{_number(measured['bits_per_byte']):10.3f}")
+        print(f"  {'bits per byte':22}{_number(measured['bits_per_byte'], 3):>10}")
+    for remark in results.get("remarks", ()):
+        print(f"  {remark}")
     if "transfer" in results:
         _show_transfer(results["transfer"])
     if "filled_masks" in results:
@@ -74,7 +77,7 @@ def _show(results: dict[str, Any], path: str) -> None:
 def _show_filled_masks(filled_masks: list[dict[str, Any]]) -> None:
     print("\nwords of held-out sentences, masked and guessed:")
     for filled in filled_masks:
-        guesses = ", ".join(f"{guess['token']} {_number(guess['probability']):.0%}" for guess in filled["guesses"])
+        guesses = ", ".join(f"{guess['token']} {_share(guess['probability'])}" for guess in filled["guesses"])
         print(f"  {filled['text']}\n    -> {guesses}   (it was: {filled['truth']})")
 
 
@@ -86,7 +89,7 @@ def _show_transfer(transfer: dict[str, Any]) -> None:
         if isinstance(row, dict):
             deviation, count = row["standard_deviation"], len(row["scores"])
             seeds = "" if deviation is None else f" +- {deviation:.3f} ({count} seeds)"
-            print(f"  {name.replace('_', ' '):30}{_number(row['mean']):6.3f}{seeds}")
+            print(f"  {name.replace('_', ' '):30}{_number(row['mean'], 3):>6}{seeds}")
 
 
 def _next(path: str, results: dict[str, Any]) -> str:
@@ -101,10 +104,16 @@ def _next(path: str, results: dict[str, Any]) -> str:
             f"python -c {shlex.quote(code)}",
             f"bert attention {run} {shlex.quote(text)} --output attention.html",
         ]
-    lines += [f"bert inspect {run}", f"{command_name('finetune')} --help   # to fine-tune from this run: --init {run}"]
+    lines.append(f"bert inspect {run}")
+    if "remarks" not in results:
+        lines.append(f"{command_name('finetune')} --help   # to fine-tune from this run: --init {run}")
     return "".join(f"\n  {line}" for line in lines)
 
 
-def _number(value: float | None) -> float:
-    """NaN, of a run that diverged, where JSON has null."""
-    return math.nan if value is None else value
+def _number(value: float | None, digits: int) -> str:
+    """``nan``, of a run that diverged, where JSON has null."""
+    return format_number(math.nan if value is None else value, digits)
+
+
+def _share(value: float | None) -> str:
+    return f"{math.nan if value is None else value:.0%}"

@@ -27,6 +27,10 @@ class PretrainConfig:
     init: str | None = None
     """Run, Hugging Face folder, folder of google-research/bert or hub name to start from: weights and vocabulary; null
     starts from random weights."""
+    init_state: bool = False
+    """Continue from the whole training state of init, which is RUN@STEP: weights, optimizer, number of steps and place
+    in the data. training.steps then counts the steps of init as well. Every key may differ but those of the model and
+    the kind of the optimizer."""
     seed: Seed = 0
     """Seed of initialisation, order of data, masks and dropout."""
     mlm_bias_init: Literal["unigram", "zeros"] = "unigram"
@@ -77,10 +81,13 @@ class PretrainConfig:
             )
         if self.init == "none":
             raise UserError("init is none: remove it, pretraining starts from random weights without it")
+        if self.init_state:
+            self._check_init_state()
         if self.init is None:
             self.check_model()
         self.electra.check(self.model, self.data.prediction)
         self.training.check_warmup(self.optimizer)
+        self._check_max_minutes()
         dropout = self.model.attention_probs_dropout_prob
         self.training.check_attention(dropout, self.data.packing, self.data.prediction)
         _check_lengths(self, "data")
@@ -98,6 +105,37 @@ class PretrainConfig:
             batches.append((f"{section}.batch_size", training.batch_size, training.gradient_accumulation_steps))
             batches.append(("training.eval_batch_size", training.rows_per_evaluation, 1))
         return batches
+
+    def _check_max_minutes(self) -> None:
+        """Raises UserError if steps that are done would depend on a number of steps that is not known yet."""
+        if self.training.max_minutes is None:
+            return
+        fixes = []
+        if self.optimizer.schedule in ("linear", "cosine"):
+            fixes.append(f"optimizer.schedule to warmup_stable_decay (it is {self.optimizer.schedule})")
+        if self.optimizer.warmup_steps is None and self.optimizer.warmup_ratio:
+            fixes.append("optimizer.warmup_steps to the steps of the warm-up (optimizer.warmup_ratio is a share)")
+        if any(phase.share is not None for phase in self.phases or ()):
+            fixes.append("phases to null, or their steps in place of share")
+        if fixes:
+            raise UserError(
+                f"training.max_minutes is {self.training.max_minutes:g}, and how many steps fit is not known before "
+                f"they are measured: set {', and '.join(fixes)}"
+            )
+
+    def _check_init_state(self) -> None:
+        """Raises UserError if ``init`` names no checkpoint, or one at or after the last step of the run."""
+        run, _, step = (self.init or "").rpartition("@")
+        if not run or not (step.isascii() and step.isdigit()):
+            raise UserError(
+                f"init is {'not set' if self.init is None else self.init}, and init_state needs the checkpoint of a "
+                "pretraining run: name it as RUN@STEP, such as runs/mini@1000, or remove init_state"
+            )
+        if self.training.steps is not None and self.training.steps <= int(step):
+            raise UserError(
+                f"training.steps is {self.training.steps}, and with init_state it counts the {step} steps of init as "
+                f"well: set it above {step}"
+            )
 
     def _check_streaming(self) -> None:
         """Raises UserError if the number of steps or the batches do not fit a stream."""

@@ -97,6 +97,10 @@ class TrainingConfig:
     """Optimizer steps; null takes training.epochs."""
     epochs: PositiveFloat | None = None
     """Passes over the training rows, where training.steps is null."""
+    max_minutes: PositiveFloat | None = None
+    """Pretraining: minutes that all sessions of the run may take together, from the preparation of its data to
+    results.json, without transfer. training.steps is then the maximum. The learning rate of optimizer.schedule
+    warmup_stable_decay falls in time; with constant and inverse_sqrt the run ends in time. null sets no limit."""
     batch_size: Positive = 32
     """Rows B of one optimizer step, over all devices."""
     tokens_per_batch: Positive | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,20 +13,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
-from bert.config.run_file import (
-    CONFIG_FILE,
-    DIGEST_FILE,
-    check_vocabulary,
-    flatten,
-    load_run_config,
-    save_run_config,
-    with_credentials,
-)
+from bert.config.resume import RESUMABLE_KEYS, apply_resumable_keys, first_difference, has_other_schedule
+from bert.config.run_file import CONFIG_FILE, DIGEST_FILE, check_vocabulary, load_run_config, save_run_config
 from bert.config.run_file import config_class_of_run as config_class_of_run
 from bert.config.yaml_io import build_config, dump, keys_of, parse_yaml
-from bert.errors import UserError, redact, require
-from bert.files import is_temporary, local_path, require_utf8, write_atomic
+from bert.errors import UserError, require
+from bert.files import is_temporary, local_path, read_json, require_utf8, write_atomic
 from bert.locks import LOCK, exclusive_lock
 from bert.runs.mirror import Mirror, local_folder
 from bert.urls import is_url, writable_path
@@ -45,33 +36,13 @@ STREAM_FILE = "stream.json"
 TARGET_TOKENIZER = "target_tokenizer"
 """Folder of the vocabulary of the targets, in the run of a model that has one of their own."""
 
-# What may change when a run resumes: none of these changes the result beyond the rounding of sums. (Evaluations and log
-# lines with other intervals are at other steps, and the best of other evaluations may be another one: the user asked
-# for it.) Every remedy of `bert.runtime.system_errors.OUT_OF_MEMORY` is one of these. Keys of phases have no
-# number here.
-RESUMABLE_KEYS = (
-    "output_dir",
-    "profile",
-    "loggers",
-    "transfer",
-    "num_seeds",
-    "data.num_workers",
-    "data.cache_dir",
-    "training.log_every",
-    "training.eval_every",
-    "training.checkpoint_every",
-    "training.max_to_keep",
-    "training.max_consecutive_nonfinite_steps",
-    "training.eval_batch_size",
-    "training.gradient_accumulation_steps",
-    "training.mesh",
-    "training.remat",
-    "training.scan_layers",
-    "training.pad_vocab_to_multiple_of",
-    "phases.gradient_accumulation_steps",
-)
-
 ENVIRONMENT_FILE = "environment.json"
+
+BUDGET_FILE = "budget.json"
+"""File with the time that a run with training.max_minutes has used, and the steps that were decided on."""
+
+LENGTH_KEYS = ("steps", "epochs", "max_minutes")
+"""Keys of ``training`` that the steps decided on take the place of."""
 
 LOGGER_RUNS_FILE = "loggers.json"
 """File with the ids of a run at the services of its loggers, so that a resumed run continues there."""
@@ -79,29 +50,11 @@ LOGGER_RUNS_FILE = "loggers.json"
 FROZEN_WEIGHTS = "frozen.safetensors"
 """File with the weights that a run with adapters (LoRA) does not train, which its checkpoints do not hold."""
 
+TRANSFER = "transfer"
+"""Folder of a pretraining run with one fine-tuning run from each encoder, and what they print."""
+
 ROWS = "rows"
 """Folder of a run with the rows that were given in memory."""
-
-DERIVED_KEYS = (
-    "model.vocab_size",
-    "model.decoder_vocab_size",
-    "model.decoder_layers",
-    "data.labels",
-    "data.clitics",
-    "data.dev_fraction",
-    "distillation.checksum",
-    "embedding.pooling",
-    "embedding.normalize",
-    "embedding.lowercase",
-    "embedding.query_prompt",
-    "embedding.document_prompt",
-    "lora.checksum",
-)
-"""Keys that default to null and are filled in from the data or the initial model; config.yaml records the value."""
-
-
-EARLIER_DEFAULTS = {"tokenizer.strip_accents": None, "target_tokenizer.strip_accents": None}
-"""Defaults of earlier versions, which the config.yaml of an older run records: the same command resumes that run."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +67,8 @@ class RunFolder(Generic[Config]):
         resumed: whether the run was started before.
         is_writer: whether this process writes into the folder; of several hosts, the first one does.
         mirror: its copy in an object store, if ``output_dir`` is a URL.
+        previous: configuration with which a resumed run was trained so far, if its schedule is to change.
+        extended_from: number of steps that it had before; None unless its schedule changes.
     """
 
     path: Path
@@ -121,6 +76,8 @@ class RunFolder(Generic[Config]):
     resumed: bool
     is_writer: bool = True
     mirror: Mirror | None = None
+    previous: Config | None = None
+    extended_from: int | None = None
 
     def check_data(self, *digests: str) -> None:
         """Remembers the rows that the run is trained on, and those that choose its best step, by their digests.
@@ -229,12 +186,16 @@ def open_run(config: Config, within: Mirror | None = None) -> Iterator[RunFolder
             mirror = within or Mirror(local_folder(output_dir, jax.process_index()), output_dir)
             path = mirror.path_of(output_dir)
         run = RunFolder(path, resolved, run_dict["resumed"], is_writer=False, mirror=mirror)
+        if run_dict["previous"] is not None:
+            previous = build_config(type(config), parse_yaml(run_dict["previous"], "config.yaml", keys))
+            run = dataclasses.replace(run, previous=previous)
         run.pull()
         yield run
 
 
 def _to_dict(run: RunFolder[Any]) -> dict[str, Any]:
-    return {"path": str(run.path), "config": dump(run.config), "resumed": run.resumed}
+    previous = None if run.previous is None else dump(run.previous)
+    return {"path": str(run.path), "config": dump(run.config), "resumed": run.resumed, "previous": previous}
 
 
 @contextlib.contextmanager
@@ -317,15 +278,21 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
                 f"{path} holds a {KINDS[type(stored)]} run, and this is a {KINDS[type(config)]} run: "
                 "name another --output_dir"
             )
-        different = _difference(config, stored)
+        config = _with_decided_steps(path, config, stored)
+        different = first_difference(config, stored)
         if different is None:
             check_vocabulary(path)
-            return RunFolder(path, _apply_resumable_keys(stored, config), resumed=True)
+            resumed = RunFolder(path, apply_resumable_keys(stored, config), resumed=True)
+            changes = has_other_schedule(config, stored) and _has_checkpoint(path)
+            return dataclasses.replace(resumed, previous=stored) if changes else resumed
         if _has_checkpoint(path):
             key, stored_value, value = different
+            is_pretraining = isinstance(stored, PretrainConfig)
+            branch = f", or continue it there with --init {path}@STEP --init_state true" if is_pretraining else ""
             raise UserError(
-                f"{path} holds another run: its {key} is {stored_value!r}, here {value!r}; name another --output_dir, "
-                f"or resume it with --config {file}"
+                f"{path} holds another run: its {key} is {stored_value!r}, here {value!r}; name another --output_dir"
+                f"{branch}, or resume it with --config {file} (keys that may change on resume: "
+                f"{', '.join(RESUMABLE_KEYS)})"
             )
         # Nothing was trained yet: the user fixed a mistake before the first checkpoint.
         # config.yaml stays until the new one takes its place: a folder without it belongs to no run.
@@ -338,12 +305,32 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
             ENVIRONMENT_FILE,
             LOGGER_RUNS_FILE,
             FROZEN_WEIGHTS,
+            BUDGET_FILE,
         )
         for name in files:
             (path / name).unlink(missing_ok=True)
         for name in (TARGET_TOKENIZER, ROWS):
             shutil.rmtree(path / name, ignore_errors=True)
     return RunFolder(path, config, resumed=False)
+
+
+def read_budget(path: Path) -> dict[str, Any]:
+    """The content of budget.json in a run's folder; empty if the file is missing or damaged."""
+    with contextlib.suppress(UserError, OSError):
+        budget = read_json(path / BUDGET_FILE)
+        if isinstance(budget, dict) and isinstance(budget.get("seconds"), int | float):
+            return budget
+    return {}
+
+
+def _with_decided_steps(path: Path, requested: Config, stored: Config) -> Config:
+    """The requested configuration; with the stored number of steps if it asks for the time that led to this."""
+    given = {key: getattr(requested.training, key) for key in LENGTH_KEYS}
+    budget = read_budget(path)
+    if budget.get("steps") is None or budget.get("requested") != given:
+        return requested
+    decided = {key: getattr(stored.training, key) for key in LENGTH_KEYS}
+    return dataclasses.replace(requested, training=dataclasses.replace(requested.training, **decided))
 
 
 def _rows_alone(tables: Mapping[str, str]) -> dict[str, str]:
@@ -362,43 +349,3 @@ def _has_checkpoint(path: Path) -> bool:
     folder = path / "checkpoints"
     trained = folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())
     return trained or any(_has_checkpoint(seed) for seed in path.glob("seed-*"))
-
-
-def _difference(requested: Config, stored: Config) -> tuple[str, Any, Any] | None:
-    """The first key in which two runs differ, and its values in the stored and in the requested one."""
-    # A run that starts from another one has that one's sizes, whatever the recipe says.
-    source = requested.init not in (None, "none") or getattr(requested, "architecture_from", None) is not None
-    stored_values, values = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(requested))
-    defaults = {key: field.default for key, field in keys_of(type(requested)).items()}
-    for key, value in values.items():
-        section, _, name = key.rpartition(".")
-        comes_along = section in ("model", "tokenizer") and name not in MODEL_KEYS_KEPT_WITH_INIT
-        if key == "tokenizer.path" and isinstance(requested, PretrainConfig):
-            comes_along = False  # the source's vocabulary may be extended
-        taken = (source and comes_along) or re.sub(r"^phases\.\d+\.", "phases.", key) in RESUMABLE_KEYS
-        if key == "num_seeds":  # more of several may come; one run and several are different folders
-            taken = (value > 1) == (stored_values[key] > 1)
-        resolved = key in DERIVED_KEYS and value is None
-        older = key in EARLIER_DEFAULTS and (value, stored_values.get(key)) == (defaults[key], EARLIER_DEFAULTS[key])
-        if not taken and not resolved and not older and redact(value) != redact(stored_values.get(key)):
-            return key, stored_values.get(key), value
-    return next(((key, value, None) for key, value in stored_values.items() if key not in values), None)
-
-
-def _apply_resumable_keys(stored: Config, requested: Config) -> Config:
-    """The stored configuration with the requested values of `RESUMABLE_KEYS`."""
-    for key in RESUMABLE_KEYS:
-        section, _, name = key.rpartition(".")
-        if not section:
-            stored = _with_value(stored, requested, name)
-        elif getattr(stored, section, None) and getattr(requested, section, None):
-            changed = _with_value(getattr(stored, section), getattr(requested, section), name)
-            stored = dataclasses.replace(stored, **{section: changed})
-    return with_credentials(stored, requested)
-
-
-def _with_value(stored: Any, requested: Any, name: str) -> Any:
-    """A section, or each of a list of sections, with one value of another; as it is without such a key."""
-    if isinstance(stored, list):
-        return [_with_value(*pair, name) for pair in zip(stored, requested, strict=True)]
-    return dataclasses.replace(stored, **{name: getattr(requested, name)}) if hasattr(requested, name) else stored

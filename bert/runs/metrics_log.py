@@ -6,12 +6,15 @@ import contextlib
 import json
 import math
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from bert.errors import UserError, redact
 from bert.files import atomic_write, load_json
 from bert.messages import LOGGER
+
+RESULTS = "results.json"
 
 
 class MetricsLog:
@@ -21,11 +24,16 @@ class MetricsLog:
     0 the log is empty.
     """
 
-    def __init__(self, folder: Path | str, start_step: int) -> None:
+    def __init__(self, folder: Path | str, start_step: int, provisional: Collection[str] = ()) -> None:
+        """
+        Args:
+            provisional: splits whose line at ``start_step`` is dropped as well.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         kept = [line for line in read_metrics(folder) if line["step"] <= start_step] if start_step else []
+        kept = [line for line in kept if line["step"] < start_step or line.get("split") not in provisional]
         with atomic_write(path) as temporary:
             temporary.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
@@ -66,7 +74,7 @@ def write_results(folder: Path | str, results: dict[str, Any]) -> None:
     """results.json, whole or not at all; numbers that are not finite become null."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(folder / "results.json") as temporary:
+    with atomic_write(folder / RESULTS) as temporary:
         text = json.dumps(redact(to_jsonable(results)), indent=2, allow_nan=False)
         # A row of a matrix on one line. No text matches: in JSON it has no line ends.
         text = re.sub(r"\[\n +(-?\d+(?:,\n +-?\d+)*)\n +\]", lambda row: f"[{' '.join(row[1].split())}]", text)
@@ -75,7 +83,7 @@ def write_results(folder: Path | str, results: dict[str, Any]) -> None:
 
 def read_results(folder: Path | str) -> dict[str, Any] | None:
     """results.json, or None if there is none yet. Raises UserError if it is damaged."""
-    file = Path(folder) / "results.json"
+    file = Path(folder) / RESULTS
     try:
         return dict(load_json(file.read_text(encoding="utf-8"))) if file.is_file() else None
     except (OSError, ValueError, TypeError) as error:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from bert.errors import require
-from bert.messages import LOGGER, PRINT_HANDLER, are_printed
+from bert.messages import LOGGER, PRINT_HANDLER, are_printed, format_number
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,12 @@ class Progress:
         """Takes another estimate of how the time is spread; the first steps then tell how fast the run is, and `update`
         says when it is estimated to end."""
         self._pace, self._is_estimated = pace, False
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """Changes the number of steps."""
+        self.total_steps = total_steps
+        if self._bar is not None:
+            self._bar.update(self._task, total=total_steps)
 
     def update(self, step: int, metrics: dict[str, Any] | None = None) -> None:
         """Says that step steps are done; metrics, where there are new ones, are shown."""
@@ -213,7 +219,7 @@ def _format_metrics(metrics: dict[str, Any]) -> list[str]:
             texts.append(f"{name} {value:,}")
         else:
             small = 0 < abs(as_float) < 0.001
-            texts.append(f"{name} {as_float:.1e}" if small else f"{name} {as_float:.3f}")
+            texts.append(f"{name} {as_float:.1e}" if small else f"{name} {format_number(as_float, 3)}")
     return texts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,57 @@ PLOT_INTERVAL_SECONDS = 20
 drawn."""
 
 
+DIVERGED = 3
+"""Factor by which a training loss is far above the first one; a lower loss than 1 counts as 1.
+
+Noise of batches, a schedule with a high rate, and rows of another length change a loss by less.
+"""
+
+DIVERGED_BASELINE = 2
+"""The same for the loss per predicted token, compared with that of token frequencies alone."""
+
+
+class Divergence:
+    """Finds a training loss that is far above its start, or above a model that knows token frequencies alone."""
+
+    def __init__(self, lines: Sequence[dict[str, Any]], baseline: tuple[str, float] | None) -> None:
+        """
+        Args:
+            lines: of metrics.jsonl, if the run resumes.
+            baseline: name of a loss, and its value for a model that knows token frequencies alone; None without one.
+        """
+        losses = [line.get("loss") for line in lines if line["split"] == "train"]
+        self._start = next((loss for loss in losses if isinstance(loss, float | int)), None)
+        self._baseline = baseline
+        self._is_reported = False
+        self.sentence: str | None = None
+
+    def start(self, loss: float) -> None:
+        """The loss of the first step."""
+        self._start = loss if math.isfinite(loss) else None
+
+    def update(self, step: int, metrics: dict[str, Any]) -> str | None:
+        """Returns a sentence for the first line of training metrics that is far above, else None."""
+        loss = metrics.get("loss", math.nan)
+        if math.isnan(loss):  # every step was skipped, which is reported elsewhere
+            return None
+        self.sentence = None
+        start = self._start
+        if start is not None and loss > DIVERGED * max(start, 1.0):
+            self.sentence = f"the training loss is {loss:.4g} at step {step:,}, and it began at {start:.4g}"
+        elif self._baseline is not None and (start is None or loss > start):
+            name, expected = self._baseline
+            if metrics.get(name, 0.0) > DIVERGED_BASELINE * max(expected, 1.0):
+                self.sentence = (
+                    f"{name} is {metrics[name]:.4g} at step {step:,}, and token frequencies alone have {expected:.4g}"
+                )
+        if self.sentence is None:
+            return None
+        self.sentence += ": it diverged; lower optimizer.learning_rate, or lengthen the warm-up"
+        is_first, self._is_reported = not self._is_reported, True
+        return self.sentence if is_first else None
+
+
 class Report:
     """Receives what happens in a run. This one ignores it, for hosts that write nothing."""
 
@@ -40,8 +92,14 @@ class Report:
     def set_phase(self, facts: dict[str, Any]) -> None:
         """A phase begins: each line of metrics has these facts as well."""
 
+    def set_total_steps(self, total_steps: int) -> None:
+        """The run is to have another number of steps."""
+
     def step(self, step: int) -> None:
         """A step is finished."""
+
+    def first_loss(self, loss: float) -> None:
+        """The loss of the first step of a run, before its update."""
 
     def skipped(self, step: SkippedStep) -> None:
         """A step had no effect."""
@@ -49,9 +107,14 @@ class Report:
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         """There are new metrics, of the split ``train`` or ``eval``."""
 
-    def evaluated(self, step: int) -> bool:
-        """Whether there are metrics of ``eval`` at this step."""
+    def has_line(self, step: int, split: str) -> bool:
+        """Whether there are metrics of a split at this step."""
         return False
+
+    @property
+    def divergence(self) -> str | None:
+        """A sentence if the last training loss is far above the first one."""
+        return None
 
     @property
     def stop_reason(self) -> str | None:
@@ -74,13 +137,17 @@ class RunReport(Report):
         log_every: int,
         subject: Subject | None = None,
         callbacks: Sequence[Callback] = (),
+        provisional: Sequence[str] = (),
+        baseline: tuple[str, float] | None = None,
     ) -> None:
         self._folder, self._total_steps, self._subject = folder, total_steps, subject
         self._callbacks, self._asked = callbacks, False
         self._error: Exception | None = None
         self._facts: dict[str, Any] = {}
-        self._log = MetricsLog(folder, start_step)
-        self._evaluated = {line["step"] for line in read_metrics(folder) if line["split"] == "eval"}
+        self._log = MetricsLog(folder, start_step, provisional)
+        lines = read_metrics(folder)
+        self._divergence = Divergence(lines, baseline)
+        self._written = {(line["step"], line["split"]) for line in lines}
         self._progress = Progress(total_steps, start_step, every=log_every)
         self._draw_again = time.monotonic() + PLOT_INTERVAL_SECONDS
 
@@ -100,8 +167,14 @@ class RunReport(Report):
     def on_start(self, costs: StepCosts) -> None:
         self._progress.follow(costs)
 
+    def set_total_steps(self, total_steps: int) -> None:
+        self._progress.set_total_steps(total_steps)
+
     def step(self, step: int) -> None:
         self._progress.update(step)
+
+    def first_loss(self, loss: float) -> None:
+        self._divergence.start(loss)
 
     def skipped(self, step: SkippedStep) -> None:
         file = step.write(self._folder / skipped_steps.FOLDER)
@@ -111,10 +184,12 @@ class RunReport(Report):
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         metrics = {**self._facts, **metrics}
         self._log.write(split, step, metrics)
+        self._written.add((step, split))
         if split == "train":
             self._progress.update(step, metrics)
+            if (sentence := self._divergence.update(step, metrics)) is not None:
+                LOGGER.warning(sentence)
         else:
-            self._evaluated.add(step)
             LOGGER.info(format_metrics(split, step, metrics))
             if time.monotonic() > self._draw_again:
                 self._draw()
@@ -131,6 +206,10 @@ class RunReport(Report):
             LOGGER.info(f"a callback ends the run at step {step:,}")
 
     @property
+    def divergence(self) -> str | None:
+        return self._divergence.sentence
+
+    @property
     def stop_reason(self) -> str | None:
         if self._error is not None:
             return "error"
@@ -139,8 +218,8 @@ class RunReport(Report):
     def raise_error(self) -> NoReturn:
         raise require(self._error, "the error of a callback")
 
-    def evaluated(self, step: int) -> bool:
-        return step in self._evaluated
+    def has_line(self, step: int, split: str) -> bool:
+        return (step, split) in self._written
 
     def _draw(self) -> None:
         from bert.runs.curves import plot_curves

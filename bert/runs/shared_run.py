@@ -11,7 +11,8 @@ from typing import Any
 
 import jax
 
-from bert.errors import UserError
+from bert.config import PretrainConfig
+from bert.errors import UserError, require
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main, call_on_main, is_main_process, is_multihost, sync_hosts
 from bert.runs.callbacks import Callback, RunStart
@@ -209,7 +210,9 @@ def call_and_end(
 
 
 def has_ended(run: RunFolder[Any]) -> bool:
-    """Whether all seeds of a run have results, and the transfer of a pretraining run has."""
+    """Whether all seeds of a run have results, and the transfer of a pretraining run has, and its schedule stays."""
+    if run.previous is not None:
+        return False
     results = read_results(run.path)
     if results is None or len(results.get("runs", [results])) != getattr(run.config, "num_seeds", 1):
         return False
@@ -222,6 +225,7 @@ def make_report(
     start_step: int,
     subject: Subject | None = None,
     callbacks: Sequence[Callback] = (),
+    baseline: tuple[str, float] | None = None,
 ) -> Report:
     """The report of a run, whose callbacks are told that it starts; on hosts that do not write, one that ignores
     everything."""
@@ -229,4 +233,17 @@ def make_report(
         return Report()
     for callback in callbacks:
         callback.on_start(RunStart(run.path, run.config, start_step, total_steps))
-    return RunReport(run.path, total_steps, start_step, run.config.training.log_every, subject, callbacks)
+    provisional = _lines_of_earlier_end(run) if run.extended_from == start_step else ()
+    every = run.config.training.log_every
+    return RunReport(run.path, total_steps, start_step, every, subject, callbacks, provisional, baseline)
+
+
+def _lines_of_earlier_end(run: RunFolder[Any]) -> list[str]:
+    """Splits whose last line was written because the run ended there, before it was extended.
+
+    Fine-tuning keeps the evaluation: its best checkpoint may be of that step.
+    """
+    training, end = run.config.training, require(run.extended_from, "extended_from")
+    splits = ["train"] if end % training.log_every else []
+    is_pretraining = isinstance(run.config, PretrainConfig)
+    return [*splits, "eval"] if is_pretraining and end % require(training.eval_every, "eval_every") else splits

@@ -149,7 +149,7 @@ class Task(ABC):
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         """The configuration with what ``fit`` and ``tune`` have found: `bert.load` knows the task by it.
 
-        Fields that are null until ``fit`` belong into `bert.runs.folder.DERIVED_KEYS`.
+        Fields that are null until ``fit`` belong into `bert.config.resume.DERIVED_KEYS`.
         """
         return data
 

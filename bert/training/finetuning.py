@@ -84,6 +84,7 @@ class BestCheckpoint(NamedTuple):
         params: the model's, on the host.
         counts: of its parameters.
         lines: all evaluation lines of metrics.jsonl.
+        divergence: a sentence if the training loss ended far above its start.
         dev_outputs: if this process made its evaluation last, and as final predictions are made; else None.
     """
 
@@ -92,6 +93,7 @@ class BestCheckpoint(NamedTuple):
     counts: ParameterCounts
     lines: list[dict[str, Any]]
     dev_outputs: Outputs | None
+    divergence: str | None
 
 
 def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestCheckpoint:
@@ -148,7 +150,7 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
         interrupts.raise_if_signalled(lines[-1]["step"])
     is_final = step == lines[-1]["step"] and setup.evaluator is setup.final_evaluator
     dev_outputs = evaluate.last_outputs if is_final else None
-    return BestCheckpoint(step, frozen.merge(params), counts, lines, dev_outputs)
+    return BestCheckpoint(step, frozen.merge(params), counts, lines, dev_outputs, report.divergence)
 
 
 def _take_frozen_weights(setup: Setup) -> FrozenWeights:
@@ -318,6 +320,7 @@ def _results(setup: Setup, best: BestCheckpoint, scores: Scores) -> dict[str, An
         **({"metric_labels": dict(task.metric_labels)} if task.metric_labels else {}),
         "collapsed": scores.collapsed,
         **({"remarks": scores.remarks} if scores.remarks else {}),
+        **({"divergence": best.divergence} if best.divergence else {}),
         **({"tuned": scores.tuned} if scores.tuned else {}),
         **({"details": scores.details} if scores.details else {}),
         "sample_input": list(task.sample(dev)),

@@ -44,9 +44,9 @@ from bert.training.assembly import build_classifier_with_language_model, build_t
 from bert.training.embedding_losses import embedding_objective
 from bert.training.evaluation import Evaluator, Split, TaskEvaluator
 from bert.training.initialization import Head, Log, model_config_from_source, with_vocab_size
-from bert.training.loop import num_train_steps
 from bert.training.losses import Apply, Objective, task_objective
 from bert.training.optimizer import ParameterPath, make_frozen_predicate, make_optimizer
+from bert.training.run_length import check_extension, num_train_steps
 from bert.training.sequence_evaluation import SequenceEvaluator
 from bert.training.token_losses import classifier_objective
 
@@ -150,6 +150,7 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
     by_length = task_loss(task, config).by_length and not config.language_model_weight
     batches = make_batches(train, config, parallel.row_shares, by_length)
     config = _resolve_defaults(config, len(batches))
+    run = check_extension(dataclasses.replace(run, config=config), len(batches), say)
     # Before other files: a folder without config.yaml belongs to no run.
     run = run.save_config(config, vocabulary=False)
     run.check_data(train.digest(), splits["dev"].features.digest())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +22,7 @@ from bert.errors import UserError
 from bert.interchange.names import POOLER, output_layer
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.metrics import unigram_log_probabilities
+from bert.runs.checkpoint import Checkpointer
 from bert.training.step import TrainState
 
 Params = dict[str, Any]
@@ -33,6 +36,36 @@ class CheckpointReader(Protocol):
     """Where the run's own states are: `Checkpointer`, or `MultihostCheckpointer`."""
 
     def restore(self, like: Any = None) -> tuple[int, Any] | None: ...
+
+
+@dataclass(frozen=True)
+class BranchedCheckpoints:
+    """The checkpoints of a run that continues the state of another one.
+
+    Attributes:
+        own: checkpoints of the run, which are read first.
+        source: folder of the other run.
+        step: its checkpoint.
+    """
+
+    own: CheckpointReader
+    source: Path
+    step: int
+    say: Log
+
+    def restore(self, like: Any = None) -> tuple[int, Any] | None:
+        """Returns step and state. Raises UserError if the state does not fit."""
+        if (restored := self.own.restore(like)) is not None:
+            return restored
+        with Checkpointer(self.source / "checkpoints", None, self.say) as checkpoints:
+            try:
+                return checkpoints.restore(like, self.step)
+            except UserError as error:
+                raise UserError(
+                    f"init_state is true, and the training state of {self.source} cannot be continued ({error}): keep "
+                    "what the run is trained with (optimizer.name, optimizer.max_grad_norm, data.objective, "
+                    "data.prediction), or remove init_state to take the weights alone"
+                ) from None
 
 
 class Initializable(Protocol):

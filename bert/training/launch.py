@@ -79,7 +79,10 @@ def pretrain(
     """
     with as_library_call():
         request = prepare_pretraining(config, init=init, output_dir=output_dir, overrides=overrides)
-        return start_or_resume(request, callbacks)
+        run = start_or_resume(request, callbacks)
+        for remark in run.results.get("remarks", ()):
+            main_process_only(LOGGER.warning)(remark)
+        return run
 
 
 def prepare_pretraining(

@@ -65,6 +65,8 @@ class TrainLoop:
         early_stopping: None for a run to ``end_step`` that keeps no best checkpoint.
         profiler: None for no trace.
         loss_factors: those of the `Objective`, for the log.
+        decide: number of the step -> how many steps the run is to have, if that is decided there; the loop then ends.
+        is_last: whether the run ends at ``end_step``, and not only a phase.
         average: whose mean is evaluated in place of the parameters that are trained; None for these.
     """
 
@@ -82,12 +84,15 @@ class TrainLoop:
     profiler: StepProfiler | None = None
     loss_factors: Mapping[str, float] = field(default_factory=dict)
     average: ParameterAverage | None = None
+    is_last: bool = True
+    decide: Callable[[int], int | None] = lambda step: None
 
     def __post_init__(self) -> None:
         self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
         self._timer = ThroughputTimer()
         self._too_many_skipped: SkippedStep | None = None
         self._stop_reason: str | None = None
+        self.decided_steps: int | None = None
 
     @property
     def is_stopped(self) -> bool:
@@ -108,13 +113,16 @@ class TrainLoop:
         if self.early_stopping is not None and self.early_stopping.best_step is not None:
             # A killed process may have named a step whose checkpoint was never completed.
             self.checkpoints.set_best(self.early_stopping.best_step)
+        self._log_if_missing()
         self._evaluate_if_missing()
+        self.decided_steps = self.decide(self._step)
         if not self._has_ended():
             self._load_batch()
         while not self._has_ended():
             self._advance()
             if self._is_due(self.config.log_every):
                 self._log()
+                self.decided_steps = self.decide(self._step)
             self._update_average()
             if self._is_due(self.config.checkpoint_every):
                 self._save()
@@ -138,7 +146,15 @@ class TrainLoop:
 
     def _has_ended(self) -> bool:
         stopped_early = self.early_stopping is not None and self.early_stopping.should_stop(self._step)
-        return self._step >= self.end_step or stopped_early or self.is_stopped
+        is_decided = self.decided_steps is not None
+        return self._step >= self.end_step or stopped_early or self.is_stopped or is_decided
+
+    def _log_if_missing(self) -> None:
+        """Logs the last steps of a run that was shortened to the steps that were done."""
+        if self._step < self.end_step or broadcast_from_main(partial(self.report.has_line, self._step, "train")):
+            return
+        if self.parallel.to_host(self._state.sums)["grad_norm"][1]:
+            self._log()
 
     def _evaluate_if_missing(self) -> None:
         """Evaluates a restored state if a signal or a kill came between its checkpoint and its evaluation."""
@@ -147,7 +163,7 @@ class TrainLoop:
 
     def _evaluate_once(self) -> None:
         """Evaluates this step unless metrics.jsonl has it."""
-        if not broadcast_from_main(partial(self.report.evaluated, self._step)):
+        if not broadcast_from_main(partial(self.report.has_line, self._step, "eval")):
             self._update_average()
             self._run_evaluation()
             self._raise_if_interrupted()
@@ -193,6 +209,8 @@ class TrainLoop:
             step, metrics = self._in_flight.popleft()
             num_consecutive, _ = self.parallel.to_host(metrics.skipped)
             self.report.step(step)
+            if step == 1:
+                self.report.first_loss(float(self.parallel.to_host(metrics.loss)))
             if num_consecutive:
                 self._report_skipped(step, self.parallel.to_host(metrics))
 
@@ -222,6 +240,8 @@ class TrainLoop:
         metrics["learning_rate"] = float(self.schedule(self._step - 1 - int(skipped[1])))
         metrics["tokens_per_second"] = self._timer.lap()
         self._report_metrics("train", metrics)
+        if self.is_last and self._step == self.end_step and self._step % self.config.log_every:
+            return  # if the run is extended, these steps belong to the next log line
         zeros = {name: np.zeros(2, np.float32) for name in self._state.sums}
         self._state = self._state.replace(sums=self.parallel.put_state(zeros))
 
@@ -303,10 +323,3 @@ class ThroughputTimer:
 def count_parameters(params: Any) -> int:
     """Number of elements in a tree of arrays (or shapes)."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-
-
-def num_train_steps(config: TrainingConfig, steps_per_epoch: float) -> int:
-    """Steps of a run: `training.steps`, or `training.epochs` passes."""
-    if config.steps is not None:
-        return config.steps
-    return max(1, round(require(config.epochs, "training.epochs") * steps_per_epoch))

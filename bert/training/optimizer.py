@@ -154,13 +154,16 @@ def no_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule
     return optax.constant_schedule(config.learning_rate)
 
 
+def num_decay_steps(config: OptimizerConfig, warmup: int, total_steps: int) -> int:
+    """Steps in which the learning rate of ``warmup_stable_decay`` falls."""
+    return min(max(round(config.decay_ratio * total_steps), 1), total_steps - warmup)
+
+
 def stable_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
     """The peak, and in the last ``decay_ratio`` of the run a line down to ``final_rate`` of it (Hu et al. 2024, section
     4, and Haegele et al. 2024)."""
-    num_decay_steps = min(max(round(config.decay_ratio * (warmup + steps)), 1), steps)
-    return optax.join_schedules(
-        [no_decay(config, warmup, steps), linear_decay(config, warmup, num_decay_steps)], [steps - num_decay_steps]
-    )
+    decay = num_decay_steps(config, warmup, warmup + steps)
+    return optax.join_schedules([no_decay(config, warmup, steps), linear_decay(config, warmup, decay)], [steps - decay])
 
 
 DECAYS = {

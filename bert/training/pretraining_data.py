@@ -22,7 +22,7 @@ from bert.data.pretraining.dataset import PretrainingDataset
 from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_predictions
 from bert.data.pretraining.shards import open_rows
 from bert.data.pretraining.stream_readers import StreamLoader
-from bert.errors import UserError
+from bert.errors import UserError, require
 from bert.inference.pretrained import Pretrained
 from bert.messages import LOGGER
 from bert.parallel import multihost
@@ -39,7 +39,8 @@ from bert.tokenizer.vocabulary import (
 )
 from bert.training.distillation import Teacher
 from bert.training.initialization import Log, with_vocab_size
-from bert.training.loop import CheckpointWriter, num_train_steps
+from bert.training.loop import CheckpointWriter
+from bert.training.run_length import check_extension, num_train_steps
 from bert.training.streaming import StreamCheckpoints, make_rows, read_starts
 
 
@@ -94,6 +95,12 @@ class PretrainingData:
     def total_steps(self) -> int:
         return self.phases[-1].phase.end
 
+    def with_steps(self, config: PretrainConfig) -> PretrainingData:
+        """The same data for a configuration with another number of steps, at the end of the last phase."""
+        phases = resolve_phases(config, require(config.training.steps, "training.steps"))
+        changed = [dataclasses.replace(data, phase=phase) for data, phase in zip(self.phases, phases, strict=True)]
+        return dataclasses.replace(self, phases=changed)
+
     def __enter__(self) -> PretrainingData:
         return self
 
@@ -138,6 +145,7 @@ def prepare_data(
             warn(warning)
         if run.is_writer:
             save_tokenizer(tokenizer, run.path)
+    run = check_extension(dataclasses.replace(run, config=config), _steps_per_epoch(config, datasets[0]), say)
     run = run.save_config(config)
     streams = _open_streams(run, tokenizer, datasets, process, say) if config.data.streaming else None
     return run, PretrainingData(tokenizer, open_phases(config, tokenizer, datasets, process, streams))
@@ -175,8 +183,7 @@ def open_phases(
     train_rows = [open_rows(examples.train) for examples in datasets] if streams is None else streams
     loader_class: type[PretrainingLoader] = PretrainingLoader if streams is None else StreamLoader
     num_rows_read: Counter[Path] = Counter()
-    steps_per_epoch = len(train_rows[0]) / config.training.batch_size  # a batch may read on into the next epoch
-    spans = resolve_phases(config, num_train_steps(config.training, steps_per_epoch))
+    spans = resolve_phases(config, num_train_steps(config.training, _steps_per_epoch(config, datasets[0])))
     for phase, examples, rows in zip(spans, datasets, train_rows, strict=True):
         batch_size = phase.config.training.batch_size
         loader = loader_class(
@@ -195,6 +202,11 @@ def open_phases(
             data = dataclasses.replace(data, tokens_per_byte=_tokens_per_byte(data, byte_counts))
         phases.append(data)
     return phases
+
+
+def _steps_per_epoch(config: PretrainConfig, examples: PretrainingDataset) -> float:
+    """Steps of a pass over the training rows; a batch may read on into the next epoch."""
+    return len(open_rows(examples.train)) / config.training.batch_size
 
 
 def _tokens_per_byte(data: PhaseData, byte_counts: np.ndarray) -> float | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from bert import metrics
 from bert.config import PretrainConfig
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.inference.pretrained import Pretrained
@@ -91,13 +95,44 @@ def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None =
     )
 
 
+def unigram_loss(config: PretrainConfig, data: PretrainingData) -> tuple[str, float]:
+    """Name of the loss per predicted token, and its value for the training text and token frequencies alone."""
+    prediction = PREDICTIONS[config.data.prediction]
+    counts = predictable_counts(data.phases[0].examples, data.tokenizer, prediction.special_tokens)
+    log_probabilities = metrics.unigram_log_probabilities(counts)
+    return prediction.perplexity_loss, -float(np.sum(np.exp(log_probabilities) * log_probabilities))
+
+
+def remarks(name: str, loss: float | None, baselines: Mapping[str, Any], divergence: str | None) -> list[str]:
+    """Sentences about a run that learned nothing.
+
+    Args:
+        name, loss: held-out loss per predicted token; None if it is not finite.
+        baselines: of results.json.
+        divergence: a sentence if the training loss ended far above its start.
+    """
+    found = [] if divergence is None else [divergence]
+    expected = baselines["unigram"].get("loss")
+    if expected is not None and (loss is None or not loss < expected):
+        found.append(
+            f"nothing was learned: held-out {name} is {math.nan if loss is None else loss:.4g}, and token frequencies "
+            f"alone have {expected:.4g}; train longer, or with another optimizer.learning_rate, before starting from it"
+        )
+    return found
+
+
 def write_results(
-    run: RunFolder[PretrainConfig], data: PretrainingData, state: TrainState, start_time: float
+    run: RunFolder[PretrainConfig],
+    data: PretrainingData,
+    state: TrainState,
+    divergence: str | None,
+    start_time: float,
 ) -> dict[str, Any]:
     """Writes results.json and the final curves.
 
     Args:
         state: the last one, on the host.
+        divergence: a sentence if the training loss ended far above its start.
         start_time: by `time.perf_counter`.
 
     Returns:
@@ -118,12 +153,15 @@ def write_results(
     last = next((phase for phase in data.phases if step <= phase.phase.end), data.phases[-1])
     counts = predictable_counts(last.examples, data.tokenizer, prediction.special_tokens)
     scores = scores_of_line(read_eval_metrics(run.path)[-1])
+    baselines = prediction.baselines(last.eval_batches(), objective, counts, scores)
+    found = remarks(prediction.perplexity_loss, scores[prediction.perplexity_loss], baselines, divergence)
     results: dict[str, Any] = {
         "steps": step,
         **({"teacher": {"source": config.teacher, "checksum": config.checksum}} if config.teacher else {}),
         "eval": scores,
         "corpus": {**_counts_of_text(last), "fingerprint": last.examples.corpus},
-        "baselines": prediction.baselines(last.eval_batches(), objective, counts, scores),
+        "baselines": baselines,
+        **({"remarks": found} if found else {}),
         prediction.examples_name: prediction.examples(model, last.eval_rows),
         "seconds": round(time.perf_counter() - start_time, 1),
     }

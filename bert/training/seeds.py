@@ -22,6 +22,7 @@ from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder, open_run
 from bert.training.finetuning import finetune
 from bert.training.initialization import Log
+from bert.training.run_length import discard_results
 
 
 def finetune_seeds(
@@ -36,6 +37,8 @@ def finetune_seeds(
         Interrupted: a signal came; the state of the seed under way is saved.
     """
     began, say = time.perf_counter(), multihost.main_process_only(say)
+    if run.previous is not None and run.is_writer:
+        discard_results(run)
     run = run.save_config(run.config)
     record_environment(run)
     runs = []
@@ -47,7 +50,7 @@ def finetune_seeds(
         config = dataclasses.replace(run.config, seed=seed, num_seeds=1, output_dir=folder, data=data)
         with open_run(config, run.mirror) as one:
             read_results = partial(metrics_log.read_results, one.path)
-            finished = multihost.broadcast_from_main(read_results) if one.resumed else None
+            finished = multihost.broadcast_from_main(read_results) if one.resumed and one.previous is None else None
             if finished is not None:
                 say(f"seed {seed} has ended before: {folder}")
                 runs.append(finished)

@@ -19,7 +19,7 @@ from bert.config.sweep import Space, corners, describe_space, grid, parse_space,
 from bert.config.yaml_io import keys_of, load_config
 from bert.errors import UserError, require
 from bert.inference.run import Run
-from bert.messages import LOGGER, log_info
+from bert.messages import LOGGER, format_number, log_info
 from bert.parallel.multihost import broadcast_from_main, is_multihost, main_process_only
 from bert.runs.callbacks import Callback
 from bert.runs.metrics_log import read_results, to_jsonable
@@ -255,8 +255,8 @@ def table(ranked: Sequence[dict[str, Any]], metric: str, config: PretrainConfig 
     losses = ["loss"] * (metric != "loss")
     rows: list[tuple[str, ...]] = [(*short_names(ranked[0]["values"]), metric, *losses, "seconds", "")]
     for trial in ranked:
-        deviation = "" if trial["standard_deviation"] is None else f" +-{trial['standard_deviation']:.4f}"
-        score, *more = ("-" if trial[name] is None else f"{trial[name]:.4f}" for name in ("score", *losses))
+        deviation = "" if trial["standard_deviation"] is None else f" +-{format_number(trial['standard_deviation'], 4)}"
+        score, *more = ("-" if trial[name] is None else format_number(trial[name], 4) for name in ("score", *losses))
         seconds = "-" if trial["seconds"] is None else f"{trial['seconds']:.0f}"
         note = "ended early" if trial["pruned"] else "collapsed" if trial["collapsed"] else ""
         values = map(value_text, trial["values"].values())

@@ -17,16 +17,13 @@ from bert.config.yaml_io import load_config
 from bert.errors import UserError, require
 from bert.parallel import multihost
 from bert.runs import metrics_log, shared_run
-from bert.runs.folder import RunFolder, open_run
+from bert.runs.folder import TRANSFER, RunFolder, open_run
 from bert.tasks import make_task
 from bert.tasks.lexical_baseline import lexical_baseline
 from bert.tasks.splits import read_splits
 from bert.training.finetuning import finetune
 from bert.training.initialization import Log
 from bert.training.seeds import finetune_seeds
-
-FOLDER = "transfer"
-"""Below the run's folder: one fine-tuning run from each encoder, and what they print."""
 
 PRETRAINED, RANDOM = "pretrained", "random_weights"
 
@@ -44,7 +41,7 @@ def transfer_config(config: PretrainConfig) -> FinetuneConfig:
         raise UserError(
             f"transfer {name} names no data: copy {path} to a file of yours, set data.dir in it, and pass that file"
         )
-    recipe = dataclasses.replace(recipe, init=run, output_dir=os.path.join(run, FOLDER, PRETRAINED))
+    recipe = dataclasses.replace(recipe, init=run, output_dir=os.path.join(run, TRANSFER, PRETRAINED))
     recipe.check()
     make_task(recipe)
     if recipe.data.max_length > config.model.max_position_embeddings:
@@ -80,7 +77,7 @@ def measure_transfer(run: RunFolder[PretrainConfig], say: Log) -> dict[str, Any]
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, sample_seed=recipe.seed))
     splits = read_splits(make_task(recipe), recipe)
     task, train, dev = splits.task, splits.examples["train"], splits.examples["dev"]
-    folder = os.path.join(require(run.config.output_dir, "output_dir"), FOLDER, RANDOM)
+    folder = os.path.join(require(run.config.output_dir, "output_dir"), TRANSFER, RANDOM)
     random = dataclasses.replace(recipe, init="none", architecture_from=recipe.init, output_dir=folder)
     results: dict[str, Any] = {"task": task.name, "metric": task.main_metric}
     results |= {"train_rows": len(train), "dev_rows": len(dev)}
@@ -96,7 +93,7 @@ def measure_transfer(run: RunFolder[PretrainConfig], say: Log) -> dict[str, Any]
 
 def _finetune(config: FinetuneConfig, within: RunFolder[PretrainConfig]) -> list[float]:
     """The main metric of each seed; what the runs print is appended to a file."""
-    log = within.path / FOLDER / "log.txt"
+    log = within.path / TRANSFER / "log.txt"
     log.parent.mkdir(exist_ok=True)
     with (
         open_run(config, within.mirror) as run,

@@ -1,6 +1,7 @@
 """metrics.jsonl across kills, what the terminal shows, curves.png and results.json."""
 
 import json
+import math
 import sys
 
 import numpy as np
@@ -13,7 +14,7 @@ from bert.runs import report
 from bert.runs.curves import Subject, plot_curves
 from bert.runs.metrics_log import MetricsLog, atomic_write, read_metrics, write_results
 from bert.runs.progress import Progress, StepCosts, format_duration, format_metrics, log_table
-from bert.runs.report import RunReport
+from bert.runs.report import Divergence, RunReport
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -325,3 +326,36 @@ def test_replaced_file_is_the_old_one_until_the_new_one_is_whole(tmp_path):
         write_half()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("start", "losses", "reported"),
+    [
+        (6.0, [7.0, 17.0, 5.0], []),
+        (6.0, [7.0, 19.0, 2.6e6], [19.0]),
+        (6.0, [math.inf, 19.0], [math.inf]),
+        (6.0, [math.nan, 5.0], []),
+        (0.01, [0.5, 2.5], []),  # a model that is trained further
+        (0.01, [3.5], [3.5]),
+        (None, [6.0, 7.0, 19.0], []),
+    ],
+)
+def test_a_loss_far_above_its_start_is_reported_once(start, losses, reported) -> None:
+    divergence = Divergence([], None)
+    if start is not None:
+        divergence.start(start)
+    found = [loss for step, loss in enumerate(losses, 1) if divergence.update(step, {"loss": loss})]
+    assert found == reported
+
+
+def test_a_resumed_run_compares_with_its_first_line_and_with_token_frequencies() -> None:
+    lines = [{"step": 100, "split": "train", "loss": 6.5}]
+    assert "began at 6.5" in str(Divergence(lines, None).update(200, {"loss": 20.0}))
+    assert Divergence([], ("mlm_loss", 7.0)).update(200, {"loss": 14.0, "mlm_loss": 13.5}) is None
+    assert "frequencies alone have 7" in str(
+        Divergence([], ("mlm_loss", 7.0)).update(200, {"loss": 16.0, "mlm_loss": 15.0})
+    )
+    recovered = Divergence(lines, None)
+    recovered.update(200, {"loss": 20.0})
+    recovered.update(300, {"loss": 5.0})
+    assert recovered.sentence is None

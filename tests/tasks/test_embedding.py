@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from bert.config import ColumnsConfig, EmbeddingConfig, FinetuneConfig, TaskDataConfig, TrainingConfig
+from bert.config.resume import DERIVED_KEYS
 from bert.data.text_groups import TextGroups
 from bert.errors import UserError
-from bert.runs.folder import DERIVED_KEYS
 from bert.tasks import make_task
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.readers.text_pairs import TextExamples

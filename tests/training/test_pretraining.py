@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -385,3 +386,16 @@ def test_a_batch_that_devices_cannot_share_is_refused(tmp_path: Path, corpus: Pa
     monkeypatch.setenv("BERT_NUM_DEVICES", "8")
     arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, "--training.batch_size=12"]
     assert "training.batch_size (12) is not divisible by 8 devices" in fails(main, *arguments)
+
+
+@pytest.mark.medium
+def test_a_run_that_diverged_says_so_once_and_is_not_recommended(corpus, tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+    wild = ["--optimizer.learning_rate=30", "--training.log_every=1", "--training.steps=12"]
+    assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *wild]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("diverged") == 1
+    results = json.loads((run / "results.json").read_text())
+    assert "diverged" in results["remarks"][0] and "nothing was learned" in results["remarks"][1]
+    assert "nothing was learned" in said.out and "--init" not in said.out
+    assert not re.search(r"\d{20}", said.out)

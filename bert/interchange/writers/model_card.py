@@ -10,6 +10,7 @@ import jax
 import yaml
 
 from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX
+from bert.config.resume import INCIDENTAL_KEYS
 from bert.config.validation import PATHS
 from bert.errors import UserError
 from bert.files import read_json
@@ -19,7 +20,6 @@ from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.interchange.hub import is_downloaded
 from bert.interchange.names import has_decoder
 from bert.metrics.tagging_schemes import is_span_tag
-from bert.runs.folder import RESUMABLE_KEYS
 
 PIPELINES = {
     "BertForPreTraining": "fill-mask",
@@ -119,11 +119,11 @@ def _recipe(source: Path) -> dict[str, Any]:
         content = {}
     if not isinstance(content, dict):
         return {}
-    for key in {*PATHS, *RESUMABLE_KEYS}:
+    for key in {*PATHS, *INCIDENTAL_KEYS}:
         section, _, name = key.rpartition(".")
         inside = content.get(section) if section else content
         for settings in inside if isinstance(inside, list) else [inside or {}]:
-            if name in settings and (key in RESUMABLE_KEYS or not _is_public(key, settings[name])):
+            if name in settings and (key in INCIDENTAL_KEYS or not _is_public(key, settings[name])):
                 del settings[name]
     return content
 

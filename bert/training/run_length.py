@@ -1,0 +1,248 @@
+"""The number of steps of a run: its extension on resume, and a budget of minutes that decides on it."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert.config import FinetuneConfig, OptimizerConfig, PretrainConfig, TrainingConfig
+from bert.config.pretraining import resolve_phases
+from bert.errors import UserError, require
+from bert.files import write_atomic
+from bert.messages import LOGGER
+from bert.parallel.multihost import broadcast_from_main
+from bert.runs.checkpoint_directory import CheckpointDirectory
+from bert.runs.folder import BUDGET_FILE, LENGTH_KEYS, TRANSFER, RunFolder, read_budget
+from bert.runs.metrics_log import RESULTS
+from bert.runs.progress import StepCosts
+from bert.training.initialization import Log
+from bert.training.optimizer import learning_rate_schedule, num_decay_steps
+
+
+def num_train_steps(config: TrainingConfig, steps_per_epoch: float) -> int:
+    """Steps of a run: `training.steps`, or `training.epochs` passes."""
+    if config.steps is not None:
+        return config.steps
+    return max(1, round(require(config.epochs, "training.epochs") * steps_per_epoch))
+
+
+def check_extension(run: RunFolder[Any], steps_per_epoch: float, say: Log) -> RunFolder[Any]:
+    """Checks that a resumed run with another schedule continues as if it had been planned with it.
+
+    Call it before the new configuration is saved. If the run has ended before, its results are removed: those of more
+    steps take their place.
+
+    Args:
+        steps_per_epoch: of the training rows.
+
+    Raises:
+        UserError: a step that is done would have had another learning rate, or another phase.
+    """
+    if run.previous is None:
+        return run
+    before = num_train_steps(run.previous.training, steps_per_epoch)
+    after = num_train_steps(run.config.training, steps_per_epoch)
+    steps = broadcast_from_main(CheckpointDirectory(run.checkpoints).steps)
+    step = steps[-1] if steps else 0
+    if after < step:
+        raise UserError(
+            f"training.steps is {after}, but the run in {run.path} is at step {step}: set it to at least {step}"
+        )
+    same = num_equal_steps(run.previous, before, run.config, after, step)
+    if same < step:
+        raise UserError(_other_schedule(run, steps, before, after, same))
+    say(f"continues at step {step:,} with the schedule of a run of {after:,} steps; it had {before:,}")
+    if run.is_writer:
+        discard_results(run)
+    return dataclasses.replace(run, previous=None, extended_from=before)
+
+
+def discard_results(run: RunFolder[Any]) -> None:
+    """Removes what a run writes at its end, since it is to be trained further."""
+    (run.path / RESULTS).unlink(missing_ok=True)
+    shutil.rmtree(run.path / TRANSFER, ignore_errors=True)
+
+
+def num_equal_steps(
+    before: PretrainConfig | FinetuneConfig,
+    steps_before: int,
+    after: PretrainConfig | FinetuneConfig,
+    steps_after: int,
+    limit: int,
+) -> int:
+    """How many of the first ``limit`` steps have the same learning rate and the same phase in two runs.
+
+    Args:
+        steps_before, steps_after: of the two runs, which may be shorter than ``limit``.
+    """
+    rows = [_steps_of(config, total, limit) for config, total in ((before, steps_before), (after, steps_after))]
+    length = min(map(len, rows))
+    different = np.flatnonzero((rows[0][:length] != rows[1][:length]).any(axis=1))
+    return int(different[0]) if len(different) else length
+
+
+def _steps_of(config: PretrainConfig | FinetuneConfig, total_steps: int, limit: int) -> np.ndarray:
+    """[S, 2] float64: number of the phase and learning rate of each step."""
+    spans: list[tuple[int, int, OptimizerConfig]] = [(0, total_steps, config.optimizer)]
+    if isinstance(config, PretrainConfig):
+        spans = [(phase.first, phase.end, phase.config.optimizer) for phase in resolve_phases(config, total_steps)]
+    rows = [np.zeros((0, 2))]
+    for number, (first, end, optimizer) in enumerate(spans):
+        rates = learning_rate_schedule(optimizer, total_steps)(jnp.arange(first, max(first, min(end, limit))))
+        rows.append(np.stack([np.full(len(rates), number), np.asarray(rates, np.float64)], axis=1))
+    return np.concatenate(rows)
+
+
+def _other_schedule(run: RunFolder[Any], checkpoints: list[int], before: int, after: int, same: int) -> str:
+    """The sentence for a schedule that differs after ``same`` steps."""
+    config, step, fixes = run.config, checkpoints[-1], []
+    previous = require(run.previous, "the configuration so far")
+    change = f"{before} to {after} steps" if before != after else f"optimizer.schedule {config.optimizer.schedule}"
+    warmup = previous.optimizer.num_warmup_steps(before)
+    kept = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup))
+    if num_equal_steps(previous, before, kept, after, step) == step:
+        fixes.append(f"pass --optimizer.warmup_steps {warmup} to keep the warm-up")
+    elif isinstance(config, PretrainConfig):
+        at = max([number for number in checkpoints if number <= same], default=step)
+        fixes.append(f"branch from it with --init {run.path}@{at} --init_state true and another --output_dir")
+    else:
+        fixes.append("name another --output_dir")
+    return (
+        f"the run in {run.path} is at step {step}, and from {change} the learning rate or the phase of its step "
+        f"{same + 1} would change: {', or '.join(fixes)}, or resume it with --config {run.path / 'config.yaml'}"
+    )
+
+
+RESERVE_SECONDS, RESERVE_SHARE = 10.0, 0.02
+"""Time of a budget that is left for what is not measured: scoring the baselines and examples, plots, and noise."""
+
+BYTES_PER_SECOND = 1e8
+"""Assumed speed of writing a checkpoint."""
+
+
+class TimeBudget:
+    """Decides how many steps a run has, so that it ends within ``training.max_minutes``.
+
+    The steps are decided on once, as late as possible: at the last log line before the learning rate has to fall, or
+    before the run has to end. Up to there the schedule does not depend on them, so the run equals one that was
+    planned with as many. config.yaml then has the steps in place of the minutes.
+
+    Use it in a ``with``, which records the time of an interrupted run.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder[PretrainConfig],
+        start_time: float,
+        say: Log,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """
+        Args:
+            run: its budget.json has the time of earlier sessions.
+            start_time: of this session, by ``clock``.
+        """
+        self._run, self._say, self._clock = run, say, clock
+        self._begin = start_time - read_budget(run.path).get("seconds", 0.0)
+        self._limit = 60 * require(run.config.training.max_minutes, "training.max_minutes")
+        self._costs: StepCosts | None = None
+        self._steps: int | None = None
+
+    def __enter__(self) -> TimeBudget:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._record()
+
+    def start(self, most_steps: int, step: int, costs: StepCosts, compilation: float, state: Any) -> None:
+        """Training starts.
+
+        Args:
+            most_steps: maximum number of steps.
+            step: steps done.
+            costs: of all steps up to ``most_steps``.
+            compilation: seconds in which the steps are compiled, which is done again once the steps are decided on.
+            state: the training state, on the host.
+        """
+        self._most_steps, self._first, self._costs = most_steps, step, costs
+        self._first_time = self._clock()
+        size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state))
+        _, _, evaluation = costs.evaluations[-1]
+        reserve = RESERVE_SECONDS + RESERVE_SHARE * self._limit
+        self._end_seconds = reserve + compilation + 2 * evaluation + 2 * size / BYTES_PER_SECOND
+
+    def decide(self, step: int) -> int | None:
+        """Returns the number of steps if it has to be decided on after this step, the same on every host."""
+        return broadcast_from_main(partial(self._decide, step))
+
+    def save(self, steps: int) -> RunFolder[PretrainConfig]:
+        """Records the steps that were decided on, and returns the run with them."""
+        training = self._run.config.training
+        self._steps = steps
+        self._record()
+        training = dataclasses.replace(training, steps=steps, epochs=None, max_minutes=None)
+        return self._run.save_config(dataclasses.replace(self._run.config, training=training))
+
+    def _decide(self, step: int) -> int | None:
+        self._record()
+        if self._costs is None or step >= self._most_steps or self._decay_start(self._most_steps) < step:
+            return None
+        left = self._limit - (self._clock() - self._begin)
+        low, high = self._least_steps(step), self._most_steps
+        if self._seconds(step, high) <= left:
+            return None
+        fits = bisect.bisect_right(range(low, high), left, key=partial(self._seconds, step)) + low - 1
+        log_every = self._run.config.training.log_every
+        if fits >= low and self._decay_start(fits) > step + log_every:
+            return None  # the next log line is in time
+        steps = max(fits, low)
+        self._say(
+            f"training.max_minutes: {left / 60:.1f} of {self._limit / 60:g} minutes are left after step {step:,}, so "
+            f"the run has {steps:,} steps"
+        )
+        if (late := self._seconds(step, steps) - left) > self._end_seconds:
+            LOGGER.warning(f"the run is estimated to end {late / 60:.1f} minutes after training.max_minutes")
+        return steps
+
+    def _seconds(self, step: int, steps: int) -> float:
+        """Estimated seconds from a step to the end of a run of some steps."""
+        costs = require(self._costs, "the costs of steps")
+        expected, measured = costs.cost(self._first, step), self._clock() - self._first_time
+        slowness = measured / expected if expected > 0 else 1.0
+        return slowness * costs.cost(step, steps) + self._end_seconds
+
+    def _least_steps(self, step: int) -> int:
+        """The fewest steps of a run whose learning rate is still at its peak after this step."""
+        config = self._run.config
+        last = resolve_phases(config, self._most_steps)[-1]
+        first = max(step, config.optimizer.num_warmup_steps(self._most_steps) + 1, last.first + 1)
+        return next(steps for steps in itertools.count(first) if self._decay_start(steps) >= step)
+
+    def _decay_start(self, steps: int) -> int:
+        """The step after which the learning rate of a run of some steps falls, or after which it ends."""
+        optimizer = self._run.config.optimizer
+        if optimizer.schedule != "warmup_stable_decay":
+            return steps
+        return steps - num_decay_steps(optimizer, optimizer.num_warmup_steps(steps), steps)
+
+    def _record(self) -> None:
+        if not self._run.is_writer:
+            return
+        training = self._run.config.training
+        content = {
+            "requested": {key: getattr(training, key) for key in LENGTH_KEYS},
+            "seconds": self._clock() - self._begin,
+            "steps": self._steps,
+        }
+        write_atomic(self._run.path / BUDGET_FILE, json.dumps(content, indent=2) + "\n")
