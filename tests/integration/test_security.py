@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import io
@@ -19,6 +20,8 @@ import jax
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFile
+from safetensors import SafetensorError
+from tokenizers import Regex, Tokenizer, models, normalizers
 
 import bert
 from bert.commands.compare import main as compare
@@ -31,7 +34,12 @@ from bert.config import PretrainConfig
 from bert.config.run_file import check_vocabulary, load_run_config, redact_paths, save_run_config
 from bert.config.yaml_io import dump, keys_of, parse_dict, parse_yaml
 from bert.data.cache import CacheCopy
+from bert.data.features import tokenize
+from bert.demo.guard import MAX_BODY, RequestGuard, hosts_of
 from bert.errors import UserError, is_redacted, redact
+from bert.files import atomic_directory, write_safetensors
+from bert.inference.attention_maps import compute_attention_map
+from bert.model.heads import HEADS
 from bert.object_store import ObjectStore, path_of_key
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.environment import describe_environment, read_environment, without_secrets
@@ -42,6 +50,7 @@ from bert.runs.mirror import Mirror
 from bert.tokenizer.vocabulary import load_tokenizer
 from bert.urls import fetch, remote_files
 from tests.conftest import SMALL_RUN
+from tests.tiny_models import CONFIG, TASKS, model_of
 
 ESCAPES = (
     "../../victim/authorized_keys",
@@ -462,3 +471,92 @@ def test_a_damaged_newest_checkpoint_is_a_warning(
         with contextlib.suppress(UserError):
             call()
         assert f"checkpoint {newest} is damaged" in capsys.readouterr().err
+
+
+# No answer comes from numbers that are not finite.
+
+
+def damaged(folder: Path, value: float) -> bert.Pretrained:
+    """A classifier whose weights are all ``value``."""
+    model = model_of(folder, HEADS["classification"](CONFIG, 2), TASKS["classification"])
+    return dataclasses.replace(model, params=jax.tree.map(lambda leaf: np.full_like(leaf, value), model.params))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_no_answer_is_not_finite(tmp_path: Path, value: float) -> None:
+    model = damaged(tmp_path, value)
+    for call in (model.predict, model.embed, model.encode, lambda texts: compute_attention_map(model, texts[0])):
+        with pytest.raises(UserError, match=r"input 1: .*NaN"):
+            call(["ba ko"])
+
+
+# Hostile models cost neither memory nor a stack trace.
+
+
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings", "num_labels"]
+)
+@pytest.mark.parametrize("value", [2**31 - 1, 2**31, 10**400, -1, 1.5, True, "12", [1]])
+def test_sizes_are_checked_before_memory_is_taken(tmp_path: Path, key: str, value: Any) -> None:
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 8, "max_position_embeddings": 16, "type_vocab_size": 2, "hidden_act": "gelu"}
+    content = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **sizes, key: value}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"config.json: {key} is"):
+        bert.load(tmp_path)
+
+
+def test_a_panic_of_the_tokenizer_is_one_error(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "[PAD]": 3, "[MASK]": 4}))
+    tokenizer.normalizer = normalizers.Replace(Regex("(a+)+$"), "")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="the tokenizer fails on 'aaa"):
+        tokenize(load_tokenizer(tmp_path), ["a" * 60 + "b"], 16)
+
+
+def test_messages_control_no_terminal() -> None:
+    assert str(UserError("\x1b[2J\x9b\u202e")) == r"\x1b[2J\x9b\u202e"
+
+
+def test_an_export_to_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    with pytest.raises(UserError, match="No space left"), atomic_directory(tmp_path / "out") as draft:
+        write_safetensors(draft / "model.safetensors", {})
+    assert files_below(tmp_path) == set()
+
+
+# The demo serves your browser alone.
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "body", "status"),
+    [
+        ([(b"host", b"localhost:7860")], "/config", b"", 200),
+        ([(b"host", b"evil.example")], "/config", b"", 421),
+        ([], "/config", b"", 421),
+        ([(b"host", b"localhost")], "/gradio_api/upload", b"", 403),
+        ([(b"host", b"localhost"), (b"content-length", b"200000000")], "/gradio_api/call/predict", b"", 413),
+        ([(b"host", b"localhost")], "/gradio_api/call/predict", b" " * (MAX_BODY + 1), 413),
+    ],
+)
+def test_the_demo_rejects_other_hosts_large_bodies_and_uploads(
+    headers: list[tuple[bytes, bytes]], path: str, body: bytes, status: int
+) -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guard = RequestGuard(app, hosts_of("127.0.0.1"))
+    asyncio.run(guard({"type": "http", "path": path, "headers": headers}, receive, send))
+    assert sent[0]["status"] == status
