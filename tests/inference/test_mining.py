@@ -79,7 +79,7 @@ def test_a_scorer_is_checked_before_the_corpus_is_embedded(model: bert.Pretraine
     monkeypatch.setattr(bert.Pretrained, "embed", lambda *_: pytest.fail("it was embedded"))
     with pytest.raises(bert.UserError, match="no label 1"):
         model.mine_negatives(ROWS, CORPUS, scorer=Scorer())
-    with pytest.raises(bert.UserError, match="is not fine-tuned"):
+    with pytest.raises(bert.UserError, match="is an encoder, which gives pairs"):
         model.mine_negatives(ROWS, CORPUS, scorer=model)
 
 

@@ -152,7 +152,7 @@ def test_documents_are_ranked_by_the_score_or_the_probability_of_a_label(models:
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
-        ("encoder", ("a", ["b"]), "made is not fine-tuned for a task"),
+        ("encoder", ("a", ["b"]), "made is an encoder, which gives pairs"),
         ("tagging", ("a", ["b"]), r"made gives pairs of texts no score \(conll2003\)"),
         ("pairs", ("a", ["b"], "good"), "label is 'good', and the labels of made are 'not_equivalent', 'equivalent'"),
         ("classification", ("a", ["b"], "no"), r"no score \(classification\): use a reranker, .* of pairs"),
