@@ -22,6 +22,7 @@ from bert.data.dialects import DELIMITERS, Dialect, csv_reader, detect_dialect
 from bert.data.json_text import parse_json
 from bert.errors import UserError, quoted
 from bert.files import require_content
+from bert.messages import WarningText
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -294,7 +295,8 @@ def _named_rows(
             yield line_number, dict(zip(names, cells, strict=True))
     if short:
         counted = "1 row" if len(short) == 1 else f"{len(short)} rows"
-        notes.append(f"{path}: {counted} of too few columns left out (line {listed_numbers(short)})")
+        text = f"{path}: {counted} of too few columns left out (line {listed_numbers(short)})"
+        notes.append(WarningText(text))
 
 
 def table_rows(

@@ -19,6 +19,7 @@ import numpy as np
 from bert.config import TaskDataConfig
 from bert.data.records import Records
 from bert.errors import UserError, quoted
+from bert.messages import WarningText
 from bert.tasks.class_weights import class_weights
 from bert.tasks.column_files import ColumnFilesTask
 from bert.tasks.multilabel import MultilabelTask, check_label_names
@@ -200,7 +201,7 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
             kept.append(row)
         if left_out := len(columns.ids) - len(kept):
             rows_left = "1 row" if left_out == 1 else f"{left_out:,} rows"
-            records.notes.append(f"{records.source}: {rows_left} with -1 for all labels left out")
+            records.notes.append(WarningText(f"{records.source}: {rows_left} with -1 for all labels left out"))
         return columns.take(kept)._replace(labels=[rows], faults=tuple(faults))
 
 

@@ -19,6 +19,7 @@ from bert.data.inputs import as_texts, check_count
 from bert.data.json_text import parse_json
 from bert.errors import UserError, convert, require
 from bert.files import require_text, write_atomic
+from bert.messages import WarningText
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import split_files
 from bert.tasks.span_features import Answer, Answers, Candidate, Example, Windows, decode_answers, make_qa_features
@@ -313,7 +314,7 @@ class SquadTask(Task):
                 told = f"{told}; {len(dataset.skipped)} without another answer skipped"
                 if not examples:
                     raise UserError(f"{path} has no question with an answer at its stated position: copy it again")
-            notes += (told,)
+            notes += (WarningText(told),)
         if split == "dev" and self.may_be_impossible and self.null_score_diff_threshold is not None:
             notes += (
                 f"data.null_score_diff_threshold is set to {self.null_score_diff_threshold}: none is tuned on dev",

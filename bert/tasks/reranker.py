@@ -18,6 +18,7 @@ from bert.data.inputs import as_texts
 from bert.data.records import Records
 from bert.errors import UserError, require
 from bert.files import write_tsv
+from bert.messages import WarningText
 from bert.metrics import retrieval
 from bert.tasks.base import Outputs
 from bert.tasks.column_files import ColumnFilesTask
@@ -140,7 +141,7 @@ class RerankerTask(ColumnFilesTask):
             if not told:
                 raise UserError(f"{records.source} has no query with documents of different relevance: {fix}")
             if left := len(examples) - len(told):
-                note = f"{left:,} training queries whose documents are equally relevant are left out"
+                note = WarningText(f"{left:,} training queries whose documents are equally relevant are left out")
                 examples = dataclasses.replace(examples.take(told), notes=(*examples.notes, note))
         elif split == "train" and np.ptp(np.concatenate(examples.known_relevance)) == 0:
             raise UserError(f"all documents of {records.source} are equally relevant: {fix}")

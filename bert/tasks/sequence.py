@@ -25,6 +25,7 @@ from bert.data.records import Records
 from bert.data.windows import Text
 from bert.errors import UserError, quoted, require
 from bert.files import write_tsv
+from bert.messages import WarningText
 from bert.runs.confusion_matrix import draw_confusion_matrix
 from bert.tasks.base import Outputs, Task
 from bert.tasks.readers.columns import Columns, label_text
@@ -281,10 +282,8 @@ class LabelTask(SentenceTask):
             named["-1"] = counts["-1"]
         for word, count in sorted(named.items()):
             rows_have = "1 row has" if count == 1 else f"{count:,} rows have"
-            records.notes.append(
-                f"{records.source}: {rows_have} the label {word!r}, which is read as a label like any other: remove "
-                "such rows if it means that they have none"
-            )
+            text = f"{records.source}: {rows_have} the label {word!r}, which is read as a label like any other"
+            records.notes.append(WarningText(f"{text}: remove such rows if it means that they have none"))
 
     def _write_errors(
         self, folder: Path, split: str, examples: Examples, columns: Sequence[str], errors: Iterable[Sequence[Any]]

@@ -49,9 +49,7 @@ class Splits(NamedTuple):
     data: TaskDataConfig
     """The configuration with the share of dev that was held out, if any."""
     notes: tuple[str, ...]
-    """Sentences for the user."""
-    warnings: tuple[str, ...]
-    """Sentences on rows that were left out, or that are read in an unusual way."""
+    """Sentences for the user; a `WarningText` for rows that were left out or may not be what is meant."""
 
 
 def read_splits(task: Task, config: FinetuneConfig) -> Splits:
@@ -69,8 +67,7 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
     names = [name for name in task.splits(folder) if name not in ("train", "dev")]
     has_dev = "dev" in task.splits(folder)
     train = task.read(folder, "train")
-    held: list[str] = []
-    warnings, examples = list(train.notes), {}
+    notes, examples = list(train.notes), {}
     if data.dev_fraction is not None or not has_dev:
         data = dataclasses.replace(data, dev_fraction=data.dev_fraction or DEV_SHARE)
         whole = len(train)
@@ -82,17 +79,17 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
             if has_dev
             else f"no dev file, data.dev_fraction {data.dev_fraction:g}"
         )
-        held.append(f"dev: {len(rows):,} of the {whole:,} training rows are held out at random ({share})")
+        notes.append(f"dev: {len(rows):,} of the {whole:,} training rows are held out at random ({share})")
     train = _sample(task, train, data.max_train_samples, "max_train_samples", seed)
     _require_labels(task, train, data)
     task = task.fit(train)
     for name in ([] if "dev" in examples else ["dev"]) + names:
         examples[name] = task.read(folder, name)
-        warnings += examples[name].notes
+        notes += examples[name].notes
     for name in examples:
         if name.startswith("dev"):
             examples[name] = _sample(task, examples[name], data.max_dev_samples, "max_dev_samples", seed)
-    return Splits(task, {"train": train, "dev": examples.pop("dev"), **examples}, data, tuple(held), tuple(warnings))
+    return Splits(task, {"train": train, "dev": examples.pop("dev"), **examples}, data, tuple(notes))
 
 
 def held_out(groups: Sequence[Any], share: float, seed: int) -> np.ndarray:

@@ -122,12 +122,10 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         UserError: the devices, the data and the model do not fit each other.
     """
     LayerExecution.from_config(run.config.training)  # before data is read
-    task, examples, data, notes, warnings = read_splits(make_task(run.config), run.config)
+    task, examples, data, notes = read_splits(make_task(run.config), run.config)
     _ = task.higher_main_is_better  # raises UserError unless the task declares it
     for note in notes:
         say(note)
-    for warning in warnings:
-        multihost.main_process_only(LOGGER.warning)(warning)
     init_model = _load_init_model(run, examples["train"], say)
     require_embedding_rows(init_model.tokenizer, init_model.config.known_vocab_size, init_model.name)
     if isinstance(task, SequenceToSequenceTask):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
@@ -13,6 +14,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
+from bert.messages import WarningText
 from bert.tasks import make_task
 from bert.tasks.splits import Splits, cut_facts, held_out, label_facts, read_splits
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS
@@ -207,3 +209,13 @@ def test_a_benchmark_without_its_dev_file_names_the_share(tmp_path: Path) -> Non
     (tmp_path / "train.txt").write_text("Ann B-PER\n\nHe O\n")
     with pytest.raises(UserError, match=r"or data\.dev_fraction to hold out training rows"):
         splits_of(tmp_path, "ner")
+
+
+def test_rows_that_are_left_out_are_a_warning(tmp_path: Path) -> None:
+    labels = datasets.ClassLabel(names=["x", "y"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": labels})
+    table = datasets.Dataset.from_dict({"text": [*"abcd"], "label": [0, 1, -1, 1]}, features=features)
+    datasets.DatasetDict({"train": table}).save_to_disk(str(tmp_path))
+    left_out, held_out = splits_of(tmp_path).notes
+    assert "without a label left out" in left_out and isinstance(left_out, WarningText)
+    assert "held out" in held_out and not isinstance(held_out, WarningText)

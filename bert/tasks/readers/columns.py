@@ -22,6 +22,7 @@ from bert.data.records import (
     read_records,
 )
 from bert.errors import UserError, without_surrogates
+from bert.messages import WarningText
 from bert.urls import fetch
 
 KEYS = ("train", "dev", "test", "column_names", "columns")
@@ -198,7 +199,8 @@ def read_columns(
 def left_out_note(records: Records, numbers: Sequence[int]) -> str:
     """Returns the sentence on rows without a label, by their numbers."""
     rows = "1 row" if len(numbers) == 1 else f"{len(numbers):,} rows"
-    return f"{records.source}: {rows} without a label left out ({records.unit} {listed_numbers(numbers)})"
+    numbered = f"{records.unit} {listed_numbers(numbers)}"
+    return WarningText(f"{records.source}: {rows} without a label left out ({numbered})")
 
 
 def is_missing(value: Any) -> bool:

@@ -17,6 +17,7 @@ from bert.data.corpus.files import numbered_lines
 from bert.data.records import file_suffix
 from bert.errors import UserError, require
 from bert.files import write_atomic
+from bert.messages import WarningText
 from bert.metrics.tagging_schemes import (
     CANONICAL,
     IO,
@@ -110,7 +111,7 @@ class Sentences:
                 f"{self.path}: the tags of {len(self.broken)} sentence(s) break the file's scheme, {self.scheme}, and "
                 f"are read as conlleval reads them ({self.unit} {lines})"
             )
-        return tuple(notes)
+        return tuple(map(WarningText, notes))
 
     def line(self, sentence: int, word: int) -> int:
         """The line of a word."""

@@ -14,6 +14,7 @@ from bert.config.finetuning import ColumnsConfig
 from bert.data.features import pad_and_stack
 from bert.data.records import Records
 from bert.errors import UserError, require, without_surrogates
+from bert.messages import WarningText
 from bert.tasks.readers.columns import read_columns
 
 
@@ -144,7 +145,7 @@ def with_negatives(records: Records, examples: TextExamples, key: str) -> TextEx
         )
     if not (left := len(examples) - len(rows)):
         return examples
-    note = f"{left:,} training rows without negatives are left out"
+    note = WarningText(f"{left:,} training rows without negatives are left out")
     return dataclasses.replace(examples.take(rows), notes=(*examples.notes, note))
 
 
