@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from bert.config.decoding import Decoding
 from bert.config.embedding import EmbeddingConfig
 from bert.config.lora import LoraConfig
-from bert.config.model import ModelConfig, TokenizerConfig
+from bert.config.model import ModelConfig, PairTruncation, TokenizerConfig
 from bert.config.reranker import RerankerConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
@@ -104,6 +104,10 @@ class TaskDataConfig:
     max_length: Annotated[int, Range(least=8)] = 128
     """Longest row in tokens, special ones included. Longer inputs are cut, the longer text first; those of SQuAD and
     of tagging are read through several rows."""
+    pair_truncation: PairTruncation | None = None
+    """How pairs are cut: google takes tokens from the longer text, of equals from the second, as google-research/bert;
+    longest_first gives an odd token to the longer text, of equals to the second, as transformers. Defaults to the
+    way of init: longest_first for a published Hugging Face model, else google."""
     max_target_length: Annotated[int, Range(least=2)] | None = None
     """Sequence to sequence: longest target in training, in tokens, with its start or its end; longer ones are cut. It
     is never over max_length, which null takes."""

@@ -19,6 +19,7 @@ from bert.errors import UserError, require, shorten
 
 VocabularyKind = Literal["wordpiece", "byte_level", "unigram"]
 StripAccents = bool | Literal["european"] | None
+PairTruncation = Literal["google", "longest_first"]
 
 LEAST_BYTE_LEVEL_SIZE = 256 + 5
 """Tokens of a byte-level vocabulary without merges: the bytes and the special tokens."""

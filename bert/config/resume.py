@@ -94,6 +94,7 @@ DERIVED_KEYS = (
     "model.decoder_layers",
     "data.labels",
     "data.clitics",
+    "data.pair_truncation",
     "data.dev_fraction",
     "distillation.checksum",
     "embedding.pooling",

@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.data.row_template import post_processor
+from bert.config.model import PairTruncation
+from bert.data.row_template import RowTemplate, post_processor, row_template
 from bert.errors import UserError
 from bert.tokenizer.hf_settings import NO_LIMIT, truncation_side
 from bert.tokenizer.library import encode_batch
@@ -168,25 +169,35 @@ def tokenize(
     texts: Sequence[str | tuple[str, str]],
     max_length: int,
     labels: np.ndarray | None = None,
+    pair_truncation: PairTruncation | None = None,
 ) -> Features:
     """Texts or pairs -> ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, at most ``max_length`` tokens; of RoBERTa
     ``<s> A </s>`` or ``<s> A </s></s> B </s>``.
 
-    The longer text of a pair is cut first, as BERT's ``_truncate_seq_pair`` (google-research/bert,
-    run_classifier.py). ``tokenizer`` stays as it is.
+    The longer text of a pair is cut first: as by ``longest_first`` of the library `tokenizers`, or with
+    ``pair_truncation`` google as by ``_truncate_seq_pair`` of google-research/bert (run_classifier.py). ``tokenizer``
+    stays as it is.
 
     Raises:
       UserError: ``max_length`` has no room for the special tokens, or the tokenizer fails on a text.
     """
     truncating = _truncating_tokenizer(tokenizer, max_length, tokenizer.get_vocab_size())
+    has_pairs = any(isinstance(text, tuple) for text in texts)
+    template = row_template(tokenizer, pair=True) if pair_truncation == "google" and has_pairs else None
     ids = [np.zeros(0, np.int32)]
     lengths: list[int] = []
     segment_a_lengths: list[int] = []
     for start in range(0, len(texts), ROWS_AT_ONCE):
-        for encoding in encode_batch(truncating, texts[start : start + ROWS_AT_ONCE]):
-            ids.append(np.array(encoding.ids, np.int32))
-            lengths.append(len(ids[-1]))
-            segment_a_lengths.append(lengths[-1] - sum(encoding.type_ids))
+        batch = texts[start : start + ROWS_AT_ONCE]
+        for text, encoding in zip(batch, encode_batch(truncating, batch), strict=True):
+            if template is not None and isinstance(text, tuple) and len(encoding.ids) == max_length:
+                row, segment_a_length = _google_row(tokenizer, template, text, max_length)
+            else:
+                row = np.array(encoding.ids, np.int32)
+                segment_a_length = len(row) - sum(encoding.type_ids)
+            ids.append(row)
+            lengths.append(len(row))
+            segment_a_lengths.append(segment_a_length)
     if max(lengths, default=0) > max_length:  # the library never cuts special tokens
         raise UserError(f"max_length is {max_length}, but the special tokens of a row are more: use a larger number")
     return Features(
@@ -196,6 +207,29 @@ def tokenize(
         labels=labels,
         pad_token_id=special_ids(truncating).find("pad") or 0,
     )
+
+
+def _google_row(
+    tokenizer: Tokenizer, template: RowTemplate, pair: tuple[str, str], max_length: int
+) -> tuple[np.ndarray, int]:
+    """The row of a pair that fills it, and its tokens of type 0."""
+    first, second = plain_ids(tokenizer, pair)
+    kept = google_pair_lengths(len(first), len(second), template.room(max_length))
+    from_end = truncation_side(tokenizer) == "left"
+    first, second = (
+        text[len(text) - count :] if from_end else text[:count]
+        for text, count in zip((first, second), kept, strict=True)
+    )
+    return template.row(first, second), template.segment_a_length(*kept)
+
+
+def google_pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
+    """Tokens that are left of two texts. While both do not fit, the longer loses one, of equals the second."""
+    excess = max(first + second - room, 0)
+    cut = min(excess, abs(first - second))  # until both are equal
+    first, second = (first - cut, second) if first > second else (first, second - cut)
+    excess -= cut
+    return first - excess // 2, second - (excess + 1) // 2
 
 
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], literal: bool = False) -> list[np.ndarray]:

@@ -161,7 +161,8 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
         task = SequenceToSequenceTask(name=name, metrics=(), target_tokenizer=read.target_tokenizer)
     longest = read.config.max_position_embeddings
     length = min(DEFAULT_QA_LENGTH, longest) if task is not None and task.windows else longest
-    data = TaskDataConfig(max_length=length, max_query_length=min(TaskDataConfig.max_query_length, length // 2))
+    queries = min(TaskDataConfig.max_query_length, length // 2)
+    data = TaskDataConfig(max_length=length, max_query_length=queries, pair_truncation=read.pair_truncation)
     return Pretrained(**{**vars(read), "source": name}, task=task, data=data)
 
 
@@ -203,6 +204,7 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
         null_score_diff_threshold=_null_threshold(task),
         label_thresholds=_label_thresholds(task),
         texts_per_input=_texts_per_input(task),
+        pair_truncation=config.data.pair_truncation if isinstance(config, FinetuneConfig) else "google",
         clitics=task.clitics if isinstance(task, TaggingTask) else None,
         **settings,
     )

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
+from bert.config.model import PairTruncation
 from bert.errors import on_one_line
 from bert.interchange.pooling import Pooling
 from bert.model import electra, encoder_decoder, heads, language_model
@@ -36,6 +37,7 @@ class ModelBundle:
         score_activation: of a classifier with one output: the class of PyTorch that a cross-encoder of
             sentence-transformers declares for its score, by its full name; None for none.
         texts_per_input: of a sequence classifier: 1, or 2 of pairs; None where it is unknown.
+        pair_truncation: how pairs are cut to a row: "google" or "longest_first"; None for the tokenizer's own way.
         clitics: of a tagger: word endings that are separate words in texts; None where they are unknown.
         pooling: how embeddings are made, as a sentence-transformers folder declares it; None for any other.
         target_tokenizer: of an encoder-decoder with two vocabularies: that of its targets; None if ``tokenizer`` is.
@@ -56,6 +58,7 @@ class ModelBundle:
     label_thresholds: tuple[float, ...] = ()
     score_activation: str | None = None
     texts_per_input: int | None = None
+    pair_truncation: PairTruncation | None = None
     clitics: tuple[str, ...] | None = None
     pooling: Pooling | None = None
     target_tokenizer: Tokenizer | None = None

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import TaskDataConfig
+from bert.config.model import PairTruncation
 from bert.data import features
 from bert.data.features import ChoiceFeatures
 from bert.data.inputs import as_texts
@@ -176,7 +177,9 @@ def _ending_columns(names: Collection[str]) -> list[str]:
     return sorted(endings, key=lambda name: int(name[len("ending") :]))
 
 
-def tokenize(tokenizer: Tokenizer, examples: Examples, max_length: int) -> ChoiceFeatures:
+def tokenize(
+    tokenizer: Tokenizer, examples: Examples, max_length: int, pair_truncation: PairTruncation | None = None
+) -> ChoiceFeatures:
     """A pair of context and choice, up to ``max_length`` tokens, for every choice; the longer is cut first."""
     pairs = [
         (context, choice)
@@ -184,7 +187,8 @@ def tokenize(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Choic
         for choice in choices
     ]
     offsets = np.cumsum([0, *map(len, examples.choices)], dtype=np.int64)
-    return ChoiceFeatures(features.tokenize(tokenizer, pairs, max_length), offsets, examples.labels)
+    rows = features.tokenize(tokenizer, pairs, max_length, pair_truncation=pair_truncation)
+    return ChoiceFeatures(rows, offsets, examples.labels)
 
 
 def write_predictions(
@@ -249,7 +253,7 @@ class MultipleChoiceTask(Task):
         return read(path, None if split == "test" else True)
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> ChoiceFeatures:
-        return tokenize(tokenizer, examples, data.max_length)
+        return tokenize(tokenizer, examples, data.max_length, data.pair_truncation)
 
     def predict(self, outputs: Outputs, features: ChoiceFeatures, examples: Examples) -> Chosen:
         """[C] scores of each row, of which its own come first -> the most likely choice."""

@@ -155,7 +155,8 @@ class RerankerTask(ColumnFilesTask):
         ]
         offsets = np.cumsum([0, *map(len, examples.documents)], dtype=np.int64)
         labels = None if examples.relevance is None else np.concatenate(examples.relevance)
-        return ChoiceFeatures(features.tokenize(tokenizer, pairs, data.max_length), offsets, labels)
+        rows = features.tokenize(tokenizer, pairs, data.max_length, pair_truncation=data.pair_truncation)
+        return ChoiceFeatures(rows, offsets, labels)
 
     # Predictions
 

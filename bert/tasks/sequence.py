@@ -169,7 +169,7 @@ class SentenceTask(Task):
         return dataclasses.replace(examples, labels=labels, label_words=label_words, notes=tuple(records.notes))
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features:
-        return features.tokenize(tokenizer, examples.texts, data.max_length, examples.labels)
+        return features.tokenize(tokenizer, examples.texts, data.max_length, examples.labels, data.pair_truncation)
 
     def sample(self, examples: Examples) -> tuple[str, ...]:
         inputs = ((text,) if isinstance(text, str) else tuple(text) for text in examples.texts)

@@ -12,6 +12,7 @@ import optax
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, EmbeddingConfig, FinetuneConfig, ModelConfig, TokenizerConfig
+from bert.config.model import PairTruncation
 from bert.data.batching import TrainingBatches, make_batches
 from bert.data.corpus.vocabulary import first_texts, measure_losses, report_size, warn_of_losses
 from bert.data.features import Rows
@@ -64,6 +65,7 @@ class InitialModel(NamedTuple):
         target_tokenizer: of the targets of a decoder; None if they have that of the sources.
         pooling: that the model declares; None for a model that declares none.
         head: the head that the weights belong to; None for random weights.
+        pair_truncation: how its rows of pairs are cut; None for the tokenizer's own way.
     """
 
     config: ModelConfig
@@ -73,6 +75,7 @@ class InitialModel(NamedTuple):
     target_tokenizer: Tokenizer | None = None
     pooling: Pooling | None = None
     head: Head | None = None
+    pair_truncation: PairTruncation | None = "google"
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,8 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         embedding = _resolve_pooling(embedding, init_model, say)
         task = dataclasses.replace(task, settings=embedding)
     data = task.to_config(data)
+    if data.pair_truncation is None and not run.resumed:  # null in an older run is longest_first
+        data = dataclasses.replace(data, pair_truncation=init_model.pair_truncation or "longest_first")
     config = dataclasses.replace(run.config, data=data, model=init_model.config, embedding=embedding)
     config.check_model()
     splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
@@ -292,11 +297,19 @@ def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> I
         source = load(init, say)
         model = task_model_config(config, source.config, source.source)
         head = Head(source.architecture, source.problem_type, source.labels, (), source.num_feature_layers)
-        return InitialModel(model, source.tokenizer, source.params, source.origin, pooling=source.pooling, head=head)
+        return InitialModel(
+            model,
+            source.tokenizer,
+            source.params,
+            source.origin,
+            pooling=source.pooling,
+            head=head,
+            pair_truncation=source.pair_truncation,
+        )
     if config.architecture_from is not None:
         source = load(config.architecture_from, say)
         model = task_model_config(config, source.config, source.source)
-        return InitialModel(model, source.tokenizer, None, "none")
+        return InitialModel(model, source.tokenizer, None, "none", pair_truncation=source.pair_truncation)
     if config.tokenizer.path is not None:
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     else:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bert.data.features import IGNORE_INDEX, ChoiceFeatures, Features
+from bert.data.features import IGNORE_INDEX, ChoiceFeatures, Features, tokenize
+from tests.tasks.letter_examples import WORDS, question_tokenizer
 
 # Rows of 3, 2, 4 and 2 tokens.
 OFFSETS = np.array([0, 3, 5, 9, 11])
@@ -69,3 +73,28 @@ def test_digests_tell_tokens_and_labels_apart() -> None:
     choices = [ChoiceFeatures(PLAIN, np.array([0, at, 4]), np.array([0, 1], np.int32)) for at in (1, 2)]
     assert len({rows.digest() for rows in (PLAIN, labelled, other, *choices)}) == 5
     assert labelled.digest() == dataclasses.replace(labelled).digest()
+
+
+def google_pair(first: list, second: list, room: int) -> None:
+    """``_truncate_seq_pair``, after run_classifier.py of google-research/bert."""
+    while len(first) + len(second) > room:
+        (first if len(first) > len(second) else second).pop()
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(5, 40))
+def test_pairs_are_cut_as_by_google(first: int, second: int, length: int) -> None:
+    tokenizer = question_tokenizer()
+    pair = " ".join(itertools.islice(itertools.cycle("abc"), first)), " ".join("d" * second)
+    a, b = pair[0].split(), pair[1].split()
+    google_pair(a, b, length - 3)
+    features = tokenize(tokenizer, [pair], length, pair_truncation="google")
+    assert [WORDS[i] for i in features.ids] == ["[CLS]", *a, "[SEP]", *b, "[SEP]"]
+    assert features.segment_a_lengths.tolist() == [len(a) + 2]
+
+
+def test_an_odd_token_goes_to_the_first_text_as_by_google_and_else_as_by_the_library() -> None:
+    tokenizer = question_tokenizer()
+    for way, expected in (("google", "a b [SEP] c"), ("longest_first", "a [SEP] c d"), (None, "a [SEP] c d")):
+        features = tokenize(tokenizer, [("a b", "c d"), "a b c d e f"], 6, pair_truncation=way)
+        rows = [" ".join(WORDS[i] for i in row) for row in np.split(features.ids, features.offsets[1:-1])]
+        assert rows == [f"[CLS] {expected} [SEP]", "[CLS] a b c d [SEP]"]

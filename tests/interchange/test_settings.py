@@ -197,3 +197,19 @@ def test_a_model_that_may_give_no_answer_keeps_its_threshold(made, tmp_path: Pat
     assert (tmp_path / "two" / "config.json").read_bytes() == (tmp_path / "one" / "config.json").read_bytes()
     made("BertForQuestionAnswering").save(tmp_path / "always")
     assert not bert.load(tmp_path / "always").task.may_be_impossible
+
+
+@pytest.mark.parametrize("way", ["google", "longest_first", None])
+def test_the_way_to_cut_pairs_is_kept_by_an_export_of_a_run(way, made, tmp_path: Path) -> None:
+    model = dataclasses.replace(made("BertForSequenceClassification"), pair_truncation=way, step=7)
+    model.save(tmp_path / "model")
+    stored = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert stored.get("pair_truncation") == ("google" if way == "google" else None)
+    loaded = bert.load(tmp_path / "model")
+    assert loaded.data.pair_truncation == (way if way == "google" else None)
+    dataclasses.replace(made("BertForSequenceClassification"), pair_truncation="google").save(tmp_path / "published")
+    assert "pair_truncation" not in (tmp_path / "published" / "config.json").read_text()
+    stored["pair_truncation"] = "shortest"
+    (tmp_path / "model" / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="pair_truncation is shortest"):
+        bert.load(tmp_path / "model")

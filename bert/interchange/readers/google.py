@@ -72,7 +72,7 @@ def read_google_model(folder: Path, say: Log = log_message) -> ModelBundle:
     """`read_params` and `read_tokenizer`; the labels of a classifier, which these files do not name, are numbered."""
     config, params = read_params(folder, say)
     tokenizer = read_tokenizer(folder, config, say)
-    make = partial(ModelBundle, config=config, params=params, tokenizer=tokenizer)
+    make = partial(ModelBundle, config=config, params=params, tokenizer=tokenizer, pair_truncation="google")
     if names.CLASSIFIER in params:
         labels = tuple(f"LABEL_{label}" for label in range(len(params[names.CLASSIFIER]["bias"])))
         return make(architecture="BertForSequenceClassification", labels=labels)

@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
-from bert.config.model import MAX_SIZE
+from bert.config.model import MAX_SIZE, PairTruncation
 from bert.errors import UserError, shorten
 from bert.files import read_json
 from bert.interchange import names
@@ -75,6 +75,8 @@ TEXTS_PER_INPUT = "texts_per_input"
 """The third: 1 of a classifier of single texts, 2 of one of pairs."""
 
 CLITICS = "clitics"
+PAIR_TRUNCATION = "pair_truncation"
+PAIR_CLASSIFIERS = ("BertForSequenceClassification", "BertForMultipleChoice")
 """The fourth: word endings that a tagger reads as separate words."""
 
 MAX_LABELS = 2**20
@@ -179,6 +181,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         if labels and architecture == "BertForSequenceClassification"
         else None,
         texts_per_input=texts_per_input if labels else None,
+        pair_truncation=_pair_truncation(content, file) if architecture in PAIR_CLASSIFIERS else None,
         clitics=_clitics(content, file) if architecture == "BertForTokenClassification" else None,
         pooling=pooling,
         target_tokenizer=target_tokenizer,
@@ -320,6 +323,13 @@ def _label_thresholds(content: dict[str, Any], num_labels: int, file: Path) -> t
             f"{num_labels} labels, or remove it"
         )
     return tuple(map(float, thresholds))
+
+
+def _pair_truncation(content: dict[str, Any], file: Path) -> PairTruncation | None:
+    way = content.get(PAIR_TRUNCATION)
+    if way is None or way in get_args(PairTruncation):
+        return way
+    raise UserError(f"{file}: {PAIR_TRUNCATION} is {str(way)[:40]}: set it to google or longest_first, or remove it")
 
 
 def _clitics(content: dict[str, Any], file: Path) -> tuple[str, ...] | None:

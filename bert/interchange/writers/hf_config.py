@@ -42,6 +42,9 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
         content[CROSS_ENCODER] = {"activation_fn": model.score_activation}
     if model.texts_per_input is not None:
         content[hf.TEXTS_PER_INPUT] = model.texts_per_input
+    reads_pairs = model.architecture in hf.PAIR_CLASSIFIERS and model.texts_per_input != 1
+    if model.pair_truncation == "google" and model.step is not None and reads_pairs:
+        content[hf.PAIR_TRUNCATION] = model.pair_truncation
     if model.clitics is not None:
         content[hf.CLITICS] = list(model.clitics)
     if model.classifier_dropout is not None:
