@@ -300,11 +300,11 @@ def test_a_run_within_a_budget_equals_a_run_planned_with_its_steps(pretrain, tmp
 
 
 @pytest.mark.slow
-def test_a_budget_of_a_minute_ends_in_time(pretrain, tmp_path) -> None:
+def test_a_budget_of_two_minutes_ends_in_time(pretrain, tmp_path) -> None:
     options = ["--optimizer.schedule=warmup_stable_decay", "--optimizer.decay_ratio=0.2", "--training.log_every=50"]
     start = time.monotonic()
-    run = pretrain(tmp_path / "run", LONG, *options, "--training.max_minutes=1", "--training.eval_every=1000")
-    assert time.monotonic() - start < 62
+    run = pretrain(tmp_path / "run", LONG, *options, "--training.max_minutes=2", "--training.eval_every=1000")
+    assert time.monotonic() - start < 122
     lines = [line for line in lines_of(run) if line["split"] == "train"]
     steps = json.loads((run / BUDGET_FILE).read_text())["steps"]
     assert lines[-1]["step"] == steps and lines[-1]["learning_rate"] < lines[0]["learning_rate"] / 5
