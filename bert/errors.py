@@ -42,15 +42,25 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u
 """Characters that change how a terminal shows a text, marks of direction included, and halves of surrogate pairs."""
 
 
+MAX_MESSAGE = 1_000
+"""Longest text of a `UserError`, in characters: a value of a damaged file can be megabytes long."""
+
+
 class UserError(Exception):
     """A mistake the user can fix. Its text is one sentence: what, where, and the fix. Programs exit with 2.
 
-    Control characters and lone surrogates, which come from file names and contents, are escaped: a terminal would obey
-    the former, and no UTF-8 stream takes the latter. URLs lose their credentials (`redact`).
+    File names and contents in the text may be hostile. Control characters, which a terminal would execute, and lone
+    surrogates, which UTF-8 cannot encode, are escaped. A text of more than `MAX_MESSAGE` characters is shortened in
+    the middle. URLs lose their credentials (`redact`).
     """
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(escape_controls(redact(text)) if isinstance(text, str) else text for text in arguments))
+        super().__init__(*(_printable(text) if isinstance(text, str) else text for text in arguments))
+
+
+def _printable(text: str) -> str:
+    text, half = escape_controls(redact(text)), MAX_MESSAGE // 2
+    return text if len(text) <= MAX_MESSAGE else f"{text[:half]} ... {text[-half:]}"
 
 
 def escape_controls(text: str) -> str:
