@@ -277,7 +277,7 @@ def _model_config(content: dict[str, Any], family: Family, file: Path) -> ModelC
         config.check()
     except UserError as error:
         raise UserError(f"{file}: {str(error).replace('model.', '')}") from None
-    return config
+    return dataclasses.replace(config, **{name: float(getattr(config, name)) for name in OPTIONAL})
 
 
 def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
