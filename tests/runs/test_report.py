@@ -2,19 +2,24 @@
 
 import json
 import math
+import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from bert.config import PretrainConfig
 from bert.errors import UserError
 from bert.messages import LOGGER
 from bert.metrics import higher_is_better
 from bert.runs import report
 from bert.runs.curves import Subject, plot_curves
+from bert.runs.folder import RunFolder
 from bert.runs.metrics_log import MetricsLog, atomic_write, read_metrics, write_results
 from bert.runs.progress import Progress, StepCosts, format_duration, format_metrics, log_table
 from bert.runs.report import Divergence, RunReport
+from bert.runs.shared_run import require_space
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -359,3 +364,21 @@ def test_a_resumed_run_compares_with_its_first_line_and_with_token_frequencies()
     recovered.update(200, {"loss": 20.0})
     recovered.update(300, {"loss": 5.0})
     assert recovered.sentence is None
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_an_error_before_training(tmp_path, monkeypatch):
+    run = RunFolder(tmp_path, PretrainConfig(), resumed=False)
+    state = {"params": {"w": np.zeros(250_000, np.float32)}, "step": np.int32(0)}  # 1 MB
+    said, disk = [], SimpleNamespace(total=10**9, free=10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+    require_space(run, state, said.append)
+    assert said == []
+    disk.free = 1_500_000
+    require_space(run, state, said.append)
+    assert "max_to_keep" in said.pop()
+    disk.free = disk.total = 0  # as some network file systems report
+    require_space(run, state, said.append)
+    assert said == []
+    disk.free, disk.total = 500_000, 10**9
+    with pytest.raises(UserError, match=r"0\.5 MB of free space, and a checkpoint needs 1\.0 MB"):
+        require_space(run, state, said.append)
