@@ -24,12 +24,12 @@ def test_what_it_names_is_there() -> None:
     for name in re.findall(r"`((?:bert|tests|configs)/[\w/.]+)`", CONTRIBUTING):
         if "NAME" not in name:
             assert (root / name).exists(), name
+    import bert.config.resume
     import bert.interchange.families
     import bert.interchange.names
     import bert.interchange.shapes
     import bert.interchange.writers.signature
     import bert.model.heads
-    import bert.runs.folder
     import bert.tasks
     import bert.tasks.base
     import bert.training.losses
@@ -39,7 +39,7 @@ def test_what_it_names_is_there() -> None:
     for module, names in {
         bert.tasks: ("MODULES", "TASKS"),
         bert.tasks.base.Task: ("fit", "to_config", "from_config"),
-        bert.runs.folder: ("DERIVED_KEYS",),
+        bert.config.resume: ("DERIVED_KEYS",),
         bert.model.heads: ("HEADS",),
         bert.training.losses: ("LOSSES", "TaskLoss", "pretraining_objective"),
         bert.interchange.names: ("MODULES", "ARCHITECTURES"),

@@ -181,7 +181,7 @@ BAD_SIDES = {
     "another epsilon": ("decoder", {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05 and encoder.layer_norm_eps is"),
     "no number of layers": ("decoder", {"num_hidden_layers": None}, "the decoder lacks num_hidden_layers: copy it"),
     "more layers": ("decoder", {"num_hidden_layers": 2}, "lacks decoder.bert.encoder.layer.1.attention.self.query"),
-    "millions of layers": ("decoder", {"num_hidden_layers": 10**9}, "too few for the 1,000,000,000 layers"),
+    "millions of layers": ("decoder", {"num_hidden_layers": 10**7}, "too few for the 10,000,000 layers"),
     "layers in words": ("decoder", {"num_hidden_layers": "two"}, "decoder_layers is 'two': copy the file again"),
     "more tokens": ("decoder", {"vocab_size": 24}, "target_tokenizer does not exist, and the decoder has 24 tokens"),
 }  # fmt: skip
