@@ -277,7 +277,8 @@ def _model_config(content: dict[str, Any], family: Family, file: Path) -> ModelC
         config.check()
     except UserError as error:
         raise UserError(f"{file}: {str(error).replace('model.', '')}") from None
-    return dataclasses.replace(config, **{name: float(getattr(config, name)) for name in OPTIONAL})
+    rates: dict[str, Any] = {name: float(getattr(config, name)) for name in OPTIONAL}
+    return dataclasses.replace(config, **rates)
 
 
 def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
