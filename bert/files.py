@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 POINTERS = {b"version https://git-lfs": ("Git LFS", "git lfs pull"), b"/annex/objects/": ("git-annex", "git annex get")}
 """First bytes of a file that stands for another one -> the tool that wrote it, and the command that gets the other."""
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""The escape of half of a surrogate pair in JSON; also finds whole pairs."""
+
 FIRST_BYTES = 256
 """Number of bytes that tell what a file is."""
 
@@ -90,8 +93,8 @@ def read_json(file: Path) -> Any:
         data = file.read_bytes()
         require_text(file, data)
         text = data.decode("utf-8-sig")
-        value = json.loads(text)
-        if re.search(r"\\u[dD][89a-fA-F]", text):
+        value = load_json(text)
+        if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UserError(f"{file} holds half of a surrogate pair (\\ud800 to \\udfff): fix that text") from None
@@ -125,6 +128,17 @@ def load_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("its lists or objects are nested too deeply") from None
+
+
+def parse_json(text: str) -> Any:
+    """`load_json` for texts of any origin: each half of a surrogate pair becomes ``?``, in keys as well."""
+    value = load_json(text)
+    try:
+        if _SURROGATE.search(text):  # also of whole pairs, which stay
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    return value
 
 
 def write_array(path: Path, array: np.ndarray) -> None:

@@ -14,11 +14,12 @@ from bert.data.corpus.files import read_documents, require_readable_kind
 from bert.data.records import Records, file_suffix, read_records
 from bert.errors import UserError
 from bert.files import is_temporary, read_json
+from bert.inference.loading import load_run_tokenizer, load_target_tokenizer
 from bert.interchange.pooling import encoder_folder, read_pooling
 from bert.interchange.tensor_files import PICKLE, SAFETENSORS, read_tensors
 from bert.runs.checkpoint_directory import SAVING, CheckpointDirectory, has_params_only
 from bert.runs.environment import read_environment
-from bert.runs.folder import ENVIRONMENT_FILE, FROZEN_WEIGHTS, LOGGER_RUNS_FILE, STREAM_FILE
+from bert.runs.folder import ENVIRONMENT_FILE, FROZEN_WEIGHTS, LOGGER_RUNS_FILE, STREAM_FILE, TARGET_TOKENIZER
 from bert.runs.frozen_weights import read_frozen_weights
 from bert.runs.manifest import verify_manifest
 from bert.runs.metrics_log import read_metrics, read_results
@@ -81,11 +82,7 @@ def _run_findings(run: Path) -> Iterator[Finding]:
         yield Finding(DAMAGED, str(error))
     for file in sorted(run.glob("seed-*/config.yaml")):
         yield from _run_findings(file.parent)
-    if (run / "tokenizer.json").is_file():
-        yield from _caught(DAMAGED, load_tokenizer, run)
-        yield from _caught(DAMAGED, check_vocabulary, run)
-    elif any(CheckpointDirectory(run / "checkpoints").find()):
-        yield Finding(MISSING, f"{run / 'tokenizer.json'} is missing: copy it from the original run")
+    yield from _vocabulary_findings(run, config)
     yield from _checkpoint_findings(run / "checkpoints")
     yield from _caught(DAMAGED, read_results, run)
     yield from _metrics_findings(run)
@@ -102,14 +99,31 @@ def _run_findings(run: Path) -> Iterator[Finding]:
             yield Finding(IGNORED, f"{path} is incomplete, its writer was killed: the next start of the run removes it")
 
 
+def _vocabulary_findings(run: Path, config: PretrainConfig | FinetuneConfig | None) -> Iterator[Finding]:
+    has_checkpoint = any(CheckpointDirectory(run / "checkpoints").find())
+    if has_checkpoint and not (run / "tokenizer.json").is_file():  # loading then reads vocab.txt
+        yield Finding(MISSING, f"{run / 'tokenizer.json'} is missing: copy it from the original run")
+    elif has_checkpoint and config is not None:
+        yield from _caught(DAMAGED, load_run_tokenizer, run, config)
+    elif (run / "tokenizer.json").is_file():
+        yield from _caught(DAMAGED, load_tokenizer, run)
+        yield from _caught(DAMAGED, check_vocabulary, run)
+    if has_checkpoint and config is not None:
+        state = DAMAGED if (run / TARGET_TOKENIZER / "tokenizer.json").is_file() else MISSING
+        yield from _caught(state, load_target_tokenizer, run, config)
+
+
 def _checkpoint_findings(folder: Path) -> Iterator[Finding]:
-    folders = CheckpointDirectory(folder).find()
+    directory = CheckpointDirectory(folder)
+    folders = directory.find()
     problems = {step: verify_manifest(path) for step, path in sorted(folders.items())}
     good = [step for step, found in problems.items() if not found and not has_params_only(folders[step])]
     remedy = f"the run continues from step {good[-1]}" if good else f"or remove {folder} to start again"
     for step, found in problems.items():
         if found:
             yield Finding(DAMAGED, f"{folders[step]}: {'; '.join(found)}: copy it from a backup, {remedy}")
+    if directory.best_fault:
+        yield Finding(DAMAGED, directory.best_fault)
     for path in sorted(folder.glob(f"*{SAVING}*")):
         yield Finding(IGNORED, f"{path} is an incomplete save: the next start of the run removes it")
 

@@ -258,8 +258,7 @@ class FinetuneConfig:
             )
         source = "architecture_from" if self.architecture_from is not None else None if self.init == "none" else "init"
         if source is not None:
-            given = self.tokenizer.with_defaults_of_today()
-            check_unused("tokenizer.", given, f"but the vocabulary comes with {source}: remove it")
+            check_unused("tokenizer.", self.tokenizer, f"but the vocabulary comes with {source}: remove it")
         self._check_decoder()
         self._check_lora()
         self.training.check_mesh_batches(self.batches())

@@ -14,6 +14,8 @@ from bert.config.validation import (
     PositiveFloat,
     Range,
     check_fields,
+    check_unused,
+    fields_that_differ,
 )
 from bert.errors import UserError, require, shorten
 
@@ -363,12 +365,8 @@ class TokenizerConfig:
 
     @property
     def is_unset(self) -> bool:
-        """Whether all values are defaults, or those of earlier versions, which the config.yaml of older runs holds."""
-        return self.with_defaults_of_today() == TokenizerConfig()
-
-    def with_defaults_of_today(self) -> TokenizerConfig:
-        """A copy in which the default of earlier versions, strip_accents null, is the default of this one."""
-        return self if self.strip_accents is not None else replace(self, strip_accents=TokenizerConfig.strip_accents)
+        """Whether all values are defaults, of this version or of an earlier one."""
+        return not any(fields_that_differ(self))
 
     def check(self, section: str = "tokenizer") -> None:
         """Raises UserError for a vocabulary that cannot be trained."""
@@ -392,10 +390,5 @@ class TokenizerConfig:
                 f"{section}.vocab_size is {self.vocab_size}, and a byte_level vocabulary has 256 bytes and 5 special "
                 f"tokens: set it to at least {LEAST_BYTE_LEVEL_SIZE}"
             )
-        plain = {"strip_accents": ("european", None), "num_unused_tokens": (0,), "limit_alphabet": (None,)}
-        for name, values in plain.items():
-            if (value := getattr(self, name)) not in values:
-                raise UserError(
-                    f"{section}.{name} is {value}, and {section}.kind byte_level reads text as it is: remove it, or "
-                    f"set {section}.kind to wordpiece"
-                )
+        reason = f"and {section}.kind byte_level reads text as it is: remove it, or set {section}.kind to wordpiece"
+        check_unused(f"{section}.", self, reason, ("strip_accents", "num_unused_tokens", "limit_alphabet"))

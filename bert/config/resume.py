@@ -14,6 +14,7 @@ from bert.config.finetuning import FinetuneConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
 from bert.config.pretraining import PretrainConfig
 from bert.config.run_file import flatten, with_credentials
+from bert.config.validation import EARLIER_DEFAULTS
 from bert.config.yaml_io import keys_of
 from bert.errors import redact
 
@@ -107,10 +108,6 @@ DERIVED_KEYS = (
 """Keys that default to null and are filled in from the data or the initial model; config.yaml records the value."""
 
 
-EARLIER_DEFAULTS = {"tokenizer.strip_accents": None, "target_tokenizer.strip_accents": None}
-"""Defaults of earlier versions, which the config.yaml of an older run records: the same command resumes that run."""
-
-
 def first_difference(requested: Config, stored: Config) -> tuple[str, Any, Any] | None:
     """Returns the first key that differs and may not change on resume, with its stored and its requested value."""
     # A run that starts from another one has that one's sizes, whatever the recipe says.
@@ -126,7 +123,7 @@ def first_difference(requested: Config, stored: Config) -> tuple[str, Any, Any] 
         if key == "num_seeds":  # more of several may come; one run and several are different folders
             may_change = (value > 1) == (stored_values[key] > 1)
         resolved = key in DERIVED_KEYS and value is None
-        older = key in EARLIER_DEFAULTS and (value, stored_values.get(key)) == (defaults[key], EARLIER_DEFAULTS[key])
+        older = name in EARLIER_DEFAULTS and (value, stored_values.get(key)) == (defaults[key], EARLIER_DEFAULTS[name])
         if not may_change and not resolved and not older and redact(value) != redact(stored_values.get(key)):
             return key, stored_values.get(key), value
     return next(((key, value, None) for key, value in stored_values.items() if key not in values), None)

@@ -96,7 +96,15 @@ def _ranges(hint: Any) -> Iterator[Range]:
 
 
 EARLIER_DEFAULTS: dict[str, Any] = {"strip_accents": None}
-"""Defaults of earlier versions, which the config.yaml of an older run records."""
+"""Defaults of earlier versions by field name. The config.yaml of an older run records them."""
+
+
+def fields_that_differ(config: object) -> Iterator[str]:
+    """Yields the fields of a dataclass that hold neither their default nor that of an earlier version."""
+    for name, default in vars(type(config)()).items():
+        value = getattr(config, name)
+        if value != default and not (name in EARLIER_DEFAULTS and value == EARLIER_DEFAULTS[name]):
+            yield name
 
 
 def check_unused(prefix: str, config: object, reason: str, names: Collection[str] | None = None) -> None:
@@ -105,11 +113,9 @@ def check_unused(prefix: str, config: object, reason: str, names: Collection[str
     Args:
         names: the fields to look at; None for all of them.
     """
-    for name, default in vars(type(config)()).items():
-        value = getattr(config, name)
-        is_default = value == default or (name in EARLIER_DEFAULTS and value == EARLIER_DEFAULTS[name])
-        if not is_default and (names is None or name in names):
-            raise UserError(f"{prefix}{name} is {value}, {reason}")
+    for name in fields_that_differ(config):
+        if names is None or name in names:
+            raise UserError(f"{prefix}{name} is {getattr(config, name)}, {reason}")
 
 
 def check_paths(config: object) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bert.config import HUB_PREFIX
 from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
 from bert.data.dialects import DELIMITERS, Dialect, csv_reader, detect_dialect
-from bert.data.json_text import parse_json
 from bert.errors import UserError, quoted
-from bert.files import require_content
+from bert.files import parse_json, read_json, require_content
 from bert.messages import WarningText
 
 if TYPE_CHECKING:
@@ -268,7 +266,11 @@ def _declared_labels(path: Path) -> dict[str, tuple[str, ...]]:
     file = declared_labels_file(path)
     if not file.is_file():
         return {}
-    return {name: tuple(labels) for name, labels in json.loads(file.read_text(encoding="utf-8")).items()}
+    declared = read_json(file)
+    columns = declared.values() if isinstance(declared, dict) else [None]
+    if not all(isinstance(labels, list) and all(isinstance(label, str) for label in labels) for labels in columns):
+        raise UserError(f"{file} holds no lists of labels: put back a copy, or start a new run")
+    return {name: tuple(labels) for name, labels in declared.items()}
 
 
 def _label_namer(feature: Any) -> Callable[[Any], Any] | None:

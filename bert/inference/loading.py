@@ -194,7 +194,7 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
     return Pretrained(
         config=config.model,
         params=params,
-        tokenizer=_tokenizer_of_run(path, config),
+        tokenizer=load_run_tokenizer(path, config),
         task=task,
         step=step,
         source=str(path),
@@ -210,10 +210,20 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
     )
 
 
-def _tokenizer_of_run(path: Path, config: PretrainConfig | FinetuneConfig) -> Tokenizer:
+def load_run_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -> Tokenizer:
+    """Loads the vocabulary of the run in a folder. Raises UserError if it is not the vocabulary of its model."""
     tokenizer = load_tokenizer(path)
     require_embedding_rows(tokenizer, config.model.known_vocab_size, path)
     check_vocabulary(path)
+    return tokenizer
+
+
+def load_target_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -> Tokenizer | None:
+    """Loads the separate vocabulary of the targets of the run in a folder; None if it has none. Raises UserError."""
+    if not isinstance(config, FinetuneConfig) or not config.has_target_tokenizer:
+        return None
+    tokenizer = load_tokenizer(path / TARGET_TOKENIZER)
+    require_embedding_rows(tokenizer, config.model.decoder.known_vocab_size, path / TARGET_TOKENIZER)
     return tokenizer
 
 
@@ -222,7 +232,7 @@ def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, An
     task = make_task(config)
     settings = {key: getattr(config, key) for key in ("data", "num_feature_layers", "classifier_dropout")}
     if isinstance(task, SequenceToSequenceTask):
-        tokenizer = load_tokenizer(path / TARGET_TOKENIZER) if config.has_target_tokenizer else None
+        tokenizer = load_target_tokenizer(path, config)
         settings |= {"target_tokenizer": tokenizer, "decoding": config.decoding}
         task = dataclasses.replace(task, target_tokenizer=tokenizer)
     if isinstance(task, EmbeddingTask):

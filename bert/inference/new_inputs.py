@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from bert.data.corpus.files import numbered_lines
 from bert.data.dialects import csv_reader, detect_dialect
-from bert.data.json_text import parse_json
 from bert.data.records import NOT_LINES, conversion, file_suffix
 from bert.errors import UTF8_HINT, UserError
+from bert.files import parse_json
 
 if TYPE_CHECKING:
     from bert.tasks.base import Task

@@ -220,9 +220,8 @@ class Checkpointer:
                 return self.restore_params(best)
             except UserError as error:
                 self._say(WarningText(f"{error}; the newest good checkpoint is used instead"))
-        elif (self.folder / BEST).exists():
-            text = f"{self.folder / BEST} names no checkpoint that is there; the newest good checkpoint is used instead"
-            self._say(WarningText(text))
+        elif fault := self._directory.best_fault:
+            self._say(WarningText(fault))
         return self.restore_params()
 
     def _load_newest(self, names: tuple[str, ...], step: int | None, place: Place) -> tuple[int, dict[str, Any]] | None:

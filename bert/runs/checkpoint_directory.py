@@ -76,6 +76,13 @@ class CheckpointDirectory:
         step = self._read_best()
         return step if step in self.steps() else None
 
+    @property
+    def best_fault(self) -> str | None:
+        """What is wrong with the file of `set_best`; None if it names a checkpoint, or if there is no file."""
+        if self.best is not None or not (self.path / BEST).exists():
+            return None
+        return f"{self.path / BEST} names no checkpoint that is there; the newest good checkpoint is used instead"
+
     def set_best(self, step: int) -> None:
         """Names the step whose parameters stay besides the newest checkpoints, also for a process that resumes."""
         self.path.mkdir(parents=True, exist_ok=True)

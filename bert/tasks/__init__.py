@@ -141,6 +141,6 @@ def _check_decoder_keys(task: Task, config: FinetuneConfig) -> None:
     reason = f"but it is for {writers}, and the task is {task.name}: remove it"
     check_unused("model.", config.model, reason, DECODER_KEYS)
     check_unused("decoding.", config.decoding, reason)
-    check_unused("target_tokenizer.", config.target_tokenizer.with_defaults_of_today(), reason)
+    check_unused("target_tokenizer.", config.target_tokenizer, reason)
     check_unused("", config, reason, ("decoder_init",))
     check_unused("training.", config.training, reason, ("label_smoothing",))

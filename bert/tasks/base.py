@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.config import TaskDataConfig
 from bert.data.features import Rows
-from bert.data.json_text import parse_json
 from bert.errors import UserError, quoted
+from bert.files import parse_json
 
 PERFECT = (1.0, 100.0)
 """Best values of metrics: shares and percentages."""

@@ -16,9 +16,8 @@ from bert import metrics
 from bert.config import TaskDataConfig
 from bert.data.features import pad_and_stack
 from bert.data.inputs import as_texts, check_count
-from bert.data.json_text import parse_json
 from bert.errors import UserError, convert, require
-from bert.files import require_text, write_atomic
+from bert.files import parse_json, require_text, write_atomic
 from bert.messages import WarningText
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import split_files

@@ -123,3 +123,16 @@ def test_unreadable_data_files_are_counted_up_to_the_fault(
     with pytest.raises(UserError, match=name):
         main([str(tmp_path / name), "--json"])
     assert counted.items() <= json.loads(capsys.readouterr().out).items()
+
+
+def test_a_vocabulary_that_loading_rejects_is_listed(run: Path) -> None:
+    (run / "tokenizer.json").write_text((run / "tokenizer.json").read_text() + "\n")
+    assert states(diagnose(run)) == {"tokenizer.json": DAMAGED}
+    (run / "tokenizer.json").unlink()
+    assert states(diagnose(run)) == {"tokenizer.json": MISSING}
+
+
+def test_a_damaged_name_of_the_best_checkpoint_is_listed(finetuned: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finetuned, tmp_path / "run"))
+    (run / "checkpoints/PROTECTED").write_text("99\n")
+    assert states(diagnose(run)) == {"PROTECTED": DAMAGED}

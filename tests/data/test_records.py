@@ -11,7 +11,14 @@ from pathlib import Path
 import datasets
 import pytest
 
-from bert.data.records import dataset_records, is_dataset_dict, open_splits, read_records, read_texts
+from bert.data.records import (
+    dataset_records,
+    declared_labels_file,
+    is_dataset_dict,
+    open_splits,
+    read_records,
+    read_texts,
+)
 from bert.errors import UserError
 
 
@@ -200,3 +207,12 @@ def test_a_data_set_is_read_alike_whatever_its_format_and_lists_of_labels_may_be
     records = dataset_records("d", open_splits(str(tmp_path)), "train")
     expected = [{"text": "a", "label": "y", "tags": ["x", "y"]}, {"text": "b", "label": "x", "tags": None}]
     assert [row for _, row in records.rows] == expected
+
+
+@pytest.mark.parametrize("content", ["[" * 10**5, "[1]", '{"label": 5}', '{"label": [1]}'])
+def test_damaged_declared_labels_are_an_error(tmp_path, content):
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"label": "a"}\n')
+    declared_labels_file(file).write_text(content)
+    with pytest.raises(UserError, match=r"train\.jsonl\.declared_labels\.json"):
+        read_records(file)

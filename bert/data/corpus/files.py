@@ -13,7 +13,6 @@ import bz2
 import contextlib
 import gzip
 import io
-import json
 import lzma
 import math
 import os
@@ -26,7 +25,7 @@ from typing import Any, BinaryIO, TypedDict, Unpack, cast
 from bert.config import HUB_PREFIX, DataConfig
 from bert.data.corpus.data_sets import Rows, dataset_rows, hub_rows, is_saved_dataset, parquet_rows
 from bert.errors import UTF16_MARKS, UTF32_MARKS, UserError, convert, damaged, listed, unreadable, without_surrogates
-from bert.files import FIRST_BYTES, require_content, require_text
+from bert.files import FIRST_BYTES, load_json, require_content, require_text
 from bert.messages import warn_once
 from bert.urls import is_url, open_remote
 
@@ -322,8 +321,8 @@ def _check_first_line(path: Path | str, line: str, columns: list[str]) -> None:
     fix = f"let its name end in .jsonl{packed} if each line is an object"
     record = None
     if line.startswith(("{", "[")):
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
+        with contextlib.suppress(ValueError):
+            record = load_json(line)
     found = next((row for row in (record if isinstance(record, list) else [record]) if isinstance(row, dict)), {})
     if named := [column for column in columns if isinstance(found.get(column), str)]:
         raise UserError(f'{path} holds JSON with a "{named[0]}" but its name is that of plain text: {fix}')
@@ -386,8 +385,8 @@ def _json_rows(path: Path | str, columns: list[str]) -> Rows:
             if is_blank(line):
                 continue
             try:
-                record = json.loads(line.removeprefix(BYTE_ORDER_MARK))
-            except (ValueError, RecursionError) as error:
+                record = load_json(line.removeprefix(BYTE_ORDER_MARK))
+            except ValueError as error:
                 reason = getattr(error, "msg", str(error))
                 raise UserError(f"{path}, line {line_number}: not JSON ({reason}): fix or remove the line") from None
             for column in columns:
