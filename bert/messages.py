@@ -33,7 +33,7 @@ class WarningText(str):
 
 
 def format_number(value: float, digits: int, separator: str = "") -> str:
-    """A number with so many decimals; a very large one, such as the perplexity of a run that diverged, as 1.0e+304."""
+    """Formats a number with ``digits`` decimals; a very large one, such as a diverged perplexity, as 1.0e+304."""
     return f"{value:.{digits}e}" if 1e7 <= abs(value) < math.inf else f"{value:{separator}.{digits}f}"
 
 

@@ -125,6 +125,7 @@ NO_PATHS = {
     "lora.checksum", "optimizer.name", "training.dtype", "training.preset", "distillation.checksum",
     "distillation.hidden_loss", "embedding.query_prompt", "embedding.document_prompt",
     "training.attention_implementation", "training.dropout_rng", "training.mesh", "training.remat",
+    "data.text_field", "data.clitics", "decoding.stop",
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ OPTIONS = {
     "eval": "use bert evaluate for a language model; the scores of a fine-tuned run are in its results.json",
     "test": "use bert predict RUN test",
 }
-"""What to use in place of names that are often taken for commands."""
+"""Replacements for names that are often mistaken for commands."""
 
 
 @run_program

@@ -41,7 +41,7 @@ ANSWER_OPTIONS: dict[str, tuple[type, str]] = {
     ),
     "doc_stride": (int, "tokens between the starts of the windows over a long context. (default: 128)"),
     "max_answer_length": (int, "longest answer in tokens. (default: 30)"),
-    "n_best": (int, 'list so many of the most likely answers under "answers".'),
+    "n_best": (int, 'list this number of the most likely answers under "answers".'),
 }
 
 

@@ -42,7 +42,7 @@ class Decoding:
     """Divisor of the logits above 0, and factor of those below, of tokens that a text already has, prompt included
     (Keskar et al. 2019); beam search applies it to log-probabilities."""
     no_repeat_ngram_size: NonNegative = 0
-    """No sequence of so many tokens occurs twice in a text, prompt included; 0 allows all."""
+    """Length of the token sequences that may not occur twice in a text, prompt included; 0 allows all repetitions."""
     min_tokens: NonNegative = 0
     """Fewest tokens in front of the end token."""
     stop: list[str] | None = None

@@ -29,8 +29,8 @@ class PretrainConfig:
     starts from random weights."""
     init_state: bool = False
     """Continue from the whole training state of init, which is RUN@STEP: weights, optimizer, number of steps and place
-    in the data. training.steps then counts the steps of init as well. Every key may differ but those of the model and
-    the kind of the optimizer."""
+    in the data. training.steps then counts the steps of init as well. Every key may differ except those of the model
+    and the kind of the optimizer."""
     seed: Seed = 0
     """Seed of initialisation, order of data, masks and dropout."""
     mlm_bias_init: Literal["unigram", "zeros"] = "unigram"

@@ -53,7 +53,7 @@ def _of_schedule(key: str, reason: str) -> ResumableKey:
 
 RESUMABLE = (
     ResumableKey("output_dir", "exact", "the folder may have moved"),
-    ResumableKey("profile", "exact", "a trace is written beside the run"),
+    ResumableKey("profile", "exact", "it writes a trace and does not change the training"),
     ResumableKey("loggers", "exact", "they receive copies of the metrics"),
     ResumableKey("transfer", "exact", "it runs after the last step"),
     ResumableKey("num_seeds", "exact", "each seed is a run by itself", "the run has several seeds before and after"),

@@ -79,7 +79,7 @@ class Records:
         """Returns what ``read`` makes of each row, a tuple whose first element is the row's number.
 
         Raises:
-          UserError: that of the first row for which ``read`` raises one, with the numbers of all such rows.
+          UserError: the error of the first row for which ``read`` raises one, with the numbers of all such rows.
         """
         found: list[Value] = []
         faults: list[tuple[int, UserError]] = []

@@ -1,4 +1,4 @@
-"""What the server of `bert demo` rejects before Gradio reads it: other hosts, large bodies and uploads."""
+"""Requests that `bert demo` rejects before Gradio reads them: other hosts, large bodies and uploads."""
 
 from __future__ import annotations
 

@@ -340,8 +340,8 @@ class Pretrained(SearchableModel):
                 empty if the score of no answer exceeds the best answer's by more than this; 0 gives the likelier one.
             doc_stride: tokens between the starts of the windows through which a long context is read.
             max_answer_length: longest answer in tokens.
-            n_best: each answer becomes a list of so many different ones at most, the most likely first. None gives the
-                answer without a list.
+            n_best: each answer becomes a list of at most this number of different ones, the most likely first. None
+                gives the answer without a list.
 
         Raises:
             UserError: the model was not fine-tuned for a task that is answered here; an input is not what the task
@@ -367,7 +367,7 @@ class Pretrained(SearchableModel):
     def answers(
         self, task: Task, inputs: Sequence[Any], batch_size: int, data: TaskDataConfig | None = None
     ) -> list[Any]:
-        """What `predict` returns for a list, of a task that reads the model's head.
+        """Returns the result of `predict` for a list and a task that reads the model's head.
 
         Args:
             task: the task.

@@ -75,13 +75,13 @@ class StopTexts:
         return np.array(found, bool).reshape(new.shape[:2])
 
     def cut(self, text: str) -> str | None:
-        """What is in front of the first of the texts; None if there is none of them."""
+        """Returns the part before the first stop text; None if no stop text occurs."""
         places = [place for stop in self.texts if (place := text.find(stop)) >= 0]
         return text[: min(places)] if places else None
 
     @classmethod
     def of(cls, decoding: Decoding, decode: Callable[[list[int]], str]) -> StopTexts | None:
-        """Those of the settings; None if there are none."""
+        """Returns the stop texts of the settings; None if there are none."""
         return cls(tuple(decoding.stop), decode) if decoding.stop else None
 
 

@@ -225,6 +225,6 @@ class CustomRegression(_FromColumns, RegressionTask):
 
 
 HAS_LABEL = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-"""What a cell of a label's column may be, in lower case."""
+"""Allowed cells of a label's column, in lower case."""
 
 TASKS = (CustomClassification(), CustomMultilabel(), CustomRegression())

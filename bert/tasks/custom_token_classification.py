@@ -313,7 +313,7 @@ def _words(records: Records, line_number: int, name: str, values: Any) -> list[s
 
 
 def _tags(records: Records, line_number: int, name: str, values: Any, count: int) -> list[str]:
-    """The tags of a row with so many words. Raises UserError."""
+    """Returns the tags of a row, one for each word. Raises UserError."""
     if not isinstance(values, list):
         raise records.error(line_number, f"{name} is {str(values)[:40]!r}: it must be a list of tags")
     if len(values) != count:

@@ -33,7 +33,7 @@ from bert.tasks.readers.columns import Columns, label_text
 WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
 
 MISSING_WORDS = ("nan", "<na>", "nat")
-"""What pandas writes for a missing value, in lower case."""
+"""Texts that pandas writes for a missing value, in lower case."""
 
 FEWEST_SINGLE_LABELS = 10
 SINGLE_LABELS_SHARE = 0.8
@@ -315,7 +315,7 @@ class ClassificationTask(LabelTask):
 
     @property
     def metric_labels(self) -> Mapping[str, str]:
-        """f1 is that of the second of two labels."""
+        """Two labels: f1 is computed for the second one."""
         return {"f1": self.label_names[1]} if "f1" in self.metrics and self.num_labels == 2 else {}
 
     def rows_by_label(self, examples: Examples) -> np.ndarray:

@@ -353,7 +353,7 @@ def read_model(run: Path) -> Any:
 
 
 def resume(run: Path) -> Any:
-    """What a run that goes on reads before it trains."""
+    """Files that a resumed run reads before it trains."""
     config = dataclasses.replace(load_run_config(run), output_dir=str(run))
     with open_run(config) as opened, Checkpointer(run / "checkpoints", 3, logging.getLogger("bert").warning) as saved:
         assert opened.resumed

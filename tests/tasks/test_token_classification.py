@@ -371,7 +371,7 @@ def test_types_that_are_never_predicted_are_named(tmp_path, tokenizer):
 
 
 def test_neighbours_of_one_type_without_prefixes_are_an_entity() -> None:
-    """As aggregation_strategy "simple" of transformers' pipeline groups them."""
+    """Entities are grouped like aggregation_strategy "simple" of transformers' pipeline."""
     task = published_task("tagging", "x", ("O", "PER", "CREATIVE-WORK"), None)
     sentences = task.examples_from_inputs(["Ada Lovelace reads Dune Dune"])
     tags = [["PER", "PER", "O", "CREATIVE-WORK", "CREATIVE-WORK"]]

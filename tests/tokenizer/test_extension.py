@@ -59,7 +59,7 @@ def test_the_words_that_save_most_come_first(vocabulary) -> None:
 
 
 def test_single_characters_that_are_unknown_are_added(vocabulary) -> None:
-    """With Chinese, of which each character is a word, and emoji."""
+    """A text with emoji and Chinese, in which each character is a word."""
     tokenizer = load_tokenizer(vocabulary)
     texts = ["the 嘅 😂", "on 😂 the mat", "係嘢 😂 ☃"] * 5 + ["嚿 a"]
     counts = count_words(texts, WordSteps(tokenizer.normalizer, tokenizer.pre_tokenizer))

@@ -108,7 +108,7 @@ def test_sentences_end_where_the_language_ends_them(language):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("language", PARAGRAPHS)
 def test_tokens_that_continue_a_word_are_in_one_word_with_the_token_before(language, kind):
-    """What whole-word masking goes by."""
+    """Words as whole-word masking finds them."""
     text, tokenizer = PARAGRAPHS[language][::2], vocabulary(language, kind)
     continuing = set(subword_ids(tokenizer))
     encoding = tokenizer.encode(text, add_special_tokens=False)

@@ -152,7 +152,7 @@ def test_a_branch_with_the_same_keys_makes_the_next_steps_of_its_source(pretrain
     ]
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(source))
     assert f"init: {own}@8" in (run / "config.yaml").read_text()
-    shutil.rmtree(own)  # the branch has a state of its own from its start
+    shutil.rmtree(own)  # the branch saves its state at its start
     shutil.rmtree(run / "checkpoints" / "12")
     pretrain(run, 12, *branch)
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(source))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SAMPLE_CHARACTERS, SAMPLE_FILES = 200_000, 20
-"""Characters of a corpus whose losses are measured, of up to so many files."""
+"""Maximum number of characters and of files of a corpus in which losses are measured."""
 
 _ENOUGH = 0.95
 """Share of ``vocab_size`` from which on a trained vocabulary has the size that was asked for."""
@@ -140,12 +140,12 @@ def _documents(data: DataConfig) -> Iterator[Document]:
 
 
 class Losses(NamedTuple):
-    """What a vocabulary loses of a text, as shares of its characters without white space."""
+    """Losses of a text in a vocabulary, as shares of its characters without white space."""
 
     unknown: float
     """In unknown tokens."""
     too_long: float
-    """Of these, in words of more characters than WordPiece reads."""
+    """The part of these in words of more characters than WordPiece reads."""
     removed: float
     """Removed by the normalizer, accents of letters included."""
     most_removed: str
@@ -174,7 +174,7 @@ class Losses(NamedTuple):
 
 
 def measure_losses(tokenizer: Tokenizer, texts: Iterable[str]) -> Losses:
-    """What a vocabulary loses of texts. Case and compatibility forms, such as full-width letters, are no loss."""
+    """Measures the losses of texts in a vocabulary. Changes of case and of compatibility forms do not count."""
     from tokenizers import models
 
     from bert.tokenizer.special_tokens import special_ids
@@ -226,7 +226,7 @@ def sample_texts(data: DataConfig) -> Iterator[str]:
 
 
 def first_texts(texts: Iterable[str], characters: int = SAMPLE_CHARACTERS) -> Iterator[str]:
-    """The first texts, about so many characters in all."""
+    """Yields the first texts, up to about this number of characters in total."""
     for text in texts:
         yield text[:characters]
         characters -= len(text)

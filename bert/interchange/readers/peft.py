@@ -28,7 +28,7 @@ TASKS = {
     "FEATURE_EXTRACTION": "Bert",
     "CAUSAL_LM": "BertForCausalLM",
 }
-"""PEFT's tasks, and the architecture of each; of other tasks it is that of the base model."""
+"""PEFT's tasks, and the architecture of each; for other tasks it is the architecture of the base model."""
 
 NOT_READ = (
     *("use_dora", "use_qalora", "use_bdlora", "lora_bias", "alpha_pattern", "layer_replication", "target_parameters"),

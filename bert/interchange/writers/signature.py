@@ -179,7 +179,7 @@ def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = N
         model: what is exported, neither of choices nor with a decoder.
         dtype: of the inputs.
         call: the expression for the outputs by name, with the inputs by name as ``inputs``.
-        length: tokens of a row; None for those of the longest text.
+        length: tokens of a row; None: the number of tokens of the longest text.
     """
     pooling = model.pooling if model.architecture == "Bert" else None
     padding = "" if length is None else f"length={length}"

@@ -176,7 +176,7 @@ def _possible_comments(path: Path) -> set[int]:
 
 
 def _comments(path: Path, delimiter: str, possible: set[int]) -> set[int]:
-    """Those of the lines that have another number of columns than words, or a last cell that no word has."""
+    """Returns the lines with another number of columns than words, or with a last cell that no word has."""
     if not possible:
         return set()
     lines = [(number, _cells(line, delimiter)) for number, line in numbered_lines(path, utf_16=True)]
@@ -308,7 +308,7 @@ def _check_cells(
 
 
 def _spelling(counts: Counter[str], types: Collection[str] | None) -> Spelling | None:
-    """The spelling of a file's tags. Types alone mark entities if a model knows them, or if O is the commonest tag."""
+    """The spelling of a file's tags. Types alone mark entities if a model has them, or if O is most frequent."""
     if types is None and counts[OUTSIDE] == max(counts.values(), default=0):
         types = ()
     return find_spelling(counts, types)

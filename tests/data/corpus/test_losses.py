@@ -1,4 +1,4 @@
-"""What a vocabulary loses of a corpus is measured in characters, and reported."""
+"""Losses of a corpus in a vocabulary are measured in characters, and reported."""
 
 import pytest
 
