@@ -282,7 +282,7 @@ def _compose(text: str, source: str) -> yaml.Node | None:
 
 
 def _require_tree(root: yaml.Node, source: str) -> None:
-    """Raises UserError for a node that is part of itself, and for a text that UTF-8 cannot spell."""
+    """Raises UserError for a node that is part of itself, a key that is no text, and a text that UTF-8 cannot spell."""
     done: set[int] = set()
 
     def visit(node: yaml.Node, above: tuple[int, ...]) -> None:
@@ -294,6 +294,9 @@ def _require_tree(root: yaml.Node, source: str) -> None:
             raise UserError(f"{where}: {ascii(node.value)[:60]} has half of a surrogate pair: remove it")
         if isinstance(node, yaml.CollectionNode) and id(node) not in done:
             for child in node.value:
+                if isinstance(child, tuple) and not isinstance(child[0], yaml.ScalarNode):
+                    where = _where(source, _line(child[0]))
+                    raise UserError(f"{where}: a key is a list or a mapping: write lines of KEY: VALUE")
                 for part in child if isinstance(child, tuple) else (child,):
                     visit(part, (*above, id(node)))
             done.add(id(node))
