@@ -74,6 +74,7 @@ REDACTED = "REDACTED"
 _SECRET_WORDS = {
     *("token", "tokens", "password", "passwd", "passphrase", "pwd", "secret", "signature", "sig", "auth", "credential"),
     *("credentials", "authorization", "apikey", "jwt", "hmac", "session", "sessionid", "hdnts", "hdnea"),
+    *("pass", "passcode", "bearer", "sas", "ticket"),
 }
 """Last words of names of credentials: ``access_token``, ``X-Amz-Signature``."""
 
@@ -87,7 +88,12 @@ _SIGNING = re.compile(
 _SHARED_ACCESS = {"sv", "ss", "srt", "sp", "se", "st", "spr", "sip", "sr", "skoid", "sktid", "skt", "ske", "sks", "skv"}
 """Parameters next to ``sig`` in a shared access signature, which change when it is renewed."""
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_KEYS = {"api", "access", "secret", "private", "account", "encryption", "license"}
+"""Words before ``key`` in names of credentials: ``secret_access_key``."""
+
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://"
+_URL = re.compile(rf"{_SCHEME}(?:[^\s/?#@]*:[^\s/?#@]*@)?(?:(?!{_SCHEME})[^\s'\"<>])+")
+"""A URL, up to the next one in lists such as ``[URL,URL]``. Quotes end it, except in a password."""
 
 
 def redact(value: Any) -> Any:
@@ -114,8 +120,8 @@ def is_redacted(url: str) -> bool:
 
 def is_secret_name(name: str) -> bool:
     """Returns whether a name is that of a password, a token or the like, by its last word."""
-    words = re.split(r"[-_.]", re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower())
-    return words[-1] in _SECRET_WORDS or words[-2:] == ["api", "key"]
+    words = re.findall(r"[^-_.\[\]]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()) or [""]
+    return words[-1] in _SECRET_WORDS or (words[-1] == "key" and not _KEYS.isdisjoint(words[-2:-1]))
 
 
 def _redact_url(match: re.Match[str]) -> str:

@@ -169,6 +169,11 @@ def test_a_head_of_git_names_no_file_elsewhere(tmp_path: Path, monkeypatch: pyte
         ("https://h/x#access_token=a", "https://h/x#access_token=REDACTED"),
         ("https://h/x?apiKey=a&page=2", "https://h/x?apiKey=REDACTED&page=2"),
         ("url='http://u:p@h/x?token=a'", "url='http://REDACTED@h/x?token=REDACTED'"),
+        ("http://u:p'\"<>a@h/x", "http://REDACTED@h/x"),
+        ("[http://u:a@h,http://u:b@h]", "[http://REDACTED@h,http://REDACTED@h]"),
+        ("https://h/?u=http://u:p@h/x", "https://h/?u=http://REDACTED@h/x"),
+        ("https://h/?secret_access_key=a&pass=b", "https://h/?secret_access_key=REDACTED&pass=REDACTED"),
+        ("https://h/?user[token]=a", "https://h/?user[token]=REDACTED"),
     ],
 )
 def test_credentials_in_urls_are_redacted(text: str, expected: str) -> None:
@@ -272,6 +277,12 @@ def test_hostile_yaml_is_one_error(tmp_path: Path, text: str) -> None:
         config_class_of_run(tmp_path)
     with contextlib.suppress(UserError):
         parse_yaml(text, "x.yaml", keys_of(PretrainConfig))
+
+
+def test_a_key_of_repeated_aliases_is_one_error_at_once() -> None:
+    lists = ", ".join(f"&a{i + 1} [{', '.join([f'*a{i}'] * 10)}]" for i in range(9))
+    with pytest.raises(UserError, match="line 1: a key is a list"):
+        parse_yaml(f"? [&a0 [x], {lists}]\n: 1\n", "x.yaml", keys_of(PretrainConfig))
 
 
 def test_a_dictionary_that_contains_itself_is_one_error() -> None:
