@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 import bert
 from bert.errors import UserError
 from tests.helpers import thoroughly
+from tests.interchange.bundle_writer import HEADS, weights, write_folder
 from tests.interchange.hf_folders import CONFIG, random_model, shard
-from tests.interchange.readers.test_google import HEADS, weights, write_folder
 
 EXAMPLES = int(os.environ.get("BERT_FUZZ_EXAMPLES", "100"))
 """Changes of each folder; the same ones at every run unless the variable sets their number."""

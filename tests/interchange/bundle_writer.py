@@ -1,9 +1,12 @@
-"""Writes tiny TensorFlow checkpoints without TensorFlow, plainly and slowly, and with every fault a test asks for."""
+"""Writes tiny TensorFlow checkpoints without TensorFlow, and folders of google-research/bert with random weights."""
 
+import json
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+
+from bert.config import ModelConfig
 
 NUMBERS = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "bool": 10, "bfloat16": 14, "float16": 19}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -108,3 +111,74 @@ def write_bundle(
     Path(f"{prefix}.index").write_bytes(content)
     for shard, octets in enumerate(data):
         Path(f"{prefix}.data-{shard:05d}-of-{shards:05d}").write_bytes(octets)
+
+
+SIZES = {
+    "vocab_size": 23,
+    "hidden_size": 6,
+    "num_hidden_layers": 11,  # so that layer_1 is the beginning of another's name
+    "num_attention_heads": 2,
+    "intermediate_size": 10,
+    "max_position_embeddings": 9,
+    "type_vocab_size": 3,
+}
+RATES = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.2, "initializer_range": 0.03}
+CONFIG = ModelConfig(**SIZES, **RATES, hidden_act="gelu_tanh")
+PIECES = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##s", "café", "中"]
+HEADS = {
+    "pretraining": ("predictions", "seq_relationship"),
+    "classification": ("classifier",),
+    "squad": ("qa_outputs",),
+    "none": (),
+}
+
+
+def weights(*heads: str, labels: int = 4) -> dict[str, np.ndarray]:
+    """Random tensors under the names of google-research/bert."""
+    random = np.random.default_rng(0)
+    V, D, F = 23, 6, 10
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def dense(name: str, inputs: int, outputs: int) -> None:
+        shapes.update({f"{name}/kernel": (inputs, outputs), f"{name}/bias": (outputs,)})
+
+    def norm(name: str) -> None:
+        shapes.update({f"{name}/LayerNorm/gamma": (D,), f"{name}/LayerNorm/beta": (D,)})
+
+    shapes["bert/embeddings/word_embeddings"] = (V, D)
+    shapes["bert/embeddings/position_embeddings"] = (9, D)
+    shapes["bert/embeddings/token_type_embeddings"] = (3, D)
+    norm("bert/embeddings")
+    for layer in range(11):
+        for part in ("query", "key", "value"):
+            dense(f"bert/encoder/layer_{layer}/attention/self/{part}", D, D)
+        dense(f"bert/encoder/layer_{layer}/attention/output/dense", D, D)
+        norm(f"bert/encoder/layer_{layer}/attention/output")
+        dense(f"bert/encoder/layer_{layer}/intermediate/dense", D, F)
+        dense(f"bert/encoder/layer_{layer}/output/dense", F, D)
+        norm(f"bert/encoder/layer_{layer}/output")
+    dense("bert/pooler/dense", D, D)
+    if "predictions" in heads:
+        dense("cls/predictions/transform/dense", D, D)
+        norm("cls/predictions/transform")
+        shapes["cls/predictions/output_bias"] = (V,)
+    for head, scope, outputs in (
+        ("seq_relationship", "cls/seq_relationship/", 2),
+        ("classifier", "", labels),
+        ("qa_outputs", "cls/squad/", 2),
+    ):
+        if head in heads:
+            shapes.update({f"{scope}output_weights": (outputs, D), f"{scope}output_bias": (outputs,)})
+    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write_folder(
+    folder: Path, tensors: dict[str, np.ndarray], name: str = "bert_model.ckpt", tokens: list[str] = PIECES, **changes
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**SIZES, **RATES, "hidden_act": "gelu", **changes}
+    given = {key: value for key, value in config.items() if value is not None}
+    (folder / "bert_config.json").write_text(json.dumps(given), encoding="utf-8")
+    (folder / "vocab.txt").write_text("".join(token + "\n" for token in tokens), encoding="utf-8")
+    write_bundle(folder / name, tensors, shards=2)
+    return folder

@@ -1,6 +1,5 @@
 """Folders of google-research/bert, in the layout that its scripts write."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -17,77 +16,7 @@ from bert.inference.loading import load_vocabulary
 from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.google import is_google, read_config, read_params, read_tokenizer
 from bert.model.heads import BertForPreTraining, BertForSequenceClassification
-from tests.interchange.bundle_writer import BFLOAT16, write_bundle
-
-SIZES = {
-    "vocab_size": 23,
-    "hidden_size": 6,
-    "num_hidden_layers": 11,  # so that layer_1 is the beginning of another's name
-    "num_attention_heads": 2,
-    "intermediate_size": 10,
-    "max_position_embeddings": 9,
-    "type_vocab_size": 3,
-}
-RATES = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.2, "initializer_range": 0.03}
-CONFIG = ModelConfig(**SIZES, **RATES, hidden_act="gelu_tanh")
-PIECES = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##s", "café", "中"]
-HEADS = {
-    "pretraining": ("predictions", "seq_relationship"),
-    "classification": ("classifier",),
-    "squad": ("qa_outputs",),
-    "none": (),
-}
-
-
-def weights(*heads: str, labels: int = 4) -> dict[str, np.ndarray]:
-    """Random tensors under Google's names, spelled out here once more."""
-    random = np.random.default_rng(0)
-    V, D, F = 23, 6, 10
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def dense(name: str, inputs: int, outputs: int) -> None:
-        shapes.update({f"{name}/kernel": (inputs, outputs), f"{name}/bias": (outputs,)})
-
-    def norm(name: str) -> None:
-        shapes.update({f"{name}/LayerNorm/gamma": (D,), f"{name}/LayerNorm/beta": (D,)})
-
-    shapes["bert/embeddings/word_embeddings"] = (V, D)
-    shapes["bert/embeddings/position_embeddings"] = (9, D)
-    shapes["bert/embeddings/token_type_embeddings"] = (3, D)
-    norm("bert/embeddings")
-    for layer in range(11):
-        for part in ("query", "key", "value"):
-            dense(f"bert/encoder/layer_{layer}/attention/self/{part}", D, D)
-        dense(f"bert/encoder/layer_{layer}/attention/output/dense", D, D)
-        norm(f"bert/encoder/layer_{layer}/attention/output")
-        dense(f"bert/encoder/layer_{layer}/intermediate/dense", D, F)
-        dense(f"bert/encoder/layer_{layer}/output/dense", F, D)
-        norm(f"bert/encoder/layer_{layer}/output")
-    dense("bert/pooler/dense", D, D)
-    if "predictions" in heads:
-        dense("cls/predictions/transform/dense", D, D)
-        norm("cls/predictions/transform")
-        shapes["cls/predictions/output_bias"] = (V,)
-    for head, scope, outputs in (
-        ("seq_relationship", "cls/seq_relationship/", 2),
-        ("classifier", "", labels),
-        ("qa_outputs", "cls/squad/", 2),
-    ):
-        if head in heads:
-            shapes.update({f"{scope}output_weights": (outputs, D), f"{scope}output_bias": (outputs,)})
-    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def write_folder(
-    folder: Path, tensors: dict[str, np.ndarray], name: str = "bert_model.ckpt", tokens: list[str] = PIECES, **changes
-) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {**SIZES, **RATES, "hidden_act": "gelu", **changes}
-    given = {key: value for key, value in config.items() if value is not None}
-    (folder / "bert_config.json").write_text(json.dumps(given), encoding="utf-8")
-    (folder / "vocab.txt").write_text("".join(token + "\n" for token in tokens), encoding="utf-8")
-    write_bundle(folder / name, tensors, shards=2)
-    return folder
+from tests.interchange.bundle_writer import BFLOAT16, CONFIG, HEADS, PIECES, RATES, SIZES, weights, write_folder
 
 
 def error_of(folder: Path) -> str:
