@@ -168,7 +168,7 @@ class MultilabelTask(LabelTask):
         label. Labels without names are called ``LABEL_0`` and so on, as in transformers.
         """
         known = set(self.labels) | set(self.label_names)
-        cells = [_listed(cell, known) for cell in require(columns.labels, "the labels")[0]]
+        cells = [_as_list(cell, known) for cell in require(columns.labels, "the labels")[0]]
         if not {"0", "1"} <= known and (multi_hot := _multi_hot(cells)) is not None:
             width = multi_hot.shape[1]
             labels = self.labels or tuple(f"{MULTI_HOT_LABEL}{label}" for label in range(width))
@@ -193,7 +193,7 @@ class MultilabelTask(LabelTask):
         return encoded, labels
 
 
-def _listed(cell: Any, known: Collection[str]) -> Any:
+def _as_list(cell: Any, known: Collection[str]) -> Any:
     """A cell of a table that spells a list, as pandas writes lists, as that list."""
     if not isinstance(cell, str) or cell.strip() in known or cell.strip()[:1] + cell.strip()[-1:] != "[]":
         return cell

@@ -18,7 +18,7 @@ from flax import traverse_util
 
 from bert.config import ModelConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
-from bert.errors import UserError
+from bert.errors import UserError, listed
 from bert.interchange.names import POOLER, output_layer
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.metrics import unigram_log_probabilities
@@ -269,7 +269,7 @@ def match_head(task: Head, source: Head, name: str) -> HeadStart:
     rows = _label_rows(task, source.names)
     if all(row is None for row in rows):
         fix = "name them in id2label of its config.json" if _are_numbered(source.names) else "give them the same names"
-        difference = f"its labels are {_listed(source.names)}, and none of them is among {_listed(task.names)}"
+        difference = f"its labels are {listed(source.names)}, and none of them is among {listed(task.names)}"
         return HeadStart((), {}, f"the head of {name} is not loaded: {difference}; if they are the same, {fix}", True)
     used = set(rows)
     parts = {
@@ -277,7 +277,7 @@ def match_head(task: Head, source: Head, name: str) -> HeadStart:
         "randomly initialized": [label for label, row in zip(task.names, rows, strict=True) if row is None],
         "not loaded": [label for row, label in enumerate(source.names) if row not in used],
     }
-    message = "; ".join(f"{what}: {_listed(labels)}" for what, labels in parts.items() if labels)
+    message = "; ".join(f"{what}: {listed(labels)}" for what, labels in parts.items() if labels)
     return HeadStart((module,), {module: rows}, f"labels of {name}: {message}", bool(parts["not loaded"]))
 
 
@@ -328,11 +328,6 @@ def _unique(labels: Iterable[str]) -> dict[str, int]:
 def _are_numbered(labels: Sequence[str]) -> bool:
     """Whether a model has numbers in place of the names of its labels."""
     return list(labels) == [f"LABEL_{number}" for number in range(len(labels))]
-
-
-def _listed(labels: Sequence[str]) -> str:
-    """The first labels of a list, and how many there are."""
-    return ", ".join(labels[:10]) + (f", ... ({len(labels)} in all)" if len(labels) > 10 else "")
 
 
 def is_cross_attention(path: ParameterPath) -> bool:
