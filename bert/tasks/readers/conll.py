@@ -166,23 +166,29 @@ def comment_lines(path: Path) -> int:
 
 
 def _possible_comments(path: Path) -> set[int]:
-    """The numbers of lines before a sentence that begin with # and white space. The word # may begin one, too."""
+    """Returns the numbers of lines before a sentence that begin with "# ", or are one word that begins with "#"."""
     found, before_sentence = set(), True
     for line_number, line in numbered_lines(path, utf_16=True):
-        is_possible = before_sentence and line.startswith(("# ", "#\t"))
+        is_possible = (
+            before_sentence and line.startswith("#") and (line[1:2] in ("", " ", "\t") or len(line.split()) == 1)
+        )
         found |= {line_number} if is_possible else set()
         before_sentence = is_possible or not _has_word(line)
     return found
 
 
 def _comments(path: Path, delimiter: str, possible: set[int]) -> set[int]:
-    """Returns the lines with another number of columns than words, or with a last cell that no word has."""
+    """Returns the lines with another number of columns than words, or with a tag that no word has."""
     if not possible:
         return set()
     lines = [(number, _cells(line, delimiter)) for number, line in numbered_lines(path, utf_16=True)]
     words = [cells for number, cells in lines if cells and number not in possible]
-    width, tags = len(words[0]) if words else 0, {cells[-1] for cells in words}
-    return {number for number, cells in lines if number in possible and (len(cells) != width or cells[-1] not in tags)}
+    width, tags = len(words[0]) if words else 1, {cells[-1] for cells in words}
+    return {
+        number
+        for number, cells in lines
+        if number in possible and (len(cells) != width or (width > 1 and cells[-1] not in tags))
+    }
 
 
 def read(

@@ -155,6 +155,13 @@ def test_comments_before_sentences_are_left_out(tmp_path, content):
     assert "2 lines that begin with # before a sentence left out" in sentences.notes[0]
 
 
+@pytest.mark.parametrize("comment", ["#", "#\n# id 1 x=y", "#id=3", "###PMID:1"])
+def test_comments_of_one_word_are_left_out(tmp_path, comment):
+    sentences = conll.read(write(tmp_path, f"{comment}\na B-X\nb O\n\n{comment}\n#c O\n"))
+    assert (sentences.words, sentences.tags) == ([["a", "b"], ["#c"]], [["B-X", "O"], ["O"]])
+    assert conll.read(write(tmp_path, "#c\nb\n\n#d\n"), labelled=False).words == [["#c", "b"], ["#d"]]
+
+
 def test_the_word_hash_is_no_comment(tmp_path):
     sentences = conll.read(write(tmp_path, "# O\na B-X\n\nb O\n# O\n"))
     assert (sentences.words, sentences.notes) == ([["#", "a"], ["b", "#"]], ())
