@@ -140,12 +140,12 @@ def _redact_url(match: re.Match[str]) -> str:
 
 
 def quoted(names: Iterable[object]) -> str:
-    """Returns names for a message: each in quotes and cut_at_word if it is long, and how many more there are."""
+    """Returns names for a message: each in quotes and cut if it is long, and how many more there are."""
     return listed(map(repr, names))
 
 
 def listed(words: Iterable[str]) -> str:
-    """Returns words for a message: each cut_at_word if it is long, and how many more there are."""
+    """Returns words for a message: each cut if it is long, and how many more there are."""
     shown: list[str] = []
     words = list(words)
     for number, word in enumerate(words):
@@ -159,6 +159,11 @@ def listed(words: Iterable[str]) -> str:
 def cut_at_word(text: str) -> str:
     """Returns a text of another program for a message: on one line, and cut after a word if it is long."""
     return textwrap.shorten(text, LISTED_CHARACTERS, placeholder=" ...")
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of the text of another library's error for a message, or the name of its class."""
+    return cut_at_word((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def on_one_line(text: str) -> str:

@@ -7,8 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bert.errors import UserError
-from bert.interchange import first_line
+from bert.errors import UserError, first_line
 from bert.interchange.generation_files import GENERATION_CONFIG, TARGET_TOKENIZER
 from bert.interchange.pooling import PROMPTS, TEXT_SETTINGS
 from bert.messages import LOGGER

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from bert.errors import UserError, cut_at_word
+from bert.errors import UserError, first_line
 from bert.parallel.sharding import path_str
 from bert.runs.checkpoint_directory import TRAINING_STATE
 
@@ -244,8 +244,7 @@ def describe_error(error: Exception) -> str:
         text = getattr(error, "strerror", None) or os.strerror(code)
         file = getattr(error, "filename", None)
         return f"{text} ({file})" if file else text
-    lines = str(error).strip().splitlines()
-    return cut_at_word(lines[0]) if lines else type(error).__name__
+    return first_line(error)
 
 
 def _errno(error: Exception) -> int | None:

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.data.features import tokenize
-from bert.errors import UserError
+from bert.errors import UserError, first_line
 from bert.files import atomic_directory
-from bert.interchange import ExportError, first_line, names
+from bert.interchange import ExportError, names
 from bert.interchange.bundle import ModelBundle, build_module
 from bert.interchange.families import Family, family_of
 from bert.interchange.families.base import Limit

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert.config import ModelConfig
-from bert.errors import UserError
+from bert.errors import UserError, first_line
 from bert.files import atomic_directory, write_atomic
-from bert.interchange import ExportError, first_line, names
+from bert.interchange import ExportError, names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.writers.hf_config import published_config
 from bert.interchange.writers.signature import (
