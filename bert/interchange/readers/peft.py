@@ -140,6 +140,8 @@ def read_adapter(folder: Path, say: Callable[[str], None]) -> Adapter:
         raise UserError(f"{weights} does not exist: copy it next to {CONFIG}")
     tensors: dict[str, np.ndarray] = {}
     for name, array in read_safetensors(weights).items():
+        if ".original_module." in name:  # the base model's own, saved with bias "all"; modules_to_save replaces it
+            continue
         plain = re.sub(r"^base_model\.model\.|\.base_layer(?=\.)|\.modules_to_save(\.default)?(?=\.)", "", name)
         if ".lora_" in plain and not plain.endswith((".lora_A.weight", ".lora_B.weight")):
             raise UserError(

@@ -58,6 +58,14 @@ def test_an_adapter_is_added_to_its_base(adapter: Path) -> None:
     np.testing.assert_allclose(scaled, theirs + 6 / 2**0.5 * (b @ a).T, rtol=1e-5, atol=1e-6)
 
 
+def test_the_original_of_a_replaced_module_is_left_out(adapter: Path) -> None:
+    saved = load_file(adapter / "adapter_model.safetensors")
+    original = {"base_model.model.classifier.original_module.bias": np.full(len(LABELS), 9, np.float32)}
+    save_file(saved | original, adapter / "adapter_model.safetensors")
+    bias = saved["base_model.model.classifier.bias"]
+    np.testing.assert_array_equal(bert.load(adapter).params["classifier"]["bias"], bias)
+
+
 @pytest.mark.parametrize(
     ("values", "match"),
     [
