@@ -17,7 +17,7 @@ from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.data import OF_HELD_OUT_ROWS
 from bert.config.pretraining import phase_configs
 from bert.config.run_file import check_vocabulary, flatten, load_run_config
-from bert.errors import UserError
+from bert.errors import UserError, quoted
 from bert.messages import LOGGER, format_number
 from bert.runs.comparison_plot import RunCurves
 from bert.runs.curves import Subject
@@ -81,10 +81,20 @@ class ComparedRun:
 
     def scores(self) -> dict[str, list[float]]:
         """Each seed's scores by name: the final ones, or, if no seed has ended, those of the last evaluations."""
-        if self.results:
-            return _by_name([_final_scores(results) for results in self.results]) | _transfer_scores(self.results[0])
-        name = "eval" if isinstance(self.config, PretrainConfig) else "dev"
-        return _by_name([_named(name, lines[-1]) for lines in map(_evaluations, self.lines) if lines])
+        try:
+            if self.results:
+                found = _by_name([_final_scores(results) for results in self.results])
+                found |= _transfer_scores(self.results[0])
+            else:
+                name = "eval" if isinstance(self.config, PretrainConfig) else "dev"
+                found = _by_name([_named(name, lines[-1]) for lines in map(_evaluations, self.lines) if lines])
+            wrong = [name for name, values in found.items() if not all(isinstance(one, (int, float)) for one in values)]
+        except (AttributeError, KeyError, TypeError):  # a value of another type where a dictionary is expected
+            found, wrong = {}, ["a split"]
+        if wrong:
+            file = "results.json" if self.results else "metrics.jsonl"
+            raise UserError(f"{self.path / file} is damaged (scores of {quoted(wrong)}): put back a copy")
+        return found
 
 
 def read_runs(paths: Sequence[Path]) -> dict[str, ComparedRun]:

@@ -233,6 +233,9 @@ def test_mistakes_are_one_sentence(runs, pretrained, finetuned, fails) -> None:
     assert "empty/config.yaml cannot be read" in fails(main, "empty")
     Path("a/run/results.json").write_text("{")
     assert "results.json cannot be read" in fails(main, "a/run")
+    for scores in ({"mlm_loss": "x"}, {"mlm_loss": []}, ["mlm_loss"], None):
+        Path("a/run/results.json").write_text(json.dumps({"eval": scores}))
+        assert "results.json is damaged" in fails(main, "a/run"), scores
 
 
 def test_only_a_picture_of_its_own_is_replaced(runs, fails) -> None:
