@@ -34,7 +34,7 @@ CHECKPOINT = "bert_model.ckpt"
 
 
 OPTIMIZER = re.compile(
-    r".+/(adam_[mv]|lamb_[mv]|(AdamWeightDecay|LAMB)Optimizer(_1)?|Adam(_1)?|Momentum|ExponentialMovingAverage)"
+    r".+/(adam_[mv]|lamb_[mv]|(\w+Optimizer|Ada\w+|Momentum|RMSProp|Ftrl|Lion|ExponentialMovingAverage)(_\d+)?)"
     r"|global_step|beta[12]_power|(current_)?loss_scale|(num_)?(good|bad)_steps|signal_early_stopping/STOP"
 )
 """Names of variables of the training program: the optimizer's (optimization.py of google-research/bert,
