@@ -51,7 +51,7 @@ def test_docstrings_are_read_by_a_script_without_a_guard(tmp_path: Path) -> None
 
 def test_examples_are_built_by_a_script_without_a_guard(corpus: Path, tmp_path: Path) -> None:
     arguments = [f"--data.train={corpus}", f"--data.cache_dir={tmp_path / 'cache'}", "--data.num_workers=2"]
-    assert "examples in" in run_script(tmp_path, EXAMPLES, *arguments, "--tokenizer.vocab_size=200")
+    assert "examples in" in run_script(tmp_path, EXAMPLES, *arguments, "--tokenizer.vocab_size=100")
 
 
 SLOW = """

@@ -63,7 +63,7 @@ UNFIT: dict[str, tuple[Any, ...]] = {
     "choices": ("ba", PAIR, ("who", ["ba"]), ("who", "ba", " "), ("", "ba", "ko"), ("who", "ba", ["ko"])),
     "squad": ("ba", ("ba",), ("", "ba"), ("who", " "), ("a", "b", "c")),
     "squad2": ("ba", ("", "ba"), ("who", "")),
-    "tagging": (PAIR,),
+    "tagging": (),
 }
 
 
@@ -98,6 +98,8 @@ def _numbers(answer: Any) -> list[float]:
 def test_an_input_of_another_kind_is_one_sentence(models, name: str) -> None:
     good = FITTING[name][0]
     for odd in (*NOTHING, *UNFIT[name]):
+        if name == "tagging" and odd in ([], ()):
+            continue  # a sentence without words
         with pytest.raises(bert.UserError, match=r"^input 2 ") as caught:
             models[name].predict([good, odd])
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 200

@@ -149,14 +149,17 @@ class Memory:
     def step(self, step: int) -> None:
         self.steps.append(step)
 
+    def first_loss(self, loss: float) -> None:
+        self.first = loss
+
     def skipped(self, step: SkippedStep) -> None:
         self.skips.append(step)
 
     def metrics(self, step: int, split: str, metrics: dict[str, float]) -> None:
         self.lines.append((step, split, {k: v for k, v in metrics.items() if k != "tokens_per_second"}))
 
-    def evaluated(self, step: int) -> bool:
-        return step in self.past
+    def has_line(self, step: int, split: str) -> bool:
+        return split == "eval" and step in self.past
 
 
 class StoppingLoader(TinyLoader):
