@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 import typing
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -29,6 +29,13 @@ WRITTEN = ("output_dir", "data.cache_dir")
 """Those that take a URL of a store that can be written."""
 
 
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the range of floats
+        return False
+
+
 @dataclass(frozen=True)
 class Range:
     """The values that a number may have, as metadata of its type: ``Annotated[int, Range(least=1)]``."""
@@ -40,7 +47,7 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         return (
-            abs(value) <= sys.float_info.max  # math.isfinite raises OverflowError for large integers
+            _is_finite(value)
             and (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
