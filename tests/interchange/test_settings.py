@@ -39,6 +39,7 @@ def test_a_runs_own_rate_goes_out(finetuned: Path, tmp_path: Path) -> None:
     text = file.read_text()
     assert "classifier_dropout: null" in text
     file.write_text(text.replace("classifier_dropout: null", "classifier_dropout: 0.2"))
+    file.with_name("config.digest").unlink()
     assert export([str(tmp_path / "run"), str(tmp_path / "out")]) == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["classifier_dropout"] == 0.2
 
