@@ -110,7 +110,7 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, th
     said: list[str] = []
     config, params = read_params(tmp_path, said.append)
     assert config == ModelConfig(**SIZES, hidden_act="gelu_tanh" if act == "gelu" else act)
-    assert said[1] == f"not loaded from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of the optimizer"
+    assert said[1].startswith(f"not loaded from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of")
     known = {
         tensor.paths[0]: tensor
         for head in ("BertForSequenceClassification", "BertForQuestionAnswering")

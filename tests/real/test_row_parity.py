@@ -10,7 +10,7 @@ import dataclasses
 import json
 import random
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from bert.commands.finetune import main
 from bert.config import DataConfig
 from bert.data.pretraining.builder import build_examples
 from bert.data.pretraining.shards import open_rows
-from bert.tasks.token_classification import split_text
+from bert.tasks.token_classification import CLITICS, split_text
 from bert.tokenizer.vocabulary import load_tokenizer
 
 pytestmark = pytest.mark.real
@@ -195,9 +195,9 @@ def test_choices_are_made_alike(make, family) -> None:
         assert list(answer.probabilities) == pytest.approx(logits.softmax(-1).tolist(), abs=1e-4)
 
 
-def words_of(texts: list[str], tokenizer: Any) -> list[tuple[str, list[str]]]:
+def words_of(texts: list[str], tokenizer: Any, clitics: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Texts with their words; those whose words all have tokens (transformers leaves out the others, we do not)."""
-    found = [(text, split_text(text)[0]) for text in texts]
+    found = [(text, split_text(text, clitics)[0]) for text in texts]
     return [
         (text, words) for text, words in found
         if words and set(range(len(words))) <= set(tokenizer(words, is_split_into_words=True).word_ids())
@@ -209,7 +209,7 @@ def test_words_are_tagged_alike(make, family) -> None:
         pytest.skip("transformers reads lists of words with add_prefix_space alone")
     folder = make(family, "TokenClassification", **labelled(("DT", "NN", "VB")))
     ours = bert.load(folder)
-    compare_tags(ours, folder, words_of(TEXTS, transformers.AutoTokenizer.from_pretrained(folder)))
+    compare_tags(ours, folder, words_of(TEXTS, transformers.AutoTokenizer.from_pretrained(folder), CLITICS))
 
 
 def compare_tags(ours: bert.Pretrained, folder: Path, cases: list[tuple[str, list[str]]]) -> None:
@@ -336,7 +336,7 @@ def test_the_export_of_a_tagging_run_makes_the_rows_it_was_trained_on(make, tmp_
     short = [row for row in rows if len(row) <= LENGTH]
     assert len(short) > 4
     assert all(row in trained for row in short)
-    compare_tags(run, tmp_path / "out", words_of(TEXTS, tokenizer))
+    compare_tags(run, tmp_path / "out", words_of(TEXTS, tokenizer, task.clitics))
 
 
 def test_the_export_of_a_question_answering_run_makes_the_rows_it_was_trained_on(make, tmp_path) -> None:
