@@ -20,7 +20,7 @@ from tests.helpers import thoroughly
 from tests.interchange.bundle_writer import HEADS, weights, write_folder
 from tests.interchange.hf_folders import CONFIG, random_model, shard
 
-EXAMPLES = int(os.environ.get("BERT_FUZZ_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("BERT_FUZZ_EXAMPLES", "300"))
 """Changes of each folder; the same ones at every run unless the variable sets their number."""
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghi", *(f"##{letter}" for letter in "abcdefghi")]
