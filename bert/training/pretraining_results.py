@@ -154,7 +154,8 @@ def write_results(
     counts = predictable_counts(last.examples, data.tokenizer, prediction.special_tokens)
     scores = scores_of_line(read_eval_metrics(run.path)[-1])
     baselines = prediction.baselines(last.eval_batches(), objective, counts, scores)
-    found = remarks(prediction.perplexity_loss, scores[prediction.perplexity_loss], baselines, divergence)
+    loss = scores[prediction.perplexity_loss]
+    found = remarks(prediction.perplexity_loss, loss, baselines, divergence)
     results: dict[str, Any] = {
         "steps": step,
         **({"teacher": {"source": config.teacher, "checksum": config.checksum}} if config.teacher else {}),
@@ -162,7 +163,8 @@ def write_results(
         "corpus": {**_counts_of_text(last), "fingerprint": last.examples.corpus},
         "baselines": baselines,
         **({"remarks": found} if found else {}),
-        prediction.examples_name: prediction.examples(model, last.eval_rows),
+        # Weights that are not finite predict nothing.
+        prediction.examples_name: [] if loss is None else prediction.examples(model, last.eval_rows),
         "seconds": round(time.perf_counter() - start_time, 1),
     }
     metrics_log.write_results(run.path, results)
