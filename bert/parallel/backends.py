@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -105,6 +107,14 @@ def gather_rows_if_axis(tree: Any, axis: str | None) -> Any:
     return tree if axis is None else jax.tree.map(lambda x: jax.lax.all_gather(x, axis, tiled=True), tree)
 
 
+def _evict_pmapped(body: Callable[..., Any]) -> None:
+    """Has JAX's cache forget a body. JAX's only public way, `jax.clear_caches`, takes the user's functions as well."""
+    cache = getattr(sys.modules.get("jax._src.pmap"), "_cached_shard_map", None)
+    evict = getattr(cache, "evict_function", None)
+    if evict is not None:
+        evict(body)
+
+
 class PmapParallelism:
     """`jax.pmap`: one copy of the state on each local device, and a share of each batch.
 
@@ -133,8 +143,15 @@ class PmapParallelism:
         check_shares(name, batch_size, self.row_shares, "devices", micro_batches)
 
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
-        """The body, run on every device at once; inside it `jax.lax.psum(x, AXIS)` adds over devices."""
-        return jax.pmap(body, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate))
+        """The body, run on every device at once; inside it `jax.lax.psum(x, AXIS)` adds over devices.
+
+        What it was compiled to is freed together with the function that is returned.
+        """
+        compiled = jax.pmap(body, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate))
+        # JAX's cache of pmapped functions holds each for good, for its values refer to their keys. On a CPU, a process
+        # with the programs of some hundred runs reaches the system's limit of memory maps, and crashes.
+        weakref.finalize(compiled, _evict_pmapped, body).atexit = False
+        return compiled
 
     def put_state(self, tree: Any) -> Any:
         """A copy of every array on every device."""

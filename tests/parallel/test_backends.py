@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +118,22 @@ def test_what_comes_back_from_a_mesh_is_what_went_there() -> None:
     for micro_batches, rows in ((None, batch["rows"]), (2, batch["rows"].reshape(2, -1))):
         np.testing.assert_array_equal(mesh.gather_rows(mesh.put_state(rows)), rows)
         np.testing.assert_array_equal(mesh.to_host(mesh.shard_batch(batch, micro_batches))["rows"], rows)
+
+
+@pytest.mark.parametrize("parallel", [PmapParallelism(jax.devices()[:2]), MeshParallel((2, 1, 1), jax.devices()[:2])])
+def test_programs_are_freed_with_their_functions(parallel: Parallelism) -> None:
+    """Many runs in one process, of a sweep or a notebook, would otherwise reach the system's limit of memory maps."""
+    client = jax.devices()[0].client
+
+    def run(number: int) -> int:
+        double = parallel.compile(lambda state: state * 2 + number)
+        np.testing.assert_array_equal(parallel.to_host(double(parallel.put_state(np.ones(3)))), [2.0 + number] * 3)
+        del double
+        gc.collect()
+        return len(client.live_executables())
+
+    before = run(0)
+    assert run(1) == run(2) == before
 
 
 def test_the_table_of_places() -> None:
