@@ -96,7 +96,8 @@ def test_chinese_characters_continue_no_word_and_fill_their_share():
     draw = random.Random(0)
     texts = ["".join(draw.choices(characters, [1 / (i + 1) for i in range(700)], k=40)) for _ in range(300)]
     tokens = train_tokenizer(texts, TokenizerConfig(vocab_size=1200)).get_vocab()
-    assert sum(token in tokens for token in characters) == 300
+    # A quarter, and up to a tenth more for those that are as common as the last one.
+    assert 300 <= sum(token in tokens for token in characters) <= 330
     assert not any(f"##{character}" in tokens for character in characters)
 
 
