@@ -4,7 +4,14 @@ import importlib.metadata
 import os
 import random
 import shutil
+import sys
 from pathlib import Path
+
+# Also where PYTHONDONTWRITEBYTECODE is set: else each worker process compiles all modules and rewrites all assertions.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+pytest_plugins = ["tests.cpu_budget"]
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 os.environ["BERT_NUM_DEVICES"] = "1"  # of the eight, for all that does not ask for more

@@ -19,6 +19,7 @@ V5E = 16 * 2**30
 SMALL = ModelConfig(64, 16, 2, 4, 32, max_position_embeddings=16)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["pretrained", "detected", "continued"])
 def test_a_batch_has_the_arrays_that_the_loader_gives(name: str, request) -> None:
     from bert.config.yaml_io import load_config
