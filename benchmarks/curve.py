@@ -42,8 +42,8 @@ from bert.model.heads import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
-from bert.training.evaluation import accumulate_sums, compute_means
 from bert.training.losses import pretraining_objective
+from bert.training.means import accumulate_sums, compute_means
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_eval_step, make_train_step
 

@@ -29,8 +29,8 @@ from bert.data.pretraining.shards import open_rows
 from bert.parallel.backends import PmapParallelism
 from bert.runtime.malloc import reexec_with_huge_pages
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
-from bert.training.assembly import build_model_and_objective
 from bert.training.optimizer import make_optimizer
+from bert.training.pretraining.objectives import build_model_and_objective
 from bert.training.step import TrainState, make_train_step
 
 

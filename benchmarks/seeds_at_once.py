@@ -62,7 +62,7 @@ def make_steps(size: str, given: argparse.Namespace) -> tuple[Callable[[], None]
 
     from bert.config import ModelConfig, OptimizerConfig
     from bert.model.heads import BertForSequenceClassification
-    from bert.training.assembly import make_apply
+    from bert.training.finetuning.kinds import make_apply
     from bert.training.losses import LOSSES, task_objective
     from bert.training.optimizer import make_optimizer
     from bert.training.step import StepMetrics, TrainState, make_train_step

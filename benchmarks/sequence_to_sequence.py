@@ -102,7 +102,7 @@ def step_ours(given: argparse.Namespace, folder: Path) -> Callable[[], None]:
     from bert.config import FinetuneConfig, OptimizerConfig
     from bert.parallel.backends import PmapParallelism
     from bert.tasks import TASKS
-    from bert.training.assembly import build_task_model, make_apply, task_loss
+    from bert.training.finetuning.kinds import build_task_model, make_apply, task_loss
     from bert.training.losses import task_objective
     from bert.training.optimizer import make_optimizer
     from bert.training.step import TrainState, make_train_step

@@ -137,8 +137,8 @@ def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
 
     from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
     from bert.parallel.backends import PmapParallelism
-    from bert.training.assembly import build_model_and_objective
     from bert.training.optimizer import make_optimizer
+    from bert.training.pretraining.objectives import build_model_and_objective
     from bert.training.step import TrainState, make_train_step
 
     config = ModelConfig(

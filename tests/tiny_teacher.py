@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 
 from bert.config import DataConfig, DistillationConfig, ModelConfig, PretrainConfig, TrainingConfig
 from bert.model.heads import BertForMaskedLM
-from bert.training.distillation import Teacher
+from bert.training.pretraining.distillation import Teacher
 from tests.tiny_training import CONFIG, P, T
 
 WIDE = dataclasses.replace(CONFIG, hidden_size=24, num_hidden_layers=3)

@@ -24,7 +24,7 @@ from bert.runs.curves import Subject
 from bert.runs.folder import KINDS
 from bert.runs.metrics_log import read_metrics, read_results, scored_splits
 from bert.tasks import make_task
-from bert.training.pretraining_results import curves_subject
+from bert.training.pretraining.results import curves_subject
 
 Rows = list[tuple[str, ...]]
 

@@ -50,8 +50,9 @@ from bert.tokenizer.vocabulary import (
     tokenizer_fingerprint,
     vocabulary_kind,
 )
-from bert.training.assembly import build_model_and_objective, build_task_model
-from bert.training.decoder_initialization import EncoderDecoderInit
+from bert.training.finetuning.initialization import EncoderDecoderInit
+from bert.training.finetuning.kinds import build_task_model
+from bert.training.pretraining.objectives import build_model_and_objective
 
 Facts = dict[str, Any]
 Shapes = dict[tuple[str, ...], tuple[int, ...]]

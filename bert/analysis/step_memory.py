@@ -26,8 +26,8 @@ from bert.data.pretraining.predictions import NextTokens, Predictions
 from bert.errors import UserError, require
 from bert.parallel.backends import MeshParallel
 from bert.parallel.sharding import partition_spec, path_str
-from bert.training.assembly import build_model_and_objective
 from bert.training.optimizer import make_optimizer
+from bert.training.pretraining.objectives import build_model_and_objective
 from bert.training.step import TrainState, make_train_step
 
 ANY_STEPS = 1_000_000

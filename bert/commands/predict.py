@@ -103,7 +103,7 @@ def _no_input(name: str, splits: str) -> UserError:
 def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
     """Prints the prediction file of a split, or writes all of its files into the folder ``output``."""
     from bert.config.yaml_io import load_config as load_config
-    from bert.training.finetuning import predict_split
+    from bert.training.finetuning.results import predict_split
 
     task = model.require_task()
     if model.step is None:

@@ -17,7 +17,7 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 
 PROJECTIONS = "distillation"
-"""Parameters of a run that belong to no model: projections to a teacher's width (`bert.training.distillation`)."""
+"""Parameters of a run that belong to no model: projections to a teacher's width (pretraining/distillation.py)."""
 
 ENCODER, POOLER = "bert", "bert/pooler"
 PREDICTIONS, SEQ_RELATIONSHIP, CLASSIFIER, QA_OUTPUTS = "predictions", "seq_relationship", "classifier", "qa_outputs"

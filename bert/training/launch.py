@@ -31,7 +31,9 @@ from bert.runtime.interrupts import Interrupted
 from bert.runtime.system_errors import system_errors_as_user_errors
 from bert.tasks import find_task
 from bert.tasks.readers.rows import table_files
-from bert.training import finetuning, pretraining, seeds
+from bert.training.finetuning.run import finetune as run_finetuning
+from bert.training.finetuning.seeds import finetune_seeds
+from bert.training.pretraining.run import pretrain as run_pretraining
 from bert.urls import is_url
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
@@ -222,9 +224,9 @@ def start_or_resume(
 
 def _train(run: RunFolder[Any], callbacks: Sequence[Callback]) -> None:
     if isinstance(run.config, FinetuneConfig) and run.config.num_seeds > 1:
-        seeds.finetune_seeds(run, callbacks=callbacks)  # each of which has an end
+        finetune_seeds(run, callbacks=callbacks)  # each of which has an end
         return
-    train = pretraining.pretrain if isinstance(run.config, PretrainConfig) else finetuning.finetune
+    train = run_pretraining if isinstance(run.config, PretrainConfig) else run_finetuning
     call_and_end(partial(train, run), run, callbacks)
 
 

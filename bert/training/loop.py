@@ -23,8 +23,8 @@ from bert.runs.skipped_steps import SkippedStep, nonfinite_error_message
 from bert.runtime.interrupts import EvaluationInterrupted, InterruptHandler
 from bert.runtime.malloc import release_free_memory
 from bert.runtime.profiling import StepProfiler
-from bert.training.averaging import ParameterAverage
-from bert.training.evaluation import EarlyStopping, compute_means
+from bert.training.finetuning.averaging import ParameterAverage
+from bert.training.means import EarlyStopping, compute_means
 from bert.training.step import StepMetrics, TrainState
 
 TrainStep = Callable[[Any, dict[str, jax.Array]], tuple[Any, StepMetrics]]

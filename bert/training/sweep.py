@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib.util
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,19 +17,31 @@ import jax
 
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.data import OF_HELD_OUT_ROWS
-from bert.config.sweep import Space, corners, describe_space, grid, parse_space, short_names, trial_name, value_text
+from bert.config.sweep import (
+    Choices,
+    Range,
+    Space,
+    corners,
+    describe_space,
+    grid,
+    parse_space,
+    short_names,
+    trial_name,
+    value_text,
+)
 from bert.config.yaml_io import keys_of, load_config
 from bert.errors import UserError, require
 from bert.inference.run import Run
 from bert.messages import LOGGER, format_number, log_info
 from bert.parallel.multihost import broadcast_from_main, is_multihost, main_process_only
-from bert.runs.callbacks import Callback
+from bert.runs.callbacks import Callback, RunStart
 from bert.runs.metrics_log import read_results, to_jsonable
 from bert.runs.progress import align_columns
 from bert.runs.sweep_folder import SWEEP_FILE, SweepFolder, open_sweep
 from bert.tasks import make_task
 from bert.tasks.splits import read_splits
-from bert.training import launch, search
+from bert.training import launch
+from bert.training.means import read_eval_metrics
 
 PREPARE: dict[Callable[..., Run], tuple[type, Callable[..., launch.RunRequest[Any]]]] = {
     launch.pretrain: (PretrainConfig, launch.prepare_pretraining),
@@ -104,7 +118,7 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
     """
     say = main_process_only(log_info)
     if num_trials is not None:
-        search.require_optuna()
+        require_optuna()
         if num_trials < 1:
             raise UserError(f"num_trials is {num_trials}: use 1 or more")
     known = list(grid(space)) if num_trials is None else corners(space)
@@ -120,13 +134,13 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
     with open_sweep(require(first.config.output_dir, "output_dir"), plan) as folder:
         pruned = {trial["name"]: trial for trial in folder.trials if trial["pruned"]}
         for number in range(total):
-            suggest = partial(search.suggest, space, trials, higher_is_better, seed or 0)
-            values = known[number] if num_trials is None else broadcast_from_main(suggest)
+            draw = partial(suggest, space, trials, higher_is_better, seed or 0)
+            values = known[number] if num_trials is None else broadcast_from_main(draw)
             trial = Trial(folder, values, metric, higher_is_better)
             say(f"trial {number + 1} of {total}: {trial.name}")
             if trial.name not in pruned:
-                prunes = partial(search.should_prune, space, list(trials), higher_is_better)
-                pruning = [] if num_trials is None else [search.Pruning(prunes, metric)]
+                prunes = partial(should_prune, space, list(trials), higher_is_better)
+                pruning = [] if num_trials is None else [Pruning(prunes, metric)]
                 request = with_fixed_sample(prepare(values, folder.place(trial.name)), folder.path / trial.name, values)
                 trial.run(request, callbacks, pruning)
             trials.append(pruned.get(trial.name) or broadcast_from_main(trial.read))
@@ -204,7 +218,7 @@ class Trial:
         try:
             told = [*callbacks, *pruning[:is_pruned]]
             launch.start_or_resume(replace(request, notes=()), told, repeat=False, within=self.folder.mirror)
-        except search.PrunedTrial:
+        except PrunedTrial:
             place = self.folder.place(self.name)
             LOGGER.info(f"{place} is ended early: its {self.metric} is worse than the median of earlier trials")
         except UserError as error:
@@ -217,7 +231,7 @@ class Trial:
         """What sweep.json has of the trial once it has ended."""
         path = self.folder.path / self.name
         results = read_results(path) or {}
-        evaluations = search.read_scores(path, self.metric)
+        evaluations = read_scores(path, self.metric)
         scores = results.get("dev") or results.get("eval") or {}
         deviations = scores.get("standard_deviation", {})  # of several seeds
         best = (max if self.higher_is_better else min)((x for x in evaluations if x is not None), default=None)
@@ -263,3 +277,141 @@ def table(ranked: Sequence[dict[str, Any]], metric: str, config: PretrainConfig 
         rows.append((*values, score + deviation, *more, seconds, note))
     title = f"\n{len(ranked)} trials, best first, by {metric} on {split}{seeds}:"
     return [title, *(line.rstrip() for line in align_columns(rows))]
+
+
+DIGITS = 4
+"""Significant digits of a suggested number: more would say nothing, and make long names."""
+
+Scores = Sequence[float | None]
+
+
+def require_optuna() -> None:
+    """Raises UserError if Optuna is not installed."""
+    if importlib.util.find_spec("optuna") is None:
+        raise UserError("--trials needs optuna, which is not installed: pip install 'bert-jax[optuna]', or remove it")
+
+
+def suggest(
+    space: Mapping[str, Choices], history: Sequence[Mapping[str, Any]], higher_is_better: bool, seed: int
+) -> dict[str, Any]:
+    """The values of the next trial, by a tree-structured Parzen estimator (Bergstra et al. 2011).
+
+    Args:
+        space: the keys with their values and ranges.
+        history: the trials before, in order: ``values``, ``score``, ``evaluations`` and ``pruned``.
+        higher_is_better: of the scores.
+        seed: of the sampler.
+    """
+    with _study(space, history, higher_is_better, seed) as study:
+        suggested = study.ask(_distributions(space)).params
+    values = {}
+    for name, choices in space.items():
+        value = suggested[name]
+        if not isinstance(choices, Range):
+            value = choices[value]
+        elif isinstance(choices.low, float):
+            value = min(max(float(f"{value:.{DIGITS}g}"), choices.low), choices.high)
+        values[name] = value
+    return values
+
+
+def should_prune(
+    space: Mapping[str, Choices], history: Sequence[Mapping[str, Any]], higher_is_better: bool, scores: Scores
+) -> bool:
+    """Whether a trial with these scores so far is worse than the median of the trials before, of which the first five
+    are not pruned."""
+    with _study(space, history, higher_is_better, 0) as study:
+        trial = study.ask(_distributions(space))
+        for index, score in enumerate(scores):
+            trial.report(_number(score), index)
+        return bool(trial.should_prune())
+
+
+@contextlib.contextmanager
+def _study(
+    space: Mapping[str, Choices], history: Sequence[Mapping[str, Any]], higher_is_better: bool, seed: int
+) -> Iterator[Any]:
+    """A study in memory with the trials before."""
+    import optuna
+
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        study = optuna.create_study(
+            direction="maximize" if higher_is_better else "minimize",
+            sampler=optuna.samplers.TPESampler(seed=(seed + len(history)) % 2**32),
+            pruner=optuna.pruners.MedianPruner(),
+        )
+        states, distributions = optuna.trial.TrialState, _distributions(space)
+        for trial in history:
+            is_failed = trial["score"] is None
+            state = states.PRUNED if trial["pruned"] else states.FAIL if is_failed else states.COMPLETE
+            study.add_trial(
+                optuna.trial.create_trial(
+                    state=state,
+                    value=trial["score"] if state == states.COMPLETE else None,
+                    params={name: _param(choices, trial["values"][name]) for name, choices in space.items()},
+                    distributions=distributions,
+                    intermediate_values={index: _number(score) for index, score in enumerate(trial["evaluations"])},
+                )
+            )
+        yield study
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def _distributions(space: Mapping[str, Choices]) -> dict[str, Any]:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    return {
+        name: CategoricalDistribution(list(range(len(choices))))
+        if not isinstance(choices, Range)
+        else (FloatDistribution if isinstance(choices.low, float) else IntDistribution)(
+            choices.low, choices.high, log=True
+        )
+        for name, choices in space.items()
+    }
+
+
+def _param(choices: Choices, value: Any) -> Any:
+    """A value as Optuna has it: of a list its index."""
+    return value if isinstance(choices, Range) else choices.index(value)
+
+
+def _number(score: float | None) -> float:
+    return math.nan if score is None else score
+
+
+class PrunedTrial(Exception):
+    """The trial under way is not promising; its state is saved."""
+
+
+class Pruning(Callback):
+    """Ends a trial whose scores are not promising, by `PrunedTrial`."""
+
+    def __init__(self, prunes: Callable[[Scores], bool], metric: str) -> None:
+        """
+        Args:
+            prunes: scores of all evaluations so far -> whether to end the trial.
+            metric: name of the score.
+        """
+        self._prunes, self._metric = prunes, metric
+
+    def on_start(self, start: RunStart) -> None:
+        self._start = start
+        self._check(start.start_step)  # a kill may have come before the exception
+
+    def on_metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
+        if split == "eval":
+            self._check(step)
+
+    def _check(self, step: int) -> None:
+        """Raises `PrunedTrial`; but for the last evaluation, after which there is nothing to save."""
+        scores = read_scores(self._start.path, self._metric, step)
+        if scores and step < self._start.total_steps and self._prunes(scores):
+            raise PrunedTrial
+
+
+def read_scores(run: Path, metric: str, last_step: float = math.inf) -> list[float | None]:
+    """The scores of a run's evaluations up to a step."""
+    return [line[metric] for line in read_eval_metrics(run) if line["step"] <= last_step]

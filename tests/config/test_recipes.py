@@ -18,8 +18,8 @@ from bert.model.permuted import PermutedTokens
 from bert.tasks import TASKS
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
-from bert.training.assembly import build_model_and_objective
 from bert.training.loop import count_parameters
+from bert.training.pretraining.objectives import build_model_and_objective
 
 FINETUNING = sorted(set(recipe_names()) & set(TASKS))
 PRETRAINING = sorted(set(recipe_names()) - set(TASKS))

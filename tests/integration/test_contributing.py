@@ -34,7 +34,7 @@ def test_what_it_names_is_there() -> None:
     import bert.tasks.base
     import bert.training.losses
     import bert.training.optimizer
-    import bert.training.predictions
+    import bert.training.pretraining.objectives
 
     for module, names in {
         bert.tasks: ("MODULES", "TASKS"),
@@ -48,7 +48,7 @@ def test_what_it_names_is_there() -> None:
         bert.interchange.writers.signature: ("signature",),
         objectives: ("OBJECTIVES",),
         bert.config: ("OBJECTIVES", "UserError"),
-        bert.training.predictions: ("PREDICTIONS",),
+        bert.training.pretraining.objectives: ("PREDICTIONS",),
         bert.training.optimizer: ("make_direction", "make_optimizer", "scale_by_bert_adam"),
     }.items():
         for name in names:

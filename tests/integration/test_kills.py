@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 # A server that has imported everything and forks: processes of their own that do not spend seconds on imports each.
 LIVES = multiprocessing.get_context("forkserver")
-LIVES.set_forkserver_preload(["bert.training.pretraining", "bert.training.finetuning"])
+LIVES.set_forkserver_preload(["bert.training.pretraining.run", "bert.training.finetuning.run"])
 
 
 def live(command: str, arguments: list[str], log: Path) -> None:

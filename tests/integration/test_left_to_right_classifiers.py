@@ -21,7 +21,7 @@ from bert.model.dropout import Dropout
 from bert.model.language_model import ClassifierWithLanguageModel
 from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.tokenizer.byte_level import build_byte_level
-from bert.training.assembly import make_apply
+from bert.training.finetuning.kinds import make_apply
 from bert.training.losses import LOSSES
 from bert.training.step import compute_gradients
 from bert.training.token_losses import classifier_objective

@@ -21,7 +21,7 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Packing
 from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
-from bert.training.assembly import build_model_and_objective
+from bert.training.pretraining.objectives import build_model_and_objective
 from bert.training.step import compute_gradients
 from tests.conftest import SMALL_RUN
 

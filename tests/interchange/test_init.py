@@ -25,8 +25,9 @@ from bert.tasks.custom_question_answering import CustomQuestionAnswering
 from bert.tasks.custom_sequence import CustomClassification
 from bert.tasks.custom_token_classification import CustomTokenClassification
 from bert.tasks.multiple_choice import MultipleChoiceTask
-from bert.training.finetuning_setup import head_of_task
-from bert.training.initialization import Head, load_pretrained_params, match_head
+from bert.training.finetuning.initialization import Head, match_head
+from bert.training.finetuning.kinds import head_of_task
+from bert.training.initialization import load_pretrained_params
 from tests.interchange.bundle_writer import write_bundle
 from tests.interchange.hf_folders import (
     ALBERT,

@@ -18,7 +18,7 @@ from bert.tasks import make_task
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.readers.text_pairs import TextExamples
 from bert.tokenizer.vocabulary import load_tokenizer
-from bert.training.finetuning_setup import DECLARED
+from bert.training.finetuning.setup import DECLARED
 from tests.tiny_models import PIECES
 
 PAIRS = ColumnsConfig(text_a="text_a", text_b="text_b", label="score")

@@ -15,8 +15,8 @@ from bert.tokenizer.extension import add_words, decompose_new_tokens, select_new
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer, train_tokenizer
 from bert.tokenizer.word_counts import WordSteps, count_words
-from bert.training import pretraining
-from bert.training.initialization import extend_embeddings
+from bert.training.pretraining import run as pretraining_run
+from bert.training.pretraining.initialization import extend_embeddings
 from tests.conftest import SMALL_RUN
 from tests.letters import byte_level_tokenizer
 
@@ -178,8 +178,8 @@ def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monk
     data, longer = f"--data.train={tmp_path / 'corpus.txt'}", tmp_path / "longer"
     assert main([data, f"--output={longer}", f"--tokenizer.path={pretrained}", "--extend=3"]) == 0
     begun = []
-    original = pretraining.initialize_state
-    monkeypatch.setattr(pretraining, "initialize_state", lambda *args: begun.append(original(*args)) or begun[-1])
+    original = pretraining_run.initialize_state
+    monkeypatch.setattr(pretraining_run, "initialize_state", lambda *args: begun.append(original(*args)) or begun[-1])
     folder = f"--output_dir={tmp_path / 'a'}"
     arguments = [data, *SMALL_RUN, f"--init={pretrained}", f"--tokenizer.path={longer}", folder]
     capsys.readouterr()

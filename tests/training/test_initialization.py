@@ -9,7 +9,8 @@ import pytest
 
 from bert.config import ModelConfig
 from bert.model.heads import BertForMaskedLM, BertForSequenceClassification
-from bert.training.initialization import Head, load_pretrained_params, match_head
+from bert.training.finetuning.initialization import Head, match_head
+from bert.training.initialization import load_pretrained_params
 
 CONFIG = ModelConfig(23, 16, 1, 2, 32, max_position_embeddings=8, pooler_type="transform")
 IDS = jnp.zeros((1, 4), jnp.int32)

@@ -18,9 +18,9 @@ from bert.parallel.backends import AXIS, PmapParallelism
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.skipped_steps import SkippedStep
 from bert.runtime.interrupts import Interrupted, InterruptHandler
-from bert.training.evaluation import compute_means
 from bert.training.loop import TrainLoop
 from bert.training.losses import LOSSES, task_objective
+from bert.training.means import compute_means
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.run_length import num_train_steps
 from bert.training.step import (

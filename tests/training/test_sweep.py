@@ -26,8 +26,7 @@ from bert.runs.metrics_log import read_metrics
 from bert.runs.mirror import local_folder
 from bert.runs.sweep_folder import open_sweep
 from bert.training.launch import RunRequest
-from bert.training.search import PrunedTrial, Pruning, should_prune, suggest
-from bert.training.sweep import incomparable, main_metric, rank, table
+from bert.training.sweep import PrunedTrial, Pruning, incomparable, main_metric, rank, should_prune, suggest, table
 from tests.conftest import SMALL_RUN
 from tests.helpers import assert_same_sweep
 

@@ -13,7 +13,7 @@ from bert.data.pretraining.loader import Batch
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer
-from bert.training.pretraining_data import open_phases
+from bert.training.pretraining.data import open_phases
 from tests.helpers import originals
 
 B, T = 32, 64

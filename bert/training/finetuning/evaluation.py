@@ -1,0 +1,219 @@
+"""Evaluation of a task on its splits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert.config import Decoding, FinetuneConfig
+from bert.data.batching import bucket_length, evaluation_batches, local_slice
+from bert.inference.generation import Decoded
+from bert.inference.sampling import DecodingArrays
+from bert.inference.sequence_generation import decode_targets, most_tokens
+from bert.model.encoder_decoder import BertForSequenceToSequence
+from bert.parallel.backends import Parallelism, psum_if_axis
+from bert.runs.metrics_log import Metrics
+from bert.runtime.interrupts import InterruptHandler
+from bert.tasks.base import Outputs, Task
+from bert.training.finetuning.data import Split
+from bert.training.losses import Apply, TaskLoss
+from bert.training.means import accumulate_sums, compute_means
+from bert.training.timing import Timed, timed
+
+
+class Evaluator(Protocol):
+    """Outputs and losses of a split."""
+
+    def batches(self, split: Split) -> list[tuple[np.ndarray, int]]:
+        """Rows and padded length of each batch."""
+
+    def time(self, params: Any, split: Split) -> tuple[int, Timed]:
+        """Padded length of a batch in the middle of a split, and the time that its outputs take."""
+
+    def __call__(
+        self, params: Any, split: Split, between: Callable[[], None] = lambda: None
+    ) -> tuple[Outputs, dict[str, float]]:
+        """Replicated parameters -> the outputs of each row, and the losses where the rows have labels.
+
+        ``between`` is called before each batch.
+        """
+
+
+class BatchedEvaluator:
+    """The batches of a split on the devices."""
+
+    def __init__(self, parallel: Parallelism, config: FinetuneConfig) -> None:
+        self._parallel, self._config = parallel, config
+
+    def batches(self, split: Split) -> list[tuple[np.ndarray, int]]:
+        """Rows and padded length of each batch of a split."""
+        data, lengths = self._config.data, split.features.lengths
+        size = self._config.training.rows_per_evaluation
+        return [
+            (rows, bucket_length(int(lengths[rows].max()), data.buckets, data.max_length))
+            for rows in evaluation_batches(lengths, size)
+        ]
+
+    def time(self, params: Any, split: Split) -> tuple[int, Timed]:
+        """Padded length of a batch in the middle of a split, and the time that its outputs take."""
+        batches = self.batches(split)
+        rows, length = batches[len(batches) // 2]
+        return length, timed(partial(self._outputs, params, self._shard_batch(split, rows, length)))
+
+    def _outputs(self, params: Any, batch: dict[str, jax.Array]) -> Any:
+        """What is timed: the outputs of a batch."""
+        raise NotImplementedError
+
+    def _shard_batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:
+        """A batch on the devices."""
+        return self._parallel.shard_batch(local_slice(self._batch(split, rows, length), self._parallel.process))
+
+    def _batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, np.ndarray]:
+        return split.features.batch(rows, length, self._config.training.rows_per_evaluation)
+
+
+class TaskEvaluator(BatchedEvaluator):
+    """Outputs of every row of a split, in its order, and the mean loss, over all devices."""
+
+    def __init__(self, apply: Apply, loss: TaskLoss, parallel: Parallelism, config: FinetuneConfig) -> None:
+        super().__init__(parallel, config)
+        self._name = loss.metrics[0]
+        self._compiled = parallel.compile(lambda params, batch: apply(params, batch, None))
+        self._loss = parallel.compile(lambda outputs, batch: psum_if_axis(loss.sums(outputs, batch)[0], parallel.axis))
+
+    def _outputs(self, params: Any, batch: dict[str, jax.Array]) -> Any:
+        return self._compiled(params, batch)
+
+    def __call__(
+        self, params: Any, split: Split, between: Callable[[], None] = lambda: None
+    ) -> tuple[Outputs, dict[str, float]]:
+        """Replicated parameters -> one float32 array a row, and the ``loss`` where the rows have labels.
+
+        Of a head that says something of each token, a row's array [T, L] ends with the row's own tokens. ``between``
+        is called before each batch.
+        """
+        lengths = split.features.lengths
+        outputs: list[np.ndarray] = [np.zeros(0)] * len(lengths)
+        sums = []
+        for rows, length in self.batches(split):
+            between()
+            batch = self._shard_batch(split, rows, length)
+            out = self._outputs(params, batch)
+            if split.features.labels is not None:
+                sums.append({self._name: self._loss(out, batch)})
+                if not self._parallel.steps_in_flight:
+                    jax.block_until_ready(sums)
+            for row, array in zip(rows, self._parallel.gather_rows(out), strict=False):
+                outputs[row] = array[: lengths[row]] if array.ndim == 2 else array
+        return outputs, {"loss": compute_means(accumulate_sums(sums, self._parallel))["loss"]} if sums else {}
+
+
+class DevEvaluator:
+    """Scores of dev: the state's parameters on the devices -> metrics.
+
+    Attributes:
+        last_outputs: of the last evaluation; None before the first one.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        task: Task,
+        dev: Split,
+        interrupts: InterruptHandler,
+        merge: Callable[[Any], Any] = lambda params: params,
+    ) -> None:
+        """
+        Args:
+            merge: the state's parameters -> the model's, both on the devices.
+        """
+        self._evaluator, self._task, self._dev, self._interrupts = evaluator, task, dev, interrupts
+        self._merge = merge
+        self.last_outputs: Outputs | None = None
+
+    def __call__(self, params: Any) -> Metrics:
+        outputs, losses = self._evaluator(self._merge(params), self._dev, self._interrupts.raise_if_requested)
+        self.last_outputs = outputs
+        task, features, examples = self._task, self._dev.features, self._dev.examples
+        if task.tuned_at_each_evaluation:
+            task = task.tune(outputs, features, examples)
+        return {**losses, **task.score(task.predict(outputs, features, examples), examples)}
+
+
+class SequenceEvaluator(BatchedEvaluator):
+    """The token ids that the decoder writes for every row of a split, in its order, and the losses of the targets."""
+
+    def __init__(
+        self,
+        apply: Apply,
+        loss: TaskLoss,
+        parallel: Parallelism,
+        config: FinetuneConfig,
+        boundaries: tuple[int, int],
+        decoding: Decoding,
+    ) -> None:
+        """
+        Args:
+            boundaries: ids of the tokens that start and end a target.
+            decoding: settings.
+        """
+        super().__init__(parallel, config)
+        self._names = loss.metrics
+        model = BertForSequenceToSequence(config.model, jnp.dtype(config.training.dtype))
+        start, end = boundaries
+        most = most_tokens(decoding, config.model)
+
+        def generate(params: Any, batch: dict[str, jax.Array]) -> Decoded:
+            limits = (most * batch["weights"]).astype(jnp.int32)
+            sources = (batch["input_ids"], batch["attention_mask"])
+            settings = DecodingArrays.make(decoding, end)
+            sizes = (start, most, decoding.beams)
+            return decode_targets(model, params, sources, limits, batch["numbers"], settings, *sizes)
+
+        def best(params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            decoded = generate(params, batch)
+            return decoded.tokens[:, 0], decoded.lengths[:, 0]
+
+        def losses(params: Any, batch: dict[str, jax.Array]) -> Any:
+            return psum_if_axis(loss.sums(apply(params, batch, None), batch), parallel.axis)
+
+        self._compiled, self._losses = parallel.compile(best), parallel.compile(losses)
+
+    def _outputs(self, params: Any, batch: dict[str, jax.Array]) -> Any:
+        return self._compiled(params, batch)
+
+    def _batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, np.ndarray]:
+        """With the number of each text, on which samples depend, and that of its sample."""
+        batch = super()._batch(split, rows, length)
+        numbers = np.zeros((len(batch["weights"]), 2), np.int32)
+        numbers[: len(rows), 0] = rows
+        return {**batch, "numbers": numbers}
+
+    def __call__(
+        self, params: Any, split: Split, between: Callable[[], None] = lambda: None
+    ) -> tuple[Outputs, Metrics]:
+        """Replicated parameters -> the ids of each row, end token included; and loss, nll, accuracy and perplexity
+        where the rows have targets. ``between`` is called before each batch."""
+        outputs: list[np.ndarray] = [np.zeros(0, np.int32)] * len(split.features)
+        sums = []
+        for rows, length in self.batches(split):
+            between()
+            batch = self._shard_batch(split, rows, length)
+            if split.features.labels is not None:
+                sums.append(dict(zip(self._names, self._losses(params, batch), strict=True)))
+                if not self._parallel.steps_in_flight:
+                    jax.block_until_ready(sums)
+            tokens, lengths = map(self._parallel.gather_rows, self._outputs(params, batch))
+            for row, ids, count in zip(rows, tokens, lengths, strict=False):
+                outputs[row] = ids[:count]
+        if not sums:
+            return outputs, {}
+        means = compute_means(accumulate_sums(sums, self._parallel))
+        means = {name: means[name] for name in ("loss", "nll", "accuracy")}
+        return outputs, {**means, "perplexity": math.exp(min(means["nll"], 700))}

@@ -1,0 +1,299 @@
+"""Losses of embedding models and rerankers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from bert.config import EmbeddingConfig, RerankerConfig
+from bert.model.array_types import Array
+from bert.model.dropout import Dropout
+from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
+from bert.training.losses import Apply, Batch, Objective, TaskLoss, WeightedSum, WeightedSums, expected_rows
+
+LEAST = jnp.finfo(jnp.float32).min
+"""Logit of what has no share in a softmax."""
+
+
+def embedding_loss(settings: EmbeddingConfig, axis: str | None) -> TaskLoss:
+    """The loss of a run, of the outputs of `embed_rows`.
+
+    Args:
+        axis: name of the axis of devices, over whose rows a batch is spread; None if an array has all rows.
+    """
+    losses: dict[str, tuple[str, Callable[..., tuple[WeightedSum, ...]]]] = {
+        "in_batch": ("in_batch_loss", partial(in_batch_loss, temperature=settings.temperature, axis=axis)),
+        "triplet": ("triplet_loss", partial(triplet_loss, margin=settings.margin)),
+        "margin_mse": ("margin_mse_loss", partial(margin_mse_loss, temperature=settings.temperature)),
+        "same_label": ("same_label_loss", partial(same_label_loss, temperature=settings.temperature, axis=axis)),
+        "cosent": ("cosent_loss", partial(cosent_loss, temperature=settings.temperature, axis=axis)),
+        "cosine": ("cosine_loss", cosine_loss),
+    }
+    name, one = losses[settings.loss]
+    widths = settings.matryoshka or ()
+    has_accuracy = settings.loss in ("in_batch", "triplet", "same_label")
+
+    def sums(outputs: Float[Array, "B numbers"], batch: Batch) -> tuple[WeightedSum, ...]:
+        texts = 1 + batch["document_numbers"].shape[-1] if "document_numbers" in batch else 1
+        embeddings = outputs.reshape(len(outputs), texts, -1)
+        (total, weight), *counts = one(_normalized(embeddings), batch)
+        cut = [one(_normalized(embeddings[..., :width]), batch)[0][0] for width in widths]
+        return (sum(cut, total) / (1 + len(cut)), weight), *counts
+
+    return TaskLoss(
+        sums,
+        lambda batch: jnp.sum(batch["weights"]),
+        (name, "accuracy") if has_accuracy else (name,),
+        # Of rows of similar lengths, the negatives would be no sample of all documents.
+        by_length=settings.loss in ("cosine", "triplet", "margin_mse"),
+    )
+
+
+def _normalized(embeddings: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
+    """Vectors of length 1; 0 for a zero vector, and no gradient."""
+    squares = jnp.sum(jnp.square(embeddings), axis=-1, keepdims=True)
+    return embeddings * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
+
+
+def in_batch_loss(
+    embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
+) -> tuple[WeightedSum, ...]:
+    """Cross-entropy of each query's positive among it and the negatives: all other documents of the batch (InfoNCE;
+    van den Oord et al. 2018, equation 4). And the share of queries whose positive is nearest.
+
+    No negatives of a query are the documents with the text of its positive, and the positives of rows with the same
+    query.
+
+    Args:
+        embeddings: [B, 1 + C, D] of length 1: the query, its positive and its negatives.
+        batch: with ``query_numbers`` [B], ``document_numbers`` [B, C], -1 for none, and ``weights`` [B].
+    """
+    queries, positives = embeddings[:, 0], embeddings[:, 1]
+    query_numbers, document_numbers = batch["query_numbers"], batch["document_numbers"]
+    is_there = (document_numbers >= 0) & (batch["weights"] > 0)[:, None]
+    # The number of the query whose positive a document is.
+    answered = jnp.full_like(document_numbers, -1).at[:, 0].set(query_numbers)
+    mine = (embeddings[:, 1:], document_numbers, answered, is_there)
+    documents, numbers, answered, is_there = gather_rows_if_axis(mine, axis)
+    documents = documents.reshape(-1, documents.shape[-1])
+    numbers, answered, is_there = (array.reshape(-1) for array in (numbers, answered, is_there))
+    is_negative = is_there & (numbers != document_numbers[:, :1]) & (answered != query_numbers[:, None])
+    cosines = jnp.einsum("bd,nd->bn", queries, documents)
+    logits = jnp.where(is_negative, cosines / temperature, LEAST)
+    right = jnp.sum(queries * positives, axis=-1) / temperature
+    losses = jax.nn.logsumexp(jnp.concatenate([right[:, None], logits], axis=1), axis=1) - right
+    hits = (right > jnp.max(logits, axis=1)).astype(jnp.float32)
+    weights = batch["weights"]
+    return (jnp.sum(losses * weights), jnp.sum(weights)), (jnp.sum(hits * weights), jnp.sum(weights))
+
+
+def triplet_loss(embeddings: Float[Array, "B texts D"], batch: Batch, margin: float) -> tuple[WeightedSum, ...]:
+    """The mean over a row's own negatives of max(0, ``margin`` - c_p + c_n), c being cosines with the query (Schroff
+    et al. 2015, section 3.1, of cosines). And the share of rows whose positive is nearest.
+
+    Args:
+        embeddings, batch: as of `in_batch_loss`.
+    """
+    cosines, is_there = _own_cosines(embeddings, batch)
+    losses = jax.nn.relu(margin - cosines[:, :1] + cosines[:, 1:])
+    hits = jnp.all(~is_there | (cosines[:, 1:] < cosines[:, :1]), axis=1).astype(jnp.float32)
+    weights = batch["weights"]
+    return (_sum_of_rows(losses, is_there, weights), jnp.sum(weights)), (jnp.sum(hits * weights), jnp.sum(weights))
+
+
+def margin_mse_loss(embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float) -> tuple[WeightedSum, ...]:
+    """The mean over a row's own negatives of the squared error of the positive's score less the negative's, from the
+    same of a teacher (Hofstätter et al. 2020, section 3.1). Scores are cosines divided by the temperature.
+
+    Args:
+        embeddings, batch: as of `in_batch_loss`, with the teacher's scores of the documents [B, C] as ``labels``.
+    """
+    cosines, is_there = _own_cosines(embeddings, batch)
+    margins, wanted = ((scores[:, :1] - scores[:, 1:]) for scores in (cosines / temperature, batch["labels"]))
+    weights = batch["weights"]
+    return ((_sum_of_rows(jnp.square(margins - wanted), is_there, weights), jnp.sum(weights)),)
+
+
+def _own_cosines(
+    embeddings: Float[Array, "B texts D"], batch: Batch
+) -> tuple[Float[Array, "B C"], Bool[Array, "B negatives"]]:
+    """The cosines of each query with the documents of its row, and which negatives are there."""
+    return jnp.einsum("bd,bcd->bc", embeddings[:, 0], embeddings[:, 1:]), batch["document_numbers"][:, 1:] >= 0
+
+
+def _sum_of_rows(
+    losses: Float[Array, "B negatives"], is_there: Bool[Array, "B negatives"], weights: Float[Array, "B"]
+) -> Float[Array, ""]:
+    """The weighted sum over rows of the mean over those that are there."""
+    of_rows = jnp.sum(jnp.where(is_there, losses, 0), axis=1) / jnp.maximum(jnp.sum(is_there, axis=1), 1)
+    return jnp.sum(of_rows * weights)
+
+
+def same_label_loss(
+    embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
+) -> tuple[WeightedSum, ...]:
+    """The mean cross-entropy of each text with the same label among all other texts of the batch (SupCon; Khosla et
+    al. 2020, equation 2), a mean over the texts with such another one. And the share of these whose nearest one is.
+
+    Rows of the same text are not compared. As `cosent_loss`, it is counted by rows.
+
+    Args:
+        embeddings: [B, 1, D] of length 1.
+        batch: with ``labels`` [B, 2], the numbers of the label and of the text, and ``weights`` [B].
+    """
+    own, weights = embeddings[:, 0], batch["weights"]
+    vectors, labels, is_there = gather_rows_if_axis((own, batch["labels"], weights > 0), axis)
+    other = is_there & (batch["labels"][:, None, 1] != labels[:, 1])
+    same = other & (batch["labels"][:, None, 0] == labels[:, 0])
+    logits = jnp.where(other, own @ vectors.T / temperature, LEAST)
+    log_shares = logits - jax.nn.logsumexp(logits, axis=1, keepdims=True)
+    positives = jnp.sum(same, axis=1)
+    anchors = weights * (positives > 0)
+    losses = -jnp.sum(jnp.where(same, log_shares, 0), axis=1) / jnp.maximum(positives, 1)
+    rows = jnp.sum(weights)
+    all_anchors, all_rows = psum_if_axis((jnp.sum(anchors), rows), axis)
+    loss = jnp.sum(losses * anchors) * all_rows / jnp.maximum(all_anchors, 1)
+    nearest = jnp.take_along_axis(same, jnp.argmax(logits, axis=1, keepdims=True), axis=1)[:, 0]
+    return (loss, rows), (jnp.sum(nearest * anchors), jnp.sum(anchors))
+
+
+def cosent_loss(
+    embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
+) -> tuple[WeightedSum, ...]:
+    """log(1 + sum of exp((c_j - c_i) / temperature)) over all pairs of rows of which i has the higher score, c being
+    cosines (Su 2022, "CoSENT: a more effective sentence vector scheme than Sentence-BERT").
+
+    It is one number for the batch. The rows of each device count it by their share of all.
+    """
+    cosines = jnp.sum(embeddings[:, 0] * embeddings[:, 1], axis=-1)
+    weights = batch["weights"]
+    cosines, scores, is_there = gather_rows_if_axis((cosines, batch["labels"], weights > 0), axis)
+    wanted = (scores[:, None] > scores[None, :]) & is_there[:, None] & is_there[None, :]
+    logits = jnp.where(wanted, (cosines[None, :] - cosines[:, None]) / temperature, LEAST)
+    loss = jax.nn.logsumexp(jnp.append(logits.reshape(-1), 0.0))
+    rows = jnp.sum(weights)
+    return ((loss * rows, rows),)
+
+
+def cosine_loss(embeddings: Float[Array, "B texts D"], batch: Batch) -> tuple[WeightedSum, ...]:
+    """Squared error of the cosine from the score, which is 0 to 1 (Reimers and Gurevych 2019, section 3)."""
+    cosines = jnp.sum(embeddings[:, 0] * embeddings[:, 1], axis=-1)
+    weights = batch["weights"]
+    return ((jnp.sum(jnp.square(cosines - batch["labels"]) * weights), jnp.sum(weights)),)
+
+
+def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None) -> Float[Array, "B numbers"]:
+    """The embeddings of the query and of the C documents of each row side by side, [B, (1 + C) * D]; [B, D] of rows of
+    single texts.
+
+    Args:
+        model: `bert.model.text_embedding.BertForEmbedding`.
+        batch: as `bert.data.text_groups.TextGroups` makes it, or `bert.data.features.Features` of single texts.
+    """
+    inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+    if "document_ids" not in batch:
+        return jnp.asarray(model.apply(variables, *inputs, dropout=dropout))
+    rows, count, length = batch["document_ids"].shape
+
+    def embed(given: tuple[Array, ...], texts: Array) -> Any:
+        """``texts`` [rows, ...] number the texts of the batch, each of which draws as a row."""
+        source = None if dropout is None else dropout.replace(rows=texts.reshape(-1))
+        return model.apply(variables, *given, dropout=source)
+
+    first = jnp.arange(rows) if dropout is None else dropout.rows
+    numbers = first[:, None] * (1 + count) + jnp.arange(1 + count)
+    queries = embed(inputs, numbers[:, 0])
+    documents = tuple(batch[f"document_{name}"].reshape(-1, length) for name in ("ids", "types", "mask"))
+    return jnp.concatenate([queries, embed(documents, numbers[:, 1:]).reshape(rows, -1)], axis=1)
+
+
+def embedding_objective(loss: TaskLoss, apply: Apply) -> Objective:
+    """The loss over all micro-batches at once, of ``apply``: (params, micro-batch, dropout or None) -> embeddings.
+
+    Micro-batches are encoded one after the other, and again where their gradients are computed, so that memory is that
+    of one, and the gradients are those of the whole batch (GradCache; Gao et al. 2021).
+    """
+
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
+        def encode(micro: Batch) -> Array:
+            source = None if dropout is None else dropout.replace(rows=micro["rows"])
+            return apply(params, micro, source)
+
+        outputs = _map_micro_batches(encode, batch)
+        (name, first), *counts = zip(loss.metrics, loss.sums(outputs, _joined(batch)), strict=True)
+        return {name: first}, dict(counts)
+
+    return Objective(
+        forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics, over_micro_batches=True
+    )
+
+
+def _map_micro_batches(encode: Callable[[Batch], Array], batch: Batch) -> Array:
+    """The outputs [k * b, ...] of k micro-batches [k, b, ...], of which none but the outputs is kept."""
+    if len(batch["rows"]) == 1:
+        return encode(_joined(batch))
+    return _join(jax.lax.map(jax.checkpoint(encode, prevent_cse=False), dict(batch)))
+
+
+def _joined(batch: Batch) -> dict[str, Array]:
+    return {name: _join(array) for name, array in batch.items()}
+
+
+def _join(array: Array) -> Array:
+    """[k, b, ...] -> [k * b, ...]."""
+    return array.reshape(-1, *array.shape[2:])
+
+
+def reranker_loss(settings: RerankerConfig) -> TaskLoss:
+    """The loss of a run; ``accuracy`` is the share of queries of which a most relevant document has the highest
+    score."""
+    of_queries = {"binary": binary_losses, "ordinal": ordinal_losses, "listwise": listwise_losses}[settings.loss]
+
+    def sums(logits: Float[Array, "B C"], batch: Batch) -> tuple[WeightedSum, ...]:
+        relevance, is_there, weights = batch["labels"], batch["choice_mask"] > 0, batch["weights"]
+        losses = of_queries(logits, relevance, is_there)
+        best = jnp.argmax(jnp.where(is_there, logits, LEAST), axis=1, keepdims=True)
+        most = jnp.max(jnp.where(is_there, relevance, 0), axis=1)
+        hits = (jnp.take_along_axis(relevance, best, axis=1)[:, 0] >= most).astype(jnp.float32)
+        counted = jnp.sum(weights)
+        return (jnp.sum(losses * weights), counted), (jnp.sum(hits * weights), counted)
+
+    return TaskLoss(sums, expected_rows, (f"{settings.loss}_loss", "accuracy"))
+
+
+def binary_losses(
+    logits: Float[Array, "B C"], relevance: Float[Array, "B C"], is_there: Bool[Array, "B C"]
+) -> Float[Array, "B"]:
+    """The mean over a query's documents of the cross-entropy of its relevance and the sigmoid of its logit."""
+    losses = jax.nn.softplus(logits) - relevance * logits
+    return _mean(losses, is_there, (1,))
+
+
+def ordinal_losses(
+    logits: Float[Array, "B C"], relevance: Float[Array, "B C"], is_there: Bool[Array, "B C"]
+) -> Float[Array, "B"]:
+    """The mean of log(1 + exp(s_j - s_i)) over the pairs of a query's documents of which i is more relevant than j
+    (RankNet; Burges et al. 2005, section 3)."""
+    pairs = is_there[:, :, None] & is_there[:, None, :] & (relevance[:, :, None] > relevance[:, None, :])
+    return _mean(jax.nn.softplus(logits[:, None, :] - logits[:, :, None]), pairs, (1, 2))
+
+
+def listwise_losses(
+    logits: Float[Array, "B C"], relevance: Float[Array, "B C"], is_there: Bool[Array, "B C"]
+) -> Float[Array, "B"]:
+    """The cross-entropy of the softmax over a query's documents, of which each should have the share that its relevance
+    has in the sum of all (ListNet with shares of relevance; Cao et al. 2007, section 4.2)."""
+    log_shares = jax.nn.log_softmax(jnp.where(is_there, logits, LEAST), axis=1)
+    wanted = relevance / jnp.maximum(jnp.sum(relevance, axis=1, keepdims=True), 1e-9)
+    return -jnp.sum(jnp.where(is_there, wanted * log_shares, 0), axis=1)
+
+
+def _mean(values: Array, counted: Array, axes: tuple[int, ...]) -> Array:
+    """The mean of those that are counted; 0 of none."""
+    return jnp.sum(jnp.where(counted, values, 0), axis=axes) / jnp.maximum(jnp.sum(counted, axis=axes), 1)

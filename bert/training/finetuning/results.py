@@ -1,0 +1,220 @@
+"""What a fine-tuning run prints at its start, its predictions, and its results.json."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flax import traverse_util
+
+from bert.config import FinetuneConfig, TrainingConfig
+from bert.errors import UserError
+from bert.inference.pretrained import Pretrained
+from bert.model.lora import FrozenWeights
+from bert.parallel.backends import PmapParallelism, make_parallelism
+from bert.parallel.devices import local_devices
+from bert.runs import progress
+from bert.runs.curves import Subject
+from bert.tasks.base import Outputs
+from bert.tasks.splits import cut_facts, label_facts, read_splits
+from bert.training.finetuning.data import Split
+from bert.training.finetuning.kinds import build_task_model, make_apply, make_evaluators
+from bert.training.finetuning.setup import Setup
+from bert.training.initialization import Log, Params
+from bert.training.loop import count_parameters
+from bert.training.means import scores_of_line
+from bert.training.optimizer import ParameterPath, describe_decay, make_frozen_predicate
+
+
+class ParameterCounts(NamedTuple):
+    """Parameters of the model, and those that are trained, adapters included."""
+
+    total: int
+    trained: int
+
+    @classmethod
+    def of(cls, params: Params, frozen: FrozenWeights, setup: Setup) -> ParameterCounts:
+        """The counts of a run; ``params`` are those of its state."""
+        trained = count_parameters(_trained(params, setup.frozen))
+        return cls(count_parameters(frozen.merge(params)), trained)
+
+    def __str__(self) -> str:
+        if self.trained == self.total:
+            return f"{self.total:,}"
+        return f"{self.total:,}, of which {self.trained:,} ({self.trained / self.total:.2%}) are trained"
+
+
+def log_summary(params: Params, counts: ParameterCounts, setup: Setup) -> None:
+    """Logs the table."""
+    task, config, total_steps = setup.task, setup.run.config, setup.total_steps
+    examples = {name: split.examples for name, split in setup.splits.items()}
+    rows = {name: split.features for name, split in setup.splits.items()}
+    longest = config.model.max_position_embeddings
+    progress.log_table(
+        [
+            ("task", f"{task.name}: {len(setup.train):,} training rows, {len(setup.dev.features):,} dev"),
+            *label_facts(task, examples, config.data),
+            *cut_facts(task, setup.init_model.tokenizer, examples, rows, config.data, longest),
+            ("parameters", str(counts)),
+            ("devices", setup.parallel.describe()),
+            ("tokens per step", _tokens_per_step(config)),
+            ("steps", f"{total_steps:,} ({total_steps / len(setup.batches):.1f} epochs)"),
+            ("optimizer", describe_decay(_trained(params, setup.frozen), config.optimizer)),
+        ]
+    )
+
+
+def _tokens_per_step(config: FinetuneConfig) -> str:
+    """A cell of that table."""
+    training, length = config.training, config.data.max_length
+    if training.tokens_per_batch is not None:
+        return f"up to {training.tokens_per_batch:,}, in as many rows as fit"
+    return f"up to {training.batch_size * length:,} ({training.batch_size} x {length}, padded to buckets)"
+
+
+def _trained(params: Params, frozen: Callable[[ParameterPath], bool] | None) -> Params:
+    flat = traverse_util.flatten_dict(params)
+    kept = {path: leaf for path, leaf in flat.items() if frozen is None or not frozen(path)}
+    return traverse_util.unflatten_dict(kept)
+
+
+class BestCheckpoint(NamedTuple):
+    """The best checkpoint of a run.
+
+    Attributes:
+        step: its step.
+        params: the model's, on the host.
+        counts: of its parameters.
+        lines: all evaluation lines of metrics.jsonl.
+        divergence: a sentence if the training loss ended far above its start.
+        dev_outputs: if this process made its evaluation last, and as final predictions are made; else None.
+    """
+
+    step: int
+    params: Params
+    counts: ParameterCounts
+    lines: list[dict[str, Any]]
+    dev_outputs: Outputs | None
+    divergence: str | None
+
+
+def curves_subject(setup: Setup) -> Subject:
+    """Title and baselines of the curves."""
+    task, config = setup.task, setup.run.config
+    source = "random weights" if config.init == "none" else config.init
+    return Subject(
+        title=f"{task.name}, from {source} ({config.model.num_hidden_layers} layers of {config.model.hidden_size})",
+        baseline=task.baseline,
+        baselines=task.baseline_scores(setup.dev.examples) if task.baseline else {},
+        main_metric=task.main_metric,
+        higher_is_better=task.higher_is_better,
+    )
+
+
+class Scores(NamedTuple):
+    """What the best checkpoint reaches.
+
+    Attributes:
+        by_split: scores of each split with labels.
+        tuned: fields of ``data`` that the task has tuned on dev.
+        collapsed: whether its predictions for dev are degenerate.
+        details: more on each split with labels, for those that have some.
+        remarks: sentences on what is wrong with the predictions for dev.
+    """
+
+    by_split: dict[str, dict[str, float]]
+    tuned: dict[str, Any]
+    collapsed: bool
+    details: dict[str, dict[str, Any]]
+    remarks: list[str]
+
+
+def write_predictions(setup: Setup, best: BestCheckpoint) -> Scores:
+    """Tunes the task on dev, and writes and scores the predictions of all splits but train."""
+    run, dev, config = setup.run, setup.dev, setup.run.config.data
+    params, folder = setup.parallel.put_state(best.params), run.path / "predictions"
+    evaluate = setup.final_evaluator
+    dev_outputs = evaluate(params, dev)[0] if best.dev_outputs is None else best.dev_outputs
+    task = setup.task.tune(dev_outputs, dev.features, dev.examples)
+    tuned = {name: value for name, value in vars(task.to_config(config)).items() if value != getattr(config, name)}
+    by_split, details, collapsed, remarks = {}, {}, False, []
+    for name, split in setup.splits.items():
+        if name == "train":
+            continue
+        outputs, losses = (dev_outputs, {}) if name == "dev" else evaluate(params, split)
+        predictions = task.predict(outputs, split.features, split.examples)
+        if run.is_writer:
+            task.write_predictions(folder, name, predictions, split.examples)
+        if name == "dev":
+            collapsed = task.is_degenerate(predictions, split.examples)
+            remarks = task.remarks(predictions, split.examples)
+        if split.examples.labelled:
+            by_split[name] = {**losses, **task.score(predictions, split.examples)}
+            details[name] = task.details(predictions, split.examples)
+            if run.is_writer:
+                task.write_details(folder, name, predictions, split.examples)
+    return Scores(by_split, tuned, collapsed, {name: more for name, more in details.items() if more}, remarks)
+
+
+def make_results(setup: Setup, best: BestCheckpoint, scores: Scores) -> dict[str, Any]:
+    """The content of results.json, but for the seconds."""
+    task, config, dev = setup.task, setup.run.config, setup.dev.examples
+    logged = next((scores_of_line(line) for line in best.lines if line["step"] == best.step), {})
+    return {
+        "task": task.name,
+        "init": config.init,
+        "seed": config.seed,
+        "steps": best.lines[-1]["step"],
+        "best_step": best.step,
+        "parameters": best.counts.total,
+        "trained_parameters": best.counts.trained,
+        **{**scores.by_split, "dev": {**logged, **scores.by_split["dev"]}},
+        "last": scores_of_line(best.lines[-1]),
+        "baseline": task.baseline,
+        **({task.baseline: task.baseline_scores(dev)} if task.baseline else {}),
+        "main_metric": task.main_metric,
+        "higher_is_better": task.higher_main_is_better,
+        **({"metric_labels": dict(task.metric_labels)} if task.metric_labels else {}),
+        "collapsed": scores.collapsed,
+        **({"remarks": scores.remarks} if scores.remarks else {}),
+        **({"divergence": best.divergence} if best.divergence else {}),
+        **({"tuned": scores.tuned} if scores.tuned else {}),
+        **({"details": scores.details} if scores.details else {}),
+        "sample_input": list(task.sample(dev)),
+        "stopped_early": best.lines[-1]["step"] < setup.total_steps,
+    }
+
+
+def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: Path, say: Log) -> list[Path]:
+    """Writes the prediction files of a split of a run's data as the run wrote them, and returns their paths.
+
+    On the devices of the run they are the same bytes: batches, lengths and precision are those of its evaluations.
+
+    Args:
+        model: the run's best checkpoint.
+        config: the run's.
+        name: of the split.
+        folder: where the files go.
+        say: logs that the run's devices are absent, so that the last digits may differ.
+
+    Raises:
+        UserError: the split is not there, or not as it should be.
+    """
+    task = model.require_task()
+    examples = read_splits(task, config).examples[name]
+    split = Split(examples, task.features(model.tokenizer, examples, config.data))
+    try:
+        parallel = make_parallelism(config.training, config.model)
+        parallel.check_batch("training.eval_batch_size", config.training.rows_per_evaluation)
+        head = build_task_model(task, config)
+    except UserError as error:
+        say(f"computed on one device in another way, so that the last digits may differ: {error}")
+        parallel = PmapParallelism(local_devices()[:1])
+        head = build_task_model(task, dataclasses.replace(config, training=TrainingConfig(dtype=config.training.dtype)))
+    apply = make_apply(head, make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers))
+    tokenizer = model.target_tokenizer or model.tokenizer
+    _, evaluator = make_evaluators(task, apply, parallel, config, tokenizer)
+    outputs, _ = evaluator(parallel.put_state(model.params), split)
+    return task.write_predictions(folder, name, task.predict(outputs, split.features, examples), examples)

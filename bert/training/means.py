@@ -1,0 +1,87 @@
+"""Means of losses and metrics over batches, and early stopping by the metrics of evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from bert import metrics
+from bert.parallel.backends import Parallelism
+from bert.parallel.multihost import broadcast_from_main
+from bert.runs.metrics_log import Metrics, read_metrics, to_jsonable
+from bert.training.losses import WeightedSums, total_loss
+
+
+def compute_means(sums: dict[str, Any], factors: Mapping[str, float] = MappingProxyType({})) -> Metrics:
+    """(sum, weight) pairs -> means, and ``loss``: the losses' sum, by the factors of the `Objective`. A weight of 0
+    gives 0."""
+    means = {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
+    return {"loss": total_loss(means, factors), **means}
+
+
+def accumulate_sums(batches: Iterable[WeightedSums], parallel: Parallelism) -> dict[str, np.ndarray]:
+    """Sums of evaluation batches, added in float64."""
+    totals: dict[str, np.ndarray] = {}
+    for sums in batches:
+        for name, pair in parallel.to_host(sums).items():
+            totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, dtype=np.float64)
+    return totals
+
+
+def should_stop_early(scores: Sequence[float | None], patience: int, higher: bool = True) -> bool:
+    """Whether the last ``patience`` scores, in order of time, are all no better than the best one before them."""
+    before, last = scores[:-patience], scores[-patience:]
+    return bool(before) and not any(all(metrics.is_better(score, other, higher) for other in before) for score in last)
+
+
+class EarlyStopping:
+    """Chooses the best evaluation by the main metric, and ends a run without a better one.
+
+    Starts from the evaluations in metrics.jsonl, so that a resumed run decides as an uninterrupted one. The main
+    process decides for all hosts.
+    """
+
+    def __init__(self, folder: Path, metric: str, higher_is_better: bool, patience: int | None) -> None:
+        """
+        Args:
+            folder: of the run.
+            patience: evaluations in a row without a better score that end the run; None never ends it.
+        """
+        self._metric, self._higher, self._patience = metric, higher_is_better, patience
+        lines = broadcast_from_main(partial(read_eval_metrics, folder))
+        self._scores: dict[int, float | None] = {line["step"]: line[metric] for line in lines}
+
+    def update(self, step: int, scores: Metrics) -> bool:
+        """Takes the scores of an evaluation; returns whether it is the best so far."""
+        score = broadcast_from_main(lambda: to_jsonable(scores[self._metric]))
+        earlier = [other for other_step, other in self._scores.items() if other_step < step]
+        self._scores[step] = score
+        return all(metrics.is_better(score, other, self._higher) for other in earlier)
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the best evaluation so far, the first one of equals; None without any."""
+        best = None
+        for step, score in sorted(self._scores.items()):
+            if best is None or metrics.is_better(score, self._scores[best], self._higher):
+                best = step
+        return best
+
+    def should_stop(self, step: int) -> bool:
+        """Whether the evaluations up to ``step`` end the run there."""
+        scores = [score for other_step, score in self._scores.items() if other_step <= step]
+        return self._patience is not None and should_stop_early(scores, self._patience, self._higher)
+
+
+def read_eval_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The evaluation lines of a run's metrics.jsonl, in order."""
+    return [line for line in read_metrics(folder) if line["split"] == "eval"]
+
+
+def scores_of_line(line: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in line.items() if name not in ("step", "split")}

@@ -1,0 +1,384 @@
+"""Data of a pretraining run: vocabulary, training rows, loaders and held-out batches of its phases."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert.config import DataConfig, PretrainConfig, TokenizerConfig
+from bert.config.pretraining import Phase, phase_configs, resolve_phases
+from bert.data.corpus.documents import corpus_files
+from bert.data.corpus.streaming import Place, stream_files
+from bert.data.corpus.vocabulary import corpus_vocabulary, measure_losses, sample_texts, warn_of_losses
+from bert.data.pretraining import builder
+from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.dataset import PretrainingDataset
+from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_predictions
+from bert.data.pretraining.shards import open_rows
+from bert.data.pretraining.stream_readers import RowReader, StreamedRows, StreamLoader
+from bert.data.pretraining.streaming import Start, StreamSpec, buffer_chunks
+from bert.errors import UserError, require
+from bert.files import load_json, write_atomic
+from bert.inference.pretrained import Pretrained
+from bert.messages import LOGGER
+from bert.parallel import multihost
+from bert.parallel.multihost import broadcast_from_main, gather_rows, is_multihost
+from bert.runs import progress
+from bert.runs.folder import STREAM_FILE, RunFolder
+from bert.tokenizer.byte_level import token_byte_counts
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.vocabulary import (
+    embedding_rows,
+    load_tokenizer,
+    require_embedding_rows,
+    save_tokenizer,
+    vocabulary_kind,
+)
+from bert.training.initialization import Log, with_vocab_size
+from bert.training.loop import CheckpointWriter
+from bert.training.pretraining.distillation import Teacher
+from bert.training.run_length import check_extension, num_train_steps
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class PhaseData:
+    """A phase with its rows.
+
+    Attributes:
+        phase: its steps and its configuration.
+        examples: of its length.
+        loader: of its training batches.
+        eval_rows: its held-out rows.
+        tokens_per_byte: predicted tokens of the held-out rows for each byte of text that they stand for; None if that
+            is not known, since not every token is predicted or the vocabulary alters texts.
+    """
+
+    phase: Phase
+    examples: PretrainingDataset
+    loader: PretrainingLoader
+    eval_rows: RowSource
+    tokens_per_byte: float | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the training rows come from a stream; the examples are then those of its head."""
+        return isinstance(self.loader, StreamLoader)
+
+    @property
+    def num_eval_batches(self) -> int:
+        return -(-len(self.eval_rows) // self.phase.config.training.rows_per_evaluation)
+
+    def checkpoints(self, writer: CheckpointWriter, run: RunFolder[PretrainConfig]) -> CheckpointWriter:
+        """The run's checkpoints, which record the place in a stream."""
+        if not isinstance(self.loader, StreamLoader):
+            return writer
+        return StreamCheckpoints(writer, run, self.examples.folder.name, self.loader)
+
+    def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
+        """Every held-out row once, or this host's share of each batch; masked the same way each time."""
+        rows = self.phase.config.training.rows_per_evaluation
+        return held_out_batches(self.eval_rows, self.loader.predictions, rows, process)
+
+
+@dataclass(frozen=True)
+class PretrainingData:
+    """The vocabulary of a run and the data of its phases."""
+
+    tokenizer: Tokenizer
+    phases: Sequence[PhaseData]
+
+    @property
+    def total_steps(self) -> int:
+        return self.phases[-1].phase.end
+
+    def with_steps(self, config: PretrainConfig) -> PretrainingData:
+        """The same data for a configuration with another number of steps, at the end of the last phase."""
+        phases = resolve_phases(config, require(config.training.steps, "training.steps"))
+        changed = [dataclasses.replace(data, phase=phase) for data, phase in zip(self.phases, phases, strict=True)]
+        return dataclasses.replace(self, phases=changed)
+
+    def __enter__(self) -> PretrainingData:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the processes that read a stream."""
+        for phase in self.phases:
+            if isinstance(phase.loader, StreamLoader):
+                phase.loader.rows.close()
+
+
+def prepare_data(
+    run: RunFolder[PretrainConfig],
+    init_model: Pretrained | None,
+    teacher: Teacher | None,
+    process: tuple[int, int],
+    say: Log,
+) -> tuple[RunFolder[PretrainConfig], PretrainingData]:
+    """Chooses the vocabulary, and builds or finds the examples of each phase; the main process does so first.
+
+    Returns:
+        The run with ``model.vocab_size`` resolved, and its data.
+
+    Raises:
+        UserError: the corpus or the vocabulary cannot be used, or the run began with other data.
+    """
+    config = run.config
+    warn = multihost.main_process_only(LOGGER.warning)
+    with multihost.main_process_first():
+        if config.data.eval is not None:  # a mistyped name ends the run before a vocabulary is trained
+            _warn_of_trained_files(corpus_files(config.data.eval), config.data, warn)
+        tokenizer = _choose_tokenizer(run, init_model, teacher, say)
+        if init_model is None:
+            config = dataclasses.replace(config, model=with_vocab_size(config.model, embedding_rows(tokenizer)))
+        else:
+            source = config.tokenizer.path or init_model.source
+            require_embedding_rows(tokenizer, config.model.known_vocab_size, source)
+        on_progress = progress.progress_lines(say)
+        datasets = [build_examples(phase.data, tokenizer, progress=on_progress) for phase in phase_configs(config)]
+        run.check_data(*dict.fromkeys(examples.folder.name for examples in datasets))
+        _warn_of_losses(datasets[0], tokenizer, config.data, warn)
+        for warning in datasets[0].pair_warnings():
+            warn(warning)
+        if run.is_writer:
+            save_tokenizer(tokenizer, run.path)
+    run = check_extension(dataclasses.replace(run, config=config), _steps_per_epoch(config, datasets[0]), say)
+    run = run.save_config(config)
+    streams = _open_streams(run, tokenizer, datasets, process, say) if config.data.streaming else None
+    return run, PretrainingData(tokenizer, open_phases(config, tokenizer, datasets, process, streams))
+
+
+def _open_streams(
+    run: RunFolder[PretrainConfig],
+    tokenizer: Tokenizer,
+    datasets: Sequence[PretrainingDataset],
+    process: tuple[int, int],
+    say: Log,
+) -> list[RowSource]:
+    """The rows of each phase; phases with the same examples share a stream."""
+    starts = read_starts(run)
+    streams: dict[str, RowSource] = {}
+    for phase, examples in zip(phase_configs(run.config), datasets, strict=True):
+        name = examples.folder.name
+        if name not in streams:
+            streams[name] = make_rows(phase.data, tokenizer, starts.get(name, ()), process, say)
+    return [streams[examples.folder.name] for examples in datasets]
+
+
+def open_phases(
+    config: PretrainConfig,
+    tokenizer: Tokenizer,
+    datasets: Sequence[PretrainingDataset],
+    process: tuple[int, int],
+    streams: Sequence[RowSource] | None = None,
+) -> list[PhaseData]:
+    """The phases with their data. Phases that read the same examples continue where the phase before ended.
+
+    ``streams`` has the training rows of each phase in place of those that were built.
+    """
+    phases: list[PhaseData] = []
+    train_rows = [open_rows(examples.train) for examples in datasets] if streams is None else streams
+    loader_class: type[PretrainingLoader] = PretrainingLoader if streams is None else StreamLoader
+    num_rows_read: Counter[Path] = Counter()
+    spans = resolve_phases(config, num_train_steps(config.training, _steps_per_epoch(config, datasets[0])))
+    for phase, examples, rows in zip(spans, datasets, train_rows, strict=True):
+        batch_size = phase.config.training.batch_size
+        loader = loader_class(
+            rows,
+            make_predictions(phase.config.data, tokenizer),
+            batch_size,
+            phase.config.seed,
+            process,
+            static_masking=phase.config.data.static_masking,
+            first_step=phase.first,
+            first_row=num_rows_read[examples.folder],
+        )
+        num_rows_read[examples.folder] += (phase.end - phase.first) * batch_size
+        data = PhaseData(phase, examples, loader, open_rows(examples.eval))
+        if (byte_counts := token_byte_counts(tokenizer)) is not None and phase.config.data.prediction == "next":
+            data = dataclasses.replace(data, tokens_per_byte=_tokens_per_byte(data, byte_counts))
+        phases.append(data)
+    return phases
+
+
+def _steps_per_epoch(config: PretrainConfig, examples: PretrainingDataset) -> float:
+    """Steps of a pass over the training rows; a batch may read on into the next epoch."""
+    return len(open_rows(examples.train)) / config.training.batch_size
+
+
+def _tokens_per_byte(data: PhaseData, byte_counts: np.ndarray) -> float | None:
+    """Of the held-out tokens that are predicted; None if they stand for no text."""
+    tokens, size = 0, 0
+    for batch in data.eval_batches():
+        predicted = batch["next_token_ids"][batch["next_token_weights"] > 0]
+        tokens, size = tokens + len(predicted), size + int(byte_counts[predicted].sum())
+    return tokens / size if size else None
+
+
+def predictable_counts(examples: PretrainingDataset, tokenizer: Tokenizer, special_tokens: bool) -> np.ndarray:
+    """[V] occurrences of each token in the training rows; 0 for special tokens unless these are predicted as well."""
+    counts = examples.unigram_counts.copy()
+    if not special_tokens:
+        counts[list(special_ids(tokenizer).all)] = 0
+    return counts
+
+
+def _choose_tokenizer(
+    run: RunFolder[PretrainConfig], init_model: Pretrained | None, teacher: Teacher | None, say: Log
+) -> Tokenizer:
+    """The run's vocabulary if it has one, else that of ``init``, else of ``tokenizer.path``, else the teacher's, else a
+    trained one.
+
+    Raises:
+        UserError: it is not the teacher's, or not of ``tokenizer.kind``.
+    """
+    config = run.config
+    if (run.path / "tokenizer.json").is_file():
+        source, tokenizer = str(run.path), load_tokenizer(run.path)
+    elif init_model is not None:
+        source, tokenizer = init_model.source, init_model.tokenizer
+    elif config.tokenizer.path is not None:
+        source, tokenizer = config.tokenizer.path, load_tokenizer(config.tokenizer.path, config.tokenizer)
+        asked, kind = config.tokenizer.kind, vocabulary_kind(tokenizer)
+        if asked not in (TokenizerConfig.kind, kind):
+            raise UserError(
+                f"tokenizer.kind is {asked}, and {source} is a {kind} vocabulary: name another, or set tokenizer.kind "
+                f"to {kind}"
+            )
+    else:
+        return corpus_vocabulary(config.data, config.tokenizer, say) if teacher is None else teacher.tokenizer
+    if teacher is not None:
+        teacher.check_vocabulary(tokenizer, source)
+    return tokenizer
+
+
+def _warn_of_trained_files(held_out: Sequence[str], config: DataConfig, say: Log) -> None:
+    """Says which held-out files are training text as well, as one is that a glob of ``data.train`` takes in."""
+    train = [file.source for file in stream_files(config.train)] if config.streaming else corpus_files(config.train)
+    trained = {os.path.realpath(path) for path in train}
+    if both := [path for path in held_out if os.path.realpath(path) in trained]:
+        are = "is" if len(both) == 1 else f"and {len(both) - 1} more of data.eval are"
+        say(f"warning: {both[0]} {are} in data.train as well: held-out scores are of text that was trained on")
+
+
+def _warn_of_losses(examples: PretrainingDataset, tokenizer: Tokenizer, config: DataConfig, warn: Log) -> None:
+    """Reports unknown and removed characters of a sample, and unknown tokens of all the text."""
+    losses = measure_losses(tokenizer, sample_texts(config))
+    unknown_rate = examples.unknown_rate(special_ids(tokenizer))
+    warn_of_losses(losses._replace(unknown=max(losses.unknown, unknown_rate)), tokenizer, warn)
+
+
+Starts = Mapping[str, Sequence[Sequence[Start]]]
+"""For each name and checkpoint, one for each reader."""
+
+
+def check_readers(data: DataConfig, hosts: int) -> None:
+    """Raises UserError if the hosts cannot share the readers."""
+    if data.streaming and data.stream_readers % hosts:
+        raise UserError(
+            f"data.stream_readers is {data.stream_readers}, which {hosts} hosts cannot share: use a multiple of the "
+            "number of hosts"
+        )
+
+
+def read_starts(run: RunFolder[Any]) -> Starts:
+    """Those of the run's checkpoints, as the main process finds them; without the file, readers begin at the start."""
+    known = broadcast_from_main(lambda: _read(run.path / STREAM_FILE))
+    return {name: [[_to_start(one) for one in checkpoint] for checkpoint in of_name] for name, of_name in known.items()}
+
+
+def _read(path: Path) -> dict[str, list[list[list[int]]]]:
+    if not path.is_file():
+        return {}
+    try:
+        return dict(load_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        raise UserError(f"{path} is damaged, which has the place in the stream: put back a copy") from None
+
+
+def _to_integers(start: Start, groups: int) -> list[int]:
+    """As many for each start; that of the whole stream has no places of the groups of files yet."""
+    places = start.position or [astuple(Place())] * groups
+    return [start.chunk, start.block, start.first_row, *itertools.chain.from_iterable(places)]
+
+
+def _to_start(integers: Sequence[int]) -> Start:
+    chunk, block, first_row, *rest = integers
+    size = len(astuple(Place()))
+    places = zip(*(rest[field::size] for field in range(size)), strict=True)
+    return Start(chunk, block, first_row, tuple(places))
+
+
+def make_rows(
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    starts: Sequence[Sequence[Start]],
+    process: tuple[int, int],
+    say: Log,
+) -> StreamedRows:
+    """The rows of this host's readers; ``starts`` has one for each reader of all hosts, for each checkpoint."""
+    files, text = tuple(stream_files(data.train)), tokenizer.to_str()
+    window = buffer_chunks(data, builder.SHARD_BYTES)
+    index, count = process
+    share = data.stream_readers // count
+    readers = []
+    for number in range(index * share, (index + 1) * share):
+        spec = StreamSpec(files, data, number, builder.SHARD_BYTES, window)
+        readers.append(RowReader(spec, text, [one[number] for one in starts]))
+    return StreamedRows(readers, say)
+
+
+@dataclass(frozen=True)
+class StreamCheckpoints:
+    """Checkpoints of a run, and with each the places of its readers.
+
+    A place says where rows are found soon, not which rows: without it a resumed run reads all from the start, to the
+    same result. So it is written before its checkpoint, and stays if that is deleted.
+
+    Attributes:
+        checkpoints: where states are saved.
+        run: the folder.
+        name: of the phase's examples.
+        loader: of the phase.
+    """
+
+    checkpoints: CheckpointWriter
+    run: RunFolder[Any]
+    name: str
+    loader: StreamLoader
+
+    def save(self, step: int, state: Any) -> None:
+        """Records where the batch after ``step`` begins, and saves the state."""
+        # After an error this host alone is here.
+        if not is_multihost() or sys.exception() is None:
+            self._record(step)
+        self.checkpoints.save(step, state)
+
+    def set_best(self, step: int) -> None:
+        """As of the checkpoints."""
+        self.checkpoints.set_best(step)
+
+    def _record(self, step: int) -> None:
+        starts = self.loader.rows.starts(self.loader.first_reader_row(step))
+        groups = len(self.run.config.data.mixture_weights or [1])
+        everywhere = gather_rows(np.array([_to_integers(start, groups) for start in starts], np.int64)).tolist()
+        if self.run.is_writer:
+            path = self.run.path / STREAM_FILE
+            known = _read(path)
+            of_name = known.setdefault(self.name, [])
+            if everywhere not in of_name:
+                of_name.append(everywhere)
+                write_atomic(path, json.dumps(known))

@@ -1,0 +1,349 @@
+"""Learning from a teacher: its distribution over tokens, its hidden states and its means over the tokens of a row.
+
+After DistilBERT (Sanh et al. 2019, section 2: KL divergence and cosine, next to the masked tokens) and TinyBERT (Jiao
+et al. 2019, section 3.1: mean squared error of hidden states through a projection, layer by layer). The teacher reads
+the student's inputs, masks included, without dropout, in the same step: its outputs are not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+from jaxtyping import Float, Int
+from tokenizers import Tokenizer
+
+from bert.config import DistillationConfig, ModelConfig, PretrainConfig
+from bert.config.pretraining import phase_configs
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.errors import UserError
+from bert.inference.language_model import ENCODER_DECODER
+from bert.inference.loading import load
+from bert.interchange.names import PROJECTIONS
+from bert.model.array_types import Array
+from bert.model.dropout import Dropout
+from bert.model.execution import LayerExecution
+from bert.model.heads import BertForMaskedLM
+from bert.runs.frozen_weights import params_checksum
+from bert.tokenizer.vocabulary import embedding_rows, tokenizer_fingerprint
+from bert.training.initialization import Log, Params
+from bert.training.losses import Batch, Objective, WeightedSums, apply_to_batch, pretraining_losses
+
+HiddenStates = dict[int, Array]
+"""Layer -> its output [B, T, D]; 0 is the embeddings."""
+
+TOKENS, HIDDEN, SENTENCES = "teacher_token_loss", "teacher_hidden_loss", "teacher_sentence_loss"
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The model that a run learns from.
+
+    Attributes:
+        source: as the user named it.
+        checksum: of its parameters.
+        config: its sizes.
+        params: ``bert`` and, if it has an MLM head, ``predictions``; on the host.
+        tokenizer: its vocabulary.
+    """
+
+    source: str
+    checksum: str
+    config: ModelConfig
+    params: Params
+    tokenizer: Tokenizer
+
+    @property
+    def has_mlm_head(self) -> bool:
+        return "predictions" in self.params
+
+    def check_vocabulary(self, tokenizer: Tokenizer, source: str) -> None:
+        """Raises UserError if a student with this vocabulary would read other token ids."""
+        if tokenizer_fingerprint(tokenizer) != tokenizer_fingerprint(self.tokenizer):
+            raise UserError(
+                f"{source} has another vocabulary than the teacher {self.source}, and a student reads its teacher's: "
+                "remove tokenizer.path and init, or use another teacher"
+            )
+
+
+def load_teacher(config: DistillationConfig, say: Log) -> Teacher | None:
+    """The teacher of a configuration; None if it has none.
+
+    Raises:
+        UserError: the teacher cannot be read, is no encoder, or is not the one that the run began with.
+    """
+    if config.teacher is None:
+        return None
+    model = load(config.teacher, say)
+    if model.architecture == ENCODER_DECODER:
+        raise UserError(f"the teacher {config.teacher} is an encoder-decoder: use an encoder")
+    params: Params = {name: model.params[name] for name in ("bert", "predictions") if name in model.params}
+    params["bert"] = {name: value for name, value in params["bert"].items() if name != "pooler"}
+    checksum = params_checksum(params)
+    if config.checksum not in (None, checksum):
+        raise UserError(
+            f"distillation.teacher {config.teacher} is not the model that the run began with: restore it, or set "
+            "distillation.checksum to null and pass another --output_dir"
+        )
+    teacher = Teacher(config.teacher, checksum, model.config, params, model.tokenizer)
+    head = "with" if teacher.has_mlm_head else "without"
+    say(
+        f"teacher {config.teacher}: {model.config.num_hidden_layers} layers of {model.config.hidden_size}, {head} an "
+        f"MLM head, checksum {checksum[:16]}"
+    )
+    return teacher
+
+
+def check_student(config: PretrainConfig, teacher: Teacher) -> None:
+    """Raises UserError if a model, or its rows, cannot learn from the teacher."""
+    if teacher.config.causal:
+        raise UserError(
+            f"the teacher {teacher.source} reads text from left to right, and data.prediction masked needs one that "
+            "sees the tokens on both sides: use another teacher"
+        )
+    for phase in phase_configs(config):
+        if phase.data.sequence_length > teacher.config.max_position_embeddings:
+            raise UserError(
+                f"data.sequence_length is {phase.data.sequence_length}, and the teacher {teacher.source} reads at most "
+                f"{teacher.config.max_position_embeddings} tokens: use shorter rows"
+            )
+    if not (teacher.has_mlm_head or config.distillation.hidden_weight or config.distillation.sentence_weight):
+        raise UserError(
+            f"distillation.token_weight is the only weight, and the teacher {teacher.source} has no MLM head: set "
+            "distillation.hidden_weight or use another teacher"
+        )
+    pairs = layer_pairs(config, teacher)
+    for key, layers, model in (
+        ("student_layers", pairs, config.model),
+        ("teacher_layers", pairs.values(), teacher.config),
+    ):
+        if max(layers) > model.num_hidden_layers:
+            raise UserError(
+                f"distillation.{key} has layer {max(layers)}, and there are {model.num_hidden_layers}: use 0 to "
+                f"{model.num_hidden_layers}"
+            )
+    last = (config.model.num_hidden_layers, teacher.config.num_hidden_layers)
+    if config.distillation.sentence_weight and last not in pairs.items():
+        raise UserError(
+            f"distillation.student_layers and teacher_layers lack the pair of last layers {last[0]} and {last[1]}, "
+            "whose means distillation.sentence_weight compares: use it, or set the weight to 0"
+        )
+    if config.training.scan_layers and pairs.keys() - {0, last[0]} | set(pairs.values()) - {0, last[1]}:
+        raise UserError(
+            "training.scan_layers gives the last hidden states alone: set it to false, or remove "
+            "distillation.student_layers and teacher_layers"
+        )
+
+
+def layer_pairs(config: PretrainConfig, teacher: Teacher) -> dict[int, int]:
+    """Layer of the student -> layer of the teacher."""
+    asked = config.distillation
+    if asked.student_layers is None or asked.teacher_layers is None:
+        return {config.model.num_hidden_layers: teacher.config.num_hidden_layers}
+    return dict(zip(asked.student_layers, asked.teacher_layers, strict=True))
+
+
+@dataclass(frozen=True)
+class StudentWithProjections:
+    """A model with the projections of some of its layers, which belong to the run alone.
+
+    Attributes:
+        student: the model.
+        widths: layer -> widths of the student's and of the teacher's states.
+    """
+
+    student: nn.Module
+    widths: Mapping[int, tuple[int, int]]
+
+    def init(self, key: jax.Array, input_ids: Int[Array, "B T"]) -> dict[str, Params]:
+        """The student's own random parameters, and ``distillation/layer_N/kernel`` [D, teacher's D]."""
+        params = self.student.init(key, input_ids)["params"]
+        draw = nn.initializers.lecun_normal()
+        projections = {
+            f"layer_{layer}": {"kernel": draw(jax.random.fold_in(key, layer), shape, jnp.float32)}
+            for layer, shape in self.widths.items()
+        }
+        return {"params": {**params, **({PROJECTIONS: projections} if projections else {})}}
+
+
+def with_projections(student: nn.Module, config: PretrainConfig, teacher: Teacher) -> StudentWithProjections:
+    """The student, with a projection for each layer that learns if the widths differ."""
+    shape = (config.model.hidden_size, teacher.config.hidden_size)
+    return StudentWithProjections(
+        student, {} if shape[0] == shape[1] else dict.fromkeys(layer_pairs(config, teacher), shape)
+    )
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """An objective with a teacher's outputs to learn as well.
+
+    Attributes:
+        base: the objective without a teacher.
+        student: the model.
+        teacher: what it learns from; its parameters are passed to `bind`.
+        config: the run's.
+    """
+
+    base: Objective
+    student: nn.Module
+    teacher: Teacher
+    config: PretrainConfig
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """The losses that the teacher adds, and their factors."""
+        asked = self.config.distillation
+        tokens = asked.token_weight if self.teacher.has_mlm_head else 0.0
+        factors = {TOKENS: tokens, HIDDEN: asked.hidden_weight, SENTENCES: asked.sentence_weight}
+        return {name: factor for name, factor in factors.items() if factor}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of all losses and counts."""
+        return (*self.base.metrics, *self.factors)
+
+    @property
+    def loss_factors(self) -> dict[str, float]:
+        """The factors of all losses in their sum."""
+        return {**self.base.factors, **self.factors}
+
+    def bind(self, teacher_params: Params) -> Objective:
+        """The objective, for parameters of the teacher that are arguments of the compiled step."""
+        return Objective(partial(self._forward, teacher_params), self._weights, self.metrics, self.loss_factors)
+
+    def _weights(self, batch: Batch) -> dict[str, Array]:
+        places = _places(batch)
+        return {**self.base.weights(batch), **{name: jnp.sum(places[name]) for name in self.factors}}
+
+    def _forward(
+        self, teacher_params: Params, params: Params, batch: Batch, dropout: Dropout | None
+    ) -> tuple[WeightedSums, WeightedSums]:
+        pairs, rows = layer_pairs(self.config, self.teacher), OBJECTIVES[self.config.data.objective]
+        output, states = run_with_states(self.student, params, batch, pairs, self.config.model, dropout)
+        targets, teacher_states = self._run_teacher(teacher_params, batch, pairs.values())
+        states = project(states, params.get(PROJECTIONS, {}))
+        last = self.config.model.num_hidden_layers
+        losses, counts = pretraining_losses(output, batch, rows.label, rows.metric)
+        distances: dict[str, Array] = {}
+        if TOKENS in self.factors:
+            logits = output if rows.label is None else output.prediction_logits
+            size = embedding_rows(self.teacher.tokenizer)  # either may have more rows
+            temperature = self.config.distillation.temperature
+            distances[TOKENS] = token_divergence(logits[..., :size], targets[..., :size], temperature)
+        if HIDDEN in self.factors:
+            distance_of = DISTANCES[self.config.distillation.hidden_loss]
+            each = [distance_of(states[layer], teacher_states[of_teacher]) for layer, of_teacher in pairs.items()]
+            distances[HIDDEN] = sum(each[1:], each[0]) / len(each)
+        if SENTENCES in self.factors:
+            distances[SENTENCES] = cosine_distance(
+                mean_of_examples(states[last], batch), mean_of_examples(teacher_states[pairs[last]], batch)
+            )
+        places = _places(batch)
+        for name, distance in distances.items():
+            losses[name] = (jnp.sum(distance * places[name]), jnp.sum(places[name]))
+        return losses, counts
+
+    def _run_teacher(self, params: Params, batch: Batch, layers: Iterable[int]) -> tuple[Any, HiddenStates]:
+        """The logits, or nothing of use from a teacher without an MLM head, and the hidden states."""
+        execution = LayerExecution.from_config(self.config.training, self.teacher.config)
+        model = BertForMaskedLM(self.teacher.config, jnp.dtype(self.config.training.dtype), execution)
+        options = {} if TOKENS in self.factors else {"method": _encode}
+        return run_with_states(model, params, batch, layers, self.teacher.config, None, **options)
+
+
+def _encode(model: BertForMaskedLM, *inputs: Array, **options: Any) -> Array:
+    """The encoder of a model without its head."""
+    ids, segments, mask, _ = inputs
+    return model.bert(ids, segments, mask, **options).last_hidden_state
+
+
+def run_with_states(
+    model: nn.Module,
+    params: Params,
+    batch: Batch,
+    layers: Iterable[int],
+    config: ModelConfig,
+    dropout: Dropout | None,
+    **options: Any,
+) -> tuple[Any, HiddenStates]:
+    """The model's output for a batch, and hidden states of some layers from the same pass."""
+    last = config.num_hidden_layers
+    # Modules and methods; that of the last layer has its LayerNorm too.
+    ends = {0: ("bert", "embeddings", "project"), last: ("bert", "encoder", "__call__")}
+    inner = {layer: f"layer_{config.group_of(layer - 1)}" for layer in layers}
+    paths = {layer: ends.get(layer, ("bert", "encoder", inner[layer], "__call__")) for layer in layers}
+    output, captured = apply_to_batch(
+        model.apply,
+        params,
+        batch,
+        dropout,
+        capture_intermediates=lambda module, name: (*module.path, name) in paths.values(),
+        mutable=["intermediates"],
+        **options,
+    )
+    flat = traverse_util.flatten_dict(captured["intermediates"])
+    # Layers that share parameters are calls of one module, in their order.
+    calls = {layer: 0 if layer in ends else (layer - 1) % config.layers_per_group for layer in layers}
+    found = {layer: flat[path][calls[layer]] for layer, path in paths.items()}
+    states = {layer: value[0] if isinstance(value, tuple) else value for layer, value in found.items()}
+    return output, {layer: state.astype(jnp.float32) for layer, state in states.items()}
+
+
+def project(states: HiddenStates, projections: Params) -> HiddenStates:
+    """The states in the teacher's width, if they have a projection."""
+    kernels = {layer: projections.get(f"layer_{layer}", {}).get("kernel") for layer in states}
+    return {layer: state if kernels[layer] is None else state @ kernels[layer] for layer, state in states.items()}
+
+
+def token_divergence(
+    logits: Float[Array, "B P V"], targets: Float[Array, "B P V"], temperature: float
+) -> Float[Array, "B P"]:
+    """temperature² * KL(teacher || student) of the softened distributions (Hinton et al. 2015, section 2.1)."""
+    ours, theirs = (jax.nn.log_softmax(one / temperature, axis=-1) for one in (logits, targets))
+    return temperature**2 * jnp.sum(jnp.exp(theirs) * (theirs - ours), axis=-1)
+
+
+def cosine_distance(ours: Float[Array, "*places D"], theirs: Float[Array, "*places D"]) -> Float[Array, "*places"]:
+    """1 - cosine; 1 for a zero vector, and no gradient."""
+    ours, theirs = (
+        x * jax.lax.rsqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-12)) for x in (ours, theirs)
+    )
+    return 1 - jnp.sum(ours * theirs, axis=-1)
+
+
+def squared_distance(ours: Float[Array, "*places D"], theirs: Float[Array, "*places D"]) -> Float[Array, "*places"]:
+    """Mean of the squared differences."""
+    return jnp.mean(jnp.square(ours - theirs), axis=-1)
+
+
+DISTANCES = {"cosine": cosine_distance, "mse": squared_distance}
+"""By the name that distillation.hidden_loss takes."""
+
+
+def mean_of_examples(hidden: Float[Array, "B T D"], batch: Batch) -> Float[Array, "B K D"]:
+    """Means over the tokens of each example; K is 1 where rows are not packed."""
+    tokens = _tokens_of_examples(batch)
+    return jnp.einsum("btk,btd->bkd", tokens, hidden) / jnp.maximum(tokens.sum(axis=1), 1)[..., None]
+
+
+def _tokens_of_examples(batch: Batch) -> Float[Array, "*rows T K"]:
+    """1 where a token is of an example; of rows [B], or of micro-batches of them."""
+    ids = batch.get("example_ids", batch["attention_mask"])
+    count = batch["cls_positions"].shape[-1] if "cls_positions" in batch else 1
+    return (ids[..., None] == 1 + jnp.arange(count)).astype(jnp.float32)
+
+
+def _places(batch: Batch) -> dict[str, Array]:
+    """Where each loss is taken: at predicted tokens [..., P], at tokens [..., T], for examples [..., K]."""
+    return {
+        TOKENS: batch["masked_lm_weights"],
+        HIDDEN: batch["attention_mask"].astype(jnp.float32),
+        SENTENCES: _tokens_of_examples(batch).max(axis=-2),
+    }

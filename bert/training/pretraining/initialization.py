@@ -1,0 +1,208 @@
+"""First parameters of a pretraining run: a branched run, a teacher's layers, rows of new tokens, the MLM bias."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from bert.config import ModelConfig
+from bert.errors import UserError
+from bert.interchange.names import PROJECTIONS
+from bert.metrics import unigram_log_probabilities
+from bert.runs.checkpoint import Checkpointer
+from bert.training.initialization import CheckpointReader, Log, Params
+from bert.training.pretraining.distillation import Teacher
+
+
+@dataclass(frozen=True)
+class BranchedCheckpoints:
+    """The checkpoints of a run that continues the state of another one.
+
+    Attributes:
+        own: checkpoints of the run, which are read first.
+        source: folder of the other run.
+        step: its checkpoint.
+    """
+
+    own: CheckpointReader
+    source: Path
+    step: int
+    say: Log
+
+    def restore(self, like: Any = None) -> tuple[int, Any] | None:
+        """Returns step and state. Raises UserError if the state does not fit."""
+        if (restored := self.own.restore(like)) is not None:
+            return restored
+        with Checkpointer(self.source / "checkpoints", None, self.say) as checkpoints:
+            try:
+                return checkpoints.restore(like, self.step)
+            except UserError as error:
+                raise UserError(
+                    f"init_state is true, and the training state of {self.source} cannot be continued ({error}): keep "
+                    "what the run is trained with (optimizer.name, optimizer.max_grad_norm, data.objective, "
+                    "data.prediction), or remove init_state to take the weights alone"
+                ) from None
+
+
+VOCAB_PARAMS = (
+    ("bert", "embeddings", "word", "embedding"),
+    *((*head, name) for head in (("predictions",), ("generator", "predictions")) for name in ("decoder", "bias")),
+)
+"""Parameters [V, ...] with a row for each token; a model has some of them."""
+
+
+def extend_embeddings(params: Params, rows: dict[int, list[int]], size: int) -> Params:
+    """A model's parameters with V = ``size`` rows for tokens: the old ones, and means of the old ones.
+
+    Args:
+      params: nested dict of arrays.
+      rows: new row -> the old rows whose mean it becomes, from `bert.tokenizer.extension.decompose_new_tokens`.
+      size: rows afterwards, at least as many as now. A row without a token becomes the mean of all old rows.
+    """
+    params = _copy(params)
+    for *path, name in VOCAB_PARAMS:
+        module = params
+        for step in path:
+            module = module.get(step, {})
+        if name in module:
+            table = np.asarray(module[name])
+            filling = np.repeat(table.mean(axis=0, keepdims=True), size - len(table), axis=0)
+            module[name] = np.concatenate([table, filling])
+            for row, token_ids in rows.items():
+                module[name][row] = table[token_ids].mean(axis=0)
+    return params
+
+
+def _copy(params: Params) -> Params:
+    return {name: _copy(value) if isinstance(value, dict) else value for name, value in params.items()}
+
+
+def init_mlm_bias(method: str, counts: np.ndarray, head: Sequence[str], params: Params) -> Params:
+    """The MLM head's output bias set to the log frequencies of the tokens.
+
+    Unchanged for the method ``zeros``, and in a head without bias.
+
+    A bias that starts at zero moves by at most the learning rate per step, and is several nats away. Meanwhile the
+    encoder learns the frequencies instead: it turns all tokens into one vector, which the tied decoder reads, and a
+    short run is spent on the way back.
+
+    Args:
+        method: ``unigram`` or ``zeros``.
+        counts: [V] occurrences of each token in the training rows.
+        head: path of the MLM head in ``params``.
+    """
+    flat, path = traverse_util.flatten_dict(params), (*head, "bias")
+    if method == "zeros" or path not in flat:
+        return params
+    bias = np.zeros(flat[path].shape, np.float32)
+    bias[: len(counts)] = unigram_log_probabilities(counts)
+    bias[len(counts) :] = bias[: len(counts)].min()  # rows of the embedding beyond the vocabulary
+    return traverse_util.unflatten_dict({**flat, path: bias})
+
+
+LAYER_FIELDS = (
+    "num_attention_heads",
+    "hidden_act",
+    "position_embedding_type",
+    "pre_layer_norm",
+    "causal",
+    "norm_type",
+    "layer_groups",
+)
+"""Settings that two models have in common, besides the shapes of their layers, if a layer of one is of use in the
+other."""
+
+
+def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, say: Log) -> Params:
+    """A student's random parameters, with as much of its teacher in them as fits.
+
+    A narrower student has the principal components of the embeddings: the table of words is within the smallest squared
+    distance that so many dimensions allow, and the positions are turned the same way. Projections to the teacher's
+    width start as the way back, so that the student's states are compared in the teacher's directions from the first
+    step. A student of the teacher's width has the embeddings as they are, and `taken_layers` of layers of its shape. A
+    wider one keeps its own parameters.
+
+    Args:
+        params: of the student; left unchanged.
+        config: the student's sizes.
+        teacher: its vocabulary is the student's.
+        say: logs what the student starts from.
+    """
+    own, given = params["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
+    words = np.asarray(given["word"]["embedding"], np.float32)
+    width = own["word"]["embedding"].shape[-1]
+    if width > words.shape[-1]:
+        return params
+    basis = np.eye(width, dtype=np.float32) if width == words.shape[-1] else principal_directions(words, width)
+    offsets = {"position": (config.position_offset, teacher.config.position_offset)}
+    tables = {
+        name: {"embedding": _with_rows(own[name], given[name], basis, *offsets.get(name, (0, 0)))}
+        for name in ("word", "position", "segment")
+        if name in own and name in given
+    }
+    encoder = {**params["bert"], "embeddings": {**own, **tables}}
+    if width == words.shape[-1]:
+        encoder, layers = _with_layers(encoder, config, teacher)
+        taken = f"embeddings, layers {layers} of {teacher.config.num_distinct_layers}" if layers else "embeddings"
+    else:
+        taken = f"the {width} principal components of its embeddings"
+    say(f"taken from the teacher: {taken}")
+    started = {**params, "bert": encoder}
+    if PROJECTIONS in params and (config.hidden_size, teacher.config.hidden_size) == basis.shape[::-1]:
+        started[PROJECTIONS] = {layer: {"kernel": basis.T.copy()} for layer in params[PROJECTIONS]}
+    return started
+
+
+def taken_layers(layers: int, of: int) -> list[int]:
+    """The teacher's layers that a student of fewer ones starts from: evenly from the first to the last (DistilBERT)."""
+    return np.linspace(0, of - 1, layers).round().astype(int).tolist() if layers > 1 else [0]
+
+
+def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> tuple[Params, list[int]]:
+    """The student's encoder with its teacher's layers and LayerNorm of the embeddings, as far as they fit.
+
+    Returns:
+        The encoder, and which layers of the teacher are in it, from 1.
+    """
+    given = teacher.params["bert"]
+    fields_agree = all(getattr(config, name) == getattr(teacher.config, name) for name in LAYER_FIELDS)
+    if not fields_agree or config.num_distinct_layers > teacher.config.num_distinct_layers:
+        return encoder, []
+    sources = taken_layers(config.num_distinct_layers, teacher.config.num_distinct_layers)
+    names = {f"layer_{layer}": f"layer_{source}" for layer, source in enumerate(sources)}
+    layers = {
+        name: _of_one_shape(own, given["encoder"].get(names.get(name, name)))
+        for name, own in encoder["encoder"].items()
+    }
+    embeddings = {**encoder["embeddings"]}
+    if "norm" in embeddings:
+        embeddings["norm"] = _of_one_shape(embeddings["norm"], given["embeddings"].get("norm"))
+    fitting = [
+        source + 1 for name, source in zip(names, sources, strict=True) if layers[name] is not encoder["encoder"][name]
+    ]
+    return {**encoder, "encoder": layers, "embeddings": embeddings}, fitting
+
+
+def _of_one_shape(own: Params, given: Params | None) -> Params:
+    """The given parameters if they have the names and shapes of the student's own, else these."""
+    return given if given is not None and jax.tree.map(np.shape, own) == jax.tree.map(np.shape, given) else own
+
+
+def principal_directions(table: np.ndarray, width: int) -> np.ndarray:
+    """[D, width] orthonormal directions that keep most of the rows' squared lengths [N, D]."""
+    _, vectors = np.linalg.eigh(table.T.astype(np.float64) @ table)
+    return np.ascontiguousarray(vectors[:, ::-1][:, :width], np.float32)
+
+
+def _with_rows(own: Params, given: Params, basis: np.ndarray, first: int, given_first: int) -> np.ndarray:
+    """The student's table with the teacher's rows in place of its own, as far as both have them."""
+    table, rows = np.array(own["embedding"]), np.asarray(given["embedding"], np.float32)[given_first:]
+    size = min(len(table) - first, len(rows))
+    table[first : first + size] = rows[:size] @ basis
+    return table

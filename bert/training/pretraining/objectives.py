@@ -1,0 +1,302 @@
+"""Models, losses and baselines of the pretraining objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from bert import metrics
+from bert.config import ModelConfig, PretrainConfig
+from bert.data.pretraining.loader import Batch, RowSource
+from bert.data.pretraining.objectives import OBJECTIVES, PretrainingObjective
+from bert.inference.pretrained import Pretrained
+from bert.model.electra import Electra, make_generator_config
+from bert.model.execution import LayerExecution
+from bert.model.heads import BertForMaskedLM, BertForPreTraining
+from bert.model.language_model import BertForCausalLM
+from bert.model.permuted import BertForPermutedLM
+from bert.parallel.backends import Parallelism
+from bert.runs.metrics_log import Metrics
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.vocabulary import continues_word, token_text
+from bert.training.initialization import Initializable, Params
+from bert.training.losses import (
+    Objective,
+    permuted_token_objective,
+    pretraining_objective,
+    replaced_token_objective,
+)
+from bert.training.pretraining.distillation import Distillation, Teacher, with_projections
+from bert.training.token_losses import next_token_objective
+
+MakeExecution = Callable[[ModelConfig], LayerExecution]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One value of data.prediction.
+
+    Attributes:
+        build_model: (config, sizes of a model -> how its layers are run) -> the model.
+        build_objective: (model, config) -> the objective that it is trained with.
+        modules: top-level modules of its parameters that ``init`` may fill.
+        mlm_head: path of its masked-LM head in the parameters, whose output bias ``mlm_bias_init`` sets.
+        perplexity_loss: the loss whose exponential is the perplexity.
+        special_tokens: whether special tokens are predicted as well.
+        main_metric: the score that the curves show first.
+        baselines: (held-out batches, their row objective, [V] occurrences of predictable tokens in training, scores of
+            the last evaluation) -> scores without a model.
+        examples: (model, held-out rows) -> what the model makes of some of them, for results.json.
+        examples_name: of these in results.json.
+    """
+
+    build_model: Callable[[PretrainConfig, MakeExecution], nn.Module]
+    build_objective: Callable[[nn.Module, PretrainConfig], Objective]
+    modules: tuple[str, ...]
+    mlm_head: tuple[str, ...]
+    perplexity_loss: str
+    special_tokens: bool
+    main_metric: str
+    baselines: Callable[[Iterable[Batch], PretrainingObjective, np.ndarray, Metrics], dict[str, Any]]
+    examples: Callable[[Pretrained, RowSource], list[dict[str, Any]]]
+    examples_name: str
+
+
+def _masked_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
+    model_class = BertForPreTraining if OBJECTIVES[config.data.objective].label else BertForMaskedLM
+    return model_class(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
+
+
+def _masked_objective(model: nn.Module, config: PretrainConfig) -> Objective:
+    rows = OBJECTIVES[config.data.objective]
+    return pretraining_objective(model.apply, rows.label, rows.metric)
+
+
+def _replaced_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
+    generator = make_generator_config(config.model, config.electra.generator_width(config.model))
+    dtype, executions = jnp.dtype(config.training.dtype), map(make_execution, (config.model, generator))
+    return Electra(config.model, generator, dtype, *executions)
+
+
+def _replaced_objective(model: nn.Module, config: PretrainConfig) -> Objective:
+    return replaced_token_objective(model.apply, config.electra.disc_weight)
+
+
+def _next_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
+    return BertForCausalLM(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
+
+
+def _next_objective(model: nn.Module, config: PretrainConfig) -> Objective:
+    return next_token_objective(cast(BertForCausalLM, model), config.training.label_smoothing)
+
+
+def _permuted_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
+    return BertForPermutedLM(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
+
+
+def _permuted_objective(model: nn.Module, config: PretrainConfig) -> Objective:
+    del config
+    return permuted_token_objective(model.apply)
+
+
+def masked_baselines(
+    batches: Iterable[Batch], objective: PretrainingObjective, counts: np.ndarray, scores: Metrics
+) -> dict[str, Any]:
+    """Scores of held-out rows for a model that knows only word frequencies and the majority label."""
+    del scores
+    tokens, labels = [], []
+    for batch in batches:
+        tokens.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
+        if objective.label:
+            labels.append(batch[f"{objective.label}_labels"][batch[f"{objective.label}_weights"] > 0])
+    predicted = np.concatenate(tokens)
+    unigram = metrics.unigram_baseline(counts, predicted) if len(predicted) else {}
+    if not objective.label:
+        return {"unigram": unigram}
+    share_of_ones = float(np.mean(np.concatenate(labels)))
+    return {"unigram": unigram, f"{objective.metric}_majority_accuracy": max(share_of_ones, 1 - share_of_ones)}
+
+
+def replaced_baselines(
+    batches: Iterable[Batch], objective: PretrainingObjective, counts: np.ndarray, scores: Metrics
+) -> dict[str, Any]:
+    """As `masked_baselines`, of the generator; and the accuracy of taking no token for replaced, or every one."""
+    share = scores["replaced_share"]
+    return {**masked_baselines(batches, objective, counts, scores), "disc_majority_accuracy": max(share, 1 - share)}
+
+
+def next_baselines(
+    batches: Iterable[Batch], objective: PretrainingObjective, counts: np.ndarray, scores: Metrics
+) -> dict[str, Any]:
+    """Scores of held-out rows for a model that knows only the frequencies of the tokens."""
+    del objective, scores
+    tokens = np.concatenate([batch["next_token_ids"][batch["next_token_weights"] > 0] for batch in batches])
+    return {"unigram": metrics.unigram_baseline(counts, tokens) if len(tokens) else {}}
+
+
+def continue_some_rows(model: Pretrained, rows: RowSource, count: int = 3, tokens: int = 24) -> list[dict[str, Any]]:
+    """The beginnings of evenly spread held-out rows, and how the model continues them by greedy decoding."""
+    samples: list[dict[str, Any]] = []
+    for index in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
+        row = rows.take(np.array([index]))
+        ids = row["input_ids"][0, : row["length"][0]]
+        middle = len(ids) // 2
+        text, truth = (model.tokenizer.decode(part.tolist()) for part in (ids[:middle], ids[middle : middle + tokens]))
+        length = len(model.tokenizer.encode(text, add_special_tokens=False).ids)
+        if 0 < length < model.config.max_position_embeddings:  # half a character has more tokens as text
+            samples.append({"text": text, "truth": truth})
+    if not samples:
+        return []
+    found = model.generate([sample["text"] for sample in samples], max_tokens=tokens)
+    return [{**sample, "continuation": text} for sample, text in zip(samples, found, strict=True)]
+
+
+def fill_some_masks(model: Pretrained, rows: RowSource, count: int = 3) -> list[dict[str, Any]]:
+    """Held-out texts with one whole word masked: the first suitable word after the middle of evenly spread rows."""
+    samples: list[dict[str, Any]] = []
+    for index in np.unique(np.linspace(0, len(rows) - 1, 8 * count).astype(int)):
+        samples += _predict_one_word(model, rows.take(np.array([index])))
+        if len(samples) == count:
+            break
+    return samples
+
+
+def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
+    """The text of a row with one word masked, and the model's guesses for it; empty if no word is suitable."""
+    mask_id = special_ids(model.tokenizer).mask
+    ids = [int(i) for i in row["input_ids"][0, 1 : row["segment_a_length"][0] - 1]][:40]
+    tokens = [model.tokenizer.id_to_token(i) or "" for i in ids]
+    while tokens and continues_word(model.tokenizer, tokens[0]):  # the rest of a word of the row before
+        ids, tokens = ids[1:], tokens[1:]
+    if len(tokens) < 12:
+        return []
+    for position in range(len(tokens) // 2, len(tokens) - 1):
+        word = token_text(model.tokenizer, ids[position]).strip()
+        inside = any(continues_word(model.tokenizer, token) for token in tokens[position : position + 2])
+        if not word.isalpha() or len(word) <= 2 or inside:
+            continue
+        masked = [*ids[:position], mask_id, *ids[position + 1 :]]
+        text = model.tokenizer.decode(masked, skip_special_tokens=False)
+        if mask_id not in model.tokenizer.encode(text).ids[: model.config.max_position_embeddings - 1]:
+            continue  # the text has more tokens than the row had, and the mask would be cut off
+        [candidates] = model.fill_mask(text, top_k=3)
+        guesses = [{"token": guess.token.strip(), "probability": guess.probability} for guess in candidates]
+        return [{"text": text, "truth": word, "guesses": guesses}]
+    return []
+
+
+PREDICTIONS = {
+    "masked": Prediction(
+        build_model=_masked_model,
+        build_objective=_masked_objective,
+        modules=("bert", "predictions", "seq_relationship"),
+        mlm_head=("predictions",),
+        perplexity_loss="mlm_loss",
+        special_tokens=False,
+        main_metric="mlm_accuracy",
+        baselines=masked_baselines,
+        examples=fill_some_masks,
+        examples_name="filled_masks",
+    ),
+    "replaced": Prediction(
+        build_model=_replaced_model,
+        build_objective=_replaced_objective,
+        modules=("bert", "generator", "discriminator_predictions"),
+        mlm_head=("generator", "predictions"),
+        perplexity_loss="mlm_loss",
+        special_tokens=False,
+        main_metric="disc_accuracy",
+        baselines=replaced_baselines,
+        examples=fill_some_masks,
+        examples_name="filled_masks",
+    ),
+    "permuted": Prediction(
+        build_model=_permuted_model,
+        build_objective=_permuted_objective,
+        modules=("bert", "predictions"),
+        mlm_head=("predictions",),
+        perplexity_loss="plm_loss",
+        special_tokens=False,
+        main_metric="plm_accuracy",
+        baselines=masked_baselines,
+        examples=fill_some_masks,
+        examples_name="filled_masks",
+    ),
+    "next": Prediction(
+        build_model=_next_model,
+        build_objective=_next_objective,
+        modules=("bert", "predictions"),
+        mlm_head=("predictions",),
+        perplexity_loss="lm_loss",
+        special_tokens=True,
+        main_metric="lm_accuracy",
+        baselines=next_baselines,
+        examples=continue_some_rows,
+        examples_name="continuations",
+    ),
+}
+"""By the name that data.prediction takes."""
+
+MakeBody = Callable[[Objective], Callable[..., Any]]
+"""Objective -> body of a step or of an evaluation, (state or parameters, batch) -> anything."""
+
+
+def build_model_and_objective(
+    config: PretrainConfig, devices: Sequence[Any] | None = None
+) -> tuple[nn.Module, Objective]:
+    """The model of a pretraining run, and the objective that it is trained with.
+
+    Args:
+        devices: those that it is compiled for; None for the local ones.
+
+    Raises:
+        UserError: the devices cannot run the model as the configuration demands.
+    """
+    prediction = PREDICTIONS[config.data.prediction]
+    model = prediction.build_model(config, lambda sizes: LayerExecution.from_config(config.training, sizes, devices))
+    return model, prediction.build_objective(model, config)
+
+
+class Learner(NamedTuple):
+    """What a pretraining run trains.
+
+    Attributes:
+        model: draws the initial parameters.
+        metrics: names of the losses and counts of a step.
+        loss_factors: those of the `Objective`.
+        compile: (objective -> body of a step, donated arguments) -> the body over all devices.
+    """
+
+    model: Initializable
+    metrics: tuple[str, ...]
+    loss_factors: Mapping[str, float]
+    compile: Callable[[MakeBody, Sequence[int]], Callable[..., Any]]
+
+
+def build_learner(config: PretrainConfig, teacher: Teacher | None, parallel: Parallelism) -> Learner:
+    """The model and objective of a pretraining run on its devices, which keep the teacher's parameters as well."""
+    model, objective = build_model_and_objective(config)
+    if teacher is None:
+        return Learner(
+            model,
+            objective.metrics,
+            objective.factors,
+            lambda make_body, donate: parallel.compile(make_body(objective), donate),
+        )
+    distillation = Distillation(objective, model, teacher, config)
+    teacher_params = parallel.put_state(teacher.params)
+
+    def compile_with_teacher(make_body: MakeBody, donate: Sequence[int]) -> Callable[..., Any]:
+        def body(state: Any, batch: Any, params: Params) -> Any:
+            return make_body(distillation.bind(params))(state, batch)
+
+        compiled = parallel.compile(body, donate)
+        return lambda state, batch: compiled(state, batch, teacher_params)
+
+    projected = with_projections(model, config, teacher)
+    return Learner(projected, distillation.metrics, distillation.loss_factors, compile_with_teacher)

@@ -1,0 +1,301 @@
+"""What a pretraining run prints at its start, and its results.json with the transfer to a small task."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert import metrics
+from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
+from bert.config.data import DOCSTRINGS_PREFIX
+from bert.config.yaml_io import load_config
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.errors import UserError, require
+from bert.inference.pretrained import Pretrained
+from bert.interchange.names import PROJECTIONS, pretraining_architecture
+from bert.parallel import multihost
+from bert.parallel.backends import Parallelism
+from bert.runs import metrics_log, progress, shared_run
+from bert.runs.curves import Bars, Subject, plot_curves
+from bert.runs.folder import TRANSFER, RunFolder, open_run
+from bert.tasks import make_task
+from bert.tasks.lexical_baseline import lexical_baseline
+from bert.tasks.splits import read_splits
+from bert.training.finetuning.run import finetune
+from bert.training.finetuning.seeds import finetune_seeds
+from bert.training.initialization import Log
+from bert.training.loop import count_parameters
+from bert.training.means import read_eval_metrics, scores_of_line
+from bert.training.optimizer import describe_decay
+from bert.training.pretraining.data import PhaseData, PretrainingData, predictable_counts
+from bert.training.pretraining.objectives import PREDICTIONS
+from bert.training.step import TrainState
+
+
+def print_summary(params: Any, config: PretrainConfig, parallel: Parallelism, phases: Sequence[PhaseData]) -> None:
+    """Prints the table of sizes before training."""
+    examples = phases[0].examples
+    corpus = {name: _describe_corpus(examples.counts, name) for name in ("train", "eval")}
+    if config.data.streaming:
+        corpus["train"] = f"streamed by {config.data.stream_readers} readers"
+    progress.log_table(
+        [
+            ("parameters", f"{count_parameters(params):,}"),
+            ("devices", parallel.describe()),
+            ("vocabulary", f"{config.model.vocab_size:,} tokens"),
+            ("corpus", f"{corpus['train']} for training, {corpus['eval']} held out"),
+            *_describe_near_duplicates(examples.counts),
+            ("fingerprint", examples.corpus[:16]),
+            *(line for phase in phases for line in _describe_phase(phase, len(phases))),
+            ("optimizer", describe_decay(params, config.optimizer)),
+        ]
+    )
+
+
+def _describe_corpus(counts: Mapping[str, int], split: str) -> str:
+    return f"{counts[f'{split}_documents']:,} documents, {counts[f'{split}_tokens']:,} tokens"
+
+
+def _describe_near_duplicates(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The line of `data.near_duplicates`, if it is set."""
+    return [("near-duplicates", f"{count:,} left out")] if (count := counts.get("near_duplicates")) is not None else []
+
+
+def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:
+    """A phase in the table; a single one has no number."""
+    phase = data.phase
+    batch_size, length = data.loader.batch_size, phase.config.data.sequence_length
+    num_steps = phase.end - phase.first
+    train_rows, steps = "streamed", f"{num_steps:,}"
+    if not data.is_streamed:
+        num_rows = len(data.loader.rows)
+        train_rows, steps = f"{num_rows:,} for training", f"{steps} ({num_steps * batch_size / num_rows:.1f} epochs)"
+    rows = f"{train_rows}, {len(data.eval_rows):,} held out"
+    tokens = f"{batch_size * length:,} ({batch_size} x {length})"
+    if num_phases == 1:
+        return [("rows", rows), ("tokens per step", tokens), ("steps", steps)]
+    rate, predictions = phase.config.optimizer.learning_rate, phase.config.data.max_predictions_per_sequence
+    predicted = "" if phase.config.data.prediction == "next" else f", up to {predictions} predicted a row"
+    return [
+        (f"phase {phase.number}", f"steps {phase.first + 1:,} to {phase.end:,}: {steps}"),
+        ("  rows", rows),
+        ("  tokens per step", f"{tokens}{predicted}, peak learning rate {rate:g}"),
+    ]
+
+
+def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None = None) -> Subject:
+    """Title and baselines of the curves; the baselines are known at the end of a run."""
+    rest = dict(baselines or {})
+    prediction = PREDICTIONS[config.data.prediction]
+    loss = prediction.perplexity_loss
+    scores = {f"{loss.removesuffix('loss')}{name}": value for name, value in rest.pop("unigram", {}).items()}
+    scores |= {name.replace("_majority", ""): value for name, value in rest.items()}
+    has_no_label = OBJECTIVES[config.data.objective].metric is None and config.data.prediction != "replaced"
+    if has_no_label and config.distillation.teacher is None and not config.training.label_smoothing and loss in scores:
+        scores["loss"] = scores[loss]
+    model = config.model
+    title = f"pretraining ({config.data.objective}), {model.num_hidden_layers} layers of {model.hidden_size}"
+    return Subject(
+        title, baseline="word frequencies, majority class", baselines=scores, main_metric=prediction.main_metric
+    )
+
+
+def unigram_loss(config: PretrainConfig, data: PretrainingData) -> tuple[str, float]:
+    """Name of the loss per predicted token, and its value for the training text and token frequencies alone."""
+    prediction = PREDICTIONS[config.data.prediction]
+    counts = predictable_counts(data.phases[0].examples, data.tokenizer, prediction.special_tokens)
+    log_probabilities = metrics.unigram_log_probabilities(counts)
+    return prediction.perplexity_loss, -float(np.sum(np.exp(log_probabilities) * log_probabilities))
+
+
+def remarks(name: str, loss: float | None, baselines: Mapping[str, Any], divergence: str | None) -> list[str]:
+    """Sentences about a run that learned nothing.
+
+    Args:
+        name, loss: held-out loss per predicted token; None if it is not finite.
+        baselines: of results.json.
+        divergence: a sentence if the training loss ended far above its start.
+    """
+    found = [] if divergence is None else [divergence]
+    expected = baselines["unigram"].get("loss")
+    if expected is not None and (loss is None or not loss < expected):
+        found.append(
+            f"nothing was learned: held-out {name} is {math.nan if loss is None else loss:.4g}, and token frequencies "
+            f"alone have {expected:.4g}; train longer, or with another optimizer.learning_rate, before starting from it"
+        )
+    return found
+
+
+def write_results(
+    run: RunFolder[PretrainConfig],
+    data: PretrainingData,
+    state: TrainState,
+    divergence: str | None,
+    start_time: float,
+) -> dict[str, Any]:
+    """Writes results.json and the final curves.
+
+    Args:
+        state: the last one, on the host.
+        divergence: a sentence if the training loss ended far above its start.
+        start_time: by `time.perf_counter`.
+
+    Returns:
+        The content of results.json.
+    """
+    config, step = run.config.distillation, int(state.step)
+    params = {name: state.params[name] for name in state.params if name != PROJECTIONS}
+    model = Pretrained(
+        config=run.config.model,
+        params=params,
+        tokenizer=data.tokenizer,
+        architecture=pretraining_architecture(set(params), run.config.model),
+        step=step,
+        source=str(run.path),
+    )
+    prediction, objective = PREDICTIONS[run.config.data.prediction], OBJECTIVES[run.config.data.objective]
+    # A callback may have ended the run early.
+    last = next((phase for phase in data.phases if step <= phase.phase.end), data.phases[-1])
+    counts = predictable_counts(last.examples, data.tokenizer, prediction.special_tokens)
+    scores = scores_of_line(read_eval_metrics(run.path)[-1])
+    baselines = prediction.baselines(last.eval_batches(), objective, counts, scores)
+    loss = scores[prediction.perplexity_loss]
+    found = remarks(prediction.perplexity_loss, loss, baselines, divergence)
+    results: dict[str, Any] = {
+        "steps": step,
+        **({"teacher": {"source": config.teacher, "checksum": config.checksum}} if config.teacher else {}),
+        "eval": scores,
+        "corpus": {**_counts_of_text(last), "fingerprint": last.examples.corpus},
+        "baselines": baselines,
+        **({"remarks": found} if found else {}),
+        # Weights that are not finite predict nothing.
+        prediction.examples_name: [] if loss is None else prediction.examples(model, last.eval_rows),
+        "seconds": round(time.perf_counter() - start_time, 1),
+    }
+    metrics_log.write_results(run.path, results)
+    plot_curves(run.path, curves_subject(run.config, results["baselines"]))
+    return dict(metrics_log.to_jsonable(results))
+
+
+def _counts_of_text(data: PhaseData) -> dict[str, int]:
+    """The counts of the text that was built; of a stream, only its head was."""
+    counts = data.examples.counts
+    if not data.is_streamed:
+        return counts
+    return {name: count for name, count in counts.items() if not name.startswith("train_")}
+
+
+def add_transfer(
+    run: RunFolder[PretrainConfig], results: Mapping[str, Any], transfer: Mapping[str, Any], start_time: float
+) -> dict[str, Any]:
+    """Adds the scores of `bert.training.transfer` to results.json and to the curves; returns the new content."""
+    seconds = round(time.perf_counter() - start_time, 1)
+    results = {**results, "transfer": transfer, "seconds": seconds}
+    metrics_log.write_results(run.path, results)
+    subject = curves_subject(run.config, results["baselines"])
+    plot_curves(run.path, dataclasses.replace(subject, bars=transfer_bars(transfer)))
+    return dict(metrics_log.to_jsonable(results))
+
+
+def transfer_bars(transfer: Mapping[str, Any]) -> Bars:
+    """Mean and deviation of each encoder and baseline."""
+    scores = {name: (row["mean"], row["standard_deviation"]) for name, row in transfer.items() if isinstance(row, dict)}
+    return Bars(f"{transfer['task']}, {transfer['train_rows']:,} labelled rows", transfer["metric"], scores)
+
+
+PRETRAINED, RANDOM = "pretrained", "random_weights"
+
+
+def transfer_config(config: PretrainConfig) -> FinetuneConfig:
+    """The fine-tuning run of ``transfer``, from the pretrained encoder.
+
+    Raises:
+        UserError: there is no such recipe or file, or a value in it cannot work.
+    """
+    name, run = require(config.transfer, "transfer"), require(config.output_dir, "output_dir")
+    path = recipe_folder() / f"{name}.yaml" if name in recipe_names() else Path(name)
+    recipe = load_config(FinetuneConfig, path)
+    if recipe.data.dir is None and recipe.data.train is None:
+        raise UserError(
+            f"transfer {name} names no data: copy {path} to a file of yours, set data.dir in it, and pass that file"
+        )
+    recipe = dataclasses.replace(recipe, init=run, output_dir=os.path.join(run, TRANSFER, PRETRAINED))
+    recipe.check()
+    make_task(recipe)
+    if recipe.data.max_length > config.model.max_position_embeddings:
+        raise UserError(
+            f"model.max_position_embeddings is {config.model.max_position_embeddings}, and transfer {name} has rows of "
+            f"{recipe.data.max_length} tokens (data.max_length): enlarge the former, or set transfer to null"
+        )
+    return recipe
+
+
+def check_transfer(config: PretrainConfig) -> None:
+    """Raises UserError for a recipe that cannot work, or whose files cannot be read."""
+    recipe = transfer_config(config)
+    if not (recipe.data.dir or "").startswith(DOCSTRINGS_PREFIX):  # which take a while, and are there
+        read_splits(make_task(recipe), recipe)
+
+
+def measure_transfer(run: RunFolder[PretrainConfig], say: Log) -> dict[str, Any]:
+    """Fine-tunes from the run, and from random weights of the same sizes, and returns their scores on dev.
+
+    Runs that have ended are not run again.
+
+    Returns:
+        Task, metric and numbers of rows; for each encoder and baseline ``mean``, ``standard_deviation`` (None for a
+        single score) and ``scores``.
+
+    Raises:
+        UserError: the recipe's data cannot be used.
+        Interrupted: a signal came; the state of the fine-tuning run under way is saved.
+    """
+    recipe = transfer_config(run.config)
+    if recipe.data.sample_seed is None:  # the same rows for all seeds and baselines
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, sample_seed=recipe.seed))
+    splits = read_splits(make_task(recipe), recipe)
+    task, train, dev = splits.task, splits.examples["train"], splits.examples["dev"]
+    folder = os.path.join(require(run.config.output_dir, "output_dir"), TRANSFER, RANDOM)
+    random = dataclasses.replace(recipe, init="none", architecture_from=recipe.init, output_dir=folder)
+    results: dict[str, Any] = {"task": task.name, "metric": task.main_metric}
+    results |= {"train_rows": len(train), "dev_rows": len(dev)}
+    for name, config in ((PRETRAINED, recipe), (RANDOM, random)):
+        say(f"transfer: {task.name} from {name.replace('_', ' ')}, {config.num_seeds} seeds on {len(train):,} rows")
+        results[name] = _summarize(_finetune(config, run))
+    if lexical := lexical_baseline(task, train, dev):
+        results[lexical[0]] = _summarize([lexical[1][task.main_metric]])
+    if task.baseline:
+        results[task.baseline] = _summarize([task.baseline_scores(dev)[task.main_metric]])
+    return results
+
+
+def _finetune(config: FinetuneConfig, within: RunFolder[PretrainConfig]) -> list[float]:
+    """The main metric of each seed; what the runs print is appended to a file."""
+    log = within.path / TRANSFER / "log.txt"
+    log.parent.mkdir(exist_ok=True)
+    with (
+        open_run(config, within.mirror) as run,
+        open(log, "a", encoding="utf-8") as file,
+        contextlib.redirect_stdout(file),
+    ):
+        if run.resumed and multihost.broadcast_from_main(partial(shared_run.has_ended, run)):
+            results = multihost.broadcast_from_main(lambda: metrics_log.read_results(run.path))
+        else:
+            several = config.num_seeds > 1
+            results = finetune_seeds(run) if several else shared_run.call_and_end(partial(finetune, run), run)
+    return [one["dev"][results["main_metric"]] for one in results.get("runs", [results])]
+
+
+def _summarize(scores: list[float]) -> Mapping[str, Any]:
+    deviation = statistics.stdev(scores) if len(scores) > 1 else None
+    return {"mean": statistics.fmean(scores), "standard_deviation": deviation, "scores": scores}

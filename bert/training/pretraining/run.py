@@ -1,0 +1,273 @@
+"""Runs pretraining end to end: data, model, training loop, evaluation, results.json."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from bert.config import PretrainConfig
+from bert.errors import UserError, require
+from bert.messages import log_info
+from bert.parallel import multihost
+from bert.parallel.backends import Parallelism
+from bert.runs import shared_run
+from bert.runs.callbacks import Callback
+from bert.runs.checkpoint import Checkpointer
+from bert.runs.environment import record_environment
+from bert.runs.folder import RunFolder
+from bert.runs.progress import StepCosts
+from bert.runtime.interrupts import InterruptHandler
+from bert.runtime.profiling import make_profiler
+from bert.training.initialization import CheckpointReader, Log, Params, initialize_state
+from bert.training.loop import CheckpointWriter, TrainLoop, TrainStep
+from bert.training.optimizer import learning_rate_schedule, make_optimizer
+from bert.training.pretraining.data import PhaseData, PretrainingData, predictable_counts, prepare_data
+from bert.training.pretraining.evaluation import PretrainingEvaluator
+from bert.training.pretraining.initialization import (
+    BranchedCheckpoints,
+    init_mlm_bias,
+    start_from_teacher,
+)
+from bert.training.pretraining.objectives import PREDICTIONS, Learner, build_learner
+from bert.training.pretraining.results import (
+    add_transfer,
+    curves_subject,
+    measure_transfer,
+    print_summary,
+    unigram_loss,
+    write_results,
+)
+from bert.training.pretraining.setup import Setup, find_branch_source, has_begun, resolve_setup
+from bert.training.run_length import TimeBudget
+from bert.training.step import TrainState, make_eval_step, make_train_step
+from bert.training.timing import time_train_step
+
+
+def pretrain(run: RunFolder[PretrainConfig], say: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """Runs or resumes a pretraining run, and returns the content of its results.json.
+
+    Raises:
+        UserError: the corpus, the vocabulary or a checkpoint cannot be used.
+        Interrupted: a signal came; the state is saved.
+    """
+    start_time = time.perf_counter()
+    say = multihost.main_process_only(say)
+    setup = resolve_setup(run, say)
+    record_environment(setup.run)
+    run, data = prepare_data(setup.run, setup.init_model, setup.teacher, setup.parallel.process, say)
+    with data:
+        budget = None if run.config.training.max_minutes is None else TimeBudget(run, start_time, say)
+        state, divergence = train(dataclasses.replace(setup, run=run), data, say, callbacks, budget)
+    results = dict(multihost.broadcast_from_main(partial(write_results, run, data, state, divergence, start_time)))
+    if run.config.transfer is None:
+        return results
+    transfer = measure_transfer(run, say)
+    return dict(multihost.broadcast_from_main(partial(add_transfer, run, results, transfer, start_time)))
+
+
+@dataclass(frozen=True)
+class PhaseProgram:
+    """A phase with its compiled functions."""
+
+    data: PhaseData
+    train_step: TrainStep
+    evaluate: PretrainingEvaluator
+
+
+def train(
+    setup: Setup,
+    data: PretrainingData,
+    say: Log,
+    callbacks: Sequence[Callback] = (),
+    budget: TimeBudget | None = None,
+) -> tuple[TrainState, str | None]:
+    """Trains through all phases from the run's newest checkpoint, or from the start.
+
+    Args:
+        budget: decides on the number of steps; None for a run without a limit of its time.
+
+    Returns:
+        The last state on the host, and a sentence if the training loss ended far above its start. Of several hosts,
+        each has all of the parameters.
+
+    Raises:
+        UserError: a checkpoint cannot be used, or too many steps were skipped.
+        Interrupted: a signal came; the state is saved.
+    """
+    run, parallel, config = setup.run, setup.parallel, setup.run.config
+    with (
+        InterruptHandler() as interrupts,  # also while the last checkpoint is written
+        shared_run.make_checkpointer(run, say, parallel) as checkpoints,
+        make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
+        contextlib.nullcontext() if budget is None else budget,
+    ):
+        learner = build_learner(config, setup.teacher, parallel)
+        programs = _compile_phases(learner, config, data, parallel, interrupts)
+        state = _initialize(learner, setup, data, checkpoints, say)
+        if run.is_writer:
+            print_summary(state.params, config, parallel, data.phases)
+        subject, baseline = curves_subject(config), unigram_loss(config, data)
+        with shared_run.make_report(run, data.total_steps, int(state.step), subject, callbacks, baseline) as report:
+            if state.step < data.total_steps:
+                shared_run.require_space(run, state, say)
+                costs, compilation = _measure_costs(programs, state, parallel)
+                report.on_start(costs)
+                if budget is not None:
+                    budget.start(data.total_steps, int(state.step), costs, compilation, state)
+            make_loop = partial(
+                TrainLoop,
+                parallel=parallel,
+                report=report,
+                interrupts=interrupts,
+                profiler=profiler,
+                loss_factors=learner.loss_factors,
+                decide=(lambda step: None) if budget is None else budget.decide,
+            )
+            state, decided = _run_phases(run, programs, state, make_loop, checkpoints)
+            if decided is not None:
+                run = require(budget, "the budget").save(decided)
+                report.set_total_steps(decided)
+                data = data.with_steps(run.config)
+                again = _compile_phases(learner, run.config, data, parallel, interrupts, programs)
+                state, _ = _run_phases(run, again, state, partial(make_loop, decide=lambda step: None), checkpoints)
+        checkpoints.wait()
+        interrupts.raise_if_signalled(int(state.step))
+    whole = parallel.to_host(parallel.put_state(state.params))  # to be used and exported
+    return state.replace(params=whole), report.divergence
+
+
+def _run_phases(
+    run: RunFolder[PretrainConfig],
+    programs: Sequence[PhaseProgram],
+    state: TrainState,
+    make_loop: partial[TrainLoop],
+    checkpoints: CheckpointWriter,
+) -> tuple[TrainState, int | None]:
+    """Trains through the phases that are left; returns the state, and the steps that were decided on, if any."""
+    total_steps = programs[-1].data.phase.end
+    for program in programs:
+        phase = program.data.phase
+        if state.step > phase.end:
+            continue  # at phase.end itself the evaluation may still be missing
+        if len(programs) > 1:
+            facts = {"phase": phase.number, "sequence_length": phase.config.data.sequence_length}
+            make_loop.keywords["report"].set_phase(facts)
+        loop = make_loop(
+            config=phase.config.training,
+            end_step=phase.end,
+            loader=program.data.loader,
+            train_step=program.train_step,
+            schedule=learning_rate_schedule(phase.config.optimizer, total_steps),
+            evaluate=program.evaluate,
+            checkpoints=program.data.checkpoints(checkpoints, run),
+            is_last=phase.end == total_steps,
+        )
+        state = loop.parallel.take_state(loop.run(state))
+        if loop.is_stopped or loop.decided_steps is not None:
+            return state, None if loop.is_stopped else loop.decided_steps
+    return state, None
+
+
+def _compile_phases(
+    learner: Learner,
+    config: PretrainConfig,
+    data: PretrainingData,
+    parallel: Parallelism,
+    interrupts: InterruptHandler,
+    earlier: Sequence[PhaseProgram] = (),
+) -> list[PhaseProgram]:
+    """The functions of each phase, which JAX compiles at their first call; phases share the evaluation.
+
+    Args:
+        earlier: programs of the same run with another number of steps, whose evaluations are used again.
+    """
+    eval_step = learner.compile(partial(make_eval_step, axis=parallel.axis), ())
+    programs = []
+    for number, phase in enumerate(data.phases):
+        optimizer = make_optimizer(phase.phase.config.optimizer, data.total_steps)
+        make_step = partial(
+            make_train_step,
+            optimizer=optimizer,
+            seed=config.seed,
+            dropout_rng=config.training.dropout_rng,
+            axis=parallel.axis,
+        )
+        new = PretrainingEvaluator(eval_step, learner.loss_factors, phase, parallel, interrupts)
+        evaluate = earlier[number].evaluate if earlier else new
+        programs.append(PhaseProgram(phase, learner.compile(make_step, (0,)), evaluate))
+    return programs
+
+
+def _initialize(
+    learner: Learner,
+    setup: Setup,
+    data: PretrainingData,
+    checkpoints: Checkpointer | shared_run.MultihostCheckpointer,
+    say: Log,
+) -> TrainState:
+    config, source = setup.run.config, setup.init_model
+    is_branch = config.init_state and not has_begun(setup.run)
+    reader: CheckpointReader = checkpoints
+    if is_branch:
+        say(f"continues the training state of {config.init}")
+        reader = BranchedCheckpoints(checkpoints, *find_branch_source(config), say)
+    first, prediction = data.phases[0], PREDICTIONS[config.data.prediction]
+    counts = predictable_counts(first.examples, data.tokenizer, prediction.special_tokens)
+    teacher = setup.teacher if source is None and config.distillation.initial_weights == "teacher" else None
+
+    def prepare(params: Params) -> Params:
+        params = params if teacher is None else start_from_teacher(params, config.model, teacher, say)
+        return init_mlm_bias(config.mlm_bias_init, counts, prediction.mlm_head, params)
+
+    state = initialize_state(
+        learner.model,
+        make_optimizer(first.phase.config.optimizer, data.total_steps),
+        learner.metrics,
+        config.seed,
+        reader,
+        None if source is None else (source.origin, source.params),
+        prediction.modules,
+        say,
+        prepare,
+    )
+    if is_branch:
+        if state.step >= data.total_steps:
+            raise UserError(
+                f"training.epochs {config.training.epochs} are {data.total_steps} steps, and init is at step "
+                f"{state.step}: set training.steps above it instead"
+            )
+        checkpoints.save(int(state.step), state)  # the run no longer needs the one that it continues
+    return state
+
+
+def _measure_costs(programs: list[PhaseProgram], state: TrainState, parallel: Parallelism) -> tuple[StepCosts, float]:
+    """Returns the costs, and the seconds in which the steps are compiled.
+
+    Times a step and an evaluation batch of each phase that is left.
+
+    All phases are so compiled before the first one starts: one that does not fit into memory fails at once.
+    """
+    steps, evaluations, compilation = [], [], 0.0
+    next_rows: dict[int, int] = {}  # of each stream, which is not read ahead for a later phase
+    for program in programs:
+        phase, step_seconds, eval_seconds = program.data.phase, 0.0, 0.0
+        if state.step < phase.end:
+            loader, step = program.data.loader, max(phase.first, int(state.step))
+            if program.data.is_streamed:
+                row = loader.first_row + (step - loader.first_step) * loader.batch_size
+                row = next_rows.setdefault(id(loader.rows), row)
+                loader = dataclasses.replace(loader, first_step=step, first_row=row)
+            batch = loader.batch(step)
+            micro_batches = phase.config.training.gradient_accumulation_steps
+            measured = time_train_step(program.train_step, state, batch, parallel, micro_batches)
+            step_seconds, compilation = measured.call, compilation + measured.compilation
+            eval_seconds = program.evaluate.seconds(parallel.put_state(state.params))
+        steps.append((phase.end, step_seconds))
+        eval_every = require(phase.config.training.eval_every, "training.eval_every")
+        evaluations.append((phase.end, eval_every, eval_seconds))
+    return StepCosts(tuple(steps), evaluations=tuple(evaluations)), compilation

@@ -1,0 +1,265 @@
+"""Losses of embeddings: by hand, and the same for devices, meshes and micro-batches."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert.config import EmbeddingConfig, ModelConfig
+from bert.data.text_groups import number_texts
+from bert.interchange.pooling import Pooling
+from bert.model.dropout import Dropout
+from bert.model.text_embedding import BertForEmbedding, pool
+from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
+from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, embedding_objective
+from bert.training.finetuning.setup import TRAINED_MODES
+from bert.training.step import compute_gradients
+from tests.tiny_training import assert_same_gradients
+
+T, B, C = 8, 16, 3
+CONFIG = ModelConfig(61, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.3)
+MODEL = BertForEmbedding(CONFIG)
+PARAMS = jax.jit(MODEL.init)(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"]
+
+
+def batch_of(rows: int = B) -> dict[str, np.ndarray]:
+    """Rows with no, one or two negatives; some queries and documents are there twice, and every seventh row fills."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(3, T + 1, (rows, 1 + C))
+    masks = (np.arange(T) < lengths[..., None]).astype(np.int32)
+    ids = random.integers(5, 61, masks.shape).astype(np.int32) * masks
+    numbers = np.arange(rows * C, dtype=np.int32).reshape(rows, C)
+    numbers[:, 1:][np.arange(rows)[:, None] % C <= np.arange(C - 1)] = -1
+    queries = np.arange(rows, dtype=np.int32)
+    numbers[9, 0], queries[12] = numbers[2, 0], queries[5]
+    return {
+        "input_ids": ids[:, 0],
+        "token_type_ids": np.zeros((rows, T), np.int32),
+        "attention_mask": masks[:, 0],
+        "document_ids": ids[:, 1:],
+        "document_types": np.zeros((rows, C, T), np.int32),
+        "document_mask": masks[:, 1:],
+        "query_numbers": queries,
+        "document_numbers": numbers,
+        "labels": random.choice([0, 0.25, 0.5, 1], rows).astype(np.float32),
+        "weights": (np.arange(rows) % 7 < 6).astype(np.float32),
+        "rows": np.arange(rows, dtype=np.int32),
+    }
+
+
+def embeddings_and_batch() -> tuple[np.ndarray, dict[str, Any]]:
+    batch = batch_of()
+    vectors = np.random.default_rng(1).normal(size=(B, 1 + C, 6)).astype(np.float32)
+    return vectors, batch
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def sums_of(vectors: np.ndarray, batch: dict[str, Any], **settings: Any) -> list[float]:
+    found = embedding_loss(EmbeddingConfig(**settings), None).sums(
+        jnp.asarray(vectors.reshape(len(vectors), -1)), batch
+    )
+    return [float(number) for pair in found for number in pair]
+
+
+def in_batch_by_hand(vectors: np.ndarray, batch: dict[str, Any], temperature: float) -> tuple[float, float]:
+    """Loops over queries and documents."""
+    vectors, total, hits = unit(vectors), 0.0, 0
+    documents = batch["document_numbers"]
+    for row in np.flatnonzero(batch["weights"]):
+        right = vectors[row, 0] @ vectors[row, 1] / temperature
+        others = []
+        for other in np.flatnonzero(batch["weights"]):
+            for place in range(C):
+                is_there = documents[other, place] >= 0
+                same_text = documents[other, place] == documents[row, 0]
+                same_query = place == 0 and batch["query_numbers"][other] == batch["query_numbers"][row]
+                if is_there and not same_text and not same_query:
+                    others.append(vectors[row, 0] @ vectors[other, 1 + place] / temperature)
+        total += np.log(np.exp(right) + np.sum(np.exp(others))) - right
+        hits += right > max(others)
+    return total, hits
+
+
+SLOW_PLACES = (("eight", 1), ("one", 4), ("mesh", 2))
+
+
+@pytest.mark.medium
+def test_in_batch_loss_is_that_of_loops() -> None:
+    vectors, batch = embeddings_and_batch()
+    total, weight, hits, _ = sums_of(vectors, batch, temperature=0.3)
+    expected, expected_hits = in_batch_by_hand(vectors, batch, 0.3)
+    assert (total, weight, hits) == (pytest.approx(expected, rel=1e-5), 14, expected_hits)
+
+
+@pytest.mark.medium
+def test_what_is_the_same_is_no_negative() -> None:
+    """Two rows of the same document, and two of the same query, have nothing to tell apart."""
+    batch = {name: array[:2] for name, array in batch_of().items()}
+    batch["document_numbers"] = np.array([[0, -1, -1], [0, -1, -1]], np.int32)
+    vectors = embeddings_and_batch()[0][:2]
+    assert sums_of(vectors, batch)[:1] == [0]
+    batch["document_numbers"] = np.array([[0, -1, -1], [1, -1, -1]], np.int32)
+    assert sums_of(vectors, batch)[0] > 0
+    assert sums_of(vectors, {**batch, "query_numbers": np.zeros(2, np.int32)})[:1] == [0]
+
+
+def test_cosent_is_the_sum_over_pairs_of_rows() -> None:
+    vectors, batch = embeddings_and_batch()
+    cosines = np.einsum("bd,bd->b", unit(vectors)[:, 0], unit(vectors)[:, 1])
+    rows, scores = np.flatnonzero(batch["weights"]), batch["labels"]
+    pairs = [np.exp((cosines[j] - cosines[i]) / 0.2) for i in rows for j in rows if scores[i] > scores[j]]
+    total, weight = sums_of(vectors, batch, loss="cosent", temperature=0.2)
+    assert (total / weight, weight) == (pytest.approx(np.log(1 + np.sum(pairs)), rel=1e-5), 14)
+
+
+def test_cosine_loss_is_the_squared_error() -> None:
+    vectors, batch = embeddings_and_batch()
+    cosines = np.einsum("bd,bd->b", unit(vectors)[:, 0], unit(vectors)[:, 1])
+    expected = np.sum((cosines - batch["labels"]) ** 2 * batch["weights"])
+    assert sums_of(vectors, batch, loss="cosine") == [pytest.approx(expected, rel=1e-5), 14]
+
+
+def test_triplets_and_teachers_compare_a_row_with_its_own_negatives() -> None:
+    vectors, batch = embeddings_and_batch()
+    batch["labels"] = np.random.default_rng(2).normal(size=(B, C)).astype(np.float32)
+    cosines = np.einsum("bd,bcd->bc", unit(vectors)[:, 0], unit(vectors)[:, 1:])
+    triplet, teacher, hits = 0.0, 0.0, 0
+    for row in np.flatnonzero(batch["weights"]):
+        own = [place for place in range(1, C) if batch["document_numbers"][row, place] >= 0]
+        hits += all(cosines[row, place] < cosines[row, 0] for place in own)
+        if own:
+            triplet += np.mean([max(0, 0.3 - cosines[row, 0] + cosines[row, place]) for place in own])
+            margins = [(cosines[row, 0] - cosines[row, place]) / 0.2 for place in own]
+            wanted = [batch["labels"][row, 0] - batch["labels"][row, place] for place in own]
+            teacher += np.mean(np.square(np.subtract(margins, wanted)))
+    found = sums_of(vectors, batch, loss="triplet", margin=0.3)
+    assert found == [pytest.approx(triplet, rel=1e-5), 14, hits, 14]
+    found = sums_of(vectors, batch, loss="margin_mse", temperature=0.2)
+    assert found == [pytest.approx(teacher, rel=1e-5), 14]
+
+
+def labelled(batch: dict[str, Any]) -> dict[str, Any]:
+    """The queries as texts with one of four labels; the last label is that of a single text, two texts are equal."""
+    labels = np.append(np.arange(B - 1) % 3, 3)
+    numbers = np.arange(B)
+    numbers[3] = 0
+    texts = {name: array for name, array in batch.items() if not name.startswith("document") and "query" not in name}
+    return {**texts, "labels": np.stack([labels, numbers], axis=1).astype(np.int32)}
+
+
+@pytest.mark.medium
+def test_texts_of_one_label_are_positives_of_each_other() -> None:
+    vectors, batch = embeddings_and_batch()[0][:, :1], labelled(batch_of())
+    (labels, texts), unit_vectors = batch["labels"].T, unit(vectors)[:, 0]
+    rows, losses, hits = np.flatnonzero(batch["weights"]), [], 0
+    for row in rows:
+        logits = {other: unit_vectors[row] @ unit_vectors[other] / 0.3 for other in rows if texts[other] != texts[row]}
+        total = np.log(np.sum(np.exp(list(logits.values()))))
+        same = [other for other in logits if labels[other] == labels[row]]
+        if same:
+            losses.append(np.mean([total - logits[other] for other in same]))
+            hits += labels[max(logits, key=logits.get)] == labels[row]
+    total, weight, found, anchors = sums_of(vectors, batch, loss="same_label", temperature=0.3)
+    assert (total / weight, weight) == (pytest.approx(np.mean(losses), rel=1e-5), 14)
+    assert (found, anchors) == (hits, len(losses)) and anchors < 14
+    alone = {**batch, "labels": np.stack([np.arange(B), np.arange(B)], axis=1)}
+    assert sums_of(vectors, alone, loss="same_label")[0] == 0
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("loss", ["in_batch", "cosent", "cosine"])
+def test_matryoshka_is_the_mean_over_widths(loss: str) -> None:
+    vectors, batch = embeddings_and_batch()
+    each = [sums_of(vectors[..., :width], batch, loss=loss)[0] for width in (6, 2, 4)]
+    nested = sums_of(vectors, batch, loss=loss, matryoshka=[2, 4])
+    assert nested[0] == pytest.approx(np.mean(each), rel=1e-5)
+    assert nested[2:] == sums_of(vectors, batch, loss=loss)[2:], "the accuracy is that of the whole embedding"
+
+
+@pytest.mark.parametrize("mode", TRAINED_MODES)
+def test_what_is_trained_is_what_embed_computes(mode: str) -> None:
+    random = np.random.default_rng(0)
+    states = random.normal(size=(5, T, 6)).astype(np.float32)
+    mask = (np.arange(T) < random.integers(1, T + 1, (5, 1))).astype(np.int32)
+    np.testing.assert_allclose(pool(jnp.asarray(states), mask, mode), Pooling(mode)(states, mask), atol=1e-6)
+
+
+PARALLEL = {
+    "one": lambda: PmapParallelism(jax.devices()[:1]),
+    "eight": lambda: PmapParallelism(jax.devices()[:8]),
+    "mesh": lambda: MeshParallel((4, 2, 1), jax.devices()[:8]),
+}
+
+
+@functools.cache
+def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
+    """Gradients of a batch with dropout, and its losses."""
+    parallel: Parallelism = PARALLEL[place]()
+
+    def apply(params: Any, batch: Any, dropout: Dropout | None) -> Any:
+        return embed_rows(MODEL, {"params": params}, batch, dropout)
+
+    objective = embedding_objective(
+        embedding_loss(EmbeddingConfig(loss=loss, temperature=0.3, matryoshka=[4]), parallel.axis), apply
+    )
+    step = parallel.compile(
+        lambda params, batch: compute_gradients(
+            params, batch, objective, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
+        )
+    )
+    batch = labelled(batch_of()) if loss == "same_label" else batch_of()
+    grads, sums = step(parallel.put_state(PARAMS), parallel.shard_batch(batch, micro_batches))
+    return parallel.to_host(grads), parallel.to_host(sums)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "loss", ["in_batch", *(pytest.param(loss, marks=pytest.mark.slow) for loss in ("cosent", "same_label"))]
+)
+@pytest.mark.parametrize(
+    ("place", "micro_batches"),
+    [("eight", 2), ("mesh", 1), *(pytest.param(*more, marks=pytest.mark.slow) for more in SLOW_PLACES)],
+)
+def test_negatives_are_those_of_all_devices_and_micro_batches(place: str, micro_batches: int, loss: str) -> None:
+    """Gradients of the whole batch in one piece on one device, with dropout on."""
+    expected, expected_sums = gradients("one", 1, loss)
+    grads, sums = gradients(place, micro_batches, loss)
+    assert_same_gradients(grads, expected)
+    for name, pair in expected_sums.items():
+        np.testing.assert_allclose(sums[name], pair, rtol=1e-5)
+    assert np.linalg.norm(expected["bert"]["encoder"]["layer_0"]["output"]["kernel"]) > 1e-3
+
+
+@pytest.mark.medium
+def test_micro_batches_by_themselves_would_have_been_noticed() -> None:
+    """Fewer negatives, another gradient."""
+    whole, halves = gradients("one", 1, "in_batch")[1], 0.0
+    vectors = np.asarray(jax.jit(lambda batch: embed_rows(MODEL, {"params": PARAMS}, batch, None))(batch_of()))
+    for rows in (slice(0, B // 2), slice(B // 2, B)):
+        halves += sums_of(vectors.reshape(B, 1 + C, -1)[rows], {k: v[rows] for k, v in batch_of().items()})[0]
+    assert halves < 0.9 * sums_of(vectors.reshape(B, 1 + C, -1), batch_of())[0]
+    assert whole["in_batch_loss"][1] == 14
+
+
+@pytest.mark.medium
+def test_each_text_of_a_row_has_its_own_dropout() -> None:
+    batch = batch_of()
+    batch["document_ids"][:] = batch["input_ids"][:1]
+    batch["document_mask"][:], batch["input_ids"][:] = batch["attention_mask"][:1], batch["input_ids"][:1]
+    batch["attention_mask"][:] = batch["attention_mask"][:1]
+    dropout = Dropout.for_step(0, 0, jnp.asarray(batch["rows"]))
+    dropped = np.asarray(jax.jit(lambda batch: embed_rows(MODEL, {"params": PARAMS}, batch, dropout))(batch))
+    texts = dropped.reshape(B * (1 + C), -1)
+    assert len(np.unique(texts.round(5), axis=0)) == B * (1 + C)
+
+
+def test_texts_are_numbered() -> None:
+    assert number_texts(["b", "a", "b", "c"]).tolist() == [0, 1, 0, 2]

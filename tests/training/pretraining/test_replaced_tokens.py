@@ -1,0 +1,278 @@
+"""Replaced-token detection: its losses, and what training promises of them."""
+
+import dataclasses
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import bert
+from bert.commands.finetune import main as finetune
+from bert.commands.pretrain import main
+from bert.config import OptimizerConfig, PretrainConfig
+from bert.config.yaml_io import load_config
+from bert.model.dropout import Dropout
+from bert.model.electra import Electra, MaskedTokens, make_generator_config
+from bert.parallel.backends import MeshParallel, PmapParallelism
+from bert.training.losses import replaced_token_objective
+from bert.training.optimizer import make_optimizer
+from bert.training.pretraining.results import curves_subject
+from bert.training.step import TrainState, compute_gradients, make_train_step
+from tests.conftest import REPLACED, SMALL_RUN
+from tests.helpers import assert_same_but_for_rounding, lines_of, state_of
+from tests.tiny_training import CONFIG, B, P, assert_same_gradients, batch_of
+
+SIZES = dataclasses.replace(CONFIG, embedding_size=8)
+MODEL = Electra(SIZES, make_generator_config(SIZES, 8))
+OBJECTIVE = replaced_token_objective(MODEL.apply, 50.0)
+PARAMS = jax.jit(MODEL.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
+
+
+def batch_to_detect(step: int = 0) -> dict[str, np.ndarray]:
+    """The uneven batch of the other tests, with places that differ within a row."""
+    random = np.random.default_rng(step)
+    batch = batch_of(step)
+    positions = np.sort(random.permuted(np.tile(np.arange(1, 6), (B, 1)), axis=1)[:, :P], axis=1).astype(np.int32)
+    uniforms = random.random((B, P)).astype(np.float32)
+    batch |= {"masked_lm_positions": positions, "sample_uniforms": uniforms}
+    return {name: array for name, array in batch.items() if not name.startswith("next_sentence")}
+
+
+@pytest.mark.medium
+def test_the_losses_by_hand() -> None:
+    batch = batch_to_detect()
+    losses, counts = jax.jit(lambda params, batch: OBJECTIVE.forward(params, batch, None))(PARAMS, batch)
+    targets = (batch["masked_lm_ids"], batch["masked_lm_weights"])
+    output = jax.jit(MODEL.apply)(
+        {"params": PARAMS},
+        batch["input_ids"],
+        batch["token_type_ids"],
+        batch["attention_mask"],
+        MaskedTokens(batch["masked_lm_positions"], *targets, batch["sample_uniforms"]),
+    )
+    total, correct, tokens, found, fakes = 0.0, 0, 0, 0, 0
+    for logit, replaced, real in zip(
+        *(np.asarray(x, np.float64).ravel() for x in (output.detection_logits, output.replaced)),
+        batch["attention_mask"].ravel(),
+        strict=True,
+    ):
+        if real:
+            probability = 1 / (1 + np.exp(-logit))
+            total -= np.log(probability if replaced else 1 - probability)
+            correct += (logit > 0) == replaced
+            found += logit > 0 and replaced
+            fakes, tokens = fakes + replaced, tokens + 1
+    assert fakes > 5
+    assert [float(x) for x in losses["disc_loss"]] == pytest.approx([total, tokens], rel=1e-5)
+    assert [float(x) for x in counts["disc_accuracy"]] == [correct, tokens]
+    assert [float(x) for x in counts["disc_recall"]] == [found, fakes]
+    assert [float(x) for x in counts["replaced_share"]] == [fakes, tokens]
+    assert {name: float(weight) for name, weight in OBJECTIVE.weights(batch).items()} == {
+        "mlm_loss": batch["masked_lm_weights"].sum(),
+        "disc_loss": tokens,
+    }
+
+
+@pytest.mark.medium
+def test_the_generator_learns_nothing_from_the_discriminator() -> None:
+    """But through the embeddings, which are the same."""
+
+    def gradient_of(name: str):
+        loss = lambda params, batch: OBJECTIVE.forward(params, batch, None)[0][name][0]  # noqa: E731
+        return jax.jit(jax.grad(loss))(PARAMS, batch_to_detect())
+
+    grads = gradient_of("disc_loss")
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(grads["generator"]))
+    assert np.asarray(grads["bert"]["embeddings"]["word"]["embedding"]).any()
+    grads = gradient_of("mlm_loss")
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(grads["discriminator_predictions"]))
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(grads["bert"]["encoder"]))
+
+
+@functools.cache
+def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | None = None):
+    parallel = PmapParallelism(jax.devices()[:devices]) if mesh is None else MeshParallel(mesh, jax.devices()[:devices])
+    compiled = parallel.compile(
+        lambda params, batch: compute_gradients(
+            params, batch, OBJECTIVE, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
+        )
+    )
+    placed = parallel.shard_batch(batch_to_detect(), micro_batches)
+    return parallel.to_host(compiled(parallel.put_state(PARAMS), placed))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("devices", "micro_batches", "mesh"),
+    [
+        (8, 1, None),
+        pytest.param(1, 4, None, marks=pytest.mark.slow),
+        pytest.param(4, 1, (1, 2, 2), marks=pytest.mark.slow),
+        pytest.param(2, 4, None, marks=pytest.mark.slow),
+    ],
+)
+def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: int, mesh) -> None:
+    expected, expected_sums = gradients(1, 1)
+    grads, sums = gradients(devices, micro_batches, mesh)
+    assert_same_gradients(grads, expected)
+    assert float(expected_sums["replaced_share"][0]) > 5
+    for name, pair in expected_sums.items():
+        np.testing.assert_allclose(sums[name], pair, rtol=2e-6, err_msg=name)
+
+
+@pytest.mark.medium
+def test_the_step_minimises_the_weighted_sum() -> None:
+    parallel, optimizer = PmapParallelism(jax.devices()[:1]), make_optimizer(OptimizerConfig(), 10)
+    step = parallel.compile(make_train_step(OBJECTIVE, optimizer, 0))
+    state = parallel.put_state(TrainState.create(PARAMS, optimizer, OBJECTIVE.metrics))
+    after, outcome = step(state, parallel.shard_batch(batch_to_detect(), 1))
+    sums = parallel.to_host(after.sums)
+    means = {name: total / weight for name, (total, weight) in sums.items()}
+    assert float(outcome.loss[0]) == pytest.approx(means["mlm_loss"] + 50 * means["disc_loss"], rel=1e-6)
+
+
+@pytest.mark.medium
+def test_training_learns_a_batch_by_heart() -> None:
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=5e-3, warmup_steps=10), 300)
+    parallel, batch = PmapParallelism(jax.devices()[:1]), batch_to_detect()
+    state = parallel.put_state(TrainState.create(PARAMS, optimizer, OBJECTIVE.metrics))
+    step, placed = parallel.compile(make_train_step(OBJECTIVE, optimizer, 0)), parallel.shard_batch(batch, 1)
+    sums = []
+    for _ in range(300):
+        before = state.sums
+        state, _ = step(state, placed)
+        sums.append(jax.tree.map(lambda new, old: np.asarray(new - old)[0], state.sums, before))
+    first, last = ({name: total / weight for name, (total, weight) in at.items()} for at in (sums[0], sums[-1]))
+    assert last["mlm_loss"] < 0.5 < first["mlm_loss"]
+    assert last["disc_loss"] < 0.3 < first["disc_loss"]
+
+
+def test_a_run_logs_both_models_and_writes_their_baselines(detected: Path) -> None:
+    line = lines_of(detected)[0]
+    assert line["loss"] == pytest.approx(line["mlm_loss"] + 50 * line["disc_loss"], rel=1e-6)
+    assert set(line) >= {"mlm_accuracy", "disc_accuracy", "disc_recall", "replaced_share"}
+    results = json.loads((detected / "results.json").read_text())
+    share = results["eval"]["replaced_share"]
+    assert 0 < share < 0.5
+    assert results["baselines"]["disc_majority_accuracy"] == pytest.approx(1 - share)
+    assert results["eval"]["perplexity"] == pytest.approx(np.exp(results["eval"]["mlm_loss"]))
+    assert results["filled_masks"]
+    drawn = curves_subject(load_config(PretrainConfig, detected / "config.yaml"), results["baselines"]).baselines
+    assert set(drawn) >= {"mlm_loss", "mlm_accuracy", "disc_accuracy"}
+    assert "loss" not in drawn  # which the weighted loss of both has none for
+
+
+def test_fill_mask_answers_by_the_generator(detected: Path) -> None:
+    model = bert.load(detected)
+    assert model.architecture == "BertForReplacedTokenDetection"
+    assert model.generator.config.hidden_size == 8
+    assert model.fill_mask("Ba [MASK].") == model.generator.fill_mask("Ba [MASK].")
+    assert model.encode("Ba ko.").last_hidden_state.shape[-1] == 16
+
+
+@pytest.mark.medium
+def test_a_run_resumes_bit_for_bit(detected: Path, corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(detected, run)
+    shutil.rmtree(run / "checkpoints" / "6")
+    (run / "results.json").unlink()
+    assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *REPLACED]) == 0
+    assert lines_of(run) == lines_of(detected)
+    jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(detected))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["--training.gradient_accumulation_steps=4"],
+        pytest.param(["--training.mesh=1x2x1", "--training.remat=full"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_over_devices_or_micro_batches_ends_the_same(detected, corpus, tmp_path, monkeypatch, changes) -> None:
+    monkeypatch.setenv("BERT_NUM_DEVICES", "2")
+    folder = tmp_path / "run"
+    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *REPLACED, *changes]) == 0
+    assert_same_but_for_rounding(folder, detected)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--data.objective=doc_sentences", "--data.packing=true"],
+        pytest.param(["--training.preset=fast"], marks=pytest.mark.slow),
+        pytest.param(
+            ["--model.embedding_size=null", "--model.pre_layer_norm=true", "--model.tie_word_embeddings=false"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--training.scan_layers=true", "--training.pad_vocab_to_multiple_of=64", "--data.whole_word_masking=true"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[str]) -> None:
+    folder = tmp_path / "run"
+    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *REPLACED, *more]) == 0
+    assert all(np.isfinite(line["loss"]) for line in lines_of(folder))
+
+
+@pytest.mark.medium
+def test_fine_tuning_takes_the_discriminator(detected: Path, sst2: Path, tmp_path: Path, capsys) -> None:
+    arguments = [f"--init={detected}", f"--data.dir={sst2}", f"--output_dir={tmp_path}", "--data.max_length=32"]
+    sizes = ["--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]
+    assert finetune(["--config=sst2", *arguments, *sizes]) == 0
+    said = capsys.readouterr().out
+    assert f"from {detected}, step 6: bert (" in said
+    assert "not loaded: discriminator_predictions, generator" in said
+    model = bert.load(tmp_path)
+    assert model.config.pooler_act == "gelu"
+    assert set(model.params) == {"bert", "classifier"}
+
+
+@pytest.mark.slow
+def test_other_runs_start_from_the_discriminator(detected, corpus, tmp_path, capsys) -> None:
+    arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--init={detected}"]
+    assert main([*arguments, f"--output_dir={tmp_path / 'more'}", *REPLACED, "--training.steps=2"]) == 0
+    assert "bert, generator, discriminator_predictions (" in capsys.readouterr().out
+    assert main([*arguments, f"--output_dir={tmp_path / 'mlm'}", "--training.steps=2"]) == 0
+    said = capsys.readouterr().out
+    assert f"from {detected}, step 6: bert (" in said
+    assert "not loaded: discriminator_predictions, generator" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data.objective=nsp"], "data.objective is nsp, whose label data.prediction replaced does not learn"),
+        (
+            ["--electra.generator_hidden_size=0"],
+            "electra.generator_hidden_size is 0.0: it must be above 0",
+        ),
+        (["--electra.generator_hidden_size=1.5"], "electra.generator_hidden_size is 1.5: it must be"),
+        (["--electra.generator_hidden_size=0.01"], "which makes a generator of width 0 with model.hidden_size 16"),
+        (
+            ["--model.prediction_transform=false", "--model.embedding_size=16"],
+            "data.prediction replaced always has the transform: remove it",
+        ),
+        (
+            ["--model.position_embedding_type=rotary", "--electra.generator_hidden_size=0.19"],
+            "which makes heads of 3 features in the generator, and rotary positions turn pairs of features",
+        ),
+        (["--electra.disc_weight=0"], "electra.disc_weight is 0.0: it must be above 0"),
+        (["--electra.disc_weight=nan"], "electra.disc_weight is nan"),
+        (["--electra.generator=0.5"], "--electra.generator"),
+        (
+            ["--data.prediction=masked"],
+            "electra.generator_hidden_size is 0.5, but data.prediction is masked: remove it",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_one_sentence(corpus, tmp_path, fails, arguments, message) -> None:
+    given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *REPLACED, *arguments]
+    assert message in fails(main, *given)
