@@ -199,7 +199,7 @@ def accepted(*_: object, **__: object) -> None:
 @pytest.fixture
 def place(tmp_path: Path, finetuned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a corpus, tables, broken files and a run."""
-    for name in ("training.pretraining.pretrain", "training.finetuning.finetune", "training.seeds.finetune_seeds",
+    for name in ("training.launch.run_pretraining", "training.launch.run_finetuning", "training.launch.finetune_seeds",
                  "analysis.batch_fit.fit_rows"):  # fmt: skip
         monkeypatch.setattr(f"bert.{name}", accepted)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
