@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert.commands.cluster import connect_hosts, parse_hosts
+from bert.commands.cli.cluster import connect_hosts, parse_hosts
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism, psum_if_axis
 
 LEAVES, STEPS = 600, 50

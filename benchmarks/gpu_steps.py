@@ -16,7 +16,7 @@ import numpy as np
 from flax import traverse_util
 
 from bert.analysis.flops import TRAINING, forward_flops
-from bert.analysis.memory_estimate import activation_bytes
+from bert.analysis.memory import activation_bytes
 from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
 from bert.config.training import Remat
 from bert.data.pretraining.loader import PretrainingLoader
@@ -71,7 +71,7 @@ SMALL = Scale((1, 32, 2), (2, 32, 2), 99, (16, 32), (32, 64, 256), 2, 400_000)
 def remat_of(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool) -> Remat:
     """`LayerExecution.remat` of a row: "dots" if a step that stores everything would fill the memory.
 
-    Counts the layers, by the formula of `bert.analysis.memory_estimate`, and the logits, which take 10 bytes for each
+    Counts the layers, by the formula of `bert.analysis.memory`, and the logits, which take 10 bytes for each
     token of the vocabulary and decoded position. The limit is 45% of the memory: XLA keeps about half as much again as
     the formula counts.
     """

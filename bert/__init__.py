@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     __version__: str
     from bert import metrics
     from bert.errors import UserError
-    from bert.inference.loading import load
+    from bert.inference.load import Run, load
     from bert.inference.mteb_encoder import MtebEncoder
     from bert.inference.pretrained import Pretrained
-    from bert.inference.run import Run
     from bert.model.electra import BertForReplacedTokenDetection
     from bert.model.encoder import Bert
     from bert.model.encoder_decoder import BertForSequenceToSequence
@@ -51,12 +50,12 @@ _HOMES = {
     "MlflowLogger": "bert.runs.loggers",
     "MtebEncoder": "bert.inference.mteb_encoder",
     "Pretrained": "bert.inference.pretrained",
-    "Run": "bert.inference.run",
+    "Run": "bert.inference.load",
     "TensorBoardLogger": "bert.runs.loggers",
     "UserError": "bert.errors",
     "WandbLogger": "bert.runs.loggers",
     "finetune": "bert.training.launch",
-    "load": "bert.inference.loading",
+    "load": "bert.inference.load",
     "metrics": "bert.metrics",
     "pretrain": "bert.training.launch",
     "register_task": "bert.tasks",

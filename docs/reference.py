@@ -42,7 +42,7 @@ API = {
     "What a model returns": (
         "bert.inference.pretrained.EncodeOutput",
         "bert.inference.pretrained.MaskPrediction",
-        "bert.inference.text_generation.Continuation",
+        "bert.inference.generate.Continuation",
         "bert.inference.scoring.TextScore",
         "bert.tasks.sequence.Label",
         "bert.tasks.sequence.Score",

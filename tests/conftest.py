@@ -60,7 +60,7 @@ TYPED = (
     "bert.training.pretraining.distillation",
     "bert.data.pretraining.masking",
     "bert.data.pretraining.predictions",
-    "bert.inference.generation",
+    "bert.inference.decoding",
     "bert.inference.sampling",
 )
 install_import_hook(TYPED, "beartype.beartype")
@@ -336,7 +336,7 @@ def continued(corpus: Path, made_once) -> Path:
 @pytest.fixture
 def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a command as a program, which must end with status 2; returns its one error, without the warnings."""
-    from bert.commands.arguments import run_program
+    from bert.commands.cli.arguments import run_program
 
     def run(main: Callable[[list[str]], int], *arguments: str) -> str:
         capsys.readouterr()

@@ -14,7 +14,7 @@ from bert.data.corpus.files import read_documents, require_readable_kind
 from bert.data.records import Records, file_suffix, read_records
 from bert.errors import UserError
 from bert.files import is_temporary, read_json
-from bert.inference.loading import load_run_tokenizer, load_target_tokenizer
+from bert.inference.load import load_run_tokenizer, load_target_tokenizer
 from bert.interchange.pooling import encoder_folder, read_pooling
 from bert.interchange.tensor_files import PICKLE, SAFETENSORS, read_tensors
 from bert.runs.checkpoint_directory import SAVING, CheckpointDirectory, has_params_only

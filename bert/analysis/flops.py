@@ -1,17 +1,13 @@
-"""Floating-point operations of a model, counted from its sizes. Imports no JAX.
-
-A multiplication and the addition that follows it are two operations. Only products of matrices are counted: what is
-left out (biases, LayerNorm, softmax, activations, dropout, the optimizer) is a few per cent at hidden size 128 and less
-than one from 768 on. Shapes: T tokens per row, D hidden, F feed-forward, V vocabulary, P predictions per row,
-L outputs of a head; E width of the embeddings, D unless the two differ.
-"""
+"""Floating point operations of a model, and the time of a step on a pod of TPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from bert.config import ModelConfig
 from bert.errors import require
+from bert.parallel.devices import DeviceFigures
 
 ATTENTION, FEED_FORWARD, POOLER, PREDICTIONS = "layers/attention", "layers/feed_forward", "pooler", "predictions"
 GENERATOR, DECODER, PROJECTION = "generator", "decoder", "embeddings/projection"
@@ -116,3 +112,72 @@ def training_flops(
         share = learned if name.startswith("layers/") else float(name not in frozen)
         total += flops * (1 + (TRAINING - 1) * share)
     return total
+
+
+UTILIZATION = 0.19
+"""Share of the devices' peak that a step reaches: that of a plain BERT-base on A100, 60 of 312 TFLOP/s, by the
+111,000 tokens per second that mosaicml/examples publishes."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of a step: its seconds, and the arithmetic that gives them."""
+
+    name: str
+    seconds: float
+    arithmetic: str
+
+
+def num_hosts(count: int, figures: DeviceFigures) -> int:
+    """Hosts of so many devices."""
+    return -(-count // figures.per_host)
+
+
+def compute_term(tokens: int, flops: float, count: int, figures: DeviceFigures, utilization: float) -> Term:
+    """The products of matrices of a step.
+
+    Args:
+        tokens: of the global batch.
+        flops: operations for each token, as `bert.analysis.flops.training_flops` counts them.
+        count: devices.
+        figures: of one of them.
+        utilization: share of the peak that they reach.
+    """
+    seconds = tokens * flops / (count * figures.peak_tflops * 1e12 * utilization)
+    peak = f"{count} x {figures.peak_tflops:g} TFLOP/s x {utilization:g}"
+    return Term("compute", seconds, f"{tokens:,} tokens x {flops / 1e6:,.1f} MFLOP / ({peak})")
+
+
+def all_reduce_terms(gradients: float, count: int, figures: DeviceFigures) -> list[Term]:
+    """The sum of so many bytes of gradients over the devices of a ring, none of which waits.
+
+    Each device of N sends 2 (N - 1) / N times the bytes. Devices whose links end at their host sum in two levels: over
+    the n devices of a host, then each device its n-th part over the hosts.
+    """
+    if figures.network is None:
+        return [_ring("all-reduce", gradients, count, figures.link)]
+    local, hosts = min(count, figures.per_host), num_hosts(count, figures)
+    terms = [_ring("all-reduce in a host", gradients, local, figures.link)]
+    return [*terms, _ring("all-reduce of hosts", gradients / local, hosts, figures.network)]
+
+
+def _ring(name: str, array_bytes: float, count: int, speed: float) -> Term:
+    sent = 2 * (count - 1) / count * array_bytes
+    arithmetic = f"2 x {count - 1}/{count} x {array_bytes / 1e6:,.1f} MB = {sent / 1e6:,.1f} MB at {speed:g} GB/s"
+    return Term(name, sent / (speed * 1e9), arithmetic)
+
+
+def step_lines(compute: Term, all_reduce: list[Term], tokens: int, steps: int | None) -> list[str]:
+    """A step of these terms, none of which overlaps with another, and the time of so many steps, as lines."""
+    adding = sum(term.seconds for term in all_reduce)
+    step = compute.seconds + adding
+    lines = [f"  {term.name:20} {_time(term.seconds):>10} = {term.arithmetic}" for term in (compute, *all_reduce)]
+    share = f", {adding / step:.1%} of it all-reduce if none overlaps" if all_reduce else ""
+    lines.append(f"  {'step':20} {_time(step):>10}{share}; {tokens / step:,.0f} tokens per second")
+    if steps is not None:
+        lines.append(f"  {f'{steps:,} steps':20} {steps * step / 3600:>8.1f} h")
+    return lines
+
+
+def _time(seconds: float) -> str:
+    return f"{1000 * seconds:,.3f} ms"

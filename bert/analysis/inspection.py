@@ -33,7 +33,7 @@ from bert.config.run_file import config_class_of_run, load_run_config
 from bert.data.pretraining.masking import Masking
 from bert.errors import UserError
 from bert.inference.language_model import ENCODER_DECODER
-from bert.inference.loading import fetch_model, load
+from bert.inference.load import fetch_model, load
 from bert.interchange.names import pretraining_architecture
 from bert.model.electra import make_generator_config
 from bert.model.encoder_decoder import BertForSequenceToSequence

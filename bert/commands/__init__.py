@@ -6,7 +6,7 @@ import difflib
 import importlib
 
 import bert
-from bert.commands.arguments import run_command, run_program
+from bert.commands.cli.arguments import run_command, run_program
 from bert.errors import UserError
 
 COMMANDS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bert.commands.answers import check_output
-from bert.commands.arguments import MODEL, CommandParser, run_command
+from bert.commands.cli.answers import check_output
+from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError, redact, without_surrogates
 from bert.files import local_path
 from bert.urls import readable_path
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     check_output(arguments.output)
 
     from bert.inference.attention_maps import compute_attention_map, write_html, write_png
-    from bert.inference.loading import load
+    from bert.inference.load import load
     from bert.interchange.names import has_decoder
 
     model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert.commands.arguments import CommandParser, run_command
+from bert.commands.cli.arguments import CommandParser, run_command
 from bert.errors import UserError
 from bert.files import local_path
 from bert.runs.progress import align_columns

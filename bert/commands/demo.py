@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert.commands.arguments import MODEL, CommandParser, run_command
+from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.demo.guard import is_local
 from bert.errors import UserError, redact
 from bert.urls import readable_path
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "localhost", arguments.host]))
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
-    from bert.inference.loading import load
+    from bert.inference.load import load
     from bert.interchange.hub import is_hub_name
 
     model = load(arguments.run, _say)

@@ -6,7 +6,7 @@ import math
 import sys
 from pathlib import Path
 
-from bert.commands.arguments import MODEL, CommandParser, run_command
+from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError, redact
 from bert.urls import fetch, readable_path
 
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
     from bert.data.corpus.files import Skipped, read_documents, require_readable_kind
     from bert.inference.language_model import LanguageModel
-    from bert.inference.loading import load
+    from bert.inference.load import load
     from bert.tokenizer.vocabulary import keeps_spaces
 
     require_readable_kind(file)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from bert.commands.arguments import COMMAND_LINE, parse, run_command
-from bert.commands.cluster import ENGINE_OPTION, parse_engine
+from bert.commands.cli.arguments import COMMAND_LINE, parse, run_command
+from bert.commands.cli.cluster import ENGINE_OPTION, parse_engine
 from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.errors import UserError
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     if config.tokenizer.path is not None:  # with init, its vocabulary extended
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     elif source := config.init or config.distillation.teacher:
-        from bert.inference.loading import load_vocabulary  # which imports JAX
+        from bert.inference.load import load_vocabulary  # which imports JAX
 
         tokenizer = load_vocabulary(source, print)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bert.commands.arguments import MODEL, CommandParser, run_command
+from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError, redact
 from bert.interchange import FORMATS
 from bert.urls import fetch, readable_path, writable_path
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
             raise UserError(f"{arguments.dev} does not exist: pass a file or a folder as --dev")
     int8 = {name: getattr(arguments, name) for name in ("quantize", "dev", "tolerance")}
 
-    from bert.inference.loading import load
+    from bert.inference.load import load
 
     model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
     if arguments.generator:

@@ -7,7 +7,7 @@ import shlex
 import textwrap
 from typing import Any
 
-from bert.commands.arguments import run_command
+from bert.commands.cli.arguments import run_command
 from bert.commands.training import run_training
 from bert.config import FinetuneConfig
 from bert.messages import format_number

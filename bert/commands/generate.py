@@ -7,14 +7,13 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from bert.commands.answers import check_output, open_output, write_answers
-from bert.commands.arguments import COMMAND_LINE, MODEL, CommandParser, run_command
-from bert.commands.config_help import PLACEHOLDERS
+from bert.commands.cli.answers import Input, check_output, open_output, read_standard_input, write_answers
+from bert.commands.cli.arguments import COMMAND_LINE, MODEL, CommandParser, run_command
+from bert.commands.cli.config_help import PLACEHOLDERS
 from bert.config import Decoding
 from bert.config.validation import check_fields
 from bert.config.yaml_io import help_texts
 from bert.errors import UserError, redact, without_surrogates
-from bert.inference.new_inputs import Input, read_standard_input
 from bert.urls import readable_path, writable_path
 
 DESCRIPTION = """Continues a text with a left-to-right language model, or writes the target of a source with an
@@ -54,7 +53,7 @@ def main(argv: list[str]) -> int:
         raise UserError("command line: the prompt is not UTF-8: pass it as UTF-8")
     check_output(arguments.output)
 
-    from bert.inference.loading import load
+    from bert.inference.load import load
 
     model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
     model.require_generation()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from bert.commands.arguments import CommandParser, run_command
+from bert.commands.cli.arguments import CommandParser, run_command
 from bert.errors import UserError
 from bert.files import atomic_write, local_path
 from bert.runs.metrics_log import read_results

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bert.commands.arguments import MODEL, CommandParser, run_command
+from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError
 from bert.runs.progress import align_columns
 from bert.urls import readable_path
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     arguments = parser.parse_arguments(argv)
 
-    from bert.inference.loading import fetch_model
+    from bert.inference.load import fetch_model
     from bert.runs.metrics_log import to_jsonable
 
     path, _ = fetch_model(arguments.source)

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bert.commands.answers import check_output, open_output
-from bert.commands.arguments import MODEL, CommandParser, run_command
+from bert.commands.cli.answers import check_output, open_output
+from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.data.records import read_texts
 from bert.errors import redact
 from bert.urls import fetch, readable_path, writable_path
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     check_output(arguments.output)
     corpus = None if arguments.corpus is None else read_texts(Path(fetch(arguments.corpus)), "document")
 
-    from bert.inference.loading import load
+    from bert.inference.load import load
 
     settings: dict[str, Any] = {name: getattr(arguments, name) for name in numbers}
     model, scorer = load(arguments.model, _say), None if arguments.scorer is None else load(arguments.scorer, _say)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from bert.analysis.pod import UTILIZATION, all_reduce_terms, compute_term, num_hosts, step_lines
-from bert.commands.arguments import parse, run_command
+from bert.analysis.flops import UTILIZATION, all_reduce_terms, compute_term, num_hosts, step_lines
+from bert.commands.cli.arguments import parse, run_command
 from bert.config import ModelConfig, PretrainConfig
 from bert.config.pretraining import Phase, resolve_phases
 from bert.config.training import Remat, check_mesh_sizes, check_shares
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jax import Device
     from jax.sharding import AbstractMesh, Mesh
 
-    from bert.analysis.batch_fit import BatchFit
+    from bert.analysis.memory import BatchFit
     from bert.parallel.backends import MeshParallel
 
 DESCRIPTION = """Reports how much memory of each device a pretraining run takes: its train step is compiled, without
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         _print_estimate(config, spec, memory, utilization)
         return 0
 
-    from bert.analysis.step_memory import tpu_devices
+    from bert.analysis.memory import tpu_devices
 
     devices = local_devices() if spec is None else tpu_devices(options["device"].lower())
     _print_compiled(config, devices, _device_memory(devices[0]) if memory is None else memory, spec, utilization)
@@ -82,7 +82,7 @@ def _known_sizes(config: PretrainConfig) -> ModelConfig:
         return config.model
     if config.init is None and path is None and teacher is None:
         return dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
-    from bert.inference.loading import load, load_vocabulary
+    from bert.inference.load import load, load_vocabulary
     from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
     from bert.training.initialization import model_config_from_source
 
@@ -97,7 +97,7 @@ def _known_sizes(config: PretrainConfig) -> ModelConfig:
 def _print_compiled(
     config: PretrainConfig, devices: Sequence[Device], memory: int, spec: DeviceSpec | None, utilization: float
 ) -> None:
-    from bert.analysis.batch_fit import fit_rows
+    from bert.analysis.memory import fit_rows
     from bert.parallel.backends import MeshParallel
 
     mesh = MeshParallel(config.training.mesh_shape or (len(devices), 1, 1), devices)
@@ -127,7 +127,7 @@ def _print_compiled(
 def _print_estimate(config: PretrainConfig, spec: DeviceSpec, memory: int | None, utilization: float) -> None:
     from jax.sharding import AbstractMesh, AxisType
 
-    from bert.analysis.memory_estimate import activation_bytes
+    from bert.analysis.memory import activation_bytes
     from bert.parallel.backends import check_mesh
     from bert.parallel.sharding import AXES
 
@@ -224,7 +224,7 @@ def _paper_steps(
 
 
 def _print_state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> tuple[int, int]:
-    from bert.analysis.step_memory import state_bytes
+    from bert.analysis.memory import state_bytes
 
     check_mesh_sizes((mesh.shape["data"], mesh.shape["fsdp"], mesh.shape["tensor"]), config.model)
     parameters, optimizer = state_bytes(config, mesh)

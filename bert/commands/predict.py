@@ -9,13 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.commands.answers import check_output, open_output, write_answers
-from bert.commands.arguments import MODEL, CommandParser, run_command
-from bert.commands.config_help import PLACEHOLDERS
+from bert.commands.cli.answers import check_output, open_output, read_inputs, write_answers
+from bert.commands.cli.arguments import MODEL, CommandParser, run_command
+from bert.commands.cli.config_help import PLACEHOLDERS
 from bert.config import FinetuneConfig
 from bert.errors import UserError, redact
 from bert.files import atomic_directory
-from bert.inference.new_inputs import read_inputs
 from bert.urls import fetch, readable_path, writable, writable_path
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def main(argv: list[str]) -> int:
         raise _no_input(arguments.input, "a split such as dev")
     check_output(arguments.output)
 
-    from bert.inference.loading import load
+    from bert.inference.load import load
 
     model = load(arguments.run, _say)
     if is_split:

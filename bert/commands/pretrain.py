@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from bert.commands.arguments import command_name, run_command
+from bert.commands.cli.arguments import command_name, run_command
 from bert.commands.training import run_training
 from bert.config import PretrainConfig
 from bert.messages import format_number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bert.commands.arguments import COMMAND_LINE, CommandParser, run_command
+from bert.commands.cli.arguments import COMMAND_LINE, CommandParser, run_command
 from bert.config import recipe_folder, recipe_names
 from bert.config.yaml_io import display_path
 from bert.errors import UserError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from bert.commands.arguments import COMMAND_LINE
+from bert.commands.cli.arguments import COMMAND_LINE
 from bert.config.sweep import Space, corners, parse_space_options
 from bert.config.yaml_io import ConfigField
 from bert.errors import UserError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert.commands.arguments import COMMAND_LINE, parse, run_command
-from bert.commands.cluster import ENGINE_OPTION, parse_engine
+from bert.commands.cli.arguments import COMMAND_LINE, parse, run_command
+from bert.commands.cli.cluster import ENGINE_OPTION, parse_engine
 from bert.config import PretrainConfig, TokenizerConfig
 from bert.errors import UserError
 from bert.urls import exists, writable, writable_path
@@ -82,7 +82,7 @@ def _load_published(path: str, config: TokenizerConfig) -> Tokenizer:
 
     if Path(path).exists() or not is_hub_name(path):
         return load_tokenizer(path, config)
-    from bert.inference.loading import load_vocabulary  # which imports JAX
+    from bert.inference.load import load_vocabulary  # which imports JAX
 
     return load_vocabulary(path, print)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from bert.commands.arguments import command_name, parse
-from bert.commands.cluster import CLUSTER_OPTIONS, connect_hosts, ending_together, parse_hosts
+from bert.commands.cli.arguments import command_name, parse
+from bert.commands.cli.cluster import CLUSTER_OPTIONS, connect_hosts, ending_together, parse_hosts
 from bert.commands.sweep import SWEEP_OPTIONS, take_sweep_options
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sweep import option_text

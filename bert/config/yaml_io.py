@@ -1,6 +1,6 @@
 """Configurations as YAML files and as dictionaries: every value keeps its place, every mistake is one sentence.
 
-A value stays the text that the user wrote, in a file or on the command line (`bert.commands.arguments`), until
+A value stays the text that the user wrote, in a file or on the command line (`bert.commands.cli.arguments`), until
 `build_config` converts it to the type of its field. Imports no JAX.
 """
 

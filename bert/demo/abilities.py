@@ -1,4 +1,4 @@
-"""What a model can be asked on the page of `bert demo`: an ability for each tab, computed without Gradio."""
+"""The abilities of a model that the demo shows, with example texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from bert.demo.example_texts import CHOICES, PAIRS, PROMPTS, QUESTIONS, TEXTS, with_masks
 from bert.errors import UserError, without_surrogates
 from bert.inference.attention_maps import compute_attention_map, make_page
 from bert.inference.language_model import ENCODER_DECODER
@@ -25,6 +24,36 @@ from bert.tasks.sequence import ClassificationTask, RegressionTask
 from bert.tasks.token_classification import TaggingTask
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import token_text
+
+TEXTS = (
+    ("A gripping story, beautifully filmed.",),
+    ("The plot is dull, and the film is far too long.",),
+    ("Ada Lovelace met Charles Babbage in London in 1833.",),
+    ("The office of Siemens in Munich opened a second lab in Zurich.",),
+)
+
+PAIRS = (
+    ("A man plays the guitar.", "Someone makes music."),
+    ("A man plays the guitar.", "The shares fell by two percent."),
+)
+
+QUESTIONS = (
+    ("When do I get my money?", "Refunds are paid within five working days. Vouchers are sent at once."),
+    ("Who wrote the notes?", "Charles Babbage designed the machine. Ada Lovelace wrote the notes on it in 1843."),
+)
+
+CHOICES = (
+    ("She opened the umbrella because", "it began to rain.\nthe soup was cold.\nhe could not read."),
+    ("He put the milk into", "the fridge.\nthe drawer.\nthe river."),
+)
+
+PROMPTS = (("A dog runs across the field.",), ("Once upon a time there was",))
+
+
+def with_masks(mask: str) -> tuple[tuple[str, ...], ...]:
+    """Texts with a mask."""
+    return ((f"The capital of France is {mask}.",), (f"She took the {mask} for a walk.",))
+
 
 MAX_CHARACTERS = 20_000
 """Longest text that is read: a longer one would keep the others waiting."""

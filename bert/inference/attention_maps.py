@@ -26,8 +26,8 @@ from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError
 from bert.files import atomic_write
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
+from bert.inference.generate import Continuation
 from bert.inference.pretrained import Params, Pretrained, Text
-from bert.inference.text_generation import Continuation
 from bert.interchange.names import has_decoder
 from bert.model.encoder import Bert
 from bert.model.encoder_decoder import BertForSequenceToSequence

@@ -1,10 +1,12 @@
-"""The compiled forward functions of a model, run over rows in batches of similar lengths."""
+"""The compiled forward functions of a model, or its ONNX graph, run over rows in batches of similar lengths."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,13 +18,89 @@ from bert.config import ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.features import ChoiceFeatures, Features, Rows
 from bert.data.inputs import check_count
+from bert.data.pretraining.packing import assign_packs, packing_arrays
 from bert.errors import UserError, require
-from bert.inference.packed_rows import PackedRows, pack_if_shorter
 from bert.interchange.pooling import Pooling
-from bert.model.encoder import Bert, Packing
+from bert.model.encoder import Bert, EncoderOutput, Packing
 from bert.model.heads import HEADS, BertForMaskedLM
 from bert.parallel.forks import require_no_fork
 from bert.tasks.base import Outputs, Task
+
+LENGTH = 128
+"""Tokens of a packed row, unless a text is longer: attention is a small part of the work, and packs are nearly full."""
+
+TEXTS_A_ROW = 8
+"""A batch has this many rows fewer than texts are wanted at once. For 32 texts that is four rows of 128 tokens, whose
+activations stay in a core's cache."""
+
+LEAST_BATCHES = 8
+"""Batches of texts below which they are padded: fewer are soon done, and `Pretrained.warm_up` has compiled them."""
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Texts by the rows that hold them.
+
+    Attributes:
+        length: tokens T of a row.
+        num_rows: rows B of a batch.
+        packs: numbers of the texts of each row, in their order.
+    """
+
+    length: int
+    num_rows: int
+    packs: list[list[int]]
+
+    def batches(self, features: Features) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+        """(numbers of the texts of a batch in the order of their tokens, the batch) of each.
+
+        A batch has ``input_ids``, ``token_type_ids``, ``example_ids`` and ``position_ids``, [B, T] int32, the last two
+        as `bert.model.encoder.Packing` takes them.
+        """
+        for start in range(0, len(self.packs), self.num_rows):
+            packs = self.packs[start : start + self.num_rows]
+            texts = np.concatenate([np.array(pack, np.int64) for pack in packs])
+            sizes = np.zeros((self.num_rows, 1), np.int64)
+            sizes[: len(packs), 0] = list(map(len, packs))
+            taken = np.arange(sizes.max()) < sizes
+            lengths, first_lengths = np.zeros(taken.shape, np.int64), np.zeros(taken.shape, np.int64)
+            lengths[taken], first_lengths[taken] = features.lengths[texts], features.segment_a_lengths[texts]
+            arrays = packing_arrays(lengths, first_lengths, self.length)
+            input_ids = np.full((self.num_rows, self.length), features.pad_token_id, np.int32)
+            input_ids[arrays["example_ids"] > 0] = np.concatenate(
+                [features.ids[features.offsets[text] : features.offsets[text + 1]] for text in texts.tolist()]
+            )
+            names = ("token_type_ids", "example_ids", "position_ids")
+            yield texts, {"input_ids": input_ids, **{name: arrays[name] for name in names}}
+
+
+def pack_if_shorter(
+    features: Features, config: ModelConfig, batch_size: int, buckets: tuple[int, ...]
+) -> PackedRows | None:
+    """Packed rows of texts, or None where padded ones compute less, or where there are few.
+
+    Args:
+        batch_size: texts that are padded to one of ``buckets`` together.
+    """
+    if len(features) < LEAST_BATCHES * batch_size or features.lengths.min() < 1:
+        return None
+    longest = config.max_position_embeddings
+    length = bucket_length(max(int(features.lengths.max()), min(LENGTH, longest)), buckets, longest)
+    num_rows = max(1, batch_size // TEXTS_A_ROW)
+    packs = assign_packs(features.lengths, length, length)
+    packed = -(-len(packs) // num_rows) * num_rows * length
+    padded = [
+        bucket_length(int(features.lengths[rows].max()), buckets, longest)
+        for rows in evaluation_batches(features.lengths, batch_size)
+    ]
+
+    def cost(tokens: int, row: int) -> int:
+        """In proportion to the operations of a layer: projections, feed-forward net, attention."""
+        return tokens * (2 * config.hidden_size + config.intermediate_size + row)
+
+    is_shorter = cost(packed, length) < sum(cost(batch_size * row, row) for row in padded)
+    return PackedRows(length, num_rows, packs) if is_shorter else None
+
 
 BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
 """Lengths that inputs are padded to; a program is compiled for each length and number of rows."""
@@ -216,3 +294,46 @@ def _one_ahead(batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         previous = dispatched
     if previous is not None:
         yield previous[0], jax.device_get(previous[1])
+
+
+class GraphForward(BatchedForward):
+    """The encoder, or the head of the task, as ONNX Runtime computes it; a graph has one of the two."""
+
+    packs_texts = False
+
+    def __init__(self, graph: Path, *arguments: Any) -> None:
+        from onnxruntime import InferenceSession
+
+        super().__init__(*arguments)
+        self._session = InferenceSession(graph, providers=["CPUExecutionProvider"])
+        self._inputs = {port.name: len(port.shape) for port in self._session.get_inputs()}
+        self._outputs = [port.name for port in self._session.get_outputs()]
+
+    @cached_property
+    def encoder(self) -> Callable[..., Any]:
+        def encode(params: Any, *inputs: np.ndarray) -> EncoderOutput:
+            outputs = self._run_graph(*inputs)
+            return EncoderOutput(outputs["last_hidden_state"], outputs.get("pooler_output"))
+
+        return encode
+
+    @cached_property
+    def head(self) -> Callable[..., Any]:
+        def answer(params: Any, input_ids: np.ndarray, *inputs: np.ndarray) -> np.ndarray:
+            outputs = self._run_graph(input_ids, *inputs)
+            if "start_logits" in outputs:
+                return np.stack([outputs["start_logits"], outputs["end_logits"]], axis=-1)
+            logits = outputs["logits"]
+            return logits.reshape(input_ids.shape[:-1]) if input_ids.ndim > 2 else logits
+
+        return answer
+
+    def _run_graph(
+        self, input_ids: np.ndarray, token_type_ids: np.ndarray, attention_mask: np.ndarray
+    ) -> dict[str, Any]:
+        """The outputs by name. Choices [B, C, T] are rows of their own to a graph that reads rows [B, T]."""
+        given = {"input_ids": input_ids, "token_type_ids": token_type_ids, "attention_mask": attention_mask}
+        feed = {name: np.asarray(given[name], np.int64) for name in self._inputs}
+        if input_ids.ndim > self._inputs["input_ids"]:
+            feed = {name: array.reshape(-1, array.shape[-1]) for name, array in feed.items()}
+        return dict(zip(self._outputs, self._session.run(None, feed), strict=True))

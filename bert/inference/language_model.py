@@ -14,9 +14,8 @@ import numpy as np
 from bert.config import Decoding
 from bert.data.inputs import as_list, as_texts, check_count
 from bert.errors import UserError
+from bert.inference.generate import SequenceGenerator, TextGenerator, make_decoding
 from bert.inference.scoring import TextScorer
-from bert.inference.sequence_generation import SequenceGenerator
-from bert.inference.text_generation import TextGenerator, make_decoding
 from bert.interchange.bundle import ModelBundle
 from bert.parallel.forks import require_no_fork
 

@@ -19,11 +19,10 @@ from bert.data.row_template import row_template
 from bert.data.sequence_pairs import SequencePairs
 from bert.data.text_groups import TextGroups
 from bert.errors import UserError, on_one_line
-from bert.inference.forward import BUCKETS, BatchedForward, check_finite
-from bert.inference.graph_forward import GraphForward
+from bert.inference.forward import BUCKETS, BatchedForward, GraphForward, check_finite
 from bert.inference.language_model import ENCODER_DECODER
+from bert.inference.scoring import TEMPLATE, best_label, entailment_labels, hypotheses
 from bert.inference.searchable import LABELS_SHOWN, PromptName, SearchableModel
-from bert.inference.zero_shot import TEMPLATE, best_label, entailment_labels, hypotheses
 from bert.interchange.bundle import build_module
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax

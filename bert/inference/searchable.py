@@ -14,10 +14,10 @@ import numpy as np
 from bert.data.inputs import as_filled_texts, check_count
 from bert.data.windows import Text
 from bert.errors import UserError
-from bert.inference.exportable import ExportableModel
-from bert.inference.mining import Mining, mine_negatives
+from bert.inference.export import ExportableModel
 from bert.inference.search import (
     TEXTS_AT_ONCE,
+    Mining,
     RankedDocument,
     SearchResults,
     VectorIndex,
@@ -25,6 +25,7 @@ from bert.inference.search import (
     find_in_index,
     find_nearest,
     finite_blocks,
+    mine_negatives,
     rank_by_score,
 )
 from bert.tasks.base import Task

@@ -17,7 +17,7 @@ from bert.config.sources import resolve_config
 from bert.config.yaml_io import keys_of, parse_dict
 from bert.errors import UserError, require
 from bert.files import path_text
-from bert.inference.run import Run
+from bert.inference.load import Run
 from bert.messages import LOGGER, log_info
 from bert.parallel.devices import local_devices
 from bert.parallel.multihost import broadcast_from_main, main_process_only

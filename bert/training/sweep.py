@@ -31,7 +31,7 @@ from bert.config.sweep import (
 )
 from bert.config.yaml_io import keys_of, load_config
 from bert.errors import UserError, require
-from bert.inference.run import Run
+from bert.inference.load import Run
 from bert.messages import LOGGER, format_number, log_info
 from bert.parallel.multihost import broadcast_from_main, is_multihost, main_process_only
 from bert.runs.callbacks import Callback, RunStart

@@ -1,4 +1,4 @@
-"""Operations a token against the model's own program, and against figures worked out by hand."""
+"""Operations per token against the compiled model and published figures, and the time of a step on a pod."""
 
 import dataclasses
 
@@ -6,10 +6,23 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert.analysis.flops import ATTENTION, FEED_FORWARD, PREDICTIONS, PROJECTION, forward_flops, training_flops
+from bert.analysis.flops import (
+    ATTENTION,
+    FEED_FORWARD,
+    PREDICTIONS,
+    PROJECTION,
+    UTILIZATION,
+    all_reduce_terms,
+    compute_term,
+    forward_flops,
+    num_hosts,
+    step_lines,
+    training_flops,
+)
 from bert.config import ModelConfig
 from bert.model.heads import BertForPreTraining
 from bert.model.language_model import BertForCausalLM
+from bert.parallel.devices import FIGURES
 from bert.training.token_losses import decoded_loss
 
 BASE = ModelConfig(30522, 768, 12, 12, 3072)
@@ -105,3 +118,39 @@ def test_a_head_over_tokens_may_read_all_of_them_through_the_pooler() -> None:
     for config, head, count in ((BASE, True, 1), (pooled, False, 1), (pooled, True, 128)):
         flops = forward_flops(config, 128, ("pooler",), 0, {"classifier": (1536, head)})
         assert flops["pooler"] == pytest.approx(count * 2 * 768**2 / 128)
+
+
+V5E, H100 = FIGURES["v5e"], FIGURES["h100"]
+
+
+def test_a_slice_is_one_ring() -> None:
+    [term] = all_reduce_terms(400e6, 4, V5E)
+    assert term.seconds == pytest.approx(2 * 3 / 4 * 400e6 / 200e9)
+    assert term.arithmetic == "2 x 3/4 x 400.0 MB = 600.0 MB at 200 GB/s"
+    assert all_reduce_terms(400e6, 1, V5E)[0].seconds == 0
+
+
+def test_hosts_of_gpus_add_parts_that_each_device_has_of_its_host() -> None:
+    local, hosts = all_reduce_terms(400e6, 32, H100)
+    assert local.seconds == pytest.approx(2 * 7 / 8 * 400e6 / 450e9)
+    assert hosts.seconds == pytest.approx(2 * 3 / 4 * 50e6 / 50e9)
+    assert all_reduce_terms(400e6, 8, H100)[1].seconds == 0
+    assert [num_hosts(count, H100) for count in (1, 8, 9, 64)] == [1, 1, 2, 8]
+
+
+def test_the_published_run_takes_its_published_hours() -> None:
+    """mosaicml/examples: 286.7 million rows of 128 tokens in 11.5 hours of eight A100."""
+    tokens = 4096 * 128
+    steps = round(286.7e6 * 128 / tokens)
+    compute = compute_term(tokens, 546e6, 8, FIGURES["a100"], UTILIZATION)
+    assert steps * compute.seconds / 3600 == pytest.approx(11.5, rel=0.03)
+    lines = step_lines(compute, [], tokens, steps)
+    assert lines[-1].endswith("11.7 h")
+    assert "all-reduce" not in "".join(lines)
+
+
+def test_the_share_is_that_of_both_terms_of_a_step() -> None:
+    compute = compute_term(1000, 197e6, 1, V5E, 1.0)
+    assert compute.seconds == pytest.approx(1e-3)
+    lines = step_lines(compute, all_reduce_terms(400e6, 2, V5E), 1000, None)
+    assert "3.000 ms, 66.7% of it all-reduce if none overlaps; 333,333 tokens per second" in lines[-1]

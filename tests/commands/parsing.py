@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.commands.arguments import parse
+from bert.commands.cli.arguments import parse
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.errors import UserError
 

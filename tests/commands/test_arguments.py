@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bert.commands.arguments import parse
-from bert.commands.config_help import COMMON_KEYS
+from bert.commands.cli.arguments import parse
+from bert.commands.cli.config_help import COMMON_KEYS
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.phases import PhaseConfig
 from bert.config.yaml_io import dump, keys_of, load_config

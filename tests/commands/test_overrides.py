@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.commands.arguments import parse
+from bert.commands.cli.arguments import parse
 from bert.config import PretrainConfig
 from bert.config.phases import PhaseConfig
 from tests.commands.parsing import finetune_yaml, pretrain, pretrain_yaml, sentence

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 import bert
-from bert.analysis.batch_fit import BatchFit
-from bert.analysis.step_memory import StepMemory
-from bert.commands.arguments import run_command
+from bert.analysis.memory import BatchFit, StepMemory
+from bert.commands.cli.arguments import run_command
 from bert.commands.finetune import main as finetune
 from bert.commands.plan import CompilationProgress, main, parse_size, suggestion
 from bert.commands.plan import main as plan

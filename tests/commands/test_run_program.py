@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.commands.arguments import run_command, run_program
+from bert.commands.cli.arguments import run_command, run_program
 from bert.errors import UserError
 
 
@@ -54,7 +54,7 @@ def test_ctrl_c_while_modules_are_imported_ends_the_program(tmp_path: Path):
     (tmp_path / "slow.py").write_text("import signal, time; signal.raise_signal(signal.SIGINT); time.sleep(60)")
     code = """
 import sys
-from bert.commands.arguments import run_program
+from bert.commands.cli.arguments import run_program
 def main(argv):
     try:
         import slow
@@ -79,7 +79,7 @@ def test_other_errors_keep_their_trace():
 def test_closed_pipe_is_quiet():
     code = """
 import sys
-from bert.commands.arguments import run_command, run_program
+from bert.commands.cli.arguments import run_command, run_program
 @run_program
 @run_command
 def main(argv):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert.commands.arguments import parse
+from bert.commands.cli.arguments import parse
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config.pretraining import resolve_phases
 from bert.config.yaml_io import load_config

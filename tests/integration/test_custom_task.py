@@ -10,7 +10,7 @@ import pytest
 
 import bert
 from bert import tasks
-from bert.commands.arguments import parse
+from bert.commands.cli.arguments import parse
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
 from bert.config import FinetuneConfig, TaskDataConfig

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert.commands.arguments import run_program
+from bert.commands.cli.arguments import run_program
 from bert.commands.pretrain import main
 from bert.data.pretraining.shards import ShardReader
 from tests.conftest import SMALL_RUN

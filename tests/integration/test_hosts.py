@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.commands.cluster import parse_hosts
+from bert.commands.cli.cluster import parse_hosts
 from bert.errors import UserError
 from tests.conftest import NEXT, SMALL_RUN, STREAMED, translation_options
 from tests.helpers import REPOSITORY, lines_of, state_of
@@ -159,7 +159,7 @@ def test_a_host_takes_saves_and_reads_its_half_of_an_array(tmp_path: Path) -> No
 FAILS = """
 import sys
 import jax
-from bert.commands.cluster import ending_together
+from bert.commands.cli.cluster import ending_together
 from bert.errors import UserError
 from bert.parallel.multihost import sync_hosts
 coordinator, process = sys.argv[1:]

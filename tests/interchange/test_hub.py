@@ -19,7 +19,7 @@ from bert.commands.finetune import main as finetune
 from bert.commands.predict import main as predict
 from bert.commands.tokenizer import main as extend
 from bert.errors import UserError
-from bert.inference.loading import load_vocabulary
+from bert.inference.load import load_vocabulary
 from bert.interchange import hub as hub_names
 from bert.interchange.hub import is_hub_name
 from tests.interchange.hf_folders import edit

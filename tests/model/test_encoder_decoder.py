@@ -10,7 +10,7 @@ import pytest
 
 from bert import Bert, BertForSequenceToSequence
 from bert.config import Decoding, ModelConfig
-from bert.inference.generation import Decoded, Prompts, beam_search, sample
+from bert.inference.decoding import Decoded, Prompts, beam_search, sample
 from bert.inference.sampling import DecodingArrays
 from bert.model.cache import make_cache
 from bert.model.dropout import Dropout

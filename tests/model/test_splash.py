@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert.analysis.step_memory import lower_step, tpu_devices
+from bert.analysis.memory import lower_step, tpu_devices
 from bert.config import ModelConfig
 from bert.model import splash
 from bert.model.attention import dot_product_attention, fused_attention

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import bert
-from bert.commands.arguments import parse
+from bert.commands.cli.arguments import parse
 from bert.commands.predict import main as predict
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.errors import UserError

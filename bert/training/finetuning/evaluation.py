@@ -13,9 +13,9 @@ import numpy as np
 
 from bert.config import Decoding, FinetuneConfig
 from bert.data.batching import bucket_length, evaluation_batches, local_slice
-from bert.inference.generation import Decoded
+from bert.inference.decoding import Decoded
+from bert.inference.generate import decode_targets, most_tokens
 from bert.inference.sampling import DecodingArrays
-from bert.inference.sequence_generation import decode_targets, most_tokens
 from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.parallel.backends import Parallelism, psum_if_axis
 from bert.runs.metrics_log import Metrics

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from bert.config import Decoding, FinetuneConfig
 from bert.data.sequence_pairs import target_boundaries
 from bert.errors import UserError
-from bert.inference.loading import architecture_of
+from bert.inference.load import architecture_of
 from bert.model.dropout import Dropout
 from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.execution import LayerExecution

@@ -17,7 +17,7 @@ from bert.data.batching import TrainingBatches, make_batches
 from bert.data.corpus.vocabulary import report_size
 from bert.data.features import Rows
 from bert.errors import UserError, require
-from bert.inference.loading import load
+from bert.inference.load import load
 from bert.inference.pretrained import Params
 from bert.interchange.pooling import Pooling
 from bert.messages import WarningText

@@ -24,7 +24,7 @@ from bert.config.pretraining import phase_configs
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.errors import UserError
 from bert.inference.language_model import ENCODER_DECODER
-from bert.inference.loading import load
+from bert.inference.load import load
 from bert.interchange.names import PROJECTIONS
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout

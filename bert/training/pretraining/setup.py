@@ -10,7 +10,7 @@ from typing import Any
 from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.errors import UserError, require
-from bert.inference.loading import fetch_model, load
+from bert.inference.load import fetch_model, load
 from bert.inference.pretrained import Pretrained
 from bert.model.execution import LayerExecution
 from bert.parallel import multihost

@@ -12,7 +12,7 @@ from flax import traverse_util
 import bert
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.inference.loading import load_vocabulary
+from bert.inference.load import load_vocabulary
 from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.google import is_google, read_config, read_params, read_tokenizer
 from bert.model.heads import BertForPreTraining, BertForSequenceClassification

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 import bert
 from bert.errors import UserError
-from bert.inference.loading import load_vocabulary
+from bert.inference.load import load_vocabulary
 from tests.interchange.hf_folders import LABELS, assert_same
 
 QUERY = "bert.encoder.layer.0.attention.self.query"

@@ -13,7 +13,7 @@ import pytest
 
 from bert.config import Decoding
 from bert.errors import UserError
-from bert.inference.generation import Decoded, Prompts, beam_search, sample
+from bert.inference.decoding import Decoded, Prompts, beam_search, sample
 from bert.inference.sampling import DecodingArrays, choose_tokens, control_logits, filter_logits
 from bert.model.cache import KeysValues, LayerCache
 from bert.model.mask import Mask

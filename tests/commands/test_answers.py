@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from bert.commands.cli.answers import Input, read_inputs
 from bert.config import ColumnsConfig, TaskDataConfig
 from bert.errors import UserError
-from bert.inference.new_inputs import Input, read_inputs
 from bert.tasks import find_task
 from bert.tasks.inference_only import published_task
 

@@ -1,10 +1,12 @@
-"""Read a run, a Hugging Face folder, a Google checkpoint or a hub model into a `Pretrained`."""
+"""`bert.load`, which reads a run or a model in another format into a `Pretrained`, and `bert.Run`."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from bert.model.lora import FrozenWeights
 from bert.parallel.forks import require_no_fork
 from bert.runs.folder import TARGET_TOKENIZER, run_and_step
 from bert.runs.frozen_weights import read_frozen_weights
-from bert.runs.metrics_log import read_results
+from bert.runs.metrics_log import read_metrics, read_results
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.system_errors import system_errors_as_user_errors
 from bert.tasks import make_task
@@ -274,3 +276,47 @@ def _texts_per_input(task: Task | None) -> int | None:
     if isinstance(task, RerankerTask):
         return 2
     return len(task.text_columns) if isinstance(task, SentenceTask) else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run in a folder, which may be under way, interrupted or finished; `os.fspath` gives the folder.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @system_errors_as_user_errors()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(path_text(self.path)))
+        if not (self.path / "config.yaml").is_file():
+            raise UserError(f"{self.path} holds no run (no config.yaml): pass the folder of a run")
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def config(self) -> PretrainConfig | FinetuneConfig:
+        """The configuration in config.yaml, with everything resolved."""
+        return load_run_config(self.path)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The content of results.json. Raises UserError if the run has not ended."""
+        results = read_results(self.path)
+        if results is None:
+            raise UserError(f"{self.path} has no results.json, since the run has not ended: resume it first")
+        return results
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; none for several seeds, whose folders seed-N have their own."""
+        return read_metrics(self.path)
+
+    @functools.cached_property
+    def model(self) -> Pretrained:
+        """`bert.load` of the folder; for several seeds, of the best one."""
+        seeds = getattr(self.config, "num_seeds", 1) > 1
+        return load(self.path / f"seed-{self.results['best_seed']}" if seeds else self.path)

@@ -10,8 +10,7 @@ import pytest
 
 from bert.data.features import Features
 from bert.inference import forward
-from bert.inference.forward import BUCKETS
-from bert.inference.packed_rows import pack_if_shorter
+from bert.inference.forward import BUCKETS, pack_if_shorter
 from bert.interchange.pooling import MODES, Pooling
 from bert.model.heads import BertForPreTraining
 from bert.model.language_model import BertForCausalLM

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bert
-from bert.inference.zero_shot import best_label, entailment_labels
+from bert.inference.scoring import best_label, entailment_labels
 from bert.model.heads import BertForSequenceClassification
 from bert.tasks.inference_only import published_task
 from tests.tiny_models import CONFIG, model_of

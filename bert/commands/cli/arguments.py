@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
-from bert.commands.config_help import config_help
+from bert.commands.cli.config_help import config_help
 from bert.config import FinetuneConfig, PretrainConfig, recipe_names
 from bert.config.run_file import redact_paths
 from bert.config.sources import resolve_config

@@ -16,7 +16,7 @@ import bert
 from bert.commands.export import main
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.config.yaml_io import dump
-from bert.inference.int8 import Int8Check
+from bert.inference.export import Int8Check
 from bert.interchange import ExportError
 from bert.model.encoder import Bert
 from bert.model.heads import HEADS, BertForMultipleChoice, BertForPreTraining
@@ -105,7 +105,7 @@ def test_both_scores_are_those_of_the_labelled_rows(kind: str, models, tmp_path:
 @pytest.mark.medium
 def test_an_int8_folder_replaces_the_float_graph(models, tmp_path: Path, monkeypatch, capsys, fails) -> None:
     model = models("embeddings")
-    monkeypatch.setattr("bert.inference.loading.load", lambda source, say: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda source, say: model)
     (tmp_path / "texts.txt").write_text("\n".join(WORDS) + "\n")
     given = ["made", str(tmp_path / "out"), "--format=onnx", "--quantize=int8", f"--dev={tmp_path / 'texts.txt'}"]
     refused = fails(main, *given, "--tolerance=0")

@@ -1,0 +1,343 @@
+"""Memory of a training step: an estimate, a measurement by the compiler, and the largest batch that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from bert.config import ModelConfig, PretrainConfig, TrainingConfig
+from bert.config.training import Remat, check_mesh_sizes
+from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
+from bert.data.pretraining.masking import MASKINGS, philox_uint64
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.packing import EXAMPLE_LENGTH
+from bert.data.pretraining.predictions import NextTokens, Predictions
+from bert.errors import UserError, require
+from bert.parallel.backends import MeshParallel
+from bert.parallel.sharding import partition_spec, path_str
+from bert.training.optimizer import make_optimizer
+from bert.training.pretraining.objectives import build_model_and_objective
+from bert.training.step import TrainState, make_train_step
+
+
+def activation_bytes(
+    model: ModelConfig, length: int, itemsize: int = 2, remat: str = "none", stores_scores: bool = True, tensor: int = 1
+) -> int:
+    """Bytes of activations that one row of all encoder layers keeps on a device for the backward pass.
+
+    Korthikanti et al. 2022 (arXiv 2205.05198), with sequence length s, hidden size h and a heads, per layer and row:
+    s h (10 + 24 / t + 5 a s / (h t)) with tensor parallelism t (equation 2), without the last term where attention is
+    one kernel. Where each layer is computed again from its input, a layer keeps 2 s h, and the one that is computed at
+    the time all of it. The formula is for 16-bit activations and a feed-forward layer of width 4 h; it leaves out
+    embeddings, logits and gradients.
+
+    Args:
+        model: sizes.
+        length: s.
+        itemsize: bytes of an activation; the formula is scaled in proportion.
+        remat: as ``training.remat`` has it; dots is taken for none.
+        stores_scores: whether attention keeps its s x s matrices.
+        tensor: t, the devices along the mesh's last axis.
+    """
+    scores = 5 * model.num_attention_heads * length if stores_scores else 0
+    of_layer = model.hidden_size * (10 + 24 / tensor) + scores / tensor
+    layers = model.num_hidden_layers
+    per_token = layers * 2 * model.hidden_size + of_layer if remat == "full" else layers * of_layer
+    return int(length * per_token * itemsize / 2)
+
+
+ALL_REDUCE = re.compile(r"= (.*?) all-reduce(?:-start)?\(")
+CALLED = re.compile(r"(?:calls|to_apply|computations?)=\{?(%?[\w.-]+(?:, %[\w.-]+)*)")
+LOOP = re.compile(r" while\(.*condition=(%?[\w.-]+), body=(%?[\w.-]+)")
+KNOWN_ROUNDS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+ARRAY = re.compile(r"\b(?:pred|[a-z]+?(\d+)\w*)\[([\d,]*)\]")
+CONSTANT = re.compile(r"= [su]32\[\]\S* constant\((\d+)\)")
+
+
+def all_reduce_bytes(hlo: str) -> int | None:
+    """Bytes of all arrays that one run of a program adds over devices, each as often as the loops around it run.
+
+    Args:
+        hlo: the text of a compiled program, `jax.stages.Compiled.as_text`.
+
+    Returns:
+        The bytes of one device's arrays; None if the rounds of a loop cannot be read.
+    """
+    computations = _computations(hlo)
+
+    @cache
+    def added(name: str) -> int:
+        total = 0
+        for line in computations[name]:
+            if match := ALL_REDUCE.search(line):
+                total += _array_bytes(match[1])
+            elif match := LOOP.search(line):
+                condition, body = (part.lstrip("%") for part in match.groups())
+                if each := added(body):
+                    known = KNOWN_ROUNDS.search(line)
+                    total += each * (int(known[1]) if known else _rounds(computations[condition]))
+            else:
+                total += sum(added(name) for called in CALLED.findall(line) for name in re.findall(r"[\w.-]+", called))
+        return total
+
+    try:
+        return added("ENTRY")
+    except _UnknownRoundsError:
+        return None
+
+
+class _UnknownRoundsError(Exception):
+    """A loop does not end at a constant."""
+
+
+def _computations(hlo: str) -> dict[str, list[str]]:
+    """The lines of each computation by its name; those of the first one to run by ENTRY."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in hlo.splitlines():
+        if match := re.match(r"(ENTRY )?%?([\w.-]+) .*\{$", line):
+            lines = found["ENTRY" if match[1] else match[2]] = []
+        elif line.startswith(" "):
+            lines.append(line)
+    return found
+
+
+def _rounds(condition: list[str]) -> int:
+    """Rounds of a loop over a range: the one constant of its condition."""
+    constants = {int(match[1]) for line in condition if (match := CONSTANT.search(line))}
+    if len(constants) != 1:
+        raise _UnknownRoundsError
+    return constants.pop()
+
+
+def _array_bytes(shapes: str) -> int:
+    """Bytes of the arrays of an HLO type, such as (f32[2,3]{1,0}, bf16[]); pred takes a byte."""
+    return sum(
+        math.prod(int(side) for side in sides.split(",") if side) * int(bits or 8) // 8
+        for bits, sides in ARRAY.findall(shapes)
+    )
+
+
+ANY_STEPS = 1_000_000
+"""Steps of an optimizer whose memory is planned: its state does not depend on them."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of one device while a train step runs, as its compiler gives them.
+
+    Attributes:
+        state: parameters, optimizer state and the batch; the step updates them in place.
+        working: gradients, stored activations and whatever else lives within the step.
+        all_reduced: arrays that the step adds over devices, those of each micro-batch; None if it cannot be read.
+    """
+
+    state: int
+    working: int
+    all_reduced: int | None = None
+
+    @property
+    def peak(self) -> int:
+        return self.state + self.working
+
+
+def compiled_step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
+    """Compiles the train step of a pretraining run for the devices of a mesh; there are no weights and no data.
+
+    Raises:
+        UserError: rows or the model cannot be sharded over the mesh.
+    """
+    compiled = lower_step(config, mesh).compile()
+    memory = require(compiled.memory_analysis(), "the memory of the step")
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    all_reduced = all_reduce_bytes(compiled.as_text() or "")
+    return StepMemory(memory.argument_size_in_bytes, memory.temp_size_in_bytes + new, all_reduced)
+
+
+def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered:
+    """The train step of a run, traced for the devices of a mesh, ready to be compiled."""
+    training = config.training
+    check_mesh_sizes(mesh.shape, config.model)
+    mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
+    _, objective = build_model_and_objective(config, list(mesh.mesh.devices.flat))
+    optimizer = make_optimizer(config.optimizer, training.steps or ANY_STEPS)
+    step = make_train_step(objective, optimizer, config.seed, training.dropout_rng, mesh.axis)
+    return mesh.lower(step, state_shapes(config), batch_shapes(config), donate=(0,))
+
+
+def state_shapes(config: PretrainConfig) -> TrainState:
+    """The training state of a pretraining run as shapes, which do not depend on the devices."""
+    training = TrainingConfig(label_smoothing=config.training.label_smoothing)
+    model, objective = build_model_and_objective(dataclasses.replace(config, training=training))
+    optimizer = make_optimizer(config.optimizer, int(config.training.steps or ANY_STEPS))
+
+    def create(key: jax.Array) -> TrainState:
+        params = model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
+        return TrainState.create(params, optimizer, objective.metrics)
+
+    return jax.eval_shape(create, jax.random.key(0))
+
+
+def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a global pretraining batch, [k, B / k, ...] with k micro-batches, by making one row of it."""
+    micro_batches = config.training.gradient_accumulation_steps
+    rows = config.training.batch_size // micro_batches
+    length, special = config.data.sequence_length, range(5)
+    most = config.data.max_sequences_per_pack
+    examples: tuple[int, ...] = (1, most) if config.data.packing else (1,)
+    row = {
+        "input_ids": np.full((1, length), len(special)),
+        "length": np.array([length]),
+        "segment_a_length": np.ones(examples, int),
+    }
+    if config.data.packing:
+        row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (most - 1)])
+    if label := OBJECTIVES[config.data.objective].label:
+        row[f"{label}_label"] = np.zeros(examples, int)
+    predictions: Predictions = NextTokens()
+    if config.data.prediction != "next":
+        predictions = MASKINGS[config.data.prediction](
+            vocab_size=config.model.known_vocab_size,
+            mask_id=special[-1],
+            special_ids=tuple(special),
+            max_predictions=config.data.max_predictions_per_sequence,
+            prob=config.data.masked_lm_prob,
+        )
+    words = philox_uint64((0, 0), 0, 1, random_uint64s_per_row(predictions, row))
+    batch = masked_batch(row, predictions, words, 0)
+    return {
+        name: jax.ShapeDtypeStruct((micro_batches, rows, *array.shape[1:]), array.dtype)
+        for name, array in batch.items()
+    }
+
+
+def tpu_devices(topology: str) -> Sequence[jax.Device]:
+    """The devices of a TPU slice such as v5e:2x4, to be compiled for; libtpu has to be installed, no TPU has to be.
+
+    Raises:
+        UserError: libtpu is missing, or knows no such slice.
+    """
+    # No TPU is needed: without these, libtpu looks for one through the network and logs errors.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    # No TPU is used, so another process may compile at the same time, or train on the TPUs of this machine.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    except Exception as error:  # a RuntimeError, ValueError or XLA's own, by the version
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"cannot compile for the TPU slice {topology} ({reason}): name one such as v5e:2x4, with libtpu installed"
+        ) from None
+
+
+def state_bytes(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> tuple[int, int]:
+    """Exact bytes of parameters and of optimizer state on one device, by the sharding rules."""
+    state = state_shapes(config)
+    return _bytes_per_device(state.params, "params", mesh), _bytes_per_device(state.opt_state, "opt_state", mesh)
+
+
+def _bytes_per_device(tree: Any, name: str, mesh: Mesh | AbstractMesh) -> int:
+    total = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        spec = partition_spec(f"{name}/{path_str(path)}", leaf.shape, mesh.shape)
+        shard = NamedSharding(mesh, spec).shard_shape(leaf.shape)
+        total += math.prod(shard) * leaf.dtype.itemsize
+    return total
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class BatchFit:
+    """The most rows that fit a device at once, with one kind of rematerialisation.
+
+    Attributes:
+        remat: as ``training.remat`` has it.
+        rows: rows of a micro-batch on one device; 0 if not even one fits.
+        micro_batches: micro-batches of a step with these rows.
+        memory: memory of a step with these rows; with one row if none fits, None if the compiler refuses even that.
+    """
+
+    remat: Remat
+    rows: int
+    micro_batches: int
+    memory: StepMemory | None
+
+
+def fit_rows(
+    config: PretrainConfig, mesh: MeshParallel, memory: int, remat: Remat, progress: Callable[[str], None] = _silent
+) -> BatchFit:
+    """Finds the fewest micro-batches that fit into ``memory`` bytes of a device, by compiling the step.
+
+    The rows that are compiled first are those of the rough estimate. From there they go up or down over the divisors of
+    the batch, in strides of 1, 1, 2, 4 and so on; those between rows that fit and rows that do not are bisected. Two or
+    three compilations are usual. ``progress`` gets a line before each.
+
+    Raises:
+        UserError: the batch cannot be sharded over the mesh.
+    """
+    mesh.check_batch("training.batch_size", config.training.batch_size)
+    share = config.training.batch_size // (mesh.shape[0] * mesh.shape[1])
+    choices = [rows for rows in range(1, share + 1) if share % rows == 0]
+    measured: dict[int, StepMemory | None] = {}
+    row_bytes = _row_bytes(config, mesh, remat)
+    index = max((i for i, rows in enumerate(choices) if rows * row_bytes <= memory), default=0)
+    fitting, too_many = -1, len(choices)
+    while too_many - fitting > 1:
+        rows = choices[index]
+        progress(f"  compiling remat {remat}, {rows} rows of {config.data.sequence_length} tokens at once")
+        training = dataclasses.replace(config.training, gradient_accumulation_steps=share // rows, remat=remat)
+        measured[rows] = compiled_memory(dataclasses.replace(config, training=training), mesh)
+        step = measured[rows]
+        if step is not None and step.peak <= memory:
+            fitting = index
+        else:
+            too_many = index
+        index = _next_index(fitting, too_many, len(choices), len(measured))
+    if fitting < 0:
+        return BatchFit(remat, 0, share, measured[1])
+    rows = choices[fitting]
+    return BatchFit(remat, rows, share // rows, measured[rows])
+
+
+def _row_bytes(config: PretrainConfig, mesh: MeshParallel, remat: Remat) -> int:
+    """The rough estimate of a row; ``remat dots`` keeps all but the scores."""
+    training = config.training
+    itemsize, length = jnp.dtype(training.dtype).itemsize, config.data.sequence_length
+    stores_scores = training.attention_implementation not in ("cudnn", "splash") and remat != "dots"
+    return activation_bytes(config.model, length, itemsize, remat, stores_scores, tensor=mesh.shape[2])
+
+
+def _next_index(fitting: int, too_many: int, count: int, tried: int) -> int:
+    """The choice to compile after so many: halfway between fitting and too many, or further on until both are found."""
+    stride = 2 ** max(0, tried - 2)
+    if too_many == count:
+        return min(fitting + stride, count - 1)
+    if fitting < 0:
+        return max(too_many - stride, 0)
+    return (fitting + too_many) // 2
+
+
+def compiled_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory | None:
+    """`compiled_step_memory`; None if the compiler itself reports that the step does not fit, as that of TPUs does."""
+    try:
+        return compiled_step_memory(config, mesh)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None

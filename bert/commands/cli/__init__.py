@@ -1,0 +1,1 @@
+"""Parts that the commands share: arguments, help, inputs and answers, hosts."""
