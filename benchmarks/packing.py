@@ -27,7 +27,7 @@ from bert.data.pretraining.loader import PretrainingLoader, RowSource, make_mask
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.data.pretraining.shards import open_rows
 from bert.parallel.backends import PmapParallelism
-from bert.runtime.malloc import reexec_with_huge_pages
+from bert.runtime.process import reexec_with_huge_pages
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
 from bert.training.optimizer import make_optimizer
 from bert.training.pretraining.objectives import build_model_and_objective

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from turns import in_turns
 
-from bert.runtime.malloc import reexec_with_huge_pages
+from bert.runtime.process import reexec_with_huge_pages
 
 TRAIN, DEV = "train-v1.1.head.json", "dev-v1.1.json"
 SIDES = ("untrained", "bm25", "ours", "peer")

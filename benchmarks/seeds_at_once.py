@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bert.runtime.malloc import reexec_with_huge_pages
+from bert.runtime.process import reexec_with_huge_pages
 
 SIZES: dict[str, Any] = {
     "2 x 128": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},

@@ -38,7 +38,7 @@ from transformers import (
 
 from bert import metrics
 from bert.data.batching import epoch_batches
-from bert.runtime.malloc import reexec_with_huge_pages
+from bert.runtime.process import reexec_with_huge_pages
 
 IGNORED = -100
 

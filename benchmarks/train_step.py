@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from turns import in_turns, table
 
-from bert.runtime.malloc import reexec_with_huge_pages
+from bert.runtime.process import reexec_with_huge_pages
 
 SIZES = {"layers": 4, "width": 256, "heads": 4, "vocab_size": 30522, "rows": 32, "length": 128, "predicted": 20,
          "causal": 0, "modern": 0, "dropout": 0.1}  # fmt: skip

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
         BertForTokenClassification,
     )
     from bert.model.language_model import BertForCausalLM
-    from bert.runs.callbacks import Callback
-    from bert.runs.loggers import MlflowLogger, TensorBoardLogger, WandbLogger
+    from bert.runs.loggers import Callback, MlflowLogger, TensorBoardLogger, WandbLogger
     from bert.tasks import register_task
     from bert.training.launch import finetune, pretrain
     from bert.training.sweep import sweep
@@ -46,7 +45,7 @@ _HOMES = {
     "BertForSequenceClassification": "bert.model.heads",
     "BertForSequenceToSequence": "bert.model.encoder_decoder",
     "BertForTokenClassification": "bert.model.heads",
-    "Callback": "bert.runs.callbacks",
+    "Callback": "bert.runs.loggers",
     "MlflowLogger": "bert.runs.loggers",
     "MtebEncoder": "bert.inference.mteb_encoder",
     "Pretrained": "bert.inference.pretrained",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from bert.runtime.malloc import reexec_with_huge_pages
-from bert.runtime.streams import prepare_streams
+from bert.runtime.process import prepare_streams, reexec_with_huge_pages
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,11 +1,19 @@
-"""The error type for mistakes of the user, and small helpers of its messages."""
+"""Errors and messages for users: the error type for their mistakes, helpers for its texts, and the logger ``bert``.
+
+The messages of the logger are printed, unless an application routes them elsewhere.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
+import math
 import re
 import reprlib
+import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -201,3 +209,103 @@ def damaged(path: object, where: str, error: Exception) -> UserError:
     """The error for a file that is not complete; ``where`` is how much of it was read."""
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return UserError(f"{path} is cut short or damaged{where} ({reason}): copy it again")
+
+
+LOGGER = logging.getLogger("bert")
+
+
+def _redact_record(record: logging.LogRecord) -> bool:
+    """A filter that removes the credentials of URLs from a message, for every handler."""
+    text = record.getMessage()
+    if (redacted := redact(text)) != text:
+        record.msg, record.args = redacted, None
+    return True
+
+
+if _redact_record not in LOGGER.filters:
+    LOGGER.addFilter(_redact_record)
+
+
+class WarningText(str):
+    """A message about something that is declared but not applied, or is not as it should be.
+
+    Functions that report through a ``say`` argument pass it like any other text.
+    """
+
+
+def format_number(value: float, digits: int, separator: str = "") -> str:
+    """Formats a number with ``digits`` decimals; a very large one, such as a diverged perplexity, as 1.0e+304."""
+    return f"{value:.{digits}e}" if 1e7 <= abs(value) < math.inf else f"{value:{separator}.{digits}f}"
+
+
+def log_message(text: str) -> None:
+    """Logs a message of a ``say`` argument that nobody passed: a `WarningText` as a warning, others for debugging."""
+    LOGGER.log(logging.WARNING if isinstance(text, WarningText) else logging.DEBUG, "%s", text)
+
+
+def log_info(text: str) -> None:
+    """Logs a message of a run: a `WarningText` as a warning, others for information."""
+    LOGGER.log(logging.WARNING if isinstance(text, WarningText) else logging.INFO, "%s", text)
+
+
+class PrintHandler(logging.Handler):
+    """Prints messages to stdout, and warnings to stderr, as these are at that time: notebooks and tests replace them.
+
+    Attributes:
+        console: rich's console of the progress bar that is on the terminal, above which messages are printed.
+    """
+
+    console: Any = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if self.console is not None:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stdout if record.levelno < logging.WARNING else sys.stderr, flush=True)
+
+
+PRINT_HANDLER = PrintHandler()
+
+
+def are_printed() -> bool:
+    """Whether messages go to the terminal."""
+    return PRINT_HANDLER in LOGGER.handlers and LOGGER.isEnabledFor(logging.INFO)
+
+
+@functools.lru_cache(maxsize=1024)
+def warn_once(text: str) -> None:
+    """Logs a warning, but not the same one again: a corpus is read several times."""
+    LOGGER.warning(text)
+
+
+if not LOGGER.handlers and LOGGER.level == logging.NOTSET:  # else an application has configured it
+    LOGGER.addHandler(PRINT_HANDLER)
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False  # a handler of the root logger would print messages a second time
+
+
+OUT_OF_MEMORY = (
+    "the memory of a device is used up: raise --training.gradient_accumulation_steps (the same result), set "
+    "--training.remat dots or full, or shard the model with --training.mesh; for pretraining, bert plan with the same "
+    "arguments reports what fits"
+)
+
+
+@contextlib.contextmanager
+def system_errors_as_user_errors() -> Iterator[None]:
+    """Raises UserError for an error of the operating system (a full disk, a missing permission), and for exhausted
+    device memory. A closed pipe stays what it is."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.strerror is None:  # not from the operating system
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        raise UserError(f"{where}{error.strerror}: fix that and run the same command again") from error
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's word for exhausted device memory
+            raise
+        raise UserError(OUT_OF_MEMORY) from error

@@ -34,7 +34,7 @@ API = {
         "sweep",
         "Run",
         "Callback",
-        "bert.runs.callbacks.RunStart",
+        "bert.runs.loggers.RunStart",
         "TensorBoardLogger",
         "WandbLogger",
         "MlflowLogger",

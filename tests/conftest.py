@@ -196,7 +196,7 @@ def _runs_of_a_fast_test_are_not_drawn(request: pytest.FixtureRequest) -> Iterat
     """Drawing takes longer than their few steps. The runs that tests share are drawn, and those of commands."""
     with pytest.MonkeyPatch.context() as patch:
         if is_fast_tier(request.config) and "drawn" not in request.fixturenames:
-            patch.setattr("bert.runs.curves._draw", lambda path, *_: path.touch() or True)
+            patch.setattr("bert.runs.plots._draw", lambda path, *_: path.touch() or True)
         yield
 
 
@@ -217,7 +217,7 @@ def bucket() -> Iterator[Any]:
 def quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases of stores that are renewed, and expire, within a second."""
     for name, seconds in (("PERIOD", 0.05), ("EXPIRY", 0.5), ("SETTLING", 0.05)):
-        monkeypatch.setattr(f"bert.runs.lease.{name}", seconds)
+        monkeypatch.setattr(f"bert.runs.mirror.{name}", seconds)
 
 
 @pytest.fixture(scope="session")

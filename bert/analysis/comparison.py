@@ -17,12 +17,10 @@ from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.data import OF_HELD_OUT_ROWS
 from bert.config.pretraining import phase_configs
 from bert.config.run_file import check_vocabulary, flatten, load_run_config
-from bert.errors import UserError, quoted
-from bert.messages import LOGGER, format_number
-from bert.runs.comparison_plot import RunCurves
-from bert.runs.curves import Subject
+from bert.errors import LOGGER, UserError, format_number, quoted
 from bert.runs.folder import KINDS
 from bert.runs.metrics_log import read_metrics, read_results, scored_splits
+from bert.runs.plots import RunCurves, Subject
 from bert.tasks import make_task
 from bert.training.pretraining.results import curves_subject
 

@@ -9,7 +9,7 @@ from bert.commands.cli.answers import check_output
 from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError, redact, without_surrogates
 from bert.files import local_path
-from bert.urls import readable_path
+from bert.remote import readable_path
 
 DESCRIPTION = """Shows the attention of every layer and head over the tokens of a text, or of a pair of texts; with
 --target, that of a target to its source. A file that ends in .html is a page to explore in a browser, which needs

@@ -9,7 +9,7 @@ from pathlib import Path
 from bert.commands.cli.arguments import CommandParser, run_command
 from bert.errors import UserError
 from bert.files import local_path
-from bert.runs.progress import align_columns
+from bert.runs.report import align_columns
 
 DESCRIPTION = """Draws the held-out and training curves of several runs in one picture, and prints the settings that
 differ and the final scores. The runs are all of pretraining or all of fine-tuning; they need not have ended. Several
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     _check_output(output)
 
     from bert.analysis import comparison
-    from bert.runs.comparison_plot import plot_comparison
+    from bert.runs.plots import plot_comparison
 
     runs = comparison.read_runs(paths)
     if len(runs) < len(paths):
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 def _check_output(output: Path) -> None:
     """Raises UserError if the picture cannot be written, or would replace anything but an earlier comparison."""
-    from bert.runs.comparison_plot import is_comparison
+    from bert.runs.plots import is_comparison
 
     if output.suffix.lower() != ".png":
         raise UserError(f"command line: --output {output} does not end in .png: pass the path of a picture")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.demo.guard import is_local
 from bert.errors import UserError, redact
-from bert.urls import readable_path
+from bert.remote import readable_path
 
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError, redact
-from bert.urls import fetch, readable_path
+from bert.remote import fetch, readable_path
 
 DESCRIPTION = """Measures how well a left-to-right language model predicts a text: the loss of a token in nats, the
 perplexity (its exponential), and bits per character and per byte, by which models with different vocabularies are

@@ -9,8 +9,7 @@ from bert.commands.cli.arguments import COMMAND_LINE, parse, run_command
 from bert.commands.cli.cluster import ENGINE_OPTION, parse_engine
 from bert.config import PretrainConfig
 from bert.config.pretraining import phase_configs
-from bert.errors import UserError
-from bert.messages import LOGGER
+from bert.errors import LOGGER, UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -52,7 +51,7 @@ def main(argv: list[str]) -> int:
     from bert.analysis.examples import example_statistics, loss_statistics
     from bert.data.corpus.vocabulary import corpus_vocabulary, measure_losses, sample_texts, warn_of_losses
     from bert.data.pretraining.builder import build_examples, build_shard_subset
-    from bert.runs.progress import log_table, progress_lines
+    from bert.runs.report import log_table, progress_lines
     from bert.tokenizer.vocabulary import load_tokenizer
 
     if config.tokenizer.path is not None:  # with init, its vocabulary extended

@@ -8,7 +8,7 @@ from pathlib import Path
 from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError, redact
 from bert.interchange import FORMATS
-from bert.urls import fetch, readable_path, writable_path
+from bert.remote import fetch, readable_path, writable_path
 
 DESCRIPTION = """Writes a model for other programs. hf: a folder that Hugging Face transformers reads (config.json,
 safetensors, tokenizer files, a model card with the recipe and the scores). stablehlo: one function for CPU, CUDA and

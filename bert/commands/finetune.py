@@ -10,7 +10,7 @@ from typing import Any
 from bert.commands.cli.arguments import run_command
 from bert.commands.training import run_training
 from bert.config import FinetuneConfig
-from bert.messages import format_number
+from bert.errors import format_number
 from bert.runs.metrics_log import scored_splits
 
 DESCRIPTION = """Fine-tunes a pretrained encoder on a task, scores it on the dev set after every epoch, keeps the best

@@ -14,7 +14,7 @@ from bert.config import Decoding
 from bert.config.validation import check_fields
 from bert.config.yaml_io import help_texts
 from bert.errors import UserError, redact, without_surrogates
-from bert.urls import readable_path, writable_path
+from bert.remote import readable_path, writable_path
 
 DESCRIPTION = """Continues a text with a left-to-right language model, or writes the target of a source with an
 encoder-decoder: by the most likely token each, by samples (--temperature) or by beam search (--beams). The

@@ -8,8 +8,8 @@ from typing import Any
 
 from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.errors import UserError
-from bert.runs.progress import align_columns
-from bert.urls import readable_path
+from bert.remote import readable_path
+from bert.runs.report import align_columns
 
 DESCRIPTION = """Prints the parameters and FLOPs per token of each part of a run or a model, its vocabulary, the
 origin of its weights, and every file that is damaged, missing, ignored or unsupported, with the repair. The run may

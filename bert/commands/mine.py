@@ -11,7 +11,7 @@ from bert.commands.cli.answers import check_output, open_output
 from bert.commands.cli.arguments import MODEL, CommandParser, run_command
 from bert.data.records import read_texts
 from bert.errors import redact
-from bert.urls import fetch, readable_path, writable_path
+from bert.remote import fetch, readable_path, writable_path
 
 DESCRIPTION = """Finds hard negatives: for each row with a query and a positive, the documents that MODEL finds for the
 query and that are none of its positives. A document whose score is close to that of the positive may be a right answer

@@ -15,7 +15,7 @@ from bert.commands.cli.config_help import PLACEHOLDERS
 from bert.config import FinetuneConfig
 from bert.errors import UserError, redact
 from bert.files import atomic_directory
-from bert.urls import fetch, readable_path, writable, writable_path
+from bert.remote import fetch, readable_path, writable, writable_path
 
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained

@@ -11,7 +11,7 @@ from typing import Any
 from bert.commands.cli.arguments import command_name, run_command
 from bert.commands.training import run_training
 from bert.config import PretrainConfig
-from bert.messages import format_number
+from bert.errors import format_number
 
 DESCRIPTION = """Pretrains a model on a corpus. Without arguments: a tiny model on the prose in the docstrings of all
 installed packages, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it

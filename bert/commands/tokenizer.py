@@ -9,7 +9,7 @@ from bert.commands.cli.arguments import COMMAND_LINE, parse, run_command
 from bert.commands.cli.cluster import ENGINE_OPTION, parse_engine
 from bert.config import PretrainConfig, TokenizerConfig
 from bert.errors import UserError
-from bert.urls import exists, writable, writable_path
+from bert.remote import exists, writable, writable_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -80,7 +80,7 @@ RESUMABLE = (
     _of_schedule("optimizer.decay_ratio", "steps done so far had the same rates"),
     _of_schedule("optimizer.final_rate", "steps done so far had the same rates"),
 )
-"""Every remedy of `bert.runtime.system_errors.OUT_OF_MEMORY` is one of these."""
+"""Every remedy of `bert.errors.OUT_OF_MEMORY` is one of these."""
 
 RESUMABLE_KEYS = tuple(entry.key for entry in RESUMABLE)
 

@@ -16,7 +16,7 @@ from bert.config.overrides import override
 from bert.config.run_file import check_run_file
 from bert.config.yaml_io import NULLS, ConfigField, UserValue, build_config, display_path, keys_of, read_yaml
 from bert.errors import UserError
-from bert.urls import fetch
+from bert.remote import fetch
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from bert.errors import UserError
 from bert.files import local_path
-from bert.urls import readable_path, writable_path
+from bert.remote import readable_path, writable_path
 
 MAX_LENGTH = 2**16 - 1
 """Tokens of a row: its places have 16 bits where masks are drawn (`bert.data.pretraining.masking`)."""

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert.config import DataConfig
-from bert.errors import UserError
+from bert.errors import LOGGER, UserError
 from bert.files import atomic_write, is_temporary, user_cache_dir
-from bert.messages import LOGGER
-from bert.object_store import ObjectStore, is_inside
-from bert.urls import is_url
+from bert.remote import ObjectStore, is_inside, is_url
 
 WORK = "work"
 """Folder in that of a set with what is removed once it is complete."""

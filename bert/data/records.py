@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bert.config import HUB_PREFIX
 from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
 from bert.data.dialects import DELIMITERS, Dialect, csv_reader, detect_dialect
-from bert.errors import UserError, quoted
+from bert.errors import UserError, WarningText, quoted
 from bert.files import parse_json, read_json, require_content
-from bert.messages import WarningText
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

@@ -17,17 +17,15 @@ from bert.config.yaml_io import load_config
 from bert.data.features import Rows
 from bert.data.inputs import as_filled_texts
 from bert.data.records import read_texts
-from bert.errors import UserError, require
+from bert.errors import UserError, log_message, require, system_errors_as_user_errors
 from bert.inference.language_model import LanguageModel
 from bert.interchange import ExportError, hub
 from bert.interchange.names import ARCHITECTURES
-from bert.messages import log_message
 from bert.metrics import retrieval
-from bert.runtime.system_errors import system_errors_as_user_errors
+from bert.remote import writable
 from bert.tasks.base import Outputs, Task
 from bert.tasks.column_files import ColumnFilesTask, labelled_examples
 from bert.tasks.splits import read_splits
-from bert.urls import writable
 
 TOLERANCE = 0.01
 """Share of the float score that int8 may lose, by default."""

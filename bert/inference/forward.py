@@ -23,7 +23,7 @@ from bert.errors import UserError, require
 from bert.interchange.pooling import Pooling
 from bert.model.encoder import Bert, EncoderOutput, Packing
 from bert.model.heads import HEADS, BertForMaskedLM
-from bert.parallel.forks import require_no_fork
+from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
 
 LENGTH = 128

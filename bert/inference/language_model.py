@@ -17,7 +17,7 @@ from bert.errors import UserError
 from bert.inference.generate import SequenceGenerator, TextGenerator, make_decoding
 from bert.inference.scoring import TextScorer
 from bert.interchange.bundle import ModelBundle
-from bert.parallel.forks import require_no_fork
+from bert.parallel.devices import require_no_fork
 
 ENCODER_DECODER = "BertForSequenceToSequence"
 

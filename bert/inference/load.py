@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
 from bert.config.run_file import check_vocabulary, load_run_config
-from bert.errors import UserError, shorten
+from bert.errors import UserError, log_message, shorten, system_errors_as_user_errors
 from bert.files import path_text
 from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained
@@ -25,15 +25,13 @@ from bert.interchange.pooling import Pooling, encoder_folder
 from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import tokenizer_folder
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
-from bert.messages import log_message
 from bert.model.heads import HEADS
 from bert.model.lora import FrozenWeights
-from bert.parallel.forks import require_no_fork
+from bert.parallel.devices import require_no_fork
+from bert.remote import fetch, is_url
 from bert.runs.folder import TARGET_TOKENIZER, run_and_step
-from bert.runs.frozen_weights import read_frozen_weights
 from bert.runs.metrics_log import read_metrics, read_results
 from bert.runtime.compilation_cache import use_compilation_cache
-from bert.runtime.system_errors import system_errors_as_user_errors
 from bert.tasks import make_task
 from bert.tasks.base import Task
 from bert.tasks.embedding import EmbeddingTask
@@ -45,7 +43,6 @@ from bert.tasks.sequence import SentenceTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tasks.token_classification import TaggingTask
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
-from bert.urls import fetch, is_url
 
 HEAD_BY_ARCHITECTURE = {module.__name__: name for name, module in HEADS.items()}
 """The head of each architecture of others that `Pretrained.predict` answers with."""
@@ -169,7 +166,8 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
 
 
 def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretrained:
-    from bert.runs.checkpoint import Checkpointer  # which takes a fifth of a second that others need not wait for
+    # Imported here because it takes a fifth of a second, which other sources need not wait for.
+    from bert.runs.checkpoint import Checkpointer, read_frozen_weights
 
     config = load_run_config(path)
     if isinstance(config, FinetuneConfig) and config.num_seeds > 1:

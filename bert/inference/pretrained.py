@@ -27,7 +27,7 @@ from bert.interchange.bundle import build_module
 from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
 from bert.model.electra import extract_generator
-from bert.parallel.forks import require_no_fork
+from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
 from bert.tasks.column_files import ColumnFilesTask, labelled_examples
 from bert.tasks.embedding import EmbeddingTask

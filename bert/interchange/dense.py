@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from scipy.special import erf, expit
 
-from bert.errors import UserError, require
+from bert.errors import UserError, WarningText, require
 from bert.files import read_json
 from bert.interchange.tensor_files import read_tensors, write_tensors
-from bert.messages import WarningText
 
 Activation = Callable[[np.ndarray], np.ndarray]
 

@@ -12,10 +12,9 @@ from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
 from bert.data.sequence_pairs import target_boundaries
-from bert.errors import UserError
+from bert.errors import UserError, WarningText
 from bert.files import read_json
 from bert.interchange.bundle import ModelBundle
-from bert.messages import WarningText
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 

@@ -7,10 +7,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bert.errors import UserError, first_line
+from bert.errors import LOGGER, UserError, first_line
 from bert.interchange.generation_files import GENERATION_CONFIG, TARGET_TOKENIZER
 from bert.interchange.pooling import PROMPTS, TEXT_SETTINGS
-from bert.messages import LOGGER
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 
 _NAMES = [

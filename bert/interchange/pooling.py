@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from bert.errors import UserError
+from bert.errors import UserError, WarningText
 from bert.files import read_json
 from bert.interchange.dense import Dense, check_names, read_dense, warn_unknown
-from bert.messages import WarningText
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 """Ways of pooling, in the order in which sentence-transformers concatenates those that its older files switch on."""

@@ -1,16 +1,16 @@
-"""Devices by name, for plans, and what cuDNN's attention takes. Imports no JAX."""
+"""Devices of this process, published figures of named devices, and limits of cuDNN's attention. Imports no JAX."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from bert.errors import UserError
-from bert.parallel.forks import require_no_fork
 
 
 @dataclass(frozen=True)
@@ -133,3 +133,26 @@ def max_cudnn_head_dim(devices: Iterable[Any]) -> int:
 def are_tpus(devices: Iterable[Any]) -> bool:
     """Whether all these devices are TPUs."""
     return all(device.platform == "tpu" for device in devices)
+
+
+_forked_after_start = False
+
+
+def require_no_fork() -> None:
+    """Raises UserError in a forked child of a process in which JAX had started."""
+    if _forked_after_start:
+        raise UserError(
+            "this process was forked after JAX had started, and JAX hangs in such a child: start it with "
+            'multiprocessing.get_context("spawn"), or load and use the model in the child alone'
+        )
+
+
+def _note_fork() -> None:
+    global _forked_after_start
+    # JAX has no public function that tells whether it has started without starting it.
+    started = getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None)
+    _forked_after_start = _forked_after_start or bool(started)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)

@@ -18,10 +18,10 @@ from bert.config.run_file import CONFIG_FILE, DIGEST_FILE, check_vocabulary, loa
 from bert.config.run_file import config_class_of_run as config_class_of_run
 from bert.config.yaml_io import build_config, dump, keys_of, parse_yaml
 from bert.errors import UserError, require
-from bert.files import is_temporary, local_path, read_json, require_utf8, write_atomic
-from bert.locks import LOCK, exclusive_lock
+from bert.files import LOCK, exclusive_lock, is_temporary, local_path, read_json, require_utf8, write_atomic
+from bert.remote import is_url, writable_path
+from bert.runs.metrics_log import read_results
 from bert.runs.mirror import Mirror, local_folder
-from bert.urls import is_url, writable_path
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
@@ -349,3 +349,13 @@ def _has_checkpoint(path: Path) -> bool:
     folder = path / "checkpoints"
     trained = folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())
     return trained or any(_has_checkpoint(seed) for seed in path.glob("seed-*"))
+
+
+def has_ended(run: RunFolder[Any]) -> bool:
+    """Whether all seeds of a run have results, and the transfer of a pretraining run has, and its schedule stays."""
+    if run.previous is not None:
+        return False
+    results = read_results(run.path)
+    if results is None or len(results.get("runs", [results])) != getattr(run.config, "num_seeds", 1):
+        return False
+    return getattr(run.config, "transfer", None) is None or "transfer" in results

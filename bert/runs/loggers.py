@@ -1,6 +1,7 @@
-"""Loggers: callbacks that send a run's configuration, metrics and scores to TensorBoard, Weights & Biases or MLflow.
+"""Callbacks of a run, and loggers: callbacks that send metrics to TensorBoard, Weights & Biases or MLflow.
 
-Their libraries are imported when a run starts. A logger never ends a run: one that fails warns once.
+The libraries of the loggers are imported when a run starts. A logger never ends a run: after an error it logs one
+warning and does nothing more.
 """
 
 from __future__ import annotations
@@ -15,17 +16,61 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.run_file import flatten, redact_paths
-from bert.errors import UserError
+from bert.errors import LOGGER, UserError
 from bert.files import load_json, write_atomic
-from bert.messages import LOGGER
-from bert.runs.callbacks import Callback, RunStart
 from bert.runs.environment import without_secrets
-from bert.runs.folder import LOGGER_RUNS_FILE
+from bert.runs.folder import LOGGER_RUNS_FILE, RunFolder
 from bert.runs.metrics_log import to_jsonable
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """A run that is about to train.
+
+    Attributes:
+        path: its folder.
+        config: with everything resolved.
+        start_step: 0, or the step from which it resumes.
+        total_steps: the step at which it ends.
+    """
+
+    path: Path
+    config: PretrainConfig | FinetuneConfig
+    start_step: int
+    total_steps: int
+
+
+class Callback:
+    """Methods that a run calls, on its main process alone; a subclass overrides those that it needs.
+
+    An exception in ``on_metrics`` ends the run with its traceback once the state is saved, so that the run can resume.
+    Of several seeds, each is a run.
+    """
+
+    def on_start(self, start: RunStart) -> None:
+        """Training is about to start or to resume."""
+
+    def on_metrics(self, step: int, split: str, metrics: dict[str, Any]) -> bool | None:
+        """Takes a line of metrics.jsonl.
+
+        Args:
+            step: of the run.
+            split: ``train``, or ``eval`` for held-out data.
+            metrics: its values.
+
+        Returns:
+            True to end the run after this step: it is evaluated and saved, and its results are written.
+        """
+
+    def on_end(self, results: dict[str, Any] | None) -> None:
+        """The run has ended with these results, or with None if it was interrupted or has failed."""
+
 
 PROJECT = "bert-jax"
 """The project of Weights & Biases, or experiment of MLflow, of runs that name none."""
@@ -254,3 +299,20 @@ def _read_run_ids(folder: Path) -> dict[str, str]:
 def _keep_run_id(folder: Path, module: str, run_id: str) -> None:
     ids = {**_read_run_ids(folder), module: run_id}
     write_atomic(folder / LOGGER_RUNS_FILE, json.dumps(ids, indent=2) + "\n")
+
+
+def call_and_end(
+    train: Callable[..., dict[str, Any]], run: RunFolder[Any], callbacks: Sequence[Callback] = ()
+) -> dict[str, Any]:
+    """Calls ``train`` with the loggers of a run and these callbacks, then `Callback.on_end` with the results.
+
+    Raises:
+        UserError: the library of a logger is not installed; and what ``train`` raises.
+    """
+    callbacks, results = [*make_loggers(run.config.loggers), *callbacks], None
+    try:
+        results = train(callbacks=callbacks)
+        return results
+    finally:
+        for callback in callbacks if run.is_writer else ():
+            callback.on_end(to_jsonable(results))

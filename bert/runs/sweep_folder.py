@@ -16,10 +16,10 @@ import jax
 from bert.errors import UserError, redact
 from bert.files import load_json, write_atomic
 from bert.parallel.multihost import call_on_main
+from bert.remote import is_url
 from bert.runs.folder import claim_output_dir
 from bert.runs.metrics_log import to_jsonable
 from bert.runs.mirror import Mirror, local_folder
-from bert.urls import is_url
 
 SWEEP_FILE = "sweep.json"
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from bert.config import TaskDataConfig
 from bert.data.records import Records
-from bert.errors import UserError
-from bert.messages import LOGGER
+from bert.errors import LOGGER, UserError
 from bert.tasks.base import Task
 from bert.tasks.readers.columns import split_names, split_records
 from bert.tasks.readers.rows import table_files

@@ -18,8 +18,7 @@ import numpy as np
 
 from bert.config import TaskDataConfig
 from bert.data.records import Records
-from bert.errors import UserError, quoted
-from bert.messages import WarningText
+from bert.errors import UserError, WarningText, quoted
 from bert.tasks.class_weights import class_weights
 from bert.tasks.column_files import ColumnFilesTask
 from bert.tasks.multilabel import MultilabelTask, check_label_names

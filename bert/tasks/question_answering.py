@@ -16,9 +16,8 @@ from bert import metrics
 from bert.config import TaskDataConfig
 from bert.data.features import pad_and_stack
 from bert.data.inputs import as_texts, check_count
-from bert.errors import UserError, convert, require
+from bert.errors import UserError, WarningText, convert, require
 from bert.files import parse_json, require_text, write_atomic
-from bert.messages import WarningText
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.readers import split_files
 from bert.tasks.span_features import Answer, Answers, Candidate, Example, Windows, decode_answers, make_qa_features

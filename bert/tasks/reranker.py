@@ -16,9 +16,8 @@ from bert.data import features
 from bert.data.features import ChoiceFeatures
 from bert.data.inputs import as_texts
 from bert.data.records import Records
-from bert.errors import UserError, require
+from bert.errors import UserError, WarningText, require
 from bert.files import write_tsv
-from bert.messages import WarningText
 from bert.metrics import retrieval
 from bert.tasks.base import Outputs
 from bert.tasks.column_files import ColumnFilesTask

@@ -23,10 +23,9 @@ from bert.data.features import Features
 from bert.data.inputs import WANTED, as_texts
 from bert.data.records import Records
 from bert.data.windows import Text
-from bert.errors import UserError, quoted, require
+from bert.errors import UserError, WarningText, quoted, require
 from bert.files import write_tsv
-from bert.messages import WarningText
-from bert.runs.confusion_matrix import draw_confusion_matrix
+from bert.runs.plots import draw_confusion_matrix
 from bert.tasks.base import Outputs, Task
 from bert.tasks.readers.columns import Columns, label_text
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from bert.config import TokenizerConfig
 from bert.config.model import StripAccents, VocabularyKind
-from bert.errors import UserError, convert
+from bert.errors import UserError, WarningText, convert, log_message
 from bert.files import require_content, require_text, write_atomic
-from bert.messages import WarningText, log_message
+from bert.remote import fetch
 from bert.tokenizer.byte_level import SPACES, byte_level_steps, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import SETTINGS, TokenizerSettings, read_settings, set_truncation_side, truncation_side
 from bert.tokenizer.library import check_post_processor, decode, library_errors
@@ -26,7 +26,6 @@ from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_
 from bert.tokenizer.unigram import WORD_START, train_unigram, unigram_word_steps, without_special_pieces
 from bert.tokenizer.word_counts import WordCounts, WordSteps
 from bert.tokenizer.wordpiece import UNUSED, build_wordpiece, has_wordpiece_steps, train_wordpiece, wordpiece_steps
-from bert.urls import fetch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

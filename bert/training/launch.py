@@ -15,26 +15,22 @@ from typing import Any, Generic, TypeVar
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sources import resolve_config
 from bert.config.yaml_io import keys_of, parse_dict
-from bert.errors import UserError, require
+from bert.errors import LOGGER, UserError, log_info, require, system_errors_as_user_errors
 from bert.files import path_text
 from bert.inference.load import Run
-from bert.messages import LOGGER, log_info
 from bert.parallel.devices import local_devices
 from bert.parallel.multihost import broadcast_from_main, main_process_only
-from bert.runs.callbacks import Callback
-from bert.runs.folder import ROWS, RunFolder, open_run
-from bert.runs.loggers import make_loggers
+from bert.remote import is_url
+from bert.runs.folder import ROWS, RunFolder, has_ended, open_run
+from bert.runs.loggers import Callback, call_and_end, make_loggers
 from bert.runs.mirror import Mirror
-from bert.runs.shared_run import call_and_end, has_ended
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import Interrupted
-from bert.runtime.system_errors import system_errors_as_user_errors
 from bert.tasks import find_task
 from bert.tasks.readers.rows import table_files
 from bert.training.finetuning.run import finetune as run_finetuning
 from bert.training.finetuning.seeds import finetune_seeds
 from bert.training.pretraining.run import pretrain as run_pretraining
-from bert.urls import is_url
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 PathLike = str | os.PathLike[str]

@@ -17,11 +17,10 @@ from bert.config import TrainingConfig
 from bert.errors import UserError, require
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
-from bert.runs.metrics_log import Metrics
+from bert.runs.metrics_log import Metrics, SkippedStep, nonfinite_error_message
 from bert.runs.report import Report
-from bert.runs.skipped_steps import SkippedStep, nonfinite_error_message
 from bert.runtime.interrupts import EvaluationInterrupted, InterruptHandler
-from bert.runtime.malloc import release_free_memory
+from bert.runtime.process import release_free_memory
 from bert.runtime.profiling import StepProfiler
 from bert.training.finetuning.averaging import ParameterAverage
 from bert.training.means import EarlyStopping, compute_means

@@ -18,14 +18,13 @@ import numpy as np
 
 from bert.config import FinetuneConfig, OptimizerConfig, PretrainConfig, TrainingConfig
 from bert.config.pretraining import resolve_phases
-from bert.errors import UserError, require
+from bert.errors import LOGGER, UserError, require
 from bert.files import write_atomic
-from bert.messages import LOGGER
 from bert.parallel.multihost import broadcast_from_main
 from bert.runs.checkpoint_directory import CheckpointDirectory
 from bert.runs.folder import BUDGET_FILE, LENGTH_KEYS, TRANSFER, RunFolder, read_budget
 from bert.runs.metrics_log import RESULTS
-from bert.runs.progress import StepCosts
+from bert.runs.report import StepCosts
 from bert.training.initialization import Log
 from bert.training.optimizer import learning_rate_schedule, num_decay_steps
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
-from bert.runs.progress import StepCosts
+from bert.runs.report import StepCosts
 
 
 @dataclass(frozen=True)

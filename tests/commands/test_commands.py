@@ -127,7 +127,7 @@ HEAVY = (
         "from bert.commands.inspect import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from bert.commands.compare import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from bert.commands.attention import main\ntry: main(['--help'])\nexcept SystemExit: pass",
-        "import bert.analysis.flops, bert.commands.cli.arguments, bert.runs.report, bert.runs.curves, bert.config",
+        "import bert.analysis.flops, bert.commands.cli.arguments, bert.runs.report, bert.runs.plots, bert.config",
     ],
 )
 def test_help_imports_nothing_heavy(imports):

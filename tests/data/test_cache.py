@@ -15,7 +15,7 @@ from bert.data.corpus.vocabulary import corpus_vocabulary
 from bert.data.pretraining import builder
 from bert.data.pretraining.builder import build_examples, build_shard_subset
 from bert.errors import UserError
-from bert.object_store import ObjectStore
+from bert.remote import ObjectStore
 from tests.data.pretraining.conftest import text_of
 from tests.helpers import config_of, digest
 

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert.runs.manifest import verify_manifest
+from bert.runs.checkpoint_directory import verify_manifest
 from tests.conftest import SMALL_RUN
 from tests.helpers import REPOSITORY, assert_same_sweep, lines_of, state_of
 

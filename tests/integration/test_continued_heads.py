@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import bert
-from bert.messages import LOGGER
+from bert.errors import LOGGER
 from tests.conftest import SMALL_MODEL
 
 pytestmark = pytest.mark.medium

@@ -24,8 +24,8 @@ from bert.data.records import open_splits, read_records
 from bert.errors import UserError
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.interchange.tensor_files import read_tensors
+from bert.runs.checkpoint_directory import verify_manifest, write_manifest
 from bert.runs.folder import config_class_of_run
-from bert.runs.manifest import verify_manifest, write_manifest
 from bert.tasks.question_answering import _questions
 from bert.tokenizer.vocabulary import load_tokenizer
 

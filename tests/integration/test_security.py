@@ -40,15 +40,13 @@ from bert.errors import UserError, is_redacted, redact
 from bert.files import atomic_directory, write_safetensors
 from bert.inference.attention_maps import compute_attention_map
 from bert.model.heads import HEADS
-from bert.object_store import ObjectStore, path_of_key
+from bert.remote import ObjectStore, fetch, path_of_key, remote_files
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.environment import describe_environment, read_environment, without_secrets
 from bert.runs.folder import config_class_of_run, open_run
-from bert.runs.lease import _describe, _other, machine_name
 from bert.runs.metrics_log import read_metrics, read_results
-from bert.runs.mirror import Mirror
+from bert.runs.mirror import Mirror, _describe, _other, machine_name
 from bert.tokenizer.vocabulary import load_tokenizer
-from bert.urls import fetch, remote_files
 from tests.conftest import SMALL_RUN
 from tests.tiny_models import CONFIG, TASKS, model_of
 

@@ -16,8 +16,7 @@ import pytest
 from bert.errors import UserError
 from bert.runs import checkpoint, orbax_io
 from bert.runs.checkpoint import Checkpointer
-from bert.runs.checkpoint_directory import CheckpointDirectory
-from bert.runs.manifest import verify_manifest
+from bert.runs.checkpoint_directory import CheckpointDirectory, verify_manifest
 from tests.runs.checkpoint_states import bits, flip_one, make_state
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bert.errors import UserError
 from bert.runs.checkpoint import Checkpointer
-from bert.runs.manifest import MANIFEST, verify_manifest, write_manifest
+from bert.runs.checkpoint_directory import MANIFEST, verify_manifest, write_manifest
 from tests.runs.checkpoint_states import bits, files, flip_byte, flip_one, largest, make_state
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.runs.checkpoint_directory import CheckpointDirectory
-from bert.runs.manifest import MANIFEST
+from bert.runs.checkpoint_directory import MANIFEST, CheckpointDirectory
 
 
 def make(directory: CheckpointDirectory, *names: object) -> None:

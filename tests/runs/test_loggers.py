@@ -15,8 +15,7 @@ import pytest
 import bert
 from bert.config import FinetuneConfig
 from bert.errors import UserError
-from bert.runs.callbacks import RunStart
-from bert.runs.loggers import LOGGERS, Logger, MlflowLogger, TensorBoardLogger, WandbLogger, make_loggers
+from bert.runs.loggers import LOGGERS, Logger, MlflowLogger, RunStart, TensorBoardLogger, WandbLogger, make_loggers
 
 RESULTS = {
     "task": "sst2",

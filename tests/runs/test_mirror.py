@@ -11,13 +11,12 @@ import pytest
 
 import bert
 from bert.errors import UserError
-from bert.object_store import ObjectStore
-from bert.runs import lease as leases
-from bert.runs.callbacks import Callback, RunStart
-from bert.runs.lease import LEASE, Lease
-from bert.runs.manifest import MANIFEST, verify_manifest, write_manifest
+from bert.remote import ObjectStore
+from bert.runs import mirror as leases
+from bert.runs.checkpoint_directory import MANIFEST, verify_manifest, write_manifest
+from bert.runs.loggers import Callback, RunStart
 from bert.runs.metrics_log import read_metrics
-from bert.runs.mirror import Mirror, local_folder
+from bert.runs.mirror import LEASE, Lease, Mirror, local_folder
 
 SMALL = {
     "model": {
@@ -280,7 +279,7 @@ def test_what_tells_whose_a_folder_is_comes_first_and_what_vanishes_is_left_out(
 
 def test_a_lost_connection_is_tried_again(monkeypatch) -> None:
     """Also one that botocore tells in an exception of its own, which is no OSError."""
-    from bert import object_store
+    from bert import remote
 
     module = {"__module__": "botocore.exceptions"}
     lost = type("EndpointConnectionError", (type("ConnectionError", (Exception,), module),), module)
@@ -291,8 +290,8 @@ def test_a_lost_connection_is_tried_again(monkeypatch) -> None:
             raise error
         return "answer"
 
-    monkeypatch.setattr(object_store.time, "sleep", lambda seconds: None)
-    assert object_store.retry(call) == "answer"
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    assert remote.retry(call) == "answer"
     refused = type("ClientError", (Exception,), module)
     with pytest.raises(refused):
-        object_store.retry(lambda: (_ for _ in ()).throw(refused()))
+        remote.retry(lambda: (_ for _ in ()).throw(refused()))

@@ -12,9 +12,8 @@ from bert.config import OptimizerConfig, TrainingConfig
 from bert.errors import UserError
 from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
-from bert.runs.metrics_log import read_metrics
+from bert.runs.metrics_log import MAX_DUMPED_BATCHES, SkippedStep, read_metrics
 from bert.runs.report import RunReport
-from bert.runs.skipped_steps import MAX_DUMPED_BATCHES, SkippedStep
 from bert.training.loop import InterruptHandler, TrainLoop
 from bert.training.optimizer import learning_rate_schedule
 from bert.training.step import TrainState, make_train_step

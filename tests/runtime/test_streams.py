@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 READ = """
 import sys
-from bert.runtime.streams import is_stdout_closed, prepare_streams
+from bert.runtime.process import is_stdout_closed, prepare_streams
 prepare_streams()
 print("for people", file=sys.stderr)
 print("an answer", ascii(sys.stdin.read()), is_stdout_closed())
@@ -42,7 +42,7 @@ def test_closed_streams_are_empty_and_mix_nothing(redirection: str, printed: str
 
 
 def test_names_that_are_not_utf_8_are_printed() -> None:
-    program = "from bert.runtime.streams import prepare_streams; prepare_streams(); print('caf\\udce9')"
+    program = "from bert.runtime.process import prepare_streams; prepare_streams(); print('caf\\udce9')"
     assert run("", program, PYTHONIOENCODING="utf-8:strict")[0] == "caf\\udce9\n"
 
 
@@ -52,7 +52,7 @@ def test_answers_without_an_output_are_one_sentence(tmp_path: Path) -> None:
 import contextlib, sys
 from bert.commands.cli.answers import open_output
 from bert.errors import UserError
-from bert.runtime.streams import prepare_streams
+from bert.runtime.process import prepare_streams
 prepare_streams()
 try:
     with open_output(None):

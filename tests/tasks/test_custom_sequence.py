@@ -336,7 +336,7 @@ def test_rows_of_a_data_set_without_a_label_are_left_out(tmp_path: Path, rows: s
 
 
 def test_rows_that_are_not_scored_are_warned_of(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
-    monkeypatch.setattr("bert.messages.LOGGER.propagate", True)
+    monkeypatch.setattr("bert.errors.LOGGER.propagate", True)
     examples = labelled_examples(own(labels=NAMES), declared_rows([0, -1, 1]))
     assert examples.labels.tolist() == [0, 1]
     told = {(record.levelname, record.getMessage()) for record in caplog.records if record.name == "bert"}

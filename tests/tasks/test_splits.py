@@ -13,8 +13,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from bert.config import FinetuneConfig, TaskDataConfig
-from bert.errors import UserError
-from bert.messages import WarningText
+from bert.errors import UserError, WarningText
 from bert.tasks import make_task
 from bert.tasks.splits import Splits, cut_facts, held_out, label_facts, read_splits
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS

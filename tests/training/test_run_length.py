@@ -17,7 +17,7 @@ from bert.config.phases import PhaseConfig
 from bert.config.resume import RESUMABLE, SCHEDULE_KEYS
 from bert.config.yaml_io import keys_of
 from bert.runs.folder import BUDGET_FILE, RunFolder
-from bert.runs.progress import StepCosts
+from bert.runs.report import StepCosts
 from bert.training.run_length import TimeBudget, num_equal_steps
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of

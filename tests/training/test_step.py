@@ -16,7 +16,7 @@ from bert.model.dropout import Dropout
 from bert.model.heads import BertForSequenceClassification
 from bert.parallel.backends import AXIS, PmapParallelism
 from bert.runs.checkpoint import Checkpointer
-from bert.runs.skipped_steps import SkippedStep
+from bert.runs.metrics_log import SkippedStep
 from bert.runtime.interrupts import Interrupted, InterruptHandler
 from bert.training.loop import TrainLoop
 from bert.training.losses import LOSSES, task_objective

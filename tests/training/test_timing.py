@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert.runs.progress import StepCosts
+from bert.runs.report import StepCosts
 from bert.training import timing
 from bert.training.loop import ThroughputTimer
 from bert.training.timing import Timed, costs_of_training, line_through, seconds_of_scoring, timed

@@ -17,8 +17,8 @@ from bert.data.dialects import csv_reader, detect_dialect
 from bert.data.records import NOT_LINES, conversion, file_suffix
 from bert.errors import UTF8_HINT, UserError
 from bert.files import atomic_write, parse_json
-from bert.runtime.streams import is_stdout_closed
-from bert.urls import exists, is_url, writable
+from bert.remote import exists, is_url, writable
+from bert.runtime.process import is_stdout_closed
 
 if TYPE_CHECKING:
     from bert.tasks.base import Task

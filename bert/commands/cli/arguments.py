@@ -26,11 +26,10 @@ from bert.config.yaml_io import (
     sibling_keys,
     unknown_key,
 )
-from bert.errors import UserError, require
+from bert.errors import UserError, require, system_errors_as_user_errors
 from bert.runtime.compilation_cache import use_compilation_cache
-from bert.runtime.ctrl_c import INTERRUPTED, STATUS, CtrlC
-from bert.runtime.malloc import limit_malloc_arenas
-from bert.runtime.system_errors import system_errors_as_user_errors
+from bert.runtime.interrupts import INTERRUPTED, STATUS, CtrlC
+from bert.runtime.process import limit_malloc_arenas
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 Command = Callable[..., int]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bert.config import HUB_PREFIX
 from bert.errors import UserError, damaged, unreadable
 from bert.files import require_content
-from bert.urls import open_remote
+from bert.remote import open_remote
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -31,10 +31,9 @@ from bert.data.corpus.files import (
     read_documents,
     require_readable_kind,
 )
-from bert.errors import UserError, unreadable
+from bert.errors import UserError, unreadable, warn_once
 from bert.files import atomic_write, load_json
-from bert.messages import warn_once
-from bert.urls import fetch
+from bert.remote import fetch
 
 LONG_PARAGRAPH = 10_000
 """Characters of a paragraph that are searched for sentences at once."""

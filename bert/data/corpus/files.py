@@ -24,10 +24,19 @@ from typing import Any, BinaryIO, TypedDict, Unpack, cast
 
 from bert.config import HUB_PREFIX, DataConfig
 from bert.data.corpus.data_sets import Rows, dataset_rows, hub_rows, is_saved_dataset, parquet_rows
-from bert.errors import UTF16_MARKS, UTF32_MARKS, UserError, convert, damaged, listed, unreadable, without_surrogates
+from bert.errors import (
+    UTF16_MARKS,
+    UTF32_MARKS,
+    UserError,
+    convert,
+    damaged,
+    listed,
+    unreadable,
+    warn_once,
+    without_surrogates,
+)
 from bert.files import FIRST_BYTES, load_json, require_content, require_text
-from bert.messages import warn_once
-from bert.urls import is_url, open_remote
+from bert.remote import is_url, open_remote
 
 Document = list[str]
 """Its lines: paragraphs or sentences, none of them empty; of a verbatim document the text split at line feeds."""

@@ -31,7 +31,7 @@ from bert.data.corpus.files import (
     require_readable_kind,
 )
 from bert.errors import UserError, redact
-from bert.urls import is_url, remote_files
+from bert.remote import is_url, remote_files
 
 HEAD_CHARACTERS = 64 << 20
 """Characters of a stream that are read before training, for its vocabulary and its word frequencies. Frequencies of 4

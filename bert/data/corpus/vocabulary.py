@@ -19,9 +19,8 @@ from bert.data.corpus.files import Document, reading, reading_settings
 from bert.data.corpus.streaming import HEAD_CHARACTERS, HEAD_VERSION, head_documents, stream_files
 from bert.data.pretraining.builder import SHARD_BYTES, Engine, require_documents, training_fingerprint
 from bert.data.ray_tasks import run_tasks
-from bert.errors import UserError, without_surrogates
-from bert.locks import blocking_lock
-from bert.messages import LOGGER
+from bert.errors import LOGGER, UserError, without_surrogates
+from bert.files import blocking_lock
 from bert.tokenizer.word_counts import WordCounts, WordSteps, blocks, count_words
 
 if TYPE_CHECKING:

@@ -43,10 +43,8 @@ from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.shards import ShardSpec, ShardSummary, row_settings
 from bert.data.row_template import RowTemplate, row_template
 from bert.data.worker_processes import available_cores
-from bert.errors import UserError, require
-from bert.files import load_json, write_array, write_atomic
-from bert.locks import blocking_lock
-from bert.messages import LOGGER
+from bert.errors import LOGGER, UserError, require
+from bert.files import blocking_lock, load_json, write_array, write_atomic
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import keeps_spaces, tokenizer_fingerprint
 

@@ -17,8 +17,7 @@ from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.objectives import Columns
 from bert.data.pretraining.streaming import Block, Start, StreamSpec, read_blocks
 from bert.data.worker_processes import WorkerPool, start_worker
-from bert.errors import UserError, require
-from bert.messages import LOGGER
+from bert.errors import LOGGER, UserError, require
 
 BLOCKS_AHEAD = 2
 """Blocks of a reader that are built before they are needed."""

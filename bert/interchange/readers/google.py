@@ -13,14 +13,13 @@ from flax import traverse_util
 
 from bert.config import ModelConfig
 from bert.config.model import Activation
-from bert.errors import UserError, shorten
+from bert.errors import UserError, WarningText, log_message, shorten
 from bert.files import read_json
 from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
-from bert.messages import WarningText, log_message
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
 if TYPE_CHECKING:

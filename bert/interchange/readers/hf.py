@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.config.model import MAX_SIZE, PairTruncation
-from bert.errors import UserError, shorten
+from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json
 from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
@@ -30,7 +30,6 @@ from bert.interchange.pooling import PROMPTS, check_dense_widths, encoder_folder
 from bert.interchange.readers.peft import is_adapter, read_adapter
 from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_tensors
-from bert.messages import WarningText
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
 from bert.tokenizer.special_tokens import special_ids

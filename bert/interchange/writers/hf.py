@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.data.features import tokenize
-from bert.errors import UserError, first_line
+from bert.errors import UserError, WarningText, first_line
 from bert.files import atomic_directory
 from bert.interchange import ExportError, names
 from bert.interchange.bundle import ModelBundle, build_module
@@ -36,7 +36,6 @@ from bert.interchange.writers.hf_config import ACTIVATIONS, published_config
 from bert.interchange.writers.model_card import model_card
 from bert.interchange.writers.onnx import lacking_key
 from bert.interchange.writers.tokenizer_files import published_tokenizer, published_tokenizers, save_published_tokenizer
-from bert.messages import WarningText
 from bert.model.initializers import sinusoidal_position_table
 from bert.tokenizer.special_tokens import special_ids
 

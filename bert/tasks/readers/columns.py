@@ -21,9 +21,8 @@ from bert.data.records import (
     open_splits,
     read_records,
 )
-from bert.errors import UserError, without_surrogates
-from bert.messages import WarningText
-from bert.urls import fetch
+from bert.errors import UserError, WarningText, without_surrogates
+from bert.remote import fetch
 
 KEYS = ("train", "dev", "test", "column_names", "columns")
 """The keys of ``data`` that say where the cells are."""

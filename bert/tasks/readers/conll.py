@@ -15,9 +15,8 @@ import numpy as np
 
 from bert.data.corpus.files import numbered_lines
 from bert.data.records import file_suffix
-from bert.errors import UserError, require
+from bert.errors import UserError, WarningText, require
 from bert.files import write_atomic
-from bert.messages import WarningText
 from bert.metrics.tagging_schemes import (
     CANONICAL,
     IO,

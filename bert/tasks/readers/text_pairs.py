@@ -13,8 +13,7 @@ import numpy as np
 from bert.config.finetuning import ColumnsConfig
 from bert.data.features import pad_and_stack
 from bert.data.records import Records
-from bert.errors import UserError, require, without_surrogates
-from bert.messages import WarningText
+from bert.errors import UserError, WarningText, require, without_surrogates
 from bert.tasks.readers.columns import read_columns
 
 

@@ -30,7 +30,7 @@ class AveragedState(struct.PyTreeNode):
 
 
 class Checkpoints(Protocol):
-    """Where states are: `bert.runs.checkpoint.Checkpointer`, or `bert.runs.shared_run.MultihostCheckpointer`."""
+    """Storage of states: a `Checkpointer`, or a `MultihostCheckpointer` on several hosts."""
 
     def save(self, step: int, state: Any) -> None: ...
 

@@ -15,8 +15,8 @@ from bert.inference.pretrained import Pretrained
 from bert.model.lora import FrozenWeights
 from bert.parallel.backends import PmapParallelism, make_parallelism
 from bert.parallel.devices import local_devices
-from bert.runs import progress
-from bert.runs.curves import Subject
+from bert.runs.plots import Subject
+from bert.runs.report import log_table
 from bert.tasks.base import Outputs
 from bert.tasks.splits import cut_facts, label_facts, read_splits
 from bert.training.finetuning.data import Split
@@ -52,7 +52,7 @@ def log_summary(params: Params, counts: ParameterCounts, setup: Setup) -> None:
     examples = {name: split.examples for name, split in setup.splits.items()}
     rows = {name: split.features for name, split in setup.splits.items()}
     longest = config.model.max_position_embeddings
-    progress.log_table(
+    log_table(
         [
             ("task", f"{task.name}: {len(setup.train):,} training rows, {len(setup.dev.features):,} dev"),
             *label_facts(task, examples, config.data),

@@ -12,17 +12,18 @@ import numpy as np
 
 from bert.config import FinetuneConfig
 from bert.data.batching import FinetuningLoader
-from bert.errors import require
+from bert.errors import LOGGER, log_info, require
 from bert.inference.pretrained import Params
-from bert.messages import LOGGER, log_info
 from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.lora import NOTHING_FROZEN, FrozenWeights
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
-from bert.runs import metrics_log, progress, shared_run
-from bert.runs.callbacks import Callback
+from bert.runs import metrics_log
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
+from bert.runs.loggers import Callback
+from bert.runs.multihost_checkpoint import make_checkpointer, require_space
+from bert.runs.report import StepCosts, make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
 from bert.training.finetuning.averaging import with_average
@@ -83,7 +84,7 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
     total_steps = setup.total_steps
     with (
         InterruptHandler() as interrupts,  # also while the last checkpoint is written
-        shared_run.make_checkpointer(run, say, parallel) as checkpoints,
+        make_checkpointer(run, say, parallel) as checkpoints,
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
     ):
         states, average = with_average(checkpoints, config.training.average_checkpoints)
@@ -98,10 +99,10 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
         )
         evaluate = DevEvaluator(setup.evaluator, task, setup.dev, interrupts, _merge_on_devices(frozen, parallel))
         subject = curves_subject(setup)
-        with shared_run.make_report(run, total_steps, int(state.step), subject, callbacks) as report:
+        with make_report(run, total_steps, int(state.step), subject, callbacks) as report:
             early_stopping = EarlyStopping(run.path, task.main_metric, task.higher_main_is_better, config.patience)
             if state.step < total_steps and not early_stopping.should_stop(int(state.step)):
-                shared_run.require_space(run, state, say)
+                require_space(run, state, say)
                 report.on_start(_measure_costs(setup, loader, train_step, state, frozen))
             TrainLoop(
                 config=config.training,
@@ -194,7 +195,7 @@ def _head_start(setup: Setup) -> HeadStart:
 
 def _measure_costs(
     setup: Setup, loader: FinetuningLoader, train_step: TrainStep, state: TrainState, frozen: FrozenWeights
-) -> progress.StepCosts:
+) -> StepCosts:
     """The time that a run has left, by timing steps of two lengths and a batch of dev."""
     config, parallel, evaluator = setup.run.config, setup.parallel, setup.evaluator
     step, total_steps = int(state.step), setup.total_steps

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from bert.config import FinetuneConfig
-from bert.errors import require
-from bert.messages import log_info
+from bert.errors import log_info, require
 from bert.parallel import multihost
-from bert.runs import metrics_log, shared_run
-from bert.runs.callbacks import Callback
+from bert.runs import metrics_log
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder, open_run
+from bert.runs.loggers import Callback, call_and_end
 from bert.training.finetuning.run import finetune
 from bert.training.initialization import Log
 from bert.training.run_length import discard_results
@@ -56,7 +55,7 @@ def finetune_seeds(
                 runs.append(finished)
             else:
                 say(f"seed {seed}: {folder}")
-                results = shared_run.call_and_end(partial(finetune, one, say), one, callbacks)
+                results = call_and_end(partial(finetune, one, say), one, callbacks)
                 runs.append(metrics_log.to_jsonable(results))
     results = {**aggregate_seeds(runs), "seconds": round(time.perf_counter() - began, 1)}
     if run.is_writer:

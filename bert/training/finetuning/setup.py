@@ -16,11 +16,10 @@ from bert.config.model import PairTruncation
 from bert.data.batching import TrainingBatches, make_batches
 from bert.data.corpus.vocabulary import report_size
 from bert.data.features import Rows
-from bert.errors import UserError, require
+from bert.errors import UserError, WarningText, require
 from bert.inference.load import load
 from bert.inference.pretrained import Params
 from bert.interchange.pooling import Pooling
-from bert.messages import WarningText
 from bert.model.execution import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism

@@ -28,14 +28,13 @@ from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, he
 from bert.data.pretraining.shards import open_rows
 from bert.data.pretraining.stream_readers import RowReader, StreamedRows, StreamLoader
 from bert.data.pretraining.streaming import Start, StreamSpec, buffer_chunks
-from bert.errors import UserError, require
+from bert.errors import LOGGER, UserError, require
 from bert.files import load_json, write_atomic
 from bert.inference.pretrained import Pretrained
-from bert.messages import LOGGER
 from bert.parallel import multihost
 from bert.parallel.multihost import broadcast_from_main, gather_rows, is_multihost
-from bert.runs import progress
 from bert.runs.folder import STREAM_FILE, RunFolder
+from bert.runs.report import progress_lines
 from bert.tokenizer.byte_level import token_byte_counts
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import (
@@ -147,7 +146,7 @@ def prepare_data(
         else:
             source = config.tokenizer.path or init_model.source
             require_embedding_rows(tokenizer, config.model.known_vocab_size, source)
-        on_progress = progress.progress_lines(say)
+        on_progress = progress_lines(say)
         datasets = [build_examples(phase.data, tokenizer, progress=on_progress) for phase in phase_configs(config)]
         run.check_data(*dict.fromkeys(examples.folder.name for examples in datasets))
         _warn_of_losses(datasets[0], tokenizer, config.data, warn)

@@ -30,7 +30,7 @@ from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
 from bert.model.heads import BertForMaskedLM
-from bert.runs.frozen_weights import params_checksum
+from bert.runs.checkpoint import params_checksum
 from bert.tokenizer.vocabulary import embedding_rows, tokenizer_fingerprint
 from bert.training.initialization import Log, Params
 from bert.training.losses import Batch, Objective, WeightedSums, apply_to_batch, pretraining_losses

@@ -25,9 +25,11 @@ from bert.inference.pretrained import Pretrained
 from bert.interchange.names import PROJECTIONS, pretraining_architecture
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
-from bert.runs import metrics_log, progress, shared_run
-from bert.runs.curves import Bars, Subject, plot_curves
-from bert.runs.folder import TRANSFER, RunFolder, open_run
+from bert.runs import metrics_log
+from bert.runs.folder import TRANSFER, RunFolder, has_ended, open_run
+from bert.runs.loggers import call_and_end
+from bert.runs.plots import Bars, Subject, plot_curves
+from bert.runs.report import log_table
 from bert.tasks import make_task
 from bert.tasks.lexical_baseline import lexical_baseline
 from bert.tasks.splits import read_splits
@@ -48,7 +50,7 @@ def print_summary(params: Any, config: PretrainConfig, parallel: Parallelism, ph
     corpus = {name: _describe_corpus(examples.counts, name) for name in ("train", "eval")}
     if config.data.streaming:
         corpus["train"] = f"streamed by {config.data.stream_readers} readers"
-    progress.log_table(
+    log_table(
         [
             ("parameters", f"{count_parameters(params):,}"),
             ("devices", parallel.describe()),
@@ -288,11 +290,11 @@ def _finetune(config: FinetuneConfig, within: RunFolder[PretrainConfig]) -> list
         open(log, "a", encoding="utf-8") as file,
         contextlib.redirect_stdout(file),
     ):
-        if run.resumed and multihost.broadcast_from_main(partial(shared_run.has_ended, run)):
+        if run.resumed and multihost.broadcast_from_main(partial(has_ended, run)):
             results = multihost.broadcast_from_main(lambda: metrics_log.read_results(run.path))
         else:
             several = config.num_seeds > 1
-            results = finetune_seeds(run) if several else shared_run.call_and_end(partial(finetune, run), run)
+            results = finetune_seeds(run) if several else call_and_end(partial(finetune, run), run)
     return [one["dev"][results["main_metric"]] for one in results.get("runs", [results])]
 
 

@@ -11,16 +11,15 @@ from functools import partial
 from typing import Any
 
 from bert.config import PretrainConfig
-from bert.errors import UserError, require
-from bert.messages import log_info
+from bert.errors import UserError, log_info, require
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
-from bert.runs import shared_run
-from bert.runs.callbacks import Callback
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
-from bert.runs.progress import StepCosts
+from bert.runs.loggers import Callback
+from bert.runs.multihost_checkpoint import MultihostCheckpointer, make_checkpointer, require_space
+from bert.runs.report import StepCosts, make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
 from bert.training.initialization import CheckpointReader, Log, Params, initialize_state
@@ -102,7 +101,7 @@ def train(
     run, parallel, config = setup.run, setup.parallel, setup.run.config
     with (
         InterruptHandler() as interrupts,  # also while the last checkpoint is written
-        shared_run.make_checkpointer(run, say, parallel) as checkpoints,
+        make_checkpointer(run, say, parallel) as checkpoints,
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
         contextlib.nullcontext() if budget is None else budget,
     ):
@@ -112,9 +111,9 @@ def train(
         if run.is_writer:
             print_summary(state.params, config, parallel, data.phases)
         subject, baseline = curves_subject(config), unigram_loss(config, data)
-        with shared_run.make_report(run, data.total_steps, int(state.step), subject, callbacks, baseline) as report:
+        with make_report(run, data.total_steps, int(state.step), subject, callbacks, baseline) as report:
             if state.step < data.total_steps:
-                shared_run.require_space(run, state, say)
+                require_space(run, state, say)
                 costs, compilation = _measure_costs(programs, state, parallel)
                 report.on_start(costs)
                 if budget is not None:
@@ -207,7 +206,7 @@ def _initialize(
     learner: Learner,
     setup: Setup,
     data: PretrainingData,
-    checkpoints: Checkpointer | shared_run.MultihostCheckpointer,
+    checkpoints: Checkpointer | MultihostCheckpointer,
     say: Log,
 ) -> TrainState:
     config, source = setup.run.config, setup.init_model

@@ -162,7 +162,7 @@ def test_sets_of_one_name_and_files_of_unknown_size_are_told_apart_by_where_they
 def test_reads_that_fail_are_repeated(folder: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in folder.iterdir():
         bucket.pipe(f"/corpus/{path.name}", path.read_bytes())
-    monkeypatch.setattr("bert.object_store.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("bert.remote.time.sleep", lambda seconds: None)
     file_class, failures = type(bucket.open("/corpus/a.txt")), itertools.count()
     read_file = file_class.read
 

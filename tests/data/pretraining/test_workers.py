@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert import locks
 from bert.commands.examples import main
 from bert.data.pretraining import builder, shards
 from bert.data.pretraining.builder import build_examples, build_shard_subset
@@ -130,7 +129,7 @@ def test_a_file_system_without_locks_is_named(place, tokenizer, tmp_path, monkey
     def no_locks(descriptor, blocking=True):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(locks, "lock_descriptor", no_locks)
+    monkeypatch.setattr("filelock.lock_descriptor", no_locks)
     with pytest.raises(UserError, match=rf"the file system of {tmp_path}.* has no locks.*data\.cache_dir"):
         build_examples(config_of(place), tokenizer, tmp_path)
 

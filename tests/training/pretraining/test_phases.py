@@ -25,7 +25,7 @@ from bert.config.pretraining import resolve_phases
 from bert.config.yaml_io import dump, load_config
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.errors import UserError
-from bert.runs.progress import StepCosts
+from bert.runs.report import StepCosts
 from bert.training.loop import TrainLoop
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.pretraining import run as pretraining_run

@@ -8,10 +8,9 @@ import pytest
 
 from bert.commands.pretrain import main
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.runs.curves import Bars, Subject, plot_curves
-from bert.runs.folder import RunFolder
+from bert.runs.folder import RunFolder, has_ended
 from bert.runs.metrics_log import write_results
-from bert.runs.shared_run import has_ended
+from bert.runs.plots import Bars, Subject, plot_curves
 from bert.training.pretraining.results import PRETRAINED, RANDOM
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of

@@ -1,4 +1,6 @@
-"""Heaps of the C library: few of them, and what they have free goes back."""
+"""The allocator of the C library, closed standard streams, and names that are not UTF-8."""
+
+from __future__ import annotations
 
 import gc
 import os
@@ -8,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bert.runs.curves import plot_curves
 from bert.runs.metrics_log import MetricsLog
-from bert.runtime import malloc
-from bert.runtime.malloc import _huge_pages_on_demand, is_accelerator_visible, reexec_with_huge_pages
+from bert.runs.plots import plot_curves
+from bert.runtime import process
+from bert.runtime.process import _huge_pages_on_demand, is_accelerator_visible, reexec_with_huge_pages
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -20,7 +22,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 HEAPS = """
 import ctypes, os, threading
 from pathlib import Path
-from bert.runtime.malloc import release_free_memory, limit_malloc_arenas
+from bert.runtime.process import release_free_memory, limit_malloc_arenas
 
 limit_malloc_arenas()
 libc = ctypes.CDLL(None)
@@ -64,7 +66,7 @@ def test_many_threads_share_few_heaps(tmp_path):
 STARTS = """
 import os, sys
 print("starts")
-from bert.runtime.malloc import reexec_with_huge_pages
+from bert.runtime.process import reexec_with_huge_pages
 reexec_with_huge_pages()
 print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], sys.stdin.read())
 """
@@ -107,12 +109,12 @@ def test_a_program_starts_anew_with_huge_pages_and_once(tmp_path):
     ],
 )
 def test_accelerators_are_found_without_jax(tmp_path, monkeypatch, files, variables, visible):
-    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", *malloc._TPU_VARIABLES):
+    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", *process._TPU_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    monkeypatch.setattr(malloc, "_DEVICES", tmp_path)
+    monkeypatch.setattr(process, "_DEVICES", tmp_path)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert is_accelerator_visible() == visible
@@ -123,7 +125,7 @@ def test_nothing_happens_where_it_would_change_nothing(tmp_path, monkeypatch, ke
     file = tmp_path / "enabled"
     if kernel is not None:
         file.write_text(kernel)
-    monkeypatch.setattr(malloc, "_KERNEL", file)
+    monkeypatch.setattr(process, "_KERNEL", file)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started again"))
     reexec_with_huge_pages()
@@ -142,3 +144,57 @@ def test_figures_do_not_pile_up(tmp_path):
         assert gc.collect() < 100  # one figure is some thousands
     finally:
         gc.enable()
+
+
+ROOT = Path(__file__).parents[2]
+READ = """
+import sys
+from bert.runtime.process import is_stdout_closed, prepare_streams
+prepare_streams()
+print("for people", file=sys.stderr)
+print("an answer", ascii(sys.stdin.read()), is_stdout_closed())
+"""
+
+
+def run(redirection: str, program: str = READ, **variables: str) -> tuple[str, str]:
+    """What a program writes to standard output and standard error; the shell's redirections come last."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, program]
+    ended = subprocess.run(command, input=b"typed", capture_output=True, check=True, env=environment, cwd=ROOT)
+    return ended.stdout.decode(), ended.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("redirection", "printed", "said"),
+    [
+        ("", "an answer 'typed' False\n", "for people\n"),
+        ("<&-", "an answer '' False\n", "for people\n"),
+        (">&-", "", "for people\n"),
+        ("2>&-", "an answer 'typed' False\n", ""),
+        ("<&- >&- 2>&-", "", ""),
+    ],
+)
+def test_closed_streams_are_empty_and_mix_nothing(redirection: str, printed: str, said: str) -> None:
+    assert run(redirection) == (printed, said)
+
+
+def test_names_that_are_not_utf_8_are_printed() -> None:
+    program = "from bert.runtime.process import prepare_streams; prepare_streams(); print('caf\\udce9')"
+    assert run("", program, PYTHONIOENCODING="utf-8:strict")[0] == "caf\\udce9\n"
+
+
+@pytest.mark.medium
+def test_answers_without_an_output_are_one_sentence(tmp_path: Path) -> None:
+    program = """
+import contextlib, sys
+from bert.commands.answers import open_output
+from bert.errors import UserError
+from bert.runtime.process import prepare_streams
+prepare_streams()
+try:
+    with open_output(None):
+        pass
+except UserError as error:
+    print(error, file=sys.stderr)
+"""
+    assert "standard output is closed" in run(">&-", program)[1]

@@ -1,4 +1,4 @@
-"""curves.png: the losses, scores and learning rate of metrics.jsonl over the steps."""
+"""Plots of runs: curves.png, the curves of several runs in one picture, and confusion_matrix.png."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import contextlib
 import gc
 import itertools
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bert import metrics
 from bert.files import atomic_write
@@ -225,3 +227,160 @@ def series(lines: list[dict[str, Any]], split: str, name: str) -> tuple[list[int
     points = [(line["step"], line[name]) for line in lines if line.get("split") == split and name in line]
     points = [(step, value) for step, value in points if value is None or isinstance(value, (int, float))]
     return [step for step, _ in points], [math.nan if value is None else float(value) for _, value in points]
+
+
+SOFTWARE = "bert compare"
+"""The PNG's entry ``Software``, by which a picture of an earlier comparison is recognised."""
+
+MARKERS = "os^Dv"
+"""Markers of evaluations; a new one when all colours are used."""
+
+
+@dataclass(frozen=True)
+class RunCurves:
+    """The curves of one run.
+
+    Attributes:
+        name: in the legend.
+        group: runs of another one have panels of their own: the task, or "pretraining".
+        lines: of metrics.jsonl, for each seed of the run.
+        subject: the run's main metric and baselines.
+    """
+
+    name: str
+    group: str
+    lines: Sequence[list[dict[str, Any]]]
+    subject: Subject
+
+    def metrics(self) -> list[str]:
+        """The losses of the evaluations, without their sum, and the main metric."""
+        names = list(dict.fromkeys(name for lines in self.lines for name in metric_names(lines, "eval")))
+        losses = [name for name in names if name.endswith("_loss")] or [name for name in names if name == "loss"]
+        return [*losses, *(name for name in names if name == self.subject.main_metric and name not in losses)]
+
+
+def plot_comparison(path: Path, runs: Sequence[RunCurves]) -> bool:
+    """Writes a PNG with a row of panels per group, a panel per held-out metric and a colour per run.
+
+    Returns:
+        False, and no picture is written, if no run has been evaluated.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    metrics = {
+        run.group: list(dict.fromkeys(name for one in runs if one.group == run.group for name in one.metrics()))
+        for run in runs
+    }
+    columns = max(map(len, metrics.values()))
+    if not columns:
+        return False
+    looks = _line_looks(runs)
+    with collect_garbage_after():
+        figure = Figure(figsize=(1 + 4.8 * columns, 1 + 3.6 * len(metrics)), dpi=130, layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(len(metrics), columns, squeeze=False)
+        drawn: set[str] = set()
+        for row, (group, names) in zip(grid, metrics.items(), strict=True):
+            members = [(run, look) for run, look in zip(runs, looks, strict=True) if run.group == group]
+            for axes, name in zip(row, names, strict=False):
+                drawn |= _draw_metric(axes, name, members)
+                format_axes(axes, (f"{group} " if len(metrics) > 1 else "") + name.replace("_", " "))
+            for axes in row[len(names) :]:
+                axes.remove()
+        figure.suptitle(f"{', '.join(metrics)}: {len(runs)} run{'s'[: len(runs) > 1]}", fontsize=11, parse_math=False)
+        handles = _comparison_legend(runs, looks, drawn)
+        figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False, fontsize=9)
+        with atomic_write(path) as temporary:
+            figure.savefig(temporary, format="png", metadata={"Software": SOFTWARE})
+    return True
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether a file is a picture of `plot_comparison`."""
+    with path.open("rb") as file:
+        return f"Software\0{SOFTWARE}".encode() in file.read(512)
+
+
+def _line_looks(runs: Sequence[RunCurves]) -> list[dict[str, Any]]:
+    """A colour for each run; with more runs than colours, other markers."""
+    places = (divmod(index, len(COLOURS)) for index in range(len(runs)))
+    return [{"color": COLOURS[colour], "marker": MARKERS[turn % len(MARKERS)]} for turn, colour in places]
+
+
+def _draw_metric(axes: Any, name: str, runs: Sequence[tuple[RunCurves, dict[str, Any]]]) -> set[str]:
+    """Draws one metric of the runs that have it, and returns the kinds of lines it took."""
+    drawn: set[str] = set()
+    baselines: dict[float, list[str]] = {}
+    for run, look in runs:
+        for (split, style), lines in itertools.product(SPLITS.items(), run.lines):
+            steps, values = series(lines, split, name)
+            if steps:
+                drawn.add(style)
+                thin = {"linewidth": 0.8, "marker": "" if len(steps) > 1 else "."} if split == "train" else {}
+                draw_line(axes, steps, values, style, **{**look, **thin})
+        if name in run.subject.baselines:
+            baselines.setdefault(run.subject.baselines[name], []).append(look["color"])
+    for value, colours in baselines.items():
+        drawn.add("baseline")
+        is_shared = len(baselines) == 1 or len(colours) > 1
+        axes.axhline(value, color=GREY if is_shared else colours[0], **STYLES["baseline"])
+    return drawn
+
+
+def _comparison_legend(runs: Sequence[RunCurves], looks: Sequence[dict[str, Any]], drawn: set[str]) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    names = {run.subject.baseline for run in runs if run.subject.baselines}
+    handles = [Line2D([], [], label=run.name, **look) for run, look in zip(runs, looks, strict=True)]
+    return [*handles, *style_handles(drawn, names.pop() if len(names) == 1 else "baseline")]
+
+
+COUNTED = 25
+"""Most labels with a count in every cell."""
+
+LONGEST_NAME = 28
+"""Characters of a label's name that are shown."""
+
+
+def draw_confusion_matrix(path: Path, matrix: np.ndarray, names: Sequence[str], title: str) -> Path | None:
+    """Writes the PNG and returns its path; None without matplotlib.
+
+    Args:
+      matrix: [L, L] rows by their label and their prediction. Colours are shares of a label's rows, under a square
+        root, so that a share of 0.02 is still seen.
+      names: L labels.
+    """
+    try:
+        # The Agg canvas without pyplot: no display, no global state.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.colors import PowerNorm
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    count = len(names)
+    side = min(max(2.6, 0.42 * count), 20.0)
+    font = max(3.0, min(9.0, 62 * side / count))
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    shown = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names]
+    figure = Figure(figsize=(side + 2.8, side + 1.6), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+    axes.set_xticks(range(count))
+    axes.set_yticks(range(count))
+    axes.set_xticklabels(shown, rotation=90 if count > 2 else 0, parse_math=False)
+    axes.set_yticklabels(shown, parse_math=False)
+    axes.tick_params(length=0, labelsize=font)
+    axes.set_xlabel("prediction")
+    axes.set_ylabel("label")
+    if count <= COUNTED:
+        for (label, prediction), count in np.ndenumerate(matrix):
+            colour = "white" if shares[label, prediction] > 0.35 else "black"
+            axes.text(prediction, label, f"{count:,}", ha="center", va="center", fontsize=8, color=colour)
+    figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02).set_label("share of the label's rows")
+    figure.suptitle(title, fontsize=10, parse_math=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format="png")
+    return path

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from bert import metrics
-from bert.runs.confusion_matrix import draw_confusion_matrix
+from bert.runs.plots import draw_confusion_matrix
 from bert.tasks import TASKS
 from bert.tasks.custom_sequence import CustomClassification
 from bert.tasks.sequence import ClassificationPredictions, Examples

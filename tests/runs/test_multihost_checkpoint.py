@@ -12,10 +12,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert.errors import UserError
-from bert.runs import shared_run
-from bert.runs.manifest import MANIFEST, listed_files, write_manifest
+from bert.runs.checkpoint_directory import MANIFEST, listed_files, write_manifest
+from bert.runs.multihost_checkpoint import MultihostCheckpointer
 from bert.runs.orbax_io import PARAMS, keep_whole, load_items, save_items, save_parts
-from bert.runs.shared_run import MultihostCheckpointer
 
 WEIGHTS = np.arange(32, dtype=np.float32).reshape(8, 4)
 
@@ -71,7 +70,7 @@ def test_parts_are_not_saved_after_an_error_which_one_host_has_alone(monkeypatch
             hosts.save(step, {"kernel": WEIGHTS})
 
     after_an_error(1)
-    monkeypatch.setattr(shared_run, "is_part", lambda leaf: True)
+    monkeypatch.setattr("bert.runs.multihost_checkpoint.is_part", lambda leaf: True)
     after_an_error(2)
     hosts.save(3, {"kernel": WEIGHTS})
     assert saved == [1, 3]

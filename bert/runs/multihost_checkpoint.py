@@ -1,30 +1,24 @@
-"""One run of several hosts: the main process writes, each host adds its parts of the state, all read the same one."""
+"""Checkpoints of a run on several hosts: each host writes its parts of the state, all read the same checkpoint."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from bert.config import PretrainConfig
-from bert.errors import UserError, require
+from bert.errors import UserError
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main, call_on_main, is_main_process, is_multihost, sync_hosts
-from bert.runs.callbacks import Callback, RunStart
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.checkpoint_directory import CheckpointDirectory, remove
-from bert.runs.curves import Subject
 from bert.runs.folder import RunFolder
-from bert.runs.loggers import make_loggers
-from bert.runs.metrics_log import read_results, to_jsonable
 from bert.runs.mirror import Mirror
 from bert.runs.orbax_io import is_part, keep_whole, num_bytes, save_parts
-from bert.runs.report import Report, RunReport
 
 Restored = tuple[int, Any]
 
@@ -190,60 +184,3 @@ def require_space(run: RunFolder[Any], state: Any, say: Callable[[str], None]) -
             )
 
     broadcast_from_main(check)
-
-
-def call_and_end(
-    train: Callable[..., dict[str, Any]], run: RunFolder[Any], callbacks: Sequence[Callback] = ()
-) -> dict[str, Any]:
-    """Calls ``train`` with the loggers of a run and these callbacks, then `Callback.on_end` with the results.
-
-    Raises:
-        UserError: the library of a logger is not installed; and what ``train`` raises.
-    """
-    callbacks, results = [*make_loggers(run.config.loggers), *callbacks], None
-    try:
-        results = train(callbacks=callbacks)
-        return results
-    finally:
-        for callback in callbacks if run.is_writer else ():
-            callback.on_end(to_jsonable(results))
-
-
-def has_ended(run: RunFolder[Any]) -> bool:
-    """Whether all seeds of a run have results, and the transfer of a pretraining run has, and its schedule stays."""
-    if run.previous is not None:
-        return False
-    results = read_results(run.path)
-    if results is None or len(results.get("runs", [results])) != getattr(run.config, "num_seeds", 1):
-        return False
-    return getattr(run.config, "transfer", None) is None or "transfer" in results
-
-
-def make_report(
-    run: RunFolder[Any],
-    total_steps: int,
-    start_step: int,
-    subject: Subject | None = None,
-    callbacks: Sequence[Callback] = (),
-    baseline: tuple[str, float] | None = None,
-) -> Report:
-    """The report of a run, whose callbacks are told that it starts; on hosts that do not write, one that ignores
-    everything."""
-    if not run.is_writer:
-        return Report()
-    for callback in callbacks:
-        callback.on_start(RunStart(run.path, run.config, start_step, total_steps))
-    provisional = _lines_of_earlier_end(run) if run.extended_from == start_step else ()
-    every = run.config.training.log_every
-    return RunReport(run.path, total_steps, start_step, every, subject, callbacks, provisional, baseline)
-
-
-def _lines_of_earlier_end(run: RunFolder[Any]) -> list[str]:
-    """Splits whose last line was written because the run ended there, before it was extended.
-
-    Fine-tuning keeps the evaluation: its best checkpoint may be of that step.
-    """
-    training, end = run.config.training, require(run.extended_from, "extended_from")
-    splits = ["train"] if end % training.log_every else []
-    is_pretraining = isinstance(run.config, PretrainConfig)
-    return [*splits, "eval"] if is_pretraining and end % require(training.eval_every, "eval_every") else splits

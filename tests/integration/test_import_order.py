@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "bert"
+PACKAGE = Path(__file__).parents[2] / "bert"
 ORDER = (
     *(
         "errors",
-        "messages",
         "files",
-        "object_store",
-        "urls",
-        "locks",
+        "remote",
         "metrics",
         "config",
         "parallel",
@@ -62,7 +59,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.medium
 def test_no_test_module_imports_another_one() -> None:
-    tests = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     for path in tests.rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tests."):

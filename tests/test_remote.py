@@ -15,8 +15,8 @@ import bert
 from bert.commands import main as command
 from bert.data.corpus.documents import corpus_fingerprint, documents
 from bert.errors import UserError
+from bert.remote import exists, fetch, is_url, readable_path, writable, writable_path
 from bert.tokenizer.vocabulary import load_tokenizer
-from bert.urls import exists, fetch, is_url, readable_path, writable, writable_path
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -25,7 +25,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "A
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Times that would have been waited."""
     waited: list[float] = []
-    monkeypatch.setattr("bert.object_store.time.sleep", waited.append)
+    monkeypatch.setattr("bert.remote.time.sleep", waited.append)
     return waited
 
 

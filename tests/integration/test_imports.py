@@ -34,6 +34,6 @@ assert not changed, changed
 
 def test_importing_every_module_changes_nothing_global() -> None:
     result = subprocess.run(
-        [sys.executable, "-c", STATE], cwd=Path(__file__).parents[1], capture_output=True, text=True
+        [sys.executable, "-c", STATE], cwd=Path(__file__).parents[2], capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
