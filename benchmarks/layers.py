@@ -27,7 +27,7 @@ from bert.data.windows import Text
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.pooling import Pooling
 from bert.model.encoder import Bert
-from bert.tasks.sequence import ClassificationPredictions, RegressionTask
+from bert.tasks.sequence_classification import ClassificationPredictions, RegressionTask
 
 NAMES = ("sst2", "cola", "mrpc", "stsb", "rte")
 LENGTH, ROWS_AT_ONCE = 128, 32

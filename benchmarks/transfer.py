@@ -25,7 +25,7 @@ from finetune_scores import spread
 from bert.config import FinetuneConfig, recipe_folder
 from bert.config.yaml_io import load_config
 from bert.tasks import make_task
-from bert.tasks.lexical_baseline import lexical_baseline
+from bert.tasks.sequence_classification import lexical_baseline
 from bert.tasks.splits import Splits, read_splits
 
 RANDOM = "random"

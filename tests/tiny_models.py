@@ -15,8 +15,8 @@ from bert.inference.pretrained import Pretrained
 from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.tasks import find_task
 from bert.tasks.base import Task
-from bert.tasks.custom_sequence import CustomClassification
 from bert.tasks.inference_only import published_task
+from bert.tasks.sequence_classification import CustomClassification
 from bert.tasks.token_classification import TaggingTask
 from bert.tokenizer.vocabulary import load_tokenizer
 

@@ -23,7 +23,7 @@ from bert.runs.environment import read_environment
 from bert.runs.folder import ENVIRONMENT_FILE, FROZEN_WEIGHTS, LOGGER_RUNS_FILE, STREAM_FILE, TARGET_TOKENIZER
 from bert.runs.metrics_log import read_metrics, read_results
 from bert.tasks import question_answering
-from bert.tasks.readers import conll
+from bert.tasks.token_classification import conll
 from bert.tokenizer.vocabulary import load_tokenizer
 
 DAMAGED, MISSING, IGNORED, UNSUPPORTED = "damaged", "missing", "ignored", "unsupported"

@@ -9,7 +9,7 @@ from bert.commands.cli.arguments import CommandParser, run_command
 from bert.errors import UserError
 from bert.files import atomic_write, local_path
 from bert.runs.metrics_log import read_results
-from bert.tasks.glue import SUBMISSIONS
+from bert.tasks.sequence_classification import SUBMISSIONS
 
 DESCRIPTION = """Puts the test predictions of fine-tuning runs on GLUE's tasks into one zip for gluebenchmark.com. Of a
 folder with several seeds the best one on dev is taken."""

@@ -257,7 +257,7 @@ def class_label_names(feature: Any) -> tuple[str, ...]:
 
 
 def declared_labels_file(path: Path) -> Path:
-    """Returns the file with the declared labels of rows that were given in memory, see `bert.tasks.readers.rows`."""
+    """Returns the file with the declared labels of rows in memory, see `bert.tasks.columns.table_files`."""
     return path.with_name(f"{path.name}.declared_labels.json")
 
 

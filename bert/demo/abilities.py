@@ -16,11 +16,10 @@ from bert.interchange.names import has_decoder
 from bert.runs.metrics_log import read_results
 from bert.tasks.base import Task
 from bert.tasks.embedding import EmbeddingTask
-from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.question_answering import SquadTask
 from bert.tasks.reranker import RerankerTask
-from bert.tasks.sequence import ClassificationTask, RegressionTask
+from bert.tasks.sequence_classification import ClassificationTask, MultilabelTask, RegressionTask
 from bert.tasks.token_classification import TaggingTask
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import token_text

@@ -24,7 +24,7 @@ from bert.interchange.names import ARCHITECTURES
 from bert.metrics import retrieval
 from bert.remote import writable
 from bert.tasks.base import Outputs, Task
-from bert.tasks.column_files import ColumnFilesTask, labelled_examples
+from bert.tasks.columns import ColumnFilesTask, labelled_examples
 from bert.tasks.splits import read_splits
 
 TOLERANCE = 0.01

@@ -36,10 +36,9 @@ from bert.tasks import make_task
 from bert.tasks.base import Task
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.inference_only import published_task
-from bert.tasks.multilabel import MultilabelTask
 from bert.tasks.question_answering import SquadTask
 from bert.tasks.reranker import RerankerTask
-from bert.tasks.sequence import SentenceTask
+from bert.tasks.sequence_classification import MultilabelTask, SentenceTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tasks.token_classification import TaggingTask
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows

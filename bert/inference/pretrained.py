@@ -29,7 +29,7 @@ from bert.metrics import softmax
 from bert.model.electra import extract_generator
 from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
-from bert.tasks.column_files import ColumnFilesTask, labelled_examples
+from bert.tasks.columns import ColumnFilesTask, labelled_examples
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.question_answering import ANSWER_SETTINGS, SquadTask
 from bert.tokenizer.hf_settings import NO_LIMIT

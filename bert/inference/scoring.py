@@ -24,7 +24,7 @@ from bert.model.array_types import Array
 from bert.model.language_model import BertForCausalLM
 from bert.model.linear import tied_logits
 from bert.tasks.base import Task
-from bert.tasks.sequence import ClassificationTask, Label
+from bert.tasks.sequence_classification import ClassificationTask, Label
 from bert.tokenizer.special_tokens import special_ids
 
 

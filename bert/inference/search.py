@@ -15,8 +15,8 @@ from bert.config.finetuning import ColumnsConfig
 from bert.data.inputs import as_filled_texts, check_count
 from bert.data.records import read_records
 from bert.errors import UserError, quoted
-from bert.tasks.readers.rows import json_lines
-from bert.tasks.readers.text_pairs import read_queries
+from bert.tasks.columns import json_lines
+from bert.tasks.text_pairs import read_queries
 
 TEXTS_AT_ONCE = 4096
 """Documents, and queries, that are compared at once: 64 MiB of cosines."""

@@ -30,7 +30,7 @@ from bert.inference.search import (
 )
 from bert.tasks.base import Task
 from bert.tasks.reranker import RerankerTask
-from bert.tasks.sequence import ClassificationTask, RegressionTask
+from bert.tasks.sequence_classification import ClassificationTask, RegressionTask
 
 PromptName = Literal["query", "document"]
 """What a text is to a search."""

@@ -239,7 +239,7 @@ def best_null_threshold(
     counted as answered and the other not, and odds of ids that are not among the references are passed over.
 
     Args:
-      predictions: for each question's id the best answer that is one (`bert.tasks.span_features.Answers.best`).
+      predictions: for each question's id the best answer that is one (`bert.tasks.question_answering.Answers.best`).
       null_odds: the higher, the likelier that there is no answer.
       references: as for `squad_metrics`.
 

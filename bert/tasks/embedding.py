@@ -25,16 +25,9 @@ from bert.errors import UserError, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
 from bert.tasks.base import Outputs
-from bert.tasks.column_files import ColumnFilesTask
-from bert.tasks.readers.columns import KEYS
-from bert.tasks.readers.text_pairs import (
-    TextExamples,
-    check_num_negatives,
-    read_queries,
-    read_scored_pairs,
-    with_negatives,
-)
-from bert.tasks.sequence import file_prefix
+from bert.tasks.columns import KEYS, ColumnFilesTask, label_text, read_columns
+from bert.tasks.sequence_classification.base import file_prefix
+from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs, with_negatives
 
 HEAD = "embedding"
 
@@ -246,6 +239,78 @@ class EmbeddingTask(ColumnFilesTask):
 
     def format_predictions(self, predictions: Outputs, examples: Any) -> list[Embedding]:
         return [Embedding(list(map(float, vector))) for vector in predictions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTextsTask(EmbeddingTask):
+    """One vector a text; a row is a text. The scores of its examples are the numbers of labels."""
+
+    @property
+    def main_metric(self) -> str:  # type: ignore[override]  # as of EmbeddingTask
+        """The share of texts whose nearest other one has the same label."""
+        return "accuracy"
+
+    def read(self, folder: Path, split: str) -> TextExamples:
+        records, names = self.records(Path(folder), split), self.data.columns
+        found = read_columns(
+            records,
+            {names.text_a: "data.columns.text_a"},
+            {names.label: "data.columns.label"},
+            None if names.id is None else (names.id, "data.columns.id"),
+            needed=split != "test",
+            leave_out=True,
+        )
+        [texts] = found.texts
+        labels = None
+        if found.labels is not None:
+            cells = zip(found.line_numbers, itertools.repeat(names.label), found.labels[0], strict=False)
+            labels = number_texts([word.strip() for word in records.read_each(cells, label_text)])
+            if split == "train" and len(np.unique(labels)) in (1, len(labels)):
+                wrong = "all rows have the same" if not labels.any() else "no two rows have the same"
+                raise UserError(
+                    f"{records.source}: {wrong} {names.label}: add texts of several labels, two or more of each"
+                )
+        none: list[list[str]] = [[] for _ in texts]
+        return TextExamples(texts, None, none, labels, found.ids, labels is not None, found.notes)
+
+    def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> Features:
+        texts = self._cased(examples.queries, self.settings.query_prompt or "")
+        if examples.scores is None:
+            return features.tokenize(tokenizer, texts, data.max_length)
+        labels = np.stack([examples.scores, number_texts(examples.queries)], axis=1)
+        return features.tokenize(tokenizer, texts, data.max_length, labels)
+
+    def predict(self, outputs: Outputs, features: Any, examples: TextExamples) -> Outputs:
+        """The embeddings as they are."""
+        return outputs
+
+    def score(self, predictions: Any, examples: TextExamples) -> dict[str, float]:
+        """The share of texts whose nearest other one has the same label; of a text alone 0."""
+        labels = examples.known_scores
+        if len(labels) < 2:
+            return {"accuracy": 0.0}
+        return {"accuracy": float(np.mean(labels[_nearest(predictions).first] == labels))}
+
+    def baseline_scores(self, examples: TextExamples) -> dict[str, float]:
+        """Of another text at random."""
+        counts = np.bincount(examples.known_scores)
+        return {"accuracy": float(np.sum(counts * (counts - 1)) / max(len(examples) * (len(examples) - 1), 1))}
+
+    def write_predictions(self, folder: Path, split: str, predictions: Any, examples: TextExamples) -> list[Path]:
+        """SPLIT.tsv: the nearest other text of each by its id, and the cosine."""
+        return super().write_predictions(folder, split, _nearest(predictions), examples)
+
+    def write_details(self, folder: Path, split: str, predictions: Any, examples: TextExamples) -> list[Path]:
+        return []
+
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        return (("text",), (self.data.columns.text_a,))
+
+
+def _nearest(embeddings: Outputs) -> Cosines:
+    cosines, others = retrieval.find_nearest_others(retrieval.normalized(np.reshape(embeddings, (len(embeddings), -1))))
+    return Cosines(cosines, None, others)
 
 
 TASKS = (EmbeddingTask(),)

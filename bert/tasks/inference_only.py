@@ -16,12 +16,13 @@ from bert.data.records import Records
 from bert.data.windows import Text
 from bert.metrics.tagging_schemes import other_spelling
 from bert.tasks.base import Outputs, Task
-from bert.tasks.multilabel import MultilabelTask
+from bert.tasks.columns import Columns
 from bert.tasks.multiple_choice import MultipleChoiceTask
-from bert.tasks.question_answering import SquadTask
-from bert.tasks.readers.columns import Columns
-from bert.tasks.sequence import ClassificationTask, Examples, RegressionTask
-from bert.tasks.token_classification import TaggingTask
+from bert.tasks.question_answering.task import SquadTask
+from bert.tasks.sequence_classification.base import Examples
+from bert.tasks.sequence_classification.classification import ClassificationTask, RegressionTask
+from bert.tasks.sequence_classification.multilabel import MultilabelTask
+from bert.tasks.token_classification.task import TaggingTask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,9 +22,9 @@ from bert.data.inputs import as_texts
 from bert.data.records import read_records
 from bert.errors import UserError, quoted, require
 from bert.files import write_tsv
+from bert.tasks import split_files
 from bert.tasks.base import Outputs, Task, json_input
-from bert.tasks.readers import split_files
-from bert.tasks.readers.columns import label_text
+from bert.tasks.columns import label_text
 
 FILES: split_files.Names = {
     "train": ("train.csv", "train.jsonl", "train_rand_split.jsonl"),

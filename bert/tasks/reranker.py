@@ -20,10 +20,9 @@ from bert.errors import UserError, WarningText, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
 from bert.tasks.base import Outputs
-from bert.tasks.column_files import ColumnFilesTask
-from bert.tasks.readers.columns import KEYS
-from bert.tasks.readers.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs
-from bert.tasks.sequence import Score
+from bert.tasks.columns import KEYS, ColumnFilesTask
+from bert.tasks.sequence_classification.classification import Score
+from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs
 
 
 @dataclass(frozen=True)

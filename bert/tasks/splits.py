@@ -18,7 +18,8 @@ from bert.data.features import Rows
 from bert.errors import UserError, require
 from bert.remote import fetch
 from bert.tasks.base import Task
-from bert.tasks.sequence import ClassificationTask, LabelTask
+from bert.tasks.sequence_classification.base import LabelTask
+from bert.tasks.sequence_classification.classification import ClassificationTask
 
 DEV_SHARE = 0.1
 """Share of the training rows held out as dev if there is no file for it and ``data.dev_fraction`` is not set."""

@@ -27,7 +27,7 @@ from bert.runs.mirror import Mirror
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import Interrupted
 from bert.tasks import find_task
-from bert.tasks.readers.rows import table_files
+from bert.tasks.columns import table_files
 from bert.training.finetuning.run import finetune as run_finetuning
 from bert.training.finetuning.seeds import finetune_seeds
 from bert.training.pretraining.run import pretrain as run_pretraining

@@ -16,8 +16,9 @@ from bert.data.features import Features
 from bert.data.pretraining import builder, shards
 from bert.data.row_template import RowTemplate, post_processor, row_template
 from bert.errors import UserError
-from bert.tasks import find_task, multiple_choice, span_features, word_features
-from bert.tasks.readers import conll
+from bert.tasks import find_task, multiple_choice
+from bert.tasks.question_answering import span_features
+from bert.tasks.token_classification import conll, word_features
 from bert.tokenizer.vocabulary import literal_tokenizer, tokenizer_fingerprint
 from tests.letters import byte_level_tokenizer, letter_tokenizer
 

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
 from bert.data.windows import widest_windows, window_starts
-from bert.tasks import find_task, span_features, word_features
+from bert.tasks import find_task
 from bert.tasks.multiple_choice import MultipleChoiceTask
-from bert.tasks.readers import conll
+from bert.tasks.question_answering import span_features
+from bert.tasks.token_classification import conll, word_features
 from tests.letters import letter_tokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]

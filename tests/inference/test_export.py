@@ -21,9 +21,9 @@ from bert.interchange import ExportError
 from bert.model.encoder import Bert
 from bert.model.heads import HEADS, BertForMultipleChoice, BertForPreTraining
 from bert.tasks.base import Task
-from bert.tasks.custom_sequence import CustomClassification
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.reranker import RerankerTask
+from bert.tasks.sequence_classification import CustomClassification
 from tests.tiny_models import BINARY, CONFIG, TASKS, model_of
 
 onnx = pytest.importorskip("onnx", reason="needs the extra `onnx`")

@@ -14,7 +14,7 @@ from bert.analysis.inspection import summarize
 from bert.config import FinetuneConfig
 from bert.config.yaml_io import load_config
 from bert.runs.checkpoint import Checkpointer
-from bert.tasks.custom_sequence import CustomClassification
+from bert.tasks.sequence_classification import CustomClassification
 from tests.helpers import REPOSITORY
 
 

@@ -14,7 +14,7 @@ from bert.inference import search
 from bert.inference.search import Mining, RankedDocument, blocks_of, find_nearest
 from bert.interchange.pooling import Pooling
 from bert.model.heads import HEADS, BertForPreTraining
-from bert.tasks.sequence import Score
+from bert.tasks.sequence_classification import Score
 from tests.tiny_models import CONFIG, TASKS, model_of
 
 TEXTS = ["ba ko", "ri", "tu lo mi", "a b c d", "ba", "ko ri", "lo", "mi ba"]

@@ -30,14 +30,14 @@ def test_what_it_names_is_there() -> None:
     import bert.interchange.shapes
     import bert.interchange.writers.signature
     import bert.model.heads
-    import bert.tasks
     import bert.tasks.base
+    import bert.tasks.registry
     import bert.training.losses
     import bert.training.optimizer
     import bert.training.pretraining.objectives
 
     for module, names in {
-        bert.tasks: ("MODULES", "TASKS"),
+        bert.tasks.registry: ("MODULES", "TASKS"),
         bert.tasks.base.Task: ("fit", "to_config", "from_config"),
         bert.config.resume: ("DERIVED_KEYS",),
         bert.model.heads: ("HEADS",),

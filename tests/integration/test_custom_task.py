@@ -16,6 +16,7 @@ from bert.commands.predict import main as predict
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.config.yaml_io import load_config
 from bert.runs.folder import open_run
+from bert.tasks import registry
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_task.md").read_text(encoding="utf-8")
 SMALL = ["--data.max_length=32", "--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]
@@ -32,7 +33,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, the current one; the tasks and modules of the process are as before when it is left."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
+    monkeypatch.setattr(registry, "TASKS", dict(registry.TASKS))
     monkeypatch.delitem(sys.modules, "reviews", raising=False)
     return tmp_path
 
@@ -140,7 +141,7 @@ def test_a_run_of_the_pages_class_brings_no_code(reviews, pretrained: Path, monk
     [answer] = bert.load("run").predict(["ba ri"])
     assert set(answer.probabilities) == {"neg", "pos"}
 
-    del tasks.TASKS["reviews"]  # as for somebody else
+    del registry.TASKS["reviews"]  # as for somebody else
     monkeypatch.delitem(sys.modules, "reviews")
     Path("texts.txt").write_text("ba ri\n")
     error = fails(predict, "run", "texts.txt")

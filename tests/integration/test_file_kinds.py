@@ -26,7 +26,7 @@ from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.interchange.tensor_files import read_tensors
 from bert.runs.checkpoint_directory import verify_manifest, write_manifest
 from bert.runs.folder import config_class_of_run
-from bert.tasks.question_answering import _questions
+from bert.tasks.question_answering.squad import _questions
 from bert.tokenizer.vocabulary import load_tokenizer
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 437955512\n"

@@ -17,7 +17,7 @@ from bert.config.yaml_io import dump, load_config
 from bert.data.corpus import files as formats
 from bert.errors import UserError
 from bert.tasks import find_task, make_task, multiple_choice, question_answering
-from bert.tasks.readers import conll
+from bert.tasks.token_classification import conll
 from tests.helpers import thoroughly
 
 WORDS = [

@@ -20,7 +20,7 @@ from bert import metrics
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
 from bert.data.features import Features
-from bert.tasks.readers import conll
+from bert.tasks.token_classification import conll
 from tests.conftest import SMALL_MODEL
 from tests.helpers import FILLERS, NAMES, lines_of, questions, words
 

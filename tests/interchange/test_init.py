@@ -21,10 +21,10 @@ from bert.interchange.pooling import Pooling
 from bert.interchange.readers.google import CHECKPOINT
 from bert.model.heads import HEADS
 from bert.tasks.base import Task
-from bert.tasks.custom_question_answering import CustomQuestionAnswering
-from bert.tasks.custom_sequence import CustomClassification
-from bert.tasks.custom_token_classification import CustomTokenClassification
 from bert.tasks.multiple_choice import MultipleChoiceTask
+from bert.tasks.question_answering import CustomQuestionAnswering
+from bert.tasks.sequence_classification import CustomClassification
+from bert.tasks.token_classification import CustomTokenClassification
 from bert.training.finetuning.initialization import Head, match_head
 from bert.training.finetuning.kinds import head_of_task
 from bert.training.initialization import load_pretrained_params

@@ -11,7 +11,7 @@ from tokenizers import BertWordPieceTokenizer, Tokenizer
 from bert.config import TaskDataConfig
 from bert.data.records import table_rows
 from bert.tasks import TASKS
-from bert.tasks.sequence import Examples
+from bert.tasks.sequence_classification import Examples
 
 pytestmark = pytest.mark.real
 

@@ -12,7 +12,7 @@ import bert
 from bert import metrics
 from bert.commands.finetune import main
 from bert.tasks import question_answering
-from bert.tasks.readers import conll
+from bert.tasks.token_classification import conll
 from tests.conftest import SMALL_MODEL
 
 pytestmark = pytest.mark.real

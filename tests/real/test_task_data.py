@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from bert import metrics
-from bert.tasks import multiple_choice, question_answering, word_features
-from bert.tasks.readers import conll
+from bert.tasks import multiple_choice, question_answering
+from bert.tasks.token_classification import conll, word_features
 from bert.tokenizer.vocabulary import load_tokenizer
 
 pytestmark = pytest.mark.real

@@ -13,8 +13,7 @@ from matplotlib.image import imread
 from bert import metrics
 from bert.runs.plots import draw_confusion_matrix
 from bert.tasks import TASKS
-from bert.tasks.custom_sequence import CustomClassification
-from bert.tasks.sequence import ClassificationPredictions, Examples
+from bert.tasks.sequence_classification import ClassificationPredictions, CustomClassification, Examples
 
 FILES = ["confusion_matrix.png", "errors.tsv"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.tasks.span_features import Answer, Example, Windows
+from bert.tasks.question_answering import Answer, Example, Windows
 from tests.letters import letter_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

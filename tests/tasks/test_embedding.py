@@ -16,7 +16,7 @@ from bert.data.text_groups import TextGroups
 from bert.errors import UserError
 from bert.tasks import make_task
 from bert.tasks.embedding import EmbeddingTask
-from bert.tasks.readers.text_pairs import TextExamples
+from bert.tasks.text_pairs import TextExamples
 from bert.tokenizer.vocabulary import load_tokenizer
 from bert.training.finetuning.setup import DECLARED
 from tests.tiny_models import PIECES

@@ -13,7 +13,7 @@ from bert.config import ColumnsConfig, EmbeddingConfig, FinetuneConfig, Reranker
 from bert.errors import UserError
 from bert.tasks import make_task
 from bert.tasks.reranker import RankedExamples, RerankerTask
-from bert.tasks.sequence import Score
+from bert.tasks.sequence_classification import Score
 from bert.tokenizer.vocabulary import load_tokenizer
 from tests.tiny_models import PIECES
 

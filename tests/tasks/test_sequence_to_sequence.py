@@ -13,7 +13,7 @@ from bert.config.training import TrainingConfig
 from bert.data.features import IGNORE_INDEX
 from bert.data.sequence_pairs import target_boundaries
 from bert.tasks import TASKS, make_task
-from bert.tasks.column_files import labelled_examples
+from bert.tasks.columns import labelled_examples
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask, Written
 from bert.tokenizer.byte_level import train_byte_level
 from bert.tokenizer.vocabulary import train_tokenizer

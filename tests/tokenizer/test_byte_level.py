@@ -28,8 +28,8 @@ from bert.data.row_template import row_template
 from bert.errors import UserError
 from bert.files import read_json
 from bert.interchange.writers import hf
-from bert.tasks import span_features, word_features
-from bert.tasks.readers import conll
+from bert.tasks.question_answering import span_features
+from bert.tasks.token_classification import conll, word_features
 from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import literal_tokenizer, load_tokenizer, save_tokenizer, subword_ids, train_tokenizer

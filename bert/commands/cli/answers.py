@@ -83,8 +83,7 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
 
 def _sentences(path: Path, task: Task) -> Iterator[Input] | None:
     """The sentences of a file with a row for each word, as inputs of a tagger; None for other tasks and files."""
-    from bert.tasks.custom_token_classification import read_words
-    from bert.tasks.token_classification import TaggingTask
+    from bert.tasks.token_classification import TaggingTask, read_words
 
     if not isinstance(task, TaggingTask) or (found := read_words(path, task.words_column)) is None:
         return None

@@ -31,7 +31,7 @@ from bert.runs.loggers import call_and_end
 from bert.runs.plots import Bars, Subject, plot_curves
 from bert.runs.report import log_table
 from bert.tasks import make_task
-from bert.tasks.lexical_baseline import lexical_baseline
+from bert.tasks.sequence_classification import lexical_baseline
 from bert.tasks.splits import read_splits
 from bert.training.finetuning.run import finetune
 from bert.training.finetuning.seeds import finetune_seeds

@@ -1,0 +1,378 @@
+"""From the files, or data set, of a task to the cells of the columns that it wants."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import reprlib
+import tempfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert.config import TaskDataConfig
+from bert.data.corpus.files import DECOMPRESSORS
+from bert.data.records import (
+    SUFFIXES,
+    Records,
+    class_label_names,
+    conversion,
+    dataset_records,
+    declared_labels_file,
+    file_suffix,
+    is_dataset_dict,
+    listed_numbers,
+    open_splits,
+    read_records,
+)
+from bert.errors import LOGGER, UserError, WarningText, without_surrogates
+from bert.remote import fetch
+from bert.runs.metrics_log import to_jsonable
+from bert.tasks.base import Task
+
+KEYS = ("train", "dev", "test", "column_names", "columns")
+"""The keys of ``data`` that say where the cells are."""
+
+SPLITS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
+"""The names that each split goes by in data sets."""
+
+FILE_STEMS = {"train": ("train",), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
+"""The names that the file of each split goes by; the first that is there is read."""
+
+
+def split_names(folder: Path, data: TaskDataConfig, suffixes: Sequence[str] = SUFFIXES) -> list[str]:
+    """train, and of dev and test those that are named or there."""
+    source = folder.as_posix()
+    named = [split for split in ("dev", "test") if getattr(data, split) is not None]
+    if is_dataset_dict(source):
+        there = open_splits(source)
+        present = [split for split in ("dev", "test") if any(name in there for name in SPLITS[split])]
+    else:
+        present = [split for split in ("dev", "test") if _split_candidates(folder, split, suffixes)]
+    return ["train", *(split for split in ("dev", "test") if split in (*named, *present))]
+
+
+def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequence[str] = SUFFIXES) -> Path:
+    """The file of a split: the one that is named, else the one with its name. Raises UserError where it is missing."""
+    named = getattr(data, split)
+    if named is not None:
+        path = folder / fetch(named)
+        if not path.is_file():
+            raise UserError(f"{path} does not exist or is not a file: set data.{split} to the file of {split}")
+        return path
+    paths = _split_candidates(folder, split, suffixes)
+    if len(paths) != 1:
+        if not folder.is_dir():
+            fix = f"set data.dir to the folder with the file of {split}"
+            if not folder.exists():
+                raise UserError(f"{folder} does not exist: {fix}")
+            raise UserError(f"{folder} is a file and no folder: {fix}, and data.{split} to the file")
+        wrong = (
+            f"both {paths[0].name} and {paths[1].name}" if paths else f"no {split} with the end {', '.join(suffixes)}"
+        )
+        similar = "" if paths else _similar_file(folder, split, suffixes)
+        raise UserError(f"{folder} has {wrong}: set data.{split} to the file of {split}{similar}")
+    return paths[0]
+
+
+def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
+    """The rows of a split.
+
+    Raises:
+      UserError: its file, or the split, is missing or not as it should be.
+    """
+    source = folder.as_posix()
+    if not is_dataset_dict(source):
+        return read_records(split_path(folder, split, data), data.column_names)
+    there = open_splits(source)
+    default = next((name for name in SPLITS[split] if name in there), SPLITS[split][0])
+    return dataset_records(source, there, getattr(data, split) or default)
+
+
+def _similar_file(folder: Path, split: str, suffixes: Sequence[str]) -> str:
+    """The end of a message on a missing file: a file whose name differs by capitals, or whose kind is not read."""
+    for path in sorted(folder.iterdir()):
+        if path.name.partition(".")[0].lower() in FILE_STEMS[split] and path.is_file():
+            if file_suffix(path) in suffixes:
+                return f", for example {path.name}"
+            return f"; {path.name} is of a kind that is not read{conversion(path)}"
+    return ""
+
+
+def _split_candidates(folder: Path, split: str, suffixes: Sequence[str]) -> list[Path]:
+    for stem in FILE_STEMS[split]:
+        paths = (folder / f"{stem}{suffix}{packed}" for suffix in suffixes for packed in ("", *DECOMPRESSORS))
+        if found := [path for path in paths if path.is_file()]:
+            return found
+    return []
+
+
+class Columns(NamedTuple):
+    """What the rows of a split hold, R of each."""
+
+    line_numbers: list[int]
+    """Line, or row of a data set, of each."""
+    texts: list[list[str]]
+    """[columns of text][R]."""
+    labels: list[list[Any]] | None
+    """[columns of labels][R] as they are given; None if the split has none."""
+    ids: list[str]
+    """As the rows have them, else counted from 0."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the file is read."""
+    faults: tuple[tuple[int, UserError], ...] = ()
+    """(line, error) of each row with a bad text or id, if `read_columns` was asked not to raise them."""
+
+    def take(self, rows: Sequence[int]) -> Columns:
+        """The rows of these numbers, without labels."""
+        return self._replace(
+            line_numbers=[self.line_numbers[row] for row in rows],
+            texts=[[texts[row] for row in rows] for texts in self.texts],
+            labels=None,
+            ids=[self.ids[row] for row in rows],
+        )
+
+
+def read_columns(
+    records: Records,
+    texts: Mapping[str, str],
+    labels: Mapping[str, str],
+    id: tuple[str, str] | None = None,
+    needed: bool = True,
+    may_be_empty: bool = False,
+    unlabelled: Collection[Any] = (None, ""),
+    leave_out: bool = False,
+    raise_faults: bool = True,
+) -> Columns:
+    """Reads the wanted columns of all rows.
+
+    Errors of single rows are collected, so that one error names all of these rows.
+
+    Args:
+      texts, labels: column -> configuration key that names it.
+      id: (column, key).
+      needed: whether there have to be labels; otherwise a split of which no row has one is one without.
+      may_be_empty: whether a text may be.
+      unlabelled: what a row without labels has in their columns.
+      leave_out: whether to leave out rows of data sets, and of columns of class labels, that lack a label, and to count
+        them in a note. In files, such rows are errors.
+      raise_faults: whether to raise the errors of rows, or to return them as `Columns.faults`.
+
+    Raises:
+      UserError: place of a row that lacks a column, has a text that is none, or the id of another one.
+    """
+    columns = Columns([], [[] for _ in texts], [[] for _ in labels], [])
+    line_of_id: dict[str, int] = {}
+    faults: list[tuple[int, UserError]] = []
+    left_out: list[int] = []
+    may_lack = [name for name in labels if leave_out and (records.unit == "row" or name in records.declared_labels)]
+    rows, labelled = records.rows, bool(labels)
+    if not needed:
+        read = list(rows)
+        cells = (fields[name] for _, fields in read for name in labels if name in fields)
+        rows, labelled = iter(read), any(cell not in unlabelled for cell in cells)
+    for index, (line_number, fields) in enumerate(rows):
+        if index == 0 or records.names is None:
+            header = 1 if records.names and records.unit == "line" else line_number
+            records.require(header, fields, {**texts, **(labels if labelled else {}), **dict([id] if id else [])})
+        if labelled and any(is_missing(fields[name]) for name in may_lack):
+            left_out.append(line_number)
+            continue
+        try:
+            texts_of_row = [_text(records, line_number, name, fields[name], may_be_empty) for name in texts]
+            row_id = _row_id(records, line_number, fields, id, line_of_id) if id else str(index)
+        except UserError as error:
+            faults.append((line_number, error))
+            texts_of_row, row_id = [""] * len(texts), ""
+        for column, cell in zip(columns.texts, texts_of_row, strict=True):
+            column.append(cell)
+        for column, name in zip(columns.labels or (), labels if labelled else (), strict=False):
+            column.append(fields[name])
+        columns.ids.append(row_id)
+        columns.line_numbers.append(line_number)
+    if not columns.line_numbers:
+        what = "no rows with a label" if left_out else "no rows"
+        raise UserError(f"{records.source} has {what}: it needs a {records.unit} for each example")
+    if left_out:
+        records.notes.append(left_out_note(records, left_out))
+    if raise_faults:
+        records.require_sound(faults)
+    labels_read = columns.labels if labelled else None
+    return columns._replace(labels=labels_read, notes=tuple(records.notes), faults=tuple(faults))
+
+
+def left_out_note(records: Records, numbers: Sequence[int]) -> str:
+    """Returns the sentence on rows without a label, by their numbers."""
+    rows = "1 row" if len(numbers) == 1 else f"{len(numbers):,} rows"
+    numbered = f"{records.unit} {listed_numbers(numbers)}"
+    return WarningText(f"{records.source}: {rows} without a label left out ({numbered})")
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell holds no value: null, or a NaN, which data frames have in its place."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _row_id(
+    records: Records, line_number: int, fields: Mapping[str, Any], id: tuple[str, str], line_of_id: dict[str, int]
+) -> str:
+    row_id = label_text(records, line_number, id[0], fields[id[0]])
+    if (before := line_of_id.setdefault(row_id, line_number)) != line_number:
+        fix = f"leave {id[1]} out" if id[1].startswith("data.") else "copy the file again"
+        raise records.error(
+            line_number, f"{id[0]} {row_id!r} is on {records.unit} {before} already: give each row its own id, or {fix}"
+        )
+    return row_id
+
+
+def _text(records: Records, line_number: int, name: str, value: Any, may_be_empty: bool) -> str:
+    if is_missing(value):
+        raise records.error(line_number, _missing_message(records, name))
+    if not isinstance(value, str):
+        raise records.error(line_number, f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
+    if not (value.strip() or may_be_empty):
+        raise records.error(line_number, f"{name} is empty: write it or remove the {records.unit}")
+    return without_surrogates(value)
+
+
+def label_text(records: Records, line_number: int, name: str, value: Any) -> str:
+    """A label or an id: a text on one line, or a whole number, which may be a float."""
+    if is_missing(value):
+        raise records.error(line_number, _missing_message(records, name))
+    if isinstance(value, float) and value.is_integer():  # data frames have floats in a column that lacks a number
+        value = int(value)
+    word = json.dumps(value) if isinstance(value, int) else value  # true and false among them
+    if not isinstance(word, str) or not word.strip() or set(word) & set("\t\r\n"):
+        shown = repr(value)[:40]
+        raise records.error(
+            line_number, f"{name} is {shown}: it must be a text without tabs and line ends, or a whole number"
+        )
+    return without_surrogates(word)
+
+
+def _missing_message(records: Records, name: str) -> str:
+    return f"{name} is missing (null): write it or remove the {records.unit}"
+
+
+def table_files(rows: Any, name: str) -> dict[str, str]:
+    """Returns the contents of the files that hold rows, by file name: ``NAME.jsonl``, and the labels they declare.
+
+    Args:
+      rows, name: as for `json_lines`.
+
+    Raises:
+      UserError: as `json_lines`.
+    """
+    files = {f"{name}.jsonl": json_lines(rows, name)}
+    if declared := _declared_labels(rows):
+        files[declared_labels_file(Path(f"{name}.jsonl")).name] = json.dumps(declared) + "\n"
+    return files
+
+
+def json_lines(rows: Any, name: str) -> str:
+    """A JSON object on each line.
+
+    Args:
+      rows: dictionaries of columns, a data frame of pandas, or a `datasets.Dataset`, whose class labels become names.
+      name: of the rows, for messages.
+
+    Raises:
+      UserError: something else, or no rows.
+    """
+    lines = []
+    for number, row in enumerate(_rows(rows, name), 1):
+        if not isinstance(row, Mapping):
+            raise UserError(f"{name}, row {number} is {reprlib.repr(row)}: pass a dictionary of columns for each row")
+        lines.append(json.dumps(to_jsonable(dict(row))) + "\n")
+    if not lines:
+        raise UserError(f"{name} has no rows: pass at least one")
+    return "".join(lines)
+
+
+def _declared_labels(rows: Any) -> dict[str, list[str]]:
+    """Returns the labels of each class label of a data set, and the categories in use of each column of a data frame
+    that is categorical."""
+    if _is_dataset(rows):
+        declared = {column: list(class_label_names(feature)) for column, feature in rows.flatten().features.items()}
+        return {column: names for column, names in declared.items() if names}
+    if _is_data_frame(rows):
+        categories = {
+            column: getattr(getattr(rows[column], "dtype", None), "categories", None) for column in rows.columns
+        }
+        return {
+            str(column): [str(to_jsonable(name)) for name in names if (rows[column] == name).any()]
+            for column, names in categories.items()
+            if names is not None
+        }
+    return {}
+
+
+def _is_dataset(rows: Any) -> bool:
+    return hasattr(rows, "features") and hasattr(rows, "flatten")
+
+
+def _is_data_frame(rows: Any) -> bool:
+    return hasattr(rows, "columns") and hasattr(rows, "to_dict")
+
+
+def _rows(rows: Any, name: str) -> Iterable[Any]:
+    if _is_dataset(rows):
+        return (row for _, row in dataset_records(name, {name: rows}, name).rows)
+    if _is_data_frame(rows):
+        return rows.astype(object).where(rows.notna(), None).to_dict("records")
+    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+        wanted = "pass a path, a list of dictionaries, a pandas.DataFrame or a datasets.Dataset"
+        raise UserError(f"{name} is {reprlib.repr(rows)}: {wanted}")
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnFilesTask(Task):
+    """A task whose splits are files of columns; one that overrides `splits` and `records` reads any layout."""
+
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+
+    def splits(self, folder: Path) -> list[str]:
+        return split_names(Path(folder), self.data)
+
+    def records(self, folder: Path, split: str) -> Records:
+        """The rows of a split, under the names that the columns have."""
+        return split_records(Path(folder), split, self.data)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return () if self.data.columns.id is None else (self.data.columns.id,)
+
+    @property
+    def unnamed_table_columns(self) -> tuple[str, ...]:
+        return tuple(self.data.column_names or ())
+
+
+def labelled_examples(task: ColumnFilesTask, data: Any) -> Any:
+    """The task's examples of a labelled file, or of rows in memory as `json_lines` reads them. Raises UserError."""
+    if "dev" not in task.data_keys:
+        raise UserError(f"{task.name} reads its own rows, whose scores are in results.json: use a run on files")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "data.jsonl"
+        if isinstance(data, str | os.PathLike):
+            file = Path(os.path.abspath(data))
+            if not file.is_file():
+                raise UserError(f"{data} is no file: pass the path of a labelled file, or a list of labelled rows")
+        else:
+            for name, content in table_files(data, "data").items():
+                (Path(folder) / name).write_text(content, encoding="utf-8")
+        columns = dataclasses.replace(task.data.columns, id=None)  # scores need none
+        data_config = dataclasses.replace(task.data, dev=str(file), source=None, target=None, columns=columns)
+        try:
+            examples = dataclasses.replace(task, data=data_config).read(Path(folder), "dev")
+        except UserError as error:
+            of_rows = f"{Path(folder) / 'data.jsonl'}, line "
+            message = str(error).replace(of_rows, "data, row ").replace(" lines have such", " rows have such")
+            raise UserError(message) from None
+        for note in examples.notes:
+            in_memory = str(Path(folder) / "data.jsonl")
+            LOGGER.warning(note.replace(in_memory, "data").replace("(line ", "(row ") if in_memory in note else note)
+        return examples

@@ -1,0 +1,257 @@
+"""Files of questions in SQuAD's layout or in columns -> examples; answers -> the official files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bert.config import ColumnsConfig
+from bert.data.records import Records
+from bert.errors import UserError, convert, without_surrogates
+from bert.files import parse_json, require_text, write_atomic
+from bert.tasks.columns import read_columns
+from bert.tasks.question_answering.span_features import (
+    Answer,
+    Answers,
+    Example,
+)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A file's questions, in its order."""
+
+    examples: list[Example]
+    misplaced: list[str]
+    """Ids of the questions with an answer that does not stand where the file says, each once."""
+    labelled: bool = True
+    """Whether the answers are known."""
+    notes: tuple[str, ...] = ()
+    may_be_impossible: bool = False
+    """Whether the file has questions without an answer, be they among ``examples`` or not."""
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The contexts: questions about the same one stay together."""
+        return [example.context for example in self.examples]
+
+    def take(self, rows: Sequence[int]) -> Dataset:
+        """The questions of these numbers."""
+        return replace(self, examples=[self.examples[row] for row in rows])
+
+    def sentences(self) -> Iterator[str]:
+        """Every context once, then every question."""
+        yield from dict.fromkeys(example.context for example in self.examples)
+        yield from (example.question for example in self.examples)
+
+    @property
+    def trainable(self) -> list[Example]:
+        """The questions one can learn from: impossible, or with an answer that has a place. The others are skipped."""
+        return [example for example in self.examples if example.is_impossible or example.answer is not None]
+
+    @property
+    def skipped(self) -> list[str]:
+        """Ids of the questions that ``trainable`` leaves out."""
+        kept = {example.id for example in self.trainable}
+        return [example.id for example in self.examples if example.id not in kept]
+
+
+def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossible: bool = True) -> Dataset:
+    """Reads a file in SQuAD's layout, v1.1 or v2.0.
+
+    Args:
+      strict: an answer that does not stand where the file says is an error, and not only counted.
+      labelled: every question has to come with its answers, or be marked as impossible; otherwise the file is
+        labelled where all do.
+      may_be_impossible: a labelled file may have questions without an answer, as v2.0.
+
+    Raises:
+      UserError: the file, the id of the question, what is wrong, and the fix.
+    """
+    path = Path(path)
+    examples: list[Example] = []
+    misplaced: list[str] = []
+    seen: set[str] = set()
+    for context, question, location in _questions(path):
+        id = _get(question, "id", str, location)
+        location = f"{path}, question {id}"
+        if id in seen:
+            raise UserError(f"{location}: the id occurs twice: give every question its own id")
+        seen.add(id)
+        text = _get(question, "question", str, location)
+        if not text.strip():
+            raise UserError(f"{location}: the question is empty: write it or remove the entry")
+        impossible = "is_impossible" in question and _get(question, "is_impossible", bool, location)
+        listed = _get(question, "answers", list, location) if labelled or "answers" in question else []
+        answers = tuple(_answer(entry, context, location) for entry in listed)
+        if impossible and answers:
+            raise UserError(f"{location}: is_impossible is true but there are answers: remove one or the other")
+        if labelled and not impossible and not answers:
+            raise UserError(f"{location}: no answers: list one, or set is_impossible to true")
+        wrong = next((index for index, answer in enumerate(answers) if answer.start is None), None)
+        if wrong is not None:
+            if strict:
+                start = listed[wrong]["answer_start"]
+                raise UserError(
+                    f"{location}: the answer {answers[wrong].text[:80]!r} does not stand at character {start} "
+                    f"of its context, where there is {context[max(start, 0) :][:40]!r}: fix answer_start or the text"
+                )
+            misplaced.append(id)
+        examples.append(Example(id, text, context, answers, impossible))
+    if not examples:
+        raise UserError(f"{path} holds no questions: copy it again")
+    labelled = labelled or all(example.answers or example.is_impossible for example in examples)
+    impossible_id = next((example.id for example in examples if example.is_impossible), None)
+    if labelled and impossible_id is not None and not may_be_impossible:
+        raise UserError(f"{path}, question {impossible_id}: it has no answer, as in SQuAD v2.0: use the task squad2")
+    return Dataset(examples, misplaced, labelled)
+
+
+def references(examples: Sequence[Example]) -> dict[str, list[str]]:
+    """The right answers of each question, as `bert.metrics.squad_metrics` takes them; an empty list: it has none."""
+    return {example.id: [answer.text for answer in example.answers] for example in examples}
+
+
+def write_predictions(folder: Path, answers: Answers) -> list[Path]:
+    """Writes predictions.json, nbest_predictions.json and, for v2.0, null_odds.json, as run_squad.py does."""
+    n_best = {
+        id: [
+            {name: getattr(candidate, name) for name in ("text", "probability", "start_logit", "end_logit")}
+            for candidate in candidates
+        ]
+        for id, candidates in answers.n_best.items()
+    }
+    files = {"predictions.json": answers.texts, "nbest_predictions.json": n_best}
+    if answers.null_odds is not None:
+        files["null_odds.json"] = answers.null_odds
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_atomic(folder / name, json.dumps(content, indent=4) + "\n")
+    return [folder / name for name in files]
+
+
+def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(context, question's entry, its file and indices for messages) of each question."""
+    try:
+        data = path.read_bytes()
+        require_text(path, data)
+        content = parse_json(data.decode("utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): pass a file in SQuAD's JSON layout") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, byte {error.start}: not UTF-8: {convert(error.object)}") from None
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}, line {error.lineno}: not JSON ({error.msg}), the file is damaged: copy it again"
+        ) from None
+    except ValueError as error:  # thousands of digits in a number, or of brackets in one another
+        raise UserError(f"{path}: not JSON that can be read ({error}), the file is damaged: copy it again") from None
+    for a, article in enumerate(_get(content, "data", list, str(path))):
+        for p, paragraph in enumerate(_get(article, "paragraphs", list, f"{path}, data[{a}]")):
+            location = f"{path}, data[{a}].paragraphs[{p}]"
+            context = _get(paragraph, "context", str, location)
+            for q, question in enumerate(_get(paragraph, "qas", list, location)):
+                yield context, question, f"{location}.qas[{q}]"
+
+
+_JSON_TYPES: dict[type, str] = {str: "a text", list: "a list", bool: "true or false", int: "a whole number"}
+
+
+def _get(entry: Any, key: str, type_: type, location: str) -> Any:
+    if not isinstance(entry, dict) or key not in entry:
+        raise UserError(f"{location}: no {key!r}: the file must follow SQuAD's layout")
+    value = entry[key]
+    if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
+        raise UserError(f"{location}: {key!r} is {str(value)[:40]!r}: it must be {_JSON_TYPES[type_]}")
+    return value
+
+
+def _answer(entry: Any, context: str, location: str) -> Answer:
+    text, start = _get(entry, "text", str, location), _get(entry, "answer_start", int, location)
+    has_position = start >= 0 and text.strip() and context.startswith(text, start)
+    return Answer(text, start if has_position else None)
+
+
+def read_questions(
+    records: Records, names: ColumnsConfig, needed: bool = True, strict: bool = False, may_be_impossible: bool = True
+) -> Dataset:
+    """The questions of a split, R examples.
+
+    A row without an answer is a question that its context does not answer.
+
+    Args:
+      needed: whether there have to be answers; otherwise a split none of whose rows has one is one to predict.
+      strict: an answer that does not stand where its row says is an error, and not only counted.
+
+    Raises:
+      UserError: place of a row that lacks a column, has an empty text, an answer without its start, or another's id.
+    """
+    labels = {names.answer: "data.columns.answer"}
+    if names.answer_start is not None:
+        labels[names.answer_start] = "data.columns.answer_start"
+    columns = read_columns(
+        records,
+        {names.question: "data.columns.question", names.context: "data.columns.context"},
+        labels,
+        None if names.id is None else (names.id, "data.columns.id"),
+        needed=needed,
+        unlabelled=(),  # a row without an answer may be a question without one
+    )
+    if not needed and columns.labels and all(answer in (None, "", []) for answer in columns.labels[0]):
+        columns = columns._replace(labels=None)
+    examples, misplaced = [], []
+    for row, (id, question, context) in enumerate(zip(columns.ids, *columns.texts, strict=True)):
+        if columns.labels is None:
+            examples.append(Example(id, question, context, ()))
+            continue
+        line_number, given = columns.line_numbers[row], [column[row] for column in columns.labels]
+        answers = _answers(records, line_number, names, context, *given)
+        if not (answers or may_be_impossible):
+            raise records.error(
+                line_number, "no answer, but every training question has one: remove it, or train with such questions"
+            )
+        if wrong := next((answer for answer in answers if answer.start is None), None):
+            if strict or names.answer_start is None:
+                where = "at its place in" if names.answer_start is not None else "in"
+                raise records.error(
+                    line_number, f"the answer {wrong.text[:80]!r} does not stand {where} its context: fix the row"
+                )
+            misplaced.append(id)
+        examples.append(Example(id, question, context, answers, is_impossible=not answers))
+    impossible = any(example.is_impossible for example in examples)
+    return Dataset(examples, misplaced, columns.labels is not None, columns.notes, impossible)
+
+
+def _answers(
+    records: Records, line_number: int, names: ColumnsConfig, context: str, texts: Any, starts: Any = None
+) -> tuple[Answer, ...]:
+    """The right answers of a row; none where it has no text."""
+    if not isinstance(texts, list):
+        texts, starts = ([], []) if texts in (None, "") else ([texts], [starts])
+    texts = [without_surrogates(text) if isinstance(text, str) else text for text in texts]
+    if names.answer_start is None:
+        starts = [context.find(text) if isinstance(text, str) else None for text in texts]
+    if not isinstance(starts, list) or len(starts) != len(texts):
+        raise records.error(
+            line_number,
+            f"{names.answer} has {len(texts)} texts, {names.answer_start} is {str(starts)[:40]}: give one for each",
+        )
+    answers = []
+    for text, start in zip(texts, starts, strict=True):
+        if not isinstance(text, str) or not text.strip():
+            raise records.error(line_number, f"{names.answer} is {str(text)[:40]!r}: it must be a text, or empty")
+        try:
+            if isinstance(start, float) and not start.is_integer():
+                raise ValueError
+            start = int(start)
+        except (TypeError, ValueError):
+            shown = repr(start)[:40]
+            raise records.error(line_number, f"{names.answer_start} is {shown}: it must be a whole number") from None
+        answers.append(Answer(text, start if start >= 0 and context.startswith(text, start) else None))
+    return tuple(answers)

@@ -1,0 +1,320 @@
+"""Question answering: SQuAD v1.1 and v2.0, and questions in columns of files or data sets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bert import metrics
+from bert.config import TaskDataConfig
+from bert.data.features import pad_and_stack
+from bert.data.inputs import as_texts, check_count
+from bert.errors import UserError, WarningText, require
+from bert.tasks import split_files
+from bert.tasks.base import Outputs, Task, json_input
+from bert.tasks.columns import KEYS, ColumnFilesTask
+from bert.tasks.question_answering.span_features import (
+    Answers,
+    Candidate,
+    Example,
+    Windows,
+    decode_answers,
+    make_qa_features,
+)
+from bert.tasks.question_answering.squad import Dataset, read, read_questions, references, write_predictions
+
+
+class AnswerPrediction(NamedTuple):
+    """An answer: its text, cut from the context, and its share among the n best and no answer. Empty: no answer."""
+
+    answer: str
+    start: int | None
+    """First character in the context."""
+    end: int | None
+    """One past the last."""
+    probability: float
+
+
+ANSWER_SETTINGS = ("null_score_diff_threshold", "doc_stride", "max_answer_length", "n_best")
+"""Settings that a caller may give for the answers of a model; None for the model's."""
+
+QUESTION_KEYS = (
+    "doc_stride",
+    "max_query_length",
+    "max_answer_length",
+    "n_best_size",
+    "null_score_diff_threshold",
+    "misaligned_answers",
+)
+"""Keys of ``data`` that answering questions reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquadTask(Task):
+    """SQuAD v1.1, or v2.0, whose questions may be impossible; predictions are `Answers`.
+
+    Of v2.0 the best checkpoint is chosen by the F1 at its best threshold, and that threshold, found on dev, is kept.
+    """
+
+    name: str
+    version: str
+    may_be_impossible: bool = False
+    n_best_size: int = 20
+    max_answer_length: int = 30
+    null_score_diff_threshold: float | None = None
+    """None until the user sets it or `tune` finds it; `predict` then takes 0."""
+    num_answers: int | None = None
+    """How many answers `format_predictions` lists for each question; None gives the answer alone, without a list."""
+    strict: bool = False
+    """Misplaced answers are an error."""
+    data_keys: ClassVar[tuple[str, ...]] = QUESTION_KEYS
+    head: str = "span"
+    loss: str = "span"
+    windows: ClassVar[bool] = True
+
+    @property  # of other tasks a field
+    def main_metric(self) -> str:  # type: ignore[override]
+        return "best_f1" if self.may_be_impossible else "f1"
+
+    @property  # of other tasks a field
+    def baseline(self) -> str:  # type: ignore[override]
+        return "no_answer" if self.may_be_impossible else ""
+
+    @property
+    def num_labels(self) -> int:
+        return 2
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """None: a start and an end are no labels."""
+        return ()
+
+    def tune(self, outputs: Outputs, features: Windows, examples: Dataset) -> SquadTask:
+        """With the threshold of the best F1, half way to the next question, which is not answered.
+
+        The official search names the odds of the last question that is answered: new questions that are ever so little
+        less sure would have no answer. Where it is best never to answer, it calls that 0.
+        """
+        if not self.may_be_impossible or self.null_score_diff_threshold is not None:
+            return self
+        answers, right = self.predict(outputs, features, examples), references(examples.examples)
+        odds_of = require(answers.null_odds, "the odds of no answer")
+        never = min(odds_of.values()) - 1.0
+        best = self.score(answers, examples)["best_f1_thresh"]
+        best = (best + min((odds for odds in odds_of.values() if odds > best), default=best)) / 2
+
+        def f1(threshold: float) -> float:
+            return metrics.squad_metrics(replace(answers, null_score_diff_threshold=threshold).texts, right, v2=True)[
+                "f1"
+            ]
+
+        return replace(self, null_score_diff_threshold=max(best, never, key=f1))
+
+    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
+        return (
+            replace(data, null_score_diff_threshold=self.null_score_diff_threshold) if self.may_be_impossible else data
+        )
+
+    def from_config(self, data: TaskDataConfig) -> Self:
+        return replace(
+            self,
+            n_best_size=data.n_best_size,
+            max_answer_length=data.max_answer_length,
+            null_score_diff_threshold=data.null_score_diff_threshold,
+            strict=data.misaligned_answers == "error",
+        )
+
+    @property
+    def _files(self) -> split_files.Names:
+        names = {split: (f"{split}-v{self.version}.json", f"{split}-v{self.version}*.json") for split in SPLITS}
+        return {split: (*found, f"{split}.json") for split, found in names.items()}
+
+    def splits(self, folder: Path) -> list[str]:
+        return split_files.splits_in(Path(folder), self._files)
+
+    def read(self, folder: Path, split: str) -> Dataset:
+        """The questions; of train those that can be learned from. Those of test need no answers."""
+        path = split_files.find_split_file(folder, self._files, split, f"SQuAD v{self.version}")
+        dataset = read(path, self.strict, split != "test", self.may_be_impossible)
+        return self._kept(dataset, str(path), split)
+
+    def _kept(self, dataset: Dataset, path: str, split: str) -> Dataset:
+        """The questions, of train those that can be learned from; with notes on the others."""
+        notes = dataset.notes
+        examples = dataset.examples
+        if dataset.misplaced and dataset.labelled:
+            verb = "does not stand where the file says"
+            told = (
+                f"{path}: {len(dataset.misplaced)} question(s) with an answer that {verb}, "
+                f"{dataset.misplaced[0]} is the first"
+            )
+            if split == "train":
+                examples = dataset.trainable
+                told = f"{told}; {len(dataset.skipped)} without another answer skipped"
+                if not examples:
+                    raise UserError(f"{path} has no question with an answer at its stated position: copy it again")
+            notes += (WarningText(told),)
+        if split == "dev" and self.may_be_impossible and self.null_score_diff_threshold is not None:
+            notes += (
+                f"data.null_score_diff_threshold is set to {self.null_score_diff_threshold}: none is tuned on dev",
+            )
+        return replace(dataset, examples=examples, notes=notes)
+
+    def features(self, tokenizer: Tokenizer, examples: Dataset, data: TaskDataConfig) -> Windows:
+        return make_qa_features(tokenizer, examples.examples, data.max_length, data.doc_stride, data.max_query_length)
+
+    def predict(self, outputs: Outputs, features: Windows, examples: Dataset) -> Answers:
+        """[T, 2] logits of each window -> the best spans of each question. A diverged run answers as if from zeros."""
+        logits = np.nan_to_num(pad_and_stack(outputs, (0, 2)))
+        threshold = (self.null_score_diff_threshold or 0.0) if self.may_be_impossible else None
+        return decode_answers(
+            examples.examples,
+            features,
+            logits[..., 0],
+            logits[..., 1],
+            self.n_best_size,
+            self.max_answer_length,
+            threshold,
+        )
+
+    def score(self, predictions: Answers, examples: Dataset) -> dict[str, float]:
+        right = references(examples.examples)
+        scores = metrics.squad_metrics(predictions.texts, right, v2=self.may_be_impossible)
+        if not self.may_be_impossible:
+            return scores
+        odds = require(predictions.null_odds, "the odds of no answer")
+        best = {id: candidate.text for id, candidate in predictions.best.items()}
+        return {**scores, **metrics.best_null_threshold(best, odds, right)}
+
+    def baseline_scores(self, examples: Dataset) -> dict[str, float]:
+        """Of v2.0: that of answering no question."""
+        if not self.may_be_impossible:
+            return {}
+        right = references(examples.examples)
+        scores = metrics.squad_metrics(dict.fromkeys(right, ""), right, v2=True)
+        return {**scores, "best_f1": scores["f1"], "best_exact": scores["exact"]}
+
+    def is_degenerate(self, predictions: Answers, examples: Dataset) -> bool:
+        """No answer shares a word with a right one; of v2.0: no threshold is better than never to answer."""
+        reached = self.score(predictions, examples)[self.main_metric]
+        return reached <= self.baseline_scores(examples).get(self.main_metric, 0.0) < 100
+
+    def write_predictions(self, folder: Path, split: str, predictions: Answers, examples: Dataset) -> list[Path]:
+        """The files that the official scripts take: those of dev in ``folder``, others in a folder of the split."""
+        return write_predictions(folder if split == "dev" else folder / split, predictions)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return ("question", "context")
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return ("id",)
+
+    def parse_line(self, line: str) -> Any:
+        """``question<TAB>context``, or a JSON object with the two, whose context may have several lines."""
+        given = json_input(line, self.input_columns)
+        if given is None:
+            return super().parse_line(line)
+        if not all(isinstance(text, str) and text.strip() for text in given.values()):
+            raise ValueError("question and context must be texts that are not empty")
+        return tuple(given.values())
+
+    def sample(self, examples: Dataset) -> tuple[str, ...]:
+        return next(((example.question, example.context) for example in examples.examples), ())
+
+    def examples_from_inputs(self, inputs: Sequence[Any]) -> Dataset:
+        """Each input is a tuple or list of a question and its context, neither of them empty."""
+        examples = []
+        wanted = f"{self.name} takes a question and its context: pass a tuple of two strings"
+        for index, given in enumerate(inputs, 1):
+            question, context = as_texts(given, index, wanted, (2,))
+            for name, text in (("question", question), ("context", context)):
+                if not text.strip():
+                    raise UserError(f"input {index} has an empty {name}: pass a text")
+            examples.append(Example(str(index), question, context, ()))
+        return Dataset(examples, [], labelled=False)
+
+    def format_predictions(
+        self, predictions: Answers, examples: Dataset
+    ) -> list[AnswerPrediction] | list[list[AnswerPrediction]]:
+        """The answer to each question, or its ``num_answers`` most likely ones, best first."""
+        ids = [example.id for example in examples.examples]
+        if self.num_answers is None:
+            return [_answer_prediction(predictions, id) for id in ids]
+        return [[_prediction(candidate) for candidate in predictions.ranked(id)[: self.num_answers]] for id in ids]
+
+    def with_answer_settings(self, settings: Mapping[str, Any]) -> Self:
+        """The task with settings that a caller gives for its answers: those of `ANSWER_SETTINGS` that are the task's.
+
+        Raises:
+            UserError: a value that cannot work.
+        """
+        for name in ("doc_stride", "max_answer_length", "n_best"):
+            if settings.get(name) is not None:
+                check_count(name, settings[name])
+        changes: dict[str, Any] = {}
+        if (threshold := settings.get("null_score_diff_threshold")) is not None:
+            if isinstance(threshold, bool) or not isinstance(threshold, int | float) or math.isnan(threshold):
+                raise UserError(f"null_score_diff_threshold is {threshold!r}: pass a number")
+            changes |= {"may_be_impossible": True, "null_score_diff_threshold": float(threshold)}
+        if (length := settings.get("max_answer_length")) is not None:
+            changes["max_answer_length"] = length
+        if (count := settings.get("n_best")) is not None:
+            changes |= {"num_answers": count, "n_best_size": max(self.n_best_size, count + 1)}
+        return replace(self, **changes)
+
+
+SPLITS = ("train", "dev", "test")
+
+
+def _answer_prediction(predictions: Answers, id: str) -> AnswerPrediction:
+    text = predictions.texts[id]
+    return _prediction(next(candidate for candidate in predictions.ranked(id) if candidate.text == text))
+
+
+def _prediction(candidate: Candidate) -> AnswerPrediction:
+    start, end = (candidate.start, candidate.end) if candidate.text else (None, None)
+    return AnswerPrediction(candidate.text, start, end, candidate.probability)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomQuestionAnswering(ColumnFilesTask, SquadTask):
+    """Answers as spans of a context; where a training question has none, as in SQuAD v2.0."""
+
+    name: str = "span"
+    version: str = ""
+    data_keys = (*KEYS, *QUESTION_KEYS)
+
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        return ((self.data.columns.question, self.data.columns.context),)
+
+    def read(self, folder: Path, split: str) -> Dataset:
+        records = self.records(Path(folder), split)
+        may_be_impossible = self.may_be_impossible or split == "train"
+        dataset = read_questions(records, self.data.columns, split != "test", self.strict, may_be_impossible)
+        return self._kept(dataset, records.source, split)
+
+    def fit(self, train: Dataset) -> CustomQuestionAnswering:
+        return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or train.may_be_impossible)
+
+    def from_config(self, data: TaskDataConfig) -> Self:
+        """A threshold, once found, says that questions may be impossible."""
+        return dataclasses.replace(
+            super().from_config(data), data=data, may_be_impossible=data.null_score_diff_threshold is not None
+        )
+
+
+TASKS = (
+    SquadTask(name="squad", version="1.1"),
+    SquadTask(name="squad2", version="2.0", may_be_impossible=True),
+    CustomQuestionAnswering(),
+)

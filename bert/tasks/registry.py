@@ -1,0 +1,135 @@
+"""The task of a name or of a configuration. NumPy only, no JAX."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from bert.config import FinetuneConfig, TaskDataConfig
+from bert.config.model import DECODER_KEYS
+from bert.config.validation import check_unused
+from bert.errors import UserError
+from bert.tasks import embedding, multiple_choice, reranker, sequence_to_sequence
+from bert.tasks.base import Task
+from bert.tasks.question_answering import task as question_answering
+from bert.tasks.question_answering.task import QUESTION_KEYS
+from bert.tasks.sequence_classification import custom, glue
+from bert.tasks.token_classification import custom as custom_token_classification
+from bert.tasks.token_classification import task as token_classification
+from bert.tasks.token_classification.task import TAG_KEYS
+
+MODULES = (
+    glue,
+    question_answering,
+    token_classification,
+    multiple_choice,
+    custom,
+    custom_token_classification,
+    sequence_to_sequence,
+    embedding,
+    reranker,
+)
+
+BUILT_IN = tuple(task for module in MODULES for task in module.TASKS)
+
+TASKS: dict[str, Task] = {task.name: task for task in BUILT_IN}
+
+CUSTOM_TASK_KEYS = (
+    "train", "dev", "test", "column_names", "columns", "metrics", "score_range",
+    "source", "target", "max_target_length", "class_weights", "label_thresholds",
+)  # fmt: skip
+"""Keys of ``data`` that only some tasks read (`Task.data_keys`)."""
+
+BUILT_IN_KEYS = (*TAG_KEYS, *QUESTION_KEYS)
+"""Keys that only some of the toolkit's tasks read; a registered task may read all of them."""
+
+NOT_FOR_A_DECODER = {
+    "language_model_weight": "has a decoder's loss of its own",
+    "classifier_dropout": "has no classifier",
+    "num_feature_layers": "has no head over a frozen encoder",
+}
+"""Keys that tasks with a decoder do not read, and why."""
+
+NOT_FOR_EMBEDDINGS = {
+    "language_model_weight": "neither classifies nor scores single texts",
+    "classifier_dropout": "has no classifier",
+    "num_feature_layers": "has no head over a frozen encoder",
+}
+"""Keys that embeddings do not read, and why."""
+
+
+def register_task(task: Task) -> None:
+    """Makes a custom task known to this process, under its name: to fine-tune, to load its runs, to predict.
+
+    A run's folder names its task and holds no code. Register the task before loading the run; nothing else is
+    ever imported or run on its behalf.
+
+    Raises:
+      ValueError: a task of the toolkit has that name.
+    """
+    if any(task.name == other.name for other in BUILT_IN):
+        raise ValueError(f"{task.name} is a task of the toolkit: give yours another name")
+    TASKS[task.name] = task
+
+
+def find_task(name: str) -> Task:
+    """The task of that name; UserError names the nearest ones."""
+    if name in TASKS:
+        return TASKS[name]
+    near = difflib.get_close_matches(name.lower().replace("-", ""), TASKS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(TASKS)}"
+    raise UserError(f"task is {name!r}, which is unknown: {hint} (bert.register_task makes one of your own known)")
+
+
+def make_task(config: FinetuneConfig) -> Task:
+    """The task of a run, as its configuration shapes it. Raises UserError for what the task would not read."""
+    task, unset = find_task(config.task), TaskDataConfig()
+    is_built_in = any(task.name == other.name for other in BUILT_IN)
+    for key in (*CUSTOM_TASK_KEYS, *(BUILT_IN_KEYS if is_built_in else ())):
+        if key not in task.data_keys and getattr(config.data, key) != getattr(unset, key):
+            readers = ", ".join(task.name for task in BUILT_IN if key in task.data_keys)
+            raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")
+    _check_decoder_keys(task, config)
+    made = task.from_config(config.data)
+    sections: dict[type[Task], tuple[str, Any]] = {
+        embedding.EmbeddingTask: ("embedding", config.embedding),
+        reranker.RerankerTask: ("reranker", config.reranker),
+    }
+    for kind, (name, section) in sections.items():
+        if not isinstance(made, kind):
+            check_unused(f"{name}.", section, f"but it is for {name}, and the task is {task.name}: remove it")
+    if isinstance(made, embedding.EmbeddingTask):
+        if config.embedding.loss == "same_label":
+            made = embedding.LabelledTextsTask(name=made.name, data=made.data)
+        _check_unread(made, config, NOT_FOR_EMBEDDINGS)
+    if isinstance(made, (embedding.EmbeddingTask, reranker.RerankerTask)):
+        return made.with_settings(config)
+    return made
+
+
+def _check_unread(task: Task, config: FinetuneConfig, reasons: Mapping[str, str]) -> None:
+    """Raises UserError for the first of some keys that is set; ``reasons`` say why the task does not read them."""
+    check_unused("", config, f"but {task.name} has no head: remove it", ("head_init",))
+    for key, reason in reasons.items():
+        if value := getattr(config, key):
+            raise UserError(f"{key} is {value}, but {task.name} {reason}: remove it")
+
+
+def _check_decoder_keys(task: Task, config: FinetuneConfig) -> None:
+    """Raises UserError for settings of a decoder in a task without one, and the other way round."""
+    if task.head == sequence_to_sequence.HEAD:
+        _check_unread(task, config, NOT_FOR_A_DECODER)
+        if config.model.causal:
+            raise UserError(
+                f"model.causal is true, but the encoder of {task.name} sees the whole source: set it to false, or init "
+                "to another model"
+            )
+        return
+    writers = ", ".join(other.name for other in BUILT_IN if other.head == sequence_to_sequence.HEAD)
+    reason = f"but it is for {writers}, and the task is {task.name}: remove it"
+    check_unused("model.", config.model, reason, DECODER_KEYS)
+    check_unused("decoding.", config.decoding, reason)
+    check_unused("target_tokenizer.", config.target_tokenizer, reason)
+    check_unused("", config, reason, ("decoder_init",))
+    check_unused("training.", config.training, reason, ("label_smoothing",))

@@ -1,0 +1,32 @@
+"""One label, several labels or one score for each text or pair of texts."""
+
+from bert.tasks.sequence_classification.base import Examples, LabelTask, SentenceTask
+from bert.tasks.sequence_classification.classification import (
+    ClassificationPredictions,
+    ClassificationTask,
+    Label,
+    RegressionTask,
+    Score,
+    lexical_baseline,
+)
+from bert.tasks.sequence_classification.custom import CustomClassification, CustomMultilabel, CustomRegression
+from bert.tasks.sequence_classification.glue import SUBMISSIONS
+from bert.tasks.sequence_classification.multilabel import Labels, MultilabelTask
+
+__all__ = [
+    "SUBMISSIONS",
+    "ClassificationPredictions",
+    "ClassificationTask",
+    "CustomClassification",
+    "CustomMultilabel",
+    "CustomRegression",
+    "Examples",
+    "Label",
+    "LabelTask",
+    "Labels",
+    "MultilabelTask",
+    "RegressionTask",
+    "Score",
+    "SentenceTask",
+    "lexical_baseline",
+]

@@ -1,0 +1,272 @@
+"""Classification and regression: one label or one score for each text or pair of texts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert import metrics
+from bert.data.features import Features
+from bert.data.records import Records
+from bert.errors import UserError, require
+from bert.runs.plots import draw_confusion_matrix
+from bert.tasks.base import Outputs, Task
+from bert.tasks.columns import Columns, label_text
+from bert.tasks.sequence_classification.base import Examples, LabelTask, SentenceTask, file_prefix
+from bert.tasks.sequence_classification.multilabel import MultilabelTask
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Score that a label may be."""
+
+
+class ClassificationPredictions(NamedTuple):
+    """Predicted labels [R], and the probability [R, L] of each label."""
+
+    labels: np.ndarray
+    probabilities: np.ndarray
+
+
+class Label(NamedTuple):
+    """An answer: the most likely label, and the probability of each."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+class Score(NamedTuple):
+    """An answer: a number on the task's scale."""
+
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationTask(LabelTask):
+    """One label a row."""
+
+    loss: str = "cross_entropy"
+    baseline: str = "majority_class"
+
+    @property
+    def metric_labels(self) -> Mapping[str, str]:
+        """Two labels: f1 is computed for the second one."""
+        return {"f1": self.label_names[1]} if "f1" in self.metrics and self.num_labels == 2 else {}
+
+    def rows_by_label(self, examples: Examples) -> np.ndarray:
+        return np.bincount(examples.known_labels, minlength=self.num_labels)
+
+    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> ClassificationPredictions:
+        """[L] logits of each row -> the most likely label; a NaN counts as 0."""
+        probabilities = metrics.softmax(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
+        return ClassificationPredictions(probabilities.argmax(-1), probabilities)
+
+    def score(self, predictions: ClassificationPredictions, examples: Examples) -> dict[str, float]:
+        return metrics.compute_metrics(self.metrics, predictions.labels, examples.known_labels)
+
+    def baseline_scores(self, examples: Examples) -> dict[str, float]:
+        """Of always answering the split's most frequent label."""
+        return metrics.majority_class(self.metrics, examples.known_labels)
+
+    def is_degenerate(self, predictions: ClassificationPredictions, examples: Examples) -> bool:
+        """One label for every row, or no metric better than the majority class's (after Mosbach et al. 2021)."""
+        ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
+        one_label = len(np.unique(predictions.labels)) == 1 < len(np.unique(examples.known_labels))
+        return one_label or self.is_no_better(ours, theirs)
+
+    def never_predicted(self, predictions: ClassificationPredictions, examples: Examples) -> list[str]:
+        missing = np.setdiff1d(examples.known_labels, predictions.labels)
+        return [self.label_names[label] for label in missing]
+
+    def write_predictions(
+        self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples
+    ) -> list[Path]:
+        if not len(examples) == len(predictions.labels) == len(predictions.probabilities):
+            raise ValueError(
+                f"{len(examples)} rows, {len(predictions.labels)} predictions, "
+                f"{len(predictions.probabilities)} probabilities"
+            )
+        words = [self.labels[label] for label in predictions.labels]
+        chosen = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
+        right = {"label": [self.labels[label] for label in examples.known_labels]} if examples.labelled else {}
+        more = {**right, "probability": [f"{share:.6f}" for share in chosen]}
+        return self._write(folder, split, examples, words, more)
+
+    def details(self, predictions: ClassificationPredictions, examples: Examples) -> dict[str, Any]:
+        """Scores of each label and the confusion matrix."""
+        return metrics.by_class(self.label_names, predictions.labels, examples.known_labels)
+
+    def write_details(
+        self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples
+    ) -> list[Path]:
+        """Writes errors.tsv, the surest first, and confusion_matrix.png; ``SPLIT_...`` of splits other than dev."""
+        labels = examples.known_labels
+        shares = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
+        wrong = np.flatnonzero(predictions.labels != labels)
+        rows = (
+            (row, self.label_names[predictions.labels[row]], self.label_names[labels[row]], f"{shares[row]:.6f}")
+            for row in wrong[np.argsort(-shares[wrong], kind="stable")]
+        )
+        errors = self._write_errors(folder, split, examples, ("prediction", "label", "probability"), rows)
+        matrix = np.array(self.details(predictions, examples)["confusion_matrix"])
+        title = f"{self.name}, {split}: {len(wrong):,} errors in {len(labels):,} rows"
+        picture = draw_confusion_matrix(
+            folder / f"{file_prefix(split)}confusion_matrix.png", matrix, self.label_names, title
+        )
+        return [errors] if picture is None else [errors, picture]
+
+    def format_predictions(self, predictions: ClassificationPredictions, examples: Any) -> list[Label]:
+        return [
+            Label(self.label_names[label], dict(zip(self.label_names, map(float, shares), strict=True)))
+            for label, shares in zip(predictions.labels, predictions.probabilities, strict=True)
+        ]
+
+    def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+        """A label is one of the files' words or, in data sets, its name. A training split may tell the labels."""
+        rows, faults = [], list(columns.faults)
+        for line_number, label in zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True):
+            if isinstance(label, list):
+                wrong = f"{self.label_column} is a list, and {self.name} has one label a row"
+                raise records.error(line_number, f"{wrong}: set task to multilabel, or fix the row")
+            try:
+                # A blank next to a label is never intended and hard to see.
+                rows.append([label_text(records, line_number, self.label_column, label).strip()])
+            except UserError as error:
+                faults.append((line_number, error))
+                rows.append([])
+        numbers, labels = self._number_labels(records, columns.line_numbers, rows, is_train, faults)
+        return np.array(numbers, np.int32)[:, 0], labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionTask(SentenceTask):
+    """One score a row, from ``lowest`` to ``highest``; predictions are R float32 scores, as the head gives them."""
+
+    lowest: float
+    highest: float
+    loss: str = "mean_squared_error"
+    baseline: str = "mean"
+
+    @property
+    def num_labels(self) -> int:
+        return 1
+
+    @property
+    def problem_type(self) -> str:
+        return "regression"
+
+    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> np.ndarray:
+        """[1] of each row -> [R]; a NaN counts as 0."""
+        return np.nan_to_num(np.reshape(outputs, len(outputs)))
+
+    def score(self, predictions: np.ndarray, examples: Examples) -> dict[str, float]:
+        return metrics.compute_metrics(self.metrics, predictions, examples.known_labels)
+
+    def baseline_scores(self, examples: Examples) -> dict[str, float]:
+        """Correlation of a constant prediction, which is 0 by definition."""
+        return metrics.compute_metrics(self.metrics, np.zeros(len(examples)), examples.known_labels)
+
+    def is_degenerate(self, predictions: np.ndarray, examples: Examples) -> bool:
+        """No correlation, or less than none."""
+        return self.score(predictions, examples)[self.main_metric] <= 0
+
+    def write_predictions(self, folder: Path, split: str, predictions: np.ndarray, examples: Examples) -> list[Path]:
+        """Scores for the leaderboard are within the scale; those next to labels are as the head gives them."""
+        if len(examples) != len(predictions):
+            raise ValueError(f"{len(examples)} rows, {len(predictions)} predictions")
+        shown = predictions if examples.labelled else self._within(predictions)
+        right = {"score": list(map(_exact, examples.known_labels))} if examples.labelled else {}
+        # Fewer digits make ties, and with them another Spearman.
+        words = [f"{score:.6f}" if math.isfinite(self.highest) else _exact(score) for score in shown]
+        return self._write(folder, split, examples, words, right)
+
+    def format_predictions(self, predictions: np.ndarray, examples: Any) -> list[Score]:
+        return [Score(float(score)) for score in self._within(predictions)]
+
+    def _within(self, scores: np.ndarray) -> np.ndarray:
+        return np.clip(scores, self.lowest, self.highest)
+
+    def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+        scale = f"{self.name} has scores from {self.lowest:g} to {self.highest:g}"
+        if math.isinf(self.highest):
+            scale = f"{self.name} has finite numbers"
+        scores, faults = [], list(columns.faults)
+        for line_number, label in zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True):
+            wrong = ""
+            try:
+                score = float(str(label))
+            except ValueError:
+                score, wrong = math.nan, "no number"
+            if not (wrong or (abs(score) <= LARGEST and self.lowest <= score <= self.highest)):
+                wrong = "out of range"
+            if wrong:
+                described = f"{self.label_column} is {str(label)[:40]!r}: {wrong}, {scale}: fix it"
+                faults.append((line_number, records.error(line_number, described)))
+            scores.append(score)
+        records.require_sound(faults)
+        return np.array(scores, np.float32), ()
+
+
+def _exact(score: np.floating) -> str:
+    """The fewest decimals that are read as the same number."""
+    return np.format_float_positional(score, trim="-")
+
+
+INVERSE_REGULARISATION = 10.0
+"""C of the logistic regression. On a few hundred short texts 1, scikit-learn's default, is too strong."""
+
+
+def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, float]] | None:
+    """Name and scores on dev of TF-IDF with logistic regression, or with ridge regression for scores; else None.
+
+    None also for texts without a word of two letters, and for a single label.
+
+    Args:
+      task: fitted to ``train``.
+      train, dev: its examples.
+    """
+    if not isinstance(task, ClassificationTask | MultilabelTask | RegressionTask):
+        return None
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.multiclass import OneVsRestClassifier
+
+    vectorizer = TfidfVectorizer(sublinear_tf=True)
+    analyze = vectorizer.build_analyzer()
+    if not any(map(analyze, itertools.chain(*_columns(train)))):
+        return None
+    vectorizer.fit(itertools.chain(*_columns(train)))
+    inputs, dev_inputs = (_features([vectorizer.transform(column) for column in _columns(of)]) for of in (train, dev))
+    if isinstance(task, RegressionTask):
+        scores = Ridge().fit(inputs, train.known_labels).predict(dev_inputs)
+        return "tf_idf_ridge_regression", task.score(scores, dev)
+    model = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=1000)
+    if isinstance(task, MultilabelTask):
+        shares = OneVsRestClassifier(model).fit(inputs, train.known_labels).predict_proba(dev_inputs)
+        shares = shares[:, -task.num_labels :]  # of a single label there is a column for its absence as well
+        return "tf_idf_logistic_regression", task.score(task.with_best_thresholds(shares, dev).decide(shares), dev)
+    if len(set(train.known_labels)) == 1:
+        return None
+    model.fit(inputs, train.known_labels)
+    predictions = ClassificationPredictions(model.predict(dev_inputs), model.predict_proba(dev_inputs))
+    return "tf_idf_logistic_regression", task.score(predictions, dev)
+
+
+def _columns(examples: Examples) -> list[list[str]]:
+    """The texts of all rows; of pairs the first ones, and the second ones."""
+    return [examples.texts_a] if examples.texts_b is None else [examples.texts_a, examples.texts_b]
+
+
+def _features(columns: list[Any]) -> Any:
+    """[N, words] of the texts -> the same; of each of two -> their products and differences, and the cosine."""
+    if len(columns) == 1:
+        return columns[0]
+    from scipy.sparse import csr_matrix, hstack
+
+    first, second = columns
+    products = first.multiply(second)
+    return hstack([products, abs(first - second), csr_matrix(products.sum(axis=1))], format="csr")

@@ -1,0 +1,311 @@
+"""GLUE (Wang et al. 2019): the table of its nine tasks; the diagnostic set is a split of MNLI's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bert.config import HUB_PREFIX
+from bert.data.records import Records, dataset_records, is_dataset_dict, open_splits, read_records
+from bert.errors import UserError
+from bert.files import write_tsv
+from bert.tasks import split_files
+from bert.tasks.columns import Columns, read_columns
+from bert.tasks.sequence_classification.base import Examples, SentenceTask
+from bert.tasks.sequence_classification.classification import ClassificationTask, RegressionTask
+
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTask(SentenceTask):
+    """What the original files are called and hold, and how they differ from other tables."""
+
+    folder_name: str
+    """Folder in GLUE's own archive."""
+    files: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
+    )
+    """Names that the file of each split goes by."""
+    submissions: Mapping[str, str]
+    """File that the leaderboard wants for each split without labels."""
+    id_column: str = "index"
+    """Column that numbers the rows: of a split without labels, and of one with them if its file has it."""
+    unnamed_table_columns: tuple[str, ...] = ()
+    """Columns of the files with labels, if these have no header."""
+    skips_short_rows: bool = False
+    """Whether rows of too few columns in files with labels are a known flaw of the original."""
+    may_be_empty: bool = False
+    """Whether some texts of the original are empty."""
+    hub_columns: tuple[str, ...] = ()
+    """What data sets call the texts, if that is not ``text_columns``."""
+
+    @property
+    def table_columns(self) -> tuple[tuple[str, ...], ...]:
+        """As in the task's files, and as in its data sets."""
+        return (self.text_columns, self.hub_columns) if self.hub_columns else (self.text_columns,)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        """As in the task's files, and as in its data sets."""
+        return (self.id_column, "idx")
+
+    def text_of(self, name: str, value: Any) -> str:
+        """A text of a row, which of some tasks may be empty."""
+        return value if self.may_be_empty and isinstance(value, str) else super().text_of(name, value)
+
+    @property
+    def _paths(self) -> split_files.Names:
+        """The names of each split's file, in the folder or in the one that GLUE's archive has."""
+        return {
+            split: [path for name in names for path in (name, f"{self.folder_name}/{name}")]
+            for split, names in self.files.items()
+        }
+
+    def splits(self, folder: Path) -> list[str]:
+        if not is_glue(Path(folder), self.name):
+            return split_files.splits_in(Path(folder), self._paths)
+        return [
+            split
+            for split in self.files
+            if split in ("train", "dev") or glue_records(Path(folder), self.name, split) is not None
+        ]
+
+    def records(self, folder: Path, split: str) -> Records:
+        """The rows of a split of a data set, or of the file in ``folder`` or in its subfolder named as GLUE's."""
+        if is_glue(folder, self.name):
+            if (records := glue_records(folder, self.name, split)) is not None:
+                return records
+            raise UserError(
+                f"{folder.as_posix()} has no split for {split}: set data.dir to {self.folder_name} as a whole"
+            )
+        labelled = split not in self.submissions
+        return read_records(
+            split_files.find_split_file(folder, self._paths, split, self.folder_name),
+            self.unnamed_table_columns if labelled else None,
+            header_if=(*self.text_columns, self.label_column),
+            literal_quotes=True,
+            # A line feed in a text breaks its row into short ones, and two of them make an empty line.
+            skip_short_rows=self.skips_short_rows and labelled,
+        )
+
+    def _read_columns(self, records: Records, split: str) -> Columns:
+        """The columns as GLUE's files name them, else as its data sets do. Rows with labels are numbered from 0."""
+        names, labelled = records.names or (), split not in self.submissions
+        texts = next((texts for texts in self.table_columns if set(texts) <= set(names)), self.text_columns)
+        label = next((name for name in (self.label_column, "label") if name in names), self.label_column)
+        id = next((name for name in self.id_columns if name in names), self.id_column)
+        columns = read_columns(
+            records,
+            dict.fromkeys(texts, "task"),
+            {label: "task"} if labelled else {},
+            None if labelled and self.id_column not in names else (id, "task"),
+            may_be_empty=self.may_be_empty,
+            raise_faults=False,
+        )
+        return columns._replace(ids=[str(row) for row in range(len(columns.ids))]) if labelled else columns
+
+    def _write(
+        self, folder: Path, split: str, examples: Examples, words: Sequence[str], more: Mapping[str, Sequence[str]]
+    ) -> list[Path]:
+        """Of a split without labels the leaderboard's file, and SPLIT.tsv if there is more to tell."""
+        if examples.labelled or split not in self.submissions:
+            return super()._write(folder, split, examples, words, more)
+        rows = [("index", "prediction"), *zip(examples.ids, words, strict=True)]
+        official = write_tsv(folder / self.submissions[split], rows)
+        return [official, *(super()._write(folder, split, examples, words, more) if more else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueClassification(GlueTask, ClassificationTask):
+    """One label a row."""
+
+    unknown_label_fix = "fix it"
+    lists_faults = False  # a file of GLUE has none, unless it is another file
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueRegression(GlueTask, RegressionTask):
+    """One score a row."""
+
+
+SPLITS = {
+    "train": ("train",),
+    "dev": ("validation", "validation_matched"),
+    "dev_mismatched": ("validation_mismatched",),
+    "test": ("test", "test_matched"),
+    "test_mismatched": ("test_mismatched",),
+    "diagnostic": ("test",),
+}
+"""The names of each split there; the diagnostic set is a separate configuration."""
+
+DIAGNOSTIC = "ax"
+
+
+def is_glue(folder: Path, task: str) -> bool:
+    """Whether the data of a task is a data set: ``hub:NAME``, its folder, or one with a folder of the task's name."""
+    return _find_dataset(folder, task, task) is not None
+
+
+def glue_records(folder: Path, task: str, split: str) -> Records | None:
+    """The rows of one split of a task, None where it is not there. Raises UserError where it cannot be loaded."""
+    config = DIAGNOSTIC if split == "diagnostic" else task
+    source = _find_dataset(folder, task, config)
+    if source is None:
+        return None
+    try:
+        there = open_splits(source, config)
+    except UserError:
+        if config == DIAGNOSTIC and _lacks(source, config):
+            return None
+        raise
+    name = next((name for name in SPLITS[split] if name in there), None)
+    return None if name is None else dataset_records(source, there, name)
+
+
+def _find_dataset(folder: Path, task: str, config: str) -> str | None:
+    """The data set of a configuration: in the folder, next to it, or, the task's own, the folder itself.
+
+    On the hub a configuration that is named is the task's: another one is looked for in the data set as a whole.
+    """
+    whole = folder.as_posix()
+    if whole.startswith(HUB_PREFIX):
+        return whole if config == task else HUB_PREFIX + whole.removeprefix(HUB_PREFIX).partition(":")[0]
+    options = [(folder / config).as_posix(), whole if config == task else (folder.parent / config).as_posix()]
+    return next((option for option in options if is_dataset_dict(option)), None)
+
+
+def _lacks(source: str, config: str) -> bool:
+    """Whether a data set on the hub is known to have no such configuration."""
+    if not source.startswith(HUB_PREFIX):
+        return False
+    import datasets
+
+    try:
+        return config not in datasets.get_dataset_config_names(source.removeprefix(HUB_PREFIX))
+    except Exception:  # of the network, of the hub: as little is known as before
+        return False
+
+
+TASKS = (
+    GlueClassification(
+        name="sst2",
+        folder_name="SST-2",
+        text_columns=("sentence",),
+        label_column="label",
+        labels=("0", "1"),
+        label_names=("negative", "positive"),
+        metrics=("accuracy",),
+        main_metric="accuracy",
+        submissions={"test": "SST-2.tsv"},
+    ),
+    GlueClassification(
+        name="mrpc",
+        folder_name="MRPC",
+        text_columns=("#1 String", "#2 String"),
+        hub_columns=("sentence1", "sentence2"),
+        label_column="Quality",
+        labels=("0", "1"),
+        label_names=("not_equivalent", "equivalent"),
+        metrics=("accuracy", "f1"),
+        main_metric="f1",
+        submissions={"test": "MRPC.tsv"},
+    ),
+    GlueClassification(
+        name="cola",
+        folder_name="CoLA",
+        text_columns=("sentence",),
+        label_column="label",
+        labels=("0", "1"),
+        label_names=("unacceptable", "acceptable"),
+        metrics=("matthews", "accuracy"),
+        main_metric="matthews",
+        submissions={"test": "CoLA.tsv"},
+        unnamed_table_columns=("source", "label", "mark", "sentence"),
+    ),
+    GlueRegression(
+        name="stsb",
+        folder_name="STS-B",
+        text_columns=("sentence1", "sentence2"),
+        label_column="score",
+        lowest=0.0,
+        highest=5.0,
+        metrics=("pearson", "spearman"),
+        main_metric="pearson",
+        submissions={"test": "STS-B.tsv"},
+    ),
+    GlueClassification(
+        name="qqp",
+        folder_name="QQP",
+        text_columns=("question1", "question2"),
+        label_column="is_duplicate",
+        labels=("0", "1"),
+        label_names=("not_duplicate", "duplicate"),
+        metrics=("accuracy", "f1"),
+        main_metric="f1",
+        submissions={"test": "QQP.tsv"},
+        id_column="id",
+        skips_short_rows=True,
+        may_be_empty=True,  # question2 of two training rows
+    ),
+    GlueClassification(
+        name="mnli",
+        folder_name="MNLI",
+        text_columns=("sentence1", "sentence2"),
+        hub_columns=("premise", "hypothesis"),
+        label_column="gold_label",
+        labels=("entailment", "neutral", "contradiction"),
+        label_names=("entailment", "neutral", "contradiction"),
+        metrics=("accuracy",),
+        main_metric="accuracy",
+        files={
+            "train": ("train.tsv",),
+            "dev": ("dev_matched.tsv",),
+            "dev_mismatched": ("dev_mismatched.tsv",),
+            "test": ("test_matched.tsv",),
+            "test_mismatched": ("test_mismatched.tsv",),
+            # Beside MNLI's folder in GLUE's archive, under two names in its history.
+            "diagnostic": ("AX.tsv", "diagnostic.tsv", "../AX/AX.tsv", "../diagnostic/diagnostic.tsv",
+                           "AX/AX.tsv", "diagnostic/diagnostic.tsv"),
+        },
+        submissions={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv", "diagnostic": "AX.tsv"},
+    ),
+    GlueClassification(
+        name="qnli",
+        folder_name="QNLI",
+        text_columns=("question", "sentence"),
+        label_column="label",
+        labels=ENTAILMENT,
+        label_names=ENTAILMENT,
+        metrics=("accuracy",),
+        main_metric="accuracy",
+        submissions={"test": "QNLI.tsv"},
+    ),
+    GlueClassification(
+        name="rte",
+        folder_name="RTE",
+        text_columns=("sentence1", "sentence2"),
+        label_column="label",
+        labels=ENTAILMENT,
+        label_names=ENTAILMENT,
+        metrics=("accuracy",),
+        main_metric="accuracy",
+        submissions={"test": "RTE.tsv"},
+    ),
+    GlueClassification(
+        name="wnli",
+        folder_name="WNLI",
+        text_columns=("sentence1", "sentence2"),
+        label_column="label",
+        labels=("0", "1"),
+        label_names=ENTAILMENT[::-1],
+        metrics=("accuracy",),
+        main_metric="accuracy",
+        submissions={"test": "WNLI.tsv"},
+    ),
+)  # fmt: skip
+
+SUBMISSIONS = tuple(name for task in TASKS for name in task.submissions.values())
+"""The files that a submission to gluebenchmark.com is made of."""

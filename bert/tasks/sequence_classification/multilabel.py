@@ -1,0 +1,312 @@
+"""Multi-label classification: any number of labels for each text or pair of texts, each with a threshold of its own."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from bert import metrics
+from bert.data.features import Features
+from bert.data.records import Records
+from bert.errors import UserError, require
+from bert.tasks.base import Outputs
+from bert.tasks.columns import Columns, is_missing, label_text
+from bert.tasks.sequence_classification.base import Examples, LabelTask
+
+SEPARATOR = ";"
+"""Between the labels of a row, in tables and in prediction files."""
+
+MULTI_HOT_LABEL = "LABEL_"
+"""Start of the names of labels that are given as multi-hot lists alone."""
+
+MULTI_HOT = {0: 0, 1: 1, "0": 0, "1": 1}
+"""Numbers of a multi-hot list; false, true, 0.0 and 1.0 equal them."""
+
+DEFAULT_THRESHOLD = 0.5
+"""Of models without thresholds of their own."""
+
+
+class MultilabelPredictions(NamedTuple):
+    """[R, L] bool, whether a row has a label; its probability [R, L]; and from which probability on it has it [L]."""
+
+    labels: np.ndarray
+    probabilities: np.ndarray
+    thresholds: np.ndarray
+
+
+class Labels(NamedTuple):
+    """An answer: the labels of an input, none or several, and the probability of each label that there is."""
+
+    labels: list[str]
+    probabilities: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultilabelTask(LabelTask):
+    """Any number of labels a row. A label is predicted if its probability reaches its threshold."""
+
+    label_thresholds: tuple[float, ...] = ()
+    """One for each label, or one for all; () until they are tuned on dev, and in a model that has none: then 0.5."""
+    loss: str = "binary_cross_entropy"
+    baseline: str = "constant_labels"
+    tuned_at_each_evaluation: ClassVar[bool] = True
+
+    @property
+    def problem_type(self) -> str:
+        return "multi_label_classification"
+
+    def rows_by_label(self, examples: Examples) -> np.ndarray:
+        counts: np.ndarray = examples.known_labels.sum(axis=0, dtype=np.int64)
+        return counts
+
+    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> MultilabelPredictions:
+        """[L] logits of each row -> its labels; a NaN counts as 0."""
+        return self.decide(self._probabilities(outputs))
+
+    def decide(self, probabilities: np.ndarray) -> MultilabelPredictions:
+        """The labels of [R, L] probabilities."""
+        thresholds = np.asarray(self.label_thresholds or (DEFAULT_THRESHOLD,))
+        return MultilabelPredictions(
+            probabilities >= thresholds, probabilities, np.broadcast_to(thresholds, self.num_labels)
+        )
+
+    def tune(self, outputs: Outputs, features: Features, examples: Examples) -> MultilabelTask:
+        """With the best thresholds for the main metric, unless it has some."""
+        return self if self.label_thresholds else self.with_best_thresholds(self._probabilities(outputs), examples)
+
+    def with_best_thresholds(self, probabilities: np.ndarray, examples: Examples) -> MultilabelTask:
+        """The task with the thresholds that are best for the main metric of [R, L] probabilities."""
+        best = best_thresholds(probabilities, examples.known_labels, micro=self.main_metric == "micro_f1")
+        return dataclasses.replace(self, label_thresholds=tuple(best.tolist()))
+
+    def score(self, predictions: MultilabelPredictions, examples: Examples) -> dict[str, float]:
+        return metrics.compute_metrics(self.metrics, predictions.labels, examples.known_labels)
+
+    def baseline_scores(self, examples: Examples) -> dict[str, float]:
+        """Of giving every row the same labels, those that are best for the main metric."""
+        same = np.zeros(examples.known_labels.shape)
+        return self.score(self.with_best_thresholds(same, examples).decide(same), examples)
+
+    def is_degenerate(self, predictions: MultilabelPredictions, examples: Examples) -> bool:
+        """The same labels for every row, or no metric better than those of the baseline."""
+        ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
+        constant = not _vary(predictions.labels) and _vary(examples.known_labels)
+        return constant or self.is_no_better(ours, theirs)
+
+    def never_predicted(self, predictions: MultilabelPredictions, examples: Examples) -> list[str]:
+        missing = examples.known_labels.any(axis=0) & ~predictions.labels.any(axis=0)
+        return [self.label_names[label] for label in np.flatnonzero(missing)]
+
+    def write_predictions(
+        self, folder: Path, split: str, predictions: MultilabelPredictions, examples: Examples
+    ) -> list[Path]:
+        if not len(examples) == len(predictions.labels) == len(predictions.probabilities):
+            raise ValueError(f"{len(examples)} rows, {len(predictions.labels)} predictions")
+        right = {"label": self._join(examples.known_labels)} if examples.labelled else {}
+        shares = {
+            f"probability_{name}": [f"{share:.6f}" for share in column]
+            for name, column in zip(self.labels, predictions.probabilities.T, strict=True)
+        }
+        return self._write(folder, split, examples, self._join(predictions.labels), {**right, **shares})
+
+    def details(self, predictions: MultilabelPredictions, examples: Examples) -> dict[str, Any]:
+        """Scores and threshold of each label. A row has several labels, so that there is no confusion matrix."""
+        found = metrics.by_class(self.label_names, predictions.labels, examples.known_labels)
+        for scores, threshold in zip(found["classes"].values(), predictions.thresholds.tolist(), strict=True):
+            scores["threshold"] = threshold
+        return found
+
+    def write_details(
+        self, folder: Path, split: str, predictions: MultilabelPredictions, examples: Examples
+    ) -> list[Path]:
+        """Writes errors.tsv, ``SPLIT_errors.tsv`` of splits other than dev: rows with a wrong or missing label, those
+        with the surest one first."""
+        labels = examples.known_labels
+        distances = np.where(predictions.labels != labels, np.abs(labels - predictions.probabilities), 0)
+        worst, right, given = distances.argmax(axis=1), self._join(labels), self._join(predictions.labels)
+        wrong = np.flatnonzero((predictions.labels != labels).any(axis=1))
+        rows = (
+            (
+                row,
+                given[row],
+                right[row],
+                self.labels[worst[row]],
+                f"{predictions.probabilities[row, worst[row]]:.6f}",
+            )
+            for row in wrong[np.argsort(-distances.max(axis=1)[wrong], kind="stable")]
+        )
+        columns = ("prediction", "label", "surest_error", "probability")
+        return [self._write_errors(folder, split, examples, columns, rows)]
+
+    def format_predictions(self, predictions: MultilabelPredictions, examples: Any) -> list[Labels]:
+        return [
+            Labels(
+                [name for name, has in zip(self.label_names, row, strict=True) if has],
+                dict(zip(self.label_names, map(float, shares), strict=True)),
+            )
+            for row, shares in zip(predictions.labels, predictions.probabilities, strict=True)
+        ]
+
+    def _probabilities(self, outputs: Outputs) -> np.ndarray:
+        return metrics.sigmoid(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
+
+    def _join(self, labels: np.ndarray) -> list[str]:
+        """[R, L] -> the labels of each row in a cell."""
+        return [SEPARATOR.join(self.labels[label] for label in np.flatnonzero(row)) for row in labels]
+
+    def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+        """A cell is a list of labels, or has them separated; a label is one of the files' words, or its name.
+
+        If all rows are lists of 0 and 1 of one length, they are multi-hot: the n-th number is 1 if the row has the n-th
+        label. Labels without names are called ``LABEL_0`` and so on, as in transformers.
+        """
+        known = set(self.labels) | set(self.label_names)
+        cells = [_as_list(cell, known) for cell in require(columns.labels, "the labels")[0]]
+        if not {"0", "1"} <= known and (multi_hot := _multi_hot(cells)) is not None:
+            width = multi_hot.shape[1]
+            labels = self.labels or tuple(f"{MULTI_HOT_LABEL}{label}" for label in range(width))
+            if len(labels) != width:
+                raise UserError(
+                    f"{records.source}: {self.label_column} has multi-hot lists of {width} numbers, and there are "
+                    f"{len(labels)} labels: list the {width} names of the labels as data.labels"
+                )
+            records.require_sound(columns.faults)
+            return multi_hot, labels
+        rows, faults = [], list(columns.faults)
+        for line_number, cell in zip(columns.line_numbers, cells, strict=True):
+            try:
+                rows.append(_split_labels(records, line_number, self.label_column, cell))
+            except UserError as error:
+                faults.append((line_number, error))
+                rows.append([])
+        numbers, labels = self._number_labels(records, columns.line_numbers, rows, is_train, faults)
+        encoded = np.zeros((len(rows), len(labels)), np.int8)
+        for row, present in zip(encoded, numbers, strict=True):
+            row[present] = 1
+        return encoded, labels
+
+
+def _as_list(cell: Any, known: Collection[str]) -> Any:
+    """A cell of a table that spells a list, as pandas writes lists, as that list."""
+    if not isinstance(cell, str) or cell.strip() in known or cell.strip()[:1] + cell.strip()[-1:] != "[]":
+        return cell
+    try:
+        return list(ast.literal_eval(cell.strip()))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return cell
+
+
+def _multi_hot(cells: Sequence[Any]) -> np.ndarray | None:
+    """[R, L] int8 of multi-hot lists, of which some may be empty; None if the cells are no such lists."""
+    rows = [cell.split(SEPARATOR) if isinstance(cell, str) and SEPARATOR in cell else cell for cell in cells]
+    rows = [[] if is_missing(row) or row == "" else row for row in rows]
+    widths = {len(row) if isinstance(row, list) else 1 for row in rows} - {0}
+    if len(widths) != 1 or (width := widths.pop()) < 2 or not all(_is_bit(number) for row in rows for number in row):
+        return None
+    return np.array([[MULTI_HOT[number] for number in row] or [0] * width for row in rows], np.int8)
+
+
+def _is_bit(number: Any) -> bool:
+    return isinstance(number, str | int | float) and number in MULTI_HOT
+
+
+def _split_labels(records: Records, line_number: int, name: str, cell: Any) -> list[str]:
+    """The labels of a row; none of an empty cell, an empty list or null. Raises UserError."""
+    if is_missing(cell) or (isinstance(cell, str) and not cell.strip()):
+        return []
+    parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell if isinstance(cell, list) else [cell]
+    if isinstance(cell, str) and not all(part.strip() for part in parts):
+        wrong = f"{name} is {cell[:40]!r}, with an empty label next to a {SEPARATOR}: remove that {SEPARATOR}"
+        raise records.error(line_number, wrong)
+    words = [label_text(records, line_number, name, part).strip() for part in parts]
+    for number, word in enumerate(words):
+        if SEPARATOR in word:
+            wrong = f"{word[:40]!r}, and {SEPARATOR} separates labels in tables: use a name without it"
+        elif word in words[:number]:
+            wrong = f"{word[:40]!r} twice: list each label of the row once"
+            if set(words) <= {"0", "1"}:
+                wrong += ", or write multi-hot lists of one length in all rows"
+        else:
+            continue
+        raise records.error(line_number, f"{name} has {wrong}")
+    return words
+
+
+def _vary(labels: np.ndarray) -> bool:
+    """Whether the rows of [R, L] labels are not all the same."""
+    return bool((labels != labels[:1]).any())
+
+
+def check_label_names(labels: Sequence[str]) -> None:
+    """Raises UserError for a label of ``data.labels`` that no file could name."""
+    for label in labels:
+        if SEPARATOR in label:
+            raise UserError(f"data.labels has {label!r}, and {SEPARATOR} separates labels: use a name without it")
+
+
+class _Cuts(NamedTuple):
+    """Ways to divide the rows by the probability of one label.
+
+    Attributes:
+        thresholds: 0.5 for the cut that it makes, else half way between two probabilities, or one of them and 0 or 1.
+        correct: predicted rows that have the label.
+        total: predicted rows plus rows that have the label, so that F1 is 2 * correct / total.
+    """
+
+    thresholds: np.ndarray
+    correct: np.ndarray
+    total: np.ndarray
+
+
+def best_thresholds(probabilities: np.ndarray, labels: np.ndarray, micro: bool) -> np.ndarray:
+    """The thresholds [L] with the highest micro F1, or with the highest F1 of each label, and so the highest macro F1.
+
+    Of several that are as good, it is the one nearest to 0.5.
+
+    Micro F1 is 2 * correct / total over all labels. The cuts with the highest 2 * correct - f1 * total, which each
+    label chooses by itself, have a higher micro F1 than f1 unless that is the highest (Dinkelbach 1967).
+
+    Args:
+      probabilities: [R, L], 0 to 1.
+      labels: [R, L], 1 for a label that the row has, else 0.
+      micro: whether micro F1 is the metric.
+    """
+    cuts = [_cuts_of_label(*columns) for columns in zip(probabilities.T, labels.T, strict=True)]
+    if not micro:
+        return np.array([of.thresholds[_first_best(2 * of.correct / np.maximum(of.total, 1))] for of in cuts])
+    f1 = -1.0
+    while True:
+        chosen = [_first_best(2 * of.correct - max(f1, 0.0) * of.total) for of in cuts]
+        correct, total = (
+            sum(int(counts[cut]) for counts, cut in zip(columns, chosen, strict=True))
+            for columns in ([of.correct for of in cuts], [of.total for of in cuts])
+        )
+        if (reached := 2 * correct / max(total, 1)) <= f1:
+            return np.array([of.thresholds[cut] for of, cut in zip(cuts, chosen, strict=True)])
+        f1 = reached
+
+
+def _cuts_of_label(probabilities: np.ndarray, labels: np.ndarray) -> _Cuts:
+    """The cuts of one label, the one nearest to 0.5 first."""
+    order = np.argsort(-probabilities, kind="stable")
+    ranked = np.concatenate([[1.0], probabilities[order].astype(np.float64), [0.0]])
+    correct = np.concatenate([[0], np.cumsum(labels[order], dtype=np.int64)])
+    upper, lower = ranked[:-1], ranked[1:]
+    thresholds = np.where((lower < 0.5) & (upper >= 0.5), 0.5, (upper + lower) / 2)
+    thresholds = np.where(thresholds > lower, thresholds, upper)  # half way between neighbours is one of them
+    predicted = np.arange(len(upper))
+    # Rows with the same probability are all predicted, or none of them is.
+    cuts = np.flatnonzero((upper > lower) | (predicted == len(order)))
+    cuts = cuts[np.argsort(np.abs(thresholds[cuts] - 0.5), kind="stable")]
+    return _Cuts(thresholds[cuts], correct[cuts], predicted[cuts] + correct[-1])
+
+
+def _first_best(values: np.ndarray) -> int:
+    """The first of the highest values, but for rounding."""
+    return int(np.argmax(values >= values.max() - 1e-9))

@@ -1,0 +1,222 @@
+"""Queries with their documents, and pairs of texts with a score, as columns have them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from bert.config.finetuning import ColumnsConfig
+from bert.data.features import pad_and_stack
+from bert.data.records import Records
+from bert.errors import UserError, WarningText, require, without_surrogates
+from bert.tasks.columns import read_columns
+
+
+@dataclass(frozen=True)
+class TextExamples:
+    """R queries, each with the document that is right for it; or pairs of texts; or texts alone."""
+
+    queries: list[str]
+    positives: list[str] | None
+    """The documents, or the second texts of pairs; None for texts alone."""
+    negatives: list[list[str]]
+    scores: np.ndarray | None
+    """[R] float32 of pairs; [R, C] of a query's documents, 0 for those that it lacks; [R] int32 numbers of labels; None
+    where there are none."""
+    ids: list[str]
+    labelled: bool
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The queries: rows with the same one stay together."""
+        return self.queries
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """The rows of these numbers."""
+        return dataclasses.replace(
+            self,
+            queries=[self.queries[row] for row in rows],
+            positives=None if self.positives is None else [self.positives[row] for row in rows],
+            negatives=[self.negatives[row] for row in rows],
+            scores=None if self.scores is None else self.scores[list(rows)],
+            ids=[self.ids[row] for row in rows],
+        )
+
+    def sentences(self) -> Iterator[str]:
+        """All queries, then all documents."""
+        yield from self.queries
+        yield from self.positives or []
+        for texts in self.negatives:
+            yield from texts
+
+    @property
+    def documents(self) -> list[str]:
+        """The documents, or second texts, of the rows."""
+        return require(self.positives, "the documents")
+
+    @property
+    def known_scores(self) -> np.ndarray:
+        """The scores of pairs that have them."""
+        return require(self.scores, "the scores")
+
+
+def read_queries(
+    records: Records,
+    names: ColumnsConfig,
+    num_negatives: int | None,
+    hint: str = "",
+    has_scores: bool = False,
+) -> TextExamples:
+    """Queries with their documents, and negatives where there are some.
+
+    Args:
+        num_negatives: of a row at most, its first ones; None for all.
+        hint: end of the sentence on a row without a document.
+        has_scores: whether each row has a list of the scores of its positive and of each negative.
+
+    Raises:
+        UserError: a row has no document, or no text where one is needed.
+    """
+    rows = list(records.rows)
+    without = (
+        f"the query has no {names.positive!r}: write the document that answers it, or remove the {records.unit}{hint}"
+    )
+    records.require_sound(
+        [
+            (line_number, records.error(line_number, without))
+            for line_number, fields in rows
+            if names.query in fields and fields.get(names.positive) in (None, "")
+        ]
+    )
+    found = read_columns(
+        dataclasses.replace(records, rows=iter(rows)),
+        {names.query: "data.columns.query", names.positive: "data.columns.positive"},
+        {},
+        _id(names),
+    )
+    queries, positives = found.texts
+    negatives = records.read_each(
+        [
+            (line_number, fields.get(names.negatives), names.negatives, positive)
+            for (line_number, fields), positive in zip(rows, positives, strict=True)
+        ],
+        _negatives,
+    )
+    numbered = list(zip(rows, negatives, strict=True))
+    scores = None
+    if has_scores:
+        given = ((line, names.label, fields.get(names.label), 1 + len(texts)) for (line, fields), texts in numbered)
+        cells = records.read_each(given, _scores)
+        scores = pad_and_stack([cell[: None if num_negatives is None else 1 + num_negatives] for cell in cells])
+    negatives = [texts[:num_negatives] for texts in negatives]
+    return TextExamples(queries, positives, negatives, scores, found.ids, True, found.notes)
+
+
+def _scores(records: Records, line_number: int, name: str, cell: Any, count: int) -> np.ndarray:
+    """[count] float32. Raises UserError unless the cell is a list of as many finite numbers."""
+    values = cell if isinstance(cell, list) else []
+    are_numbers = all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+    if len(values) != count or not are_numbers:
+        shown = repr(cell)[:40]
+        raise records.error(
+            line_number,
+            f"{name} is {shown}: it must be a list of {count} numbers, the scores of the positive and of each negative",
+        )
+    return np.array(values, np.float32)
+
+
+def with_negatives(records: Records, examples: TextExamples, key: str) -> TextExamples:
+    """The rows that have negatives. Raises UserError if none has; ``key`` is the setting that needs them."""
+    rows = [row for row, texts in enumerate(examples.negatives) if texts]
+    if not rows:
+        raise UserError(
+            f"no row of {records.source} has negatives, and {key} compares these with the positive: add some, for "
+            "instance with bert mine"
+        )
+    if not (left := len(examples) - len(rows)):
+        return examples
+    note = WarningText(f"{left:,} training rows without negatives are left out")
+    return dataclasses.replace(examples.take(rows), notes=(*examples.notes, note))
+
+
+def check_num_negatives(records: Records, negatives: Sequence[Sequence[str]], wanted: int | None, key: str) -> None:
+    """Raises UserError if no training row has as many negatives as are wanted."""
+    most = max(map(len, negatives))
+    if wanted is not None and wanted > most:
+        raise UserError(
+            f"{key} is {wanted}, and no row of {records.source} has more than {most} negatives: "
+            "set it to at most as many, or remove it"
+        )
+
+
+def read_scored_pairs(
+    records: Records, names: ColumnsConfig, text_b: str, limits: tuple[float, float], needed: bool
+) -> TextExamples:
+    """Pairs of texts with a score.
+
+    Args:
+        text_b: the column of the second texts.
+        limits: least and greatest score.
+        needed: whether there have to be scores.
+
+    Raises:
+        UserError: a row lacks a text or a score, or its score is no number within the limits.
+    """
+    found = read_columns(
+        records,
+        {names.text_a: "data.columns.text_a", text_b: "data.columns.text_b"},
+        {names.label: "data.columns.label"},
+        _id(names),
+        needed=needed,
+        leave_out=True,
+    )
+    scores = None
+    if found.labels is not None:
+        cells = zip(found.line_numbers, found.labels[0], strict=True)
+        given = ((line_number, names.label, cell, limits) for line_number, cell in cells)
+        scores = np.array(records.read_each(given, _score), np.float32)
+    texts_a, texts_b = found.texts
+    none: list[list[str]] = [[] for _ in texts_a]
+    return TextExamples(texts_a, texts_b, none, scores, found.ids, scores is not None, found.notes)
+
+
+def _id(names: ColumnsConfig) -> tuple[str, str] | None:
+    return None if names.id is None else (names.id, "data.columns.id")
+
+
+def _score(records: Records, line_number: int, name: str, cell: Any, limits: tuple[float, float]) -> float:
+    described = f"{name} is {str(cell)[:40]!r}"
+    try:
+        score = float(str(cell))
+    except ValueError:
+        raise records.error(line_number, f"{described}: it must be a number: fix it") from None
+    lowest, highest = limits
+    if not (math.isfinite(score) and lowest <= score <= highest):
+        allowed = "finite" if math.isinf(highest) else f"from {lowest:g} to {highest:g}"
+        raise records.error(line_number, f"{described}: it must be {allowed}: fix it, or set data.score_range")
+    return score
+
+
+def _negatives(records: Records, line_number: int, cell: Any, name: str, positive: str) -> list[str]:
+    """The negatives of a row: none, a text, or a list of texts. Raises UserError."""
+    texts = cell if isinstance(cell, list) else [] if cell in (None, "") else [cell]
+    for text in texts:
+        if not isinstance(text, str) or not text.strip():
+            wrong = repr(text)[:40]
+            raise records.error(
+                line_number, f"{name} has {wrong}, which is no text: write one, or remove it from the {records.unit}"
+            )
+        if text == positive:
+            raise records.error(
+                line_number, f"{name} has the positive itself ({text[:40]!r}): remove it from the {records.unit}"
+            )
+    return [without_surrogates(text) for text in texts]

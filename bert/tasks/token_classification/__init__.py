@@ -1,0 +1,21 @@
+"""A tag for each word."""
+
+from bert.tasks.token_classification.conll import Sentences
+from bert.tasks.token_classification.custom import CustomTokenClassification, read_words
+from bert.tasks.token_classification.task import Entities, Tagged, TaggingTask, Words
+from bert.tasks.token_classification.word_features import CLITICS, WordFeatures, entities, separate_clitics, split_text
+
+__all__ = [
+    "CLITICS",
+    "CustomTokenClassification",
+    "Entities",
+    "Sentences",
+    "Tagged",
+    "TaggingTask",
+    "WordFeatures",
+    "Words",
+    "entities",
+    "read_words",
+    "separate_clitics",
+    "split_text",
+]

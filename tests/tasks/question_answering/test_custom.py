@@ -1,0 +1,132 @@
+"""Custom questions from JSONL, CSV and data sets: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+
+from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
+from bert.data.records import dataset_records, read_records
+from bert.errors import UserError
+from bert.tasks import make_task
+from bert.tasks.question_answering import Answer, Dataset, Example, read_questions
+
+COLUMNS = ColumnsConfig(id="id")
+ROW = {"id": "q1", "question": "Who?", "context": "It was Ann, and Ann alone.", "answer": "Ann", "answer_start": 16}
+READ = Example("q1", ROW["question"], ROW["context"], (Answer("Ann", 16),))
+
+
+def questions(folder: Path, *rows: dict[str, object], **settings: object) -> Dataset:
+    columns = settings.pop("columns", COLUMNS)
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_questions(read_records(folder / "train.jsonl"), columns, **settings)
+
+
+def error_of(folder: Path, *rows: dict[str, object], **settings: object) -> str:
+    with pytest.raises(UserError) as caught:
+        questions(folder, *rows, **settings)
+    assert str(caught.value).startswith(f"{folder / 'train.jsonl'}, line {len(rows)}: ")
+    return str(caught.value)
+
+
+def test_jsonl_csv_and_data_sets_say_the_same(tmp_path: Path) -> None:
+    assert questions(tmp_path, ROW).examples == [READ]
+    cells = ",".join(f'"{value}"' for value in ROW.values())
+    (tmp_path / "train.csv").write_text(f"{','.join(ROW)}\n{cells}\n")
+    assert read_questions(read_records(tmp_path / "train.csv"), COLUMNS).examples == [READ]
+    row = {name: [ROW[name]] for name in ("id", "question", "context")}
+    table = datasets.Dataset.from_dict({**row, "answers": [{"text": ["Ann"], "answer_start": [16]}]})
+    as_squad = ColumnsConfig(id="id", answer="answers.text", answer_start="answers.answer_start")
+    assert read_questions(dataset_records("squad", {"train": table}, "train"), as_squad).examples == [READ]
+
+
+def test_several_answers_none_and_places_that_are_looked_for(tmp_path: Path) -> None:
+    several = {**ROW, "answer": ["Ann", "Ann alone"], "answer_start": [7, 16]}
+    none = {**ROW, "id": "q2", "answer": "", "answer_start": None}
+    first, second = questions(tmp_path, several, none).examples
+    assert first.answers == (Answer("Ann", 7), Answer("Ann alone", 16))
+    assert (second.answers, second.is_impossible, first.is_impossible) == ((), True, False)
+    looked = ColumnsConfig(id="id", answer_start=None)
+    assert questions(tmp_path, ROW, columns=looked).examples[0].answers == (Answer("Ann", 7),)
+    message = error_of(tmp_path, {**ROW, "answer": "Bob"}, columns=looked)
+    assert "the answer 'Bob' does not stand in its context" in message
+
+
+def test_an_answer_elsewhere_is_counted_or_an_error_when_asked(tmp_path: Path) -> None:
+    moved = {**ROW, "answer_start": 15}
+    dataset = questions(tmp_path, moved)
+    assert (dataset.misplaced, dataset.trainable) == (["q1"], [])
+    assert "the answer 'Ann' does not stand at its place in its context" in error_of(tmp_path, moved, strict=True)
+
+
+def test_a_split_is_labelled_if_any_of_its_rows_has_an_answer(tmp_path: Path) -> None:
+    """The first one may be a question that its context does not answer."""
+    none = {**ROW, "id": "q0", "answer": "", "answer_start": None}
+    found = questions(tmp_path, none, ROW, needed=False).examples
+    assert [(example.is_impossible, example.answers) for example in found] == [(True, ()), (False, READ.answers)]
+    rows = "".join(
+        ",".join(f'"{"" if value is None else value}"' for value in row.values()) + "\n" for row in (none, ROW)
+    )
+    (tmp_path / "test.csv").write_text(f"{','.join(ROW)}\n{rows}")
+    assert read_questions(read_records(tmp_path / "test.csv"), COLUMNS, needed=False).examples == found
+    [example] = questions(tmp_path, none, needed=False).examples
+    assert not example.is_impossible
+
+
+def test_a_split_to_predict_has_no_answers(tmp_path: Path) -> None:
+    bare = {name: ROW[name] for name in ("question", "context")}
+    [example] = questions(tmp_path, bare, columns=ColumnsConfig(), needed=False).examples
+    assert example == Example("0", ROW["question"], ROW["context"], ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"question": " "}, "question is empty: write it or remove the line"),
+        ({"answer_start": "x"}, "answer_start is 'x': it must be a whole number"),
+        ({"answer_start": float("inf")}, "answer_start is inf: it must be a whole number"),
+        ({"answer_start": 2.7}, "answer_start is 2.7: it must be a whole number"),
+        ({"answer_start": None}, "answer_start is None: it must be a whole number"),
+        ({"answer": 3}, "answer is '3': it must be a text, or empty"),
+        (
+            {"answer": ["Ann", "Ann"], "answer_start": [7]},
+            "answer has 2 texts, answer_start is [7]: give one for each",
+        ),
+        ({"id": "q1"}, "id 'q1' is on line 1 already"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(tmp_path: Path, changed: dict[str, object], words: str) -> None:
+    assert words in error_of(tmp_path, ROW, {**ROW, "id": "q2", **changed})
+    missing = {name: value for name, value in ROW.items() if name != "answer_start"}
+    assert "no 'answer_start' among" in error_of(tmp_path, ROW, {**missing, "id": "q2"})
+
+
+def test_a_question_without_an_answer_in_train_makes_it_like_squad2(tmp_path: Path) -> None:
+    none = {**ROW, "id": "q2", "answer": None, "answer_start": None}
+    (tmp_path / "dev.jsonl").write_text(json.dumps(none) + "\n")
+    task = make_task(FinetuneConfig(task="span", data=TaskDataConfig(dir=str(tmp_path), columns=COLUMNS)))
+    questions(tmp_path, ROW)
+    plain = task.fit(task.read(tmp_path, "train"))
+    assert (plain.main_metric, plain.baseline) == ("f1", "")
+    with pytest.raises(UserError, match=r"dev\.jsonl, line 1: no answer, but every training question has"):
+        plain.read(tmp_path, "dev")
+    questions(tmp_path, ROW, none)
+    fitted = task.fit(task.read(tmp_path, "train"))
+    assert (fitted.main_metric, fitted.baseline) == ("best_f1", "no_answer")
+    assert fitted.read(tmp_path, "dev").labelled
+    found = dataclasses.replace(fitted, null_score_diff_threshold=-0.5).to_config(
+        TaskDataConfig(dir="x", columns=COLUMNS)
+    )
+    assert make_task(FinetuneConfig(task="span", data=found)).may_be_impossible
+
+
+def test_misplaced_answers_are_skipped_in_train_and_told(tmp_path: Path) -> None:
+    questions(tmp_path, {**ROW, "answer_start": 2}, {**ROW, "id": "q2"})
+    task = make_task(FinetuneConfig(task="span", data=TaskDataConfig(dir=str(tmp_path), columns=COLUMNS)))
+    train = task.read(tmp_path, "train")
+    assert [example.id for example in train.examples] == ["q2"]
+    assert "1 question(s) with an answer that does not stand where the file says, q1 is the first" in train.notes[0]
