@@ -187,7 +187,7 @@ def test_names_that_are_not_utf_8_are_printed() -> None:
 def test_answers_without_an_output_are_one_sentence(tmp_path: Path) -> None:
     program = """
 import contextlib, sys
-from bert.commands.answers import open_output
+from bert.commands.cli.answers import open_output
 from bert.errors import UserError
 from bert.runtime.process import prepare_streams
 prepare_streams()
