@@ -33,9 +33,9 @@ from torch.nn.functional import cross_entropy
 
 from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, recipe_folder
 from bert.config.yaml_io import load_config as load_config
-from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.build import build_examples
+from bert.data.pretraining.dataset import open_rows
 from bert.data.pretraining.loader import PretrainingLoader, held_out_batches, make_masking
-from bert.data.pretraining.shards import open_rows
 from bert.inference.pretrained import Pretrained
 from bert.metrics import unigram_log_probabilities
 from bert.model.heads import BertForPreTraining

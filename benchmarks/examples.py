@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/examples.py [--megabytes 60 240] [--rounds 3] [--sides raw ours ray run_mlm google]
 
     raw      tokenizers' encode_batch_fast over the paragraphs, and nothing else: the ceiling
-    ours     bert.data.pretraining.builder: sentences, pieces, pairs, rows on disk
+    ours     bert.data.pretraining.build: sentences, pieces, pairs, rows on disk
     ray      the same with --engine ray, by the cluster of RAY_ADDRESS or one that is started before; only if named. Its
              memory and CPU seconds are those of the process that starts the tasks
     run_mlm  what transformers' run_mlm.py does: datasets.map over batches of lines, twice (tokenize; join and cut to T)
@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert.data.pretraining.builder import Engine
+from bert.data.pretraining.build import Engine
 from bert.errors import require
 
 LENGTH = 128
@@ -154,7 +154,7 @@ def ours(text: Path, vocabulary: Path, work: Path, workers: int, engine: Engine 
     import datasets.arrow_writer  # noqa: F401  the time of its import is nobody's
 
     from bert.config import DataConfig
-    from bert.data.pretraining.builder import build_examples
+    from bert.data.pretraining.build import build_examples
     from bert.tokenizer.vocabulary import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary)

@@ -126,7 +126,7 @@ class Corpus:
         return self.count
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns of `bert.data.pretraining.builder` at these rows."""
+        """The columns of `bert.data.pretraining.build` at these rows."""
         ids, follows = self._columns
         return {
             "input_ids": ids[indices],

@@ -23,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from transfer import TASKS, splits_of
 
 import bert
-from bert.data.windows import Text
+from bert.data.inputs import Text
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.pooling import Pooling
 from bert.model.encoder import Bert

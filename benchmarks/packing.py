@@ -22,10 +22,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
-from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.build import build_examples
+from bert.data.pretraining.dataset import open_rows
 from bert.data.pretraining.loader import PretrainingLoader, RowSource, make_masking
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
-from bert.data.pretraining.shards import open_rows
 from bert.parallel.backends import PmapParallelism
 from bert.runtime.process import reexec_with_huge_pages
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer

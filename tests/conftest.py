@@ -59,7 +59,6 @@ TYPED = (
     "bert.training.token_losses",
     "bert.training.pretraining.distillation",
     "bert.data.pretraining.masking",
-    "bert.data.pretraining.predictions",
     "bert.inference.decoding",
     "bert.inference.sampling",
 )

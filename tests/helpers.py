@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 
 from bert.commands.finetune import main
 from bert.config import DataConfig, ModelConfig, PretrainConfig, TokenizerConfig, TrainingConfig
+from bert.data.pretraining.dataset import open_rows
 from bert.data.pretraining.masking import Masking
-from bert.data.pretraining.shards import open_rows
 from bert.runs.checkpoint import Checkpointer
 from bert.tokenizer.vocabulary import train_tokenizer
 from tests.data.pretraining.conftest import T

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.run_file import check_vocabulary, load_run_config
 from bert.data.corpus.files import read_documents, require_readable_kind
-from bert.data.records import Records, file_suffix, read_records
+from bert.data.records import Records, read_records
+from bert.data.tables import file_suffix
 from bert.errors import UserError
 from bert.files import is_temporary, read_json
 from bert.inference.load import load_run_tokenizer, load_target_tokenizer

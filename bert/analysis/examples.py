@@ -10,12 +10,11 @@ from tokenizers import Tokenizer
 
 from bert.config import PretrainConfig
 from bert.data.corpus.vocabulary import Losses
-from bert.data.pretraining.dataset import PretrainingDataset
+from bert.data.pretraining.dataset import PretrainingDataset, open_rows
 from bert.data.pretraining.loader import make_predictions, masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
-from bert.data.pretraining.shards import open_rows
 from bert.tokenizer.special_tokens import special_ids
 
 

@@ -42,14 +42,9 @@ from bert.runs.checkpoint import Checkpointer
 from bert.runs.environment import read_environment
 from bert.runs.folder import KINDS, run_and_step
 from bert.tasks import make_task
+from bert.tokenizer.library import is_wordpiece, vocabulary_kind
 from bert.tokenizer.special_tokens import special_tokens
-from bert.tokenizer.vocabulary import (
-    is_wordpiece,
-    load_tokenizer,
-    normalization,
-    tokenizer_fingerprint,
-    vocabulary_kind,
-)
+from bert.tokenizer.vocabulary import load_tokenizer, normalization, tokenizer_fingerprint
 from bert.training.finetuning.initialization import EncoderDecoderInit
 from bert.training.finetuning.kinds import build_task_model
 from bert.training.pretraining.objectives import build_model_and_objective

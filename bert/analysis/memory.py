@@ -20,10 +20,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from bert.config import ModelConfig, PretrainConfig, TrainingConfig
 from bert.config.training import Remat, check_mesh_sizes
 from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
-from bert.data.pretraining.masking import MASKINGS, philox_uint64
+from bert.data.pretraining.masking import MASKINGS, NextTokens, Predictions, philox_uint64
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
-from bert.data.pretraining.predictions import NextTokens, Predictions
 from bert.errors import UserError, require
 from bert.parallel.backends import MeshParallel
 from bert.parallel.sharding import partition_spec, path_str

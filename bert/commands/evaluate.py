@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     from bert.data.corpus.files import Skipped, read_documents, require_readable_kind
     from bert.inference.language_model import LanguageModel
     from bert.inference.load import load
-    from bert.tokenizer.vocabulary import keeps_spaces
+    from bert.tokenizer.library import keeps_spaces
 
     require_readable_kind(file)
     skipped = Skipped()

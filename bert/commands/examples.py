@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
     from bert.analysis.examples import example_statistics, loss_statistics
     from bert.data.corpus.vocabulary import corpus_vocabulary, measure_losses, sample_texts, warn_of_losses
-    from bert.data.pretraining.builder import build_examples, build_shard_subset
+    from bert.data.pretraining.build import build_examples, build_shard_subset
     from bert.runs.report import log_table, progress_lines
     from bert.tokenizer.vocabulary import load_tokenizer
 

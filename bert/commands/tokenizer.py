@@ -14,7 +14,7 @@ from bert.remote import exists, writable, writable_path
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from bert.data.pretraining.builder import Engine
+    from bert.data.pretraining.build import Engine
 
 DESCRIPTION = """Trains the vocabulary that the keys under tokenizer describe on data.train and writes it into a folder,
 as tokenizer.json and, of kind wordpiece, vocab.txt, or adds a corpus' words to a published one."""

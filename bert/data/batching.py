@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from bert.config import FinetuneConfig
-from bert.data.features import Rows
+from bert.data.rows import Rows
 
 BATCHES_A_WINDOW = 16
 """Rows are sorted by length within so many batches: enough to cut padding, too few to order the epoch."""

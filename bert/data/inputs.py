@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from bert.data.windows import Text
 from bert.errors import UserError, shorten, without_surrogates
 
+Text = str | tuple[str, str]
+
 TEXT_OR_PAIR = "a text or a pair of texts is needed: pass a string or a tuple of two strings"
+
 WANTED = {1: "a single text: pass a string", 2: "a pair of texts: pass a list of tuples of two strings"}
 """What a model of so many texts takes, and the fix."""
+
+shown = shorten
 
 
 def as_list(inputs: Any) -> list[Any]:
@@ -74,6 +78,3 @@ def check_count(name: str, value: Any) -> None:
     """Raises UserError for an argument that is not a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise UserError(f"{name} is {shown(value)}: pass a whole number of at least 1")
-
-
-shown = shorten

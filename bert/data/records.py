@@ -1,14 +1,10 @@
 """Labelled data as rows with named fields, one at a time: TSV, CSV and JSONL files, plain or packed, and data sets.
 
-The delimiter of a CSV file (comma, tab or semicolon) is that of its first row; a quoted cell may hold delimiters,
-doubled quotes and line ends. TSV has no quoting, as in GLUE (a ``"`` is a character, a line is a row), unless all its
-quotes are those of a CSV writer (`bert.data.dialects`). The first line names the columns, unless the names are given.
+The first line of a table names the columns, unless the names are given (`bert.data.tables`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bert.config import HUB_PREFIX
-from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
-from bert.data.dialects import DELIMITERS, Dialect, csv_reader, detect_dialect
+from bert.data.corpus.files import numbered_lines
+from bert.data.tables import (
+    NOT_LINES,
+    TABLES,
+    Table,
+    conversion,
+    file_suffix,
+    table_rows,
+)
 from bert.errors import UserError, WarningText, quoted
 from bert.files import parse_json, read_json, require_content
 
@@ -28,12 +31,6 @@ Value = TypeVar("Value")
 
 Rows = Iterator[tuple[int, Mapping[str, Any]]]
 """(number of the line or row, its fields)."""
-
-Table = Iterator[tuple[int, list[str]]]
-"""(number of the line, cells) of the rows of a table."""
-
-TABLES = (".tsv", ".txt", ".csv")
-"""Ends of the names of tables."""
 
 SUFFIXES = (*TABLES, ".jsonl")
 
@@ -106,10 +103,6 @@ def listed_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
 
 
-NOT_LINES = (".json", ".conll", ".parquet", ".arrow", ".xlsx", ".zip")
-"""Ends of names of files that do not have one text, or one row, a line."""
-
-
 def read_records(
     path: Path,
     header: Sequence[str] | None = None,
@@ -151,24 +144,6 @@ def read_records(
     return Records(str(path), _named_rows(path, rows, names, source, skip_short_rows, notes), names, notes=notes)
 
 
-CONVERSIONS = {
-    ".xlsx": "save the sheet as CSV",
-    ".xls": "save the sheet as CSV",
-    ".ods": "save the sheet as CSV",
-    ".parquet": "convert it, for example with pandas.read_parquet(FILE).to_csv('train.csv', index=False)",
-    ".arrow": "save the whole data set with save_to_disk and set data.dir to its folder",
-    ".json": "write one JSON object on each line of a .jsonl file, for example with jq -c '.[]'",
-    ".zip": "unpack it",
-}
-"""End of the name of a file that is not read -> how to get one that is."""
-
-
-def conversion(path: Path) -> str:
-    """Returns how to convert a file by the end of its name, as the end of a message; nothing if that is not known."""
-    fix = CONVERSIONS.get(file_suffix(path))
-    return "" if fix is None else f"; {fix}"
-
-
 def read_texts(path: Path, name: str) -> list[str]:
     """Texts of a file: one a line, or the column ``text`` of a ``.jsonl``, ``.csv`` or ``.tsv`` file.
 
@@ -195,14 +170,6 @@ def read_texts(path: Path, name: str) -> list[str]:
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"{path}, line {line_number}: the {name} is empty or not a text: write it or remove it")
     return [text for _, text in numbered]
-
-
-def file_suffix(path: Path) -> str:
-    """The end of a file's name in lower case, without that of a packed file: ``.csv`` of train.csv.gz; ``.ndjson`` is
-    ``.jsonl``."""
-    name = path.name.lower()
-    suffix = Path(name.removesuffix(next((packed for packed in DECOMPRESSORS if name.endswith(packed)), ""))).suffix
-    return ".jsonl" if suffix == ".ndjson" else suffix
 
 
 def is_dataset_dict(source: str) -> bool:
@@ -298,79 +265,6 @@ def _named_rows(
         counted = "1 row" if len(short) == 1 else f"{len(short)} rows"
         text = f"{path}: {counted} of too few columns left out (line {listed_numbers(short)})"
         notes.append(WarningText(text))
-
-
-def table_rows(
-    path: Path, header: Sequence[str] | None = None, literal_quotes: bool = False, keep_empty: bool = False
-) -> tuple[Table, list[str]]:
-    """The rows of a ``.tsv``, ``.txt`` or ``.csv`` file, the header among them, and notes on an unusual dialect.
-
-    Args:
-      header, literal_quotes: as for `read_records`.
-      keep_empty: whether an empty line between others is a row of one empty cell, and not an error.
-    """
-    dialect = Dialect("\t", quoted=False) if literal_quotes else table_dialect(path, header)
-    if not dialect.quoted:
-        rows = _unquoted_rows(path, keep_empty)
-    else:
-        rows = _csv_rows(csv_reader((f"{line}\n" for _, line in _sound_lines(path)), dialect.delimiter), path)
-    notes = []
-    if dialect.delimiter != "," and file_suffix(path) == ".csv":
-        notes = [f"{path}: read as columns between {DELIMITERS[dialect.delimiter]}"]
-    if dialect.delimiter == "\t" and dialect.quoted:
-        notes.append(f"{path}: read as quoted in the way of CSV: the quotes around cells are removed")
-    return rows, notes
-
-
-def table_dialect(path: Path, header: Sequence[str] | None = None) -> Dialect:
-    """The delimiter of a ``.tsv``, ``.txt`` or ``.csv`` file, and whether it is quoted."""
-    with contextlib.closing(numbered_lines(path, utf_16=True)) as lines:
-        return detect_dialect((line for _, line in lines), file_suffix(path) == ".csv", header)
-
-
-def _sound_lines(path: Path) -> Iterator[tuple[int, str]]:
-    for line_number, line in numbered_lines(path, utf_16=True):
-        if "\0" in line:
-            raise UserError(
-                f"{path}, line {line_number}: a NUL character, the file is damaged or not UTF-8: copy it again"
-            )
-        yield line_number, line
-
-
-def _unquoted_rows(path: Path, keep_empty: bool) -> Table:
-    empty: list[int] = []  # lines, not counted where they end the file
-    for line_number, line in _sound_lines(path):
-        if not line:
-            empty.append(line_number)
-            continue
-        if empty and (not keep_empty or empty[0] == 1):
-            raise UserError(f"{path}, line {empty[0]}: the line is empty: remove it")
-        yield from ((before, [""]) for before in empty)
-        empty = []
-        yield line_number, line.split("\t")
-
-
-def _csv_rows(reader: Any, path: Path) -> Table:
-    """(line where it begins, cells) of each row of a `csv_reader` that is not empty.
-
-    Raises:
-      UserError: the file and line that is not CSV.
-    """
-    while True:
-        line_number = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            if "new-line character" in str(error):
-                raise UserError(
-                    f"{path}, line {line_number}: a carriage return within the line: end lines with a line feed, or "
-                    "put the cell in quotes"
-                ) from None
-            raise UserError(f"{path}, line {line_number}: not CSV ({error}): fix its quotes") from None
-        if cells:
-            yield line_number, cells
 
 
 def _json_rows(path: Path) -> Rows:

@@ -20,9 +20,10 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length
-from bert.data.features import Features, plain_ids, tokenize
+from bert.data.encoding import plain_ids, tokenize
 from bert.data.inputs import as_text_or_pair, as_texts
-from bert.data.sequence_pairs import target_boundaries
+from bert.data.multi_text_rows import target_boundaries
+from bert.data.rows import Features
 from bert.errors import UserError
 from bert.files import atomic_write
 from bert.inference.forward import BUCKETS, check_finite, check_inputs

@@ -14,9 +14,9 @@ import numpy as np
 
 from bert.config import FinetuneConfig
 from bert.config.yaml_io import load_config
-from bert.data.features import Rows
 from bert.data.inputs import as_filled_texts
 from bert.data.records import read_texts
+from bert.data.rows import Rows
 from bert.errors import UserError, log_message, require, system_errors_as_user_errors
 from bert.inference.language_model import LanguageModel
 from bert.interchange import ExportError, hub

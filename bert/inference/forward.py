@@ -16,9 +16,9 @@ from jax.typing import DTypeLike
 
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
-from bert.data.features import ChoiceFeatures, Features, Rows
 from bert.data.inputs import check_count
 from bert.data.pretraining.packing import assign_packs, packing_arrays
+from bert.data.rows import ChoiceFeatures, Features, Rows
 from bert.errors import UserError, require
 from bert.interchange.pooling import Pooling
 from bert.model.encoder import Bert, EncoderOutput, Packing

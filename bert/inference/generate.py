@@ -16,9 +16,10 @@ from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
-from bert.data.features import Features, plain_ids, tokenize
+from bert.data.encoding import plain_ids, tokenize
 from bert.data.inputs import check_count, shown
-from bert.data.sequence_pairs import target_boundaries
+from bert.data.multi_text_rows import target_boundaries
+from bert.data.rows import Features
 from bert.errors import UserError
 from bert.inference.decoding import Cache, Decoded, Prompts, beam_search, sample
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
@@ -28,9 +29,8 @@ from bert.model.cache import Memory, make_cache
 from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.language_model import BertForCausalLM
 from bert.model.mask import Mask
-from bert.tokenizer.detokenization import detokenize
 from bert.tokenizer.hf_settings import NO_LIMIT
-from bert.tokenizer.library import decode
+from bert.tokenizer.library import decode, detokenize
 from bert.tokenizer.special_tokens import special_ids
 
 

@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert.config import Decoding, TaskDataConfig
-from bert.data.features import Features, Rows, tokenize
+from bert.data.encoding import row_template, tokenize
 from bert.data.inputs import as_filled_texts, as_list, as_text_or_pair, check_count, shown
-from bert.data.row_template import row_template
-from bert.data.sequence_pairs import SequencePairs
-from bert.data.text_groups import TextGroups
+from bert.data.multi_text_rows import SequencePairs, TextGroups
+from bert.data.rows import Features, Rows
 from bert.errors import UserError, on_one_line
 from bert.inference.forward import BUCKETS, BatchedForward, GraphForward, check_finite
 from bert.inference.language_model import ENCODER_DECODER

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length
-from bert.data.features import plain_ids
+from bert.data.encoding import plain_ids
 from bert.data.inputs import as_filled_texts, as_list, shown
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, check_finite, check_inputs

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bert.data.inputs import as_filled_texts, check_count
-from bert.data.windows import Text
+from bert.data.inputs import Text, as_filled_texts, check_count
 from bert.errors import UserError
 from bert.inference.export import ExportableModel
 from bert.inference.search import (

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
-from bert.data.sequence_pairs import target_boundaries
+from bert.data.multi_text_rows import target_boundaries
 from bert.errors import UserError, WarningText
 from bert.files import read_json
 from bert.interchange.bundle import ModelBundle

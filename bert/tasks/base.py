@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import TaskDataConfig
-from bert.data.features import Rows
+from bert.data.rows import Rows
 from bert.errors import UserError, quoted
 from bert.files import parse_json
 

@@ -19,15 +19,14 @@ from bert.data.records import (
     SUFFIXES,
     Records,
     class_label_names,
-    conversion,
     dataset_records,
     declared_labels_file,
-    file_suffix,
     is_dataset_dict,
     listed_numbers,
     open_splits,
     read_records,
 )
+from bert.data.tables import conversion, file_suffix
 from bert.errors import LOGGER, UserError, WarningText, without_surrogates
 from bert.remote import fetch
 from bert.runs.metrics_log import to_jsonable

@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import EmbeddingConfig, FinetuneConfig, TaskDataConfig
-from bert.data import features
-from bert.data.features import Features, Rows
+from bert.data import encoding
 from bert.data.inputs import as_texts
+from bert.data.multi_text_rows import number_texts, tokenize_groups
 from bert.data.records import Records
-from bert.data.text_groups import number_texts, tokenize_groups
+from bert.data.rows import Features, Rows
 from bert.errors import UserError, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
@@ -139,7 +139,7 @@ class EmbeddingTask(ColumnFilesTask):
         """Texts alone are queries, rows of their own; else each row is a query with its documents."""
         queries = self._cased(examples.queries, self.settings.query_prompt or "")
         if examples.positives is None:
-            return features.tokenize(tokenizer, queries, data.max_length)
+            return encoding.tokenize(tokenizer, queries, data.max_length)
         documents = [
             self._cased([positive, *negatives], self.settings.document_prompt or "")
             for positive, negatives in zip(examples.positives, examples.negatives, strict=True)
@@ -276,9 +276,9 @@ class LabelledTextsTask(EmbeddingTask):
     def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> Features:
         texts = self._cased(examples.queries, self.settings.query_prompt or "")
         if examples.scores is None:
-            return features.tokenize(tokenizer, texts, data.max_length)
+            return encoding.tokenize(tokenizer, texts, data.max_length)
         labels = np.stack([examples.scores, number_texts(examples.queries)], axis=1)
-        return features.tokenize(tokenizer, texts, data.max_length, labels)
+        return encoding.tokenize(tokenizer, texts, data.max_length, labels)
 
     def predict(self, outputs: Outputs, features: Any, examples: TextExamples) -> Outputs:
         """The embeddings as they are."""

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from bert.data.features import Features
-from bert.data.inputs import TEXT_OR_PAIR, WANTED, as_text_or_pair
+from bert.data.inputs import TEXT_OR_PAIR, WANTED, Text, as_text_or_pair
 from bert.data.records import Records
-from bert.data.windows import Text
+from bert.data.rows import Features
 from bert.metrics.tagging_schemes import other_spelling
 from bert.tasks.base import Outputs, Task
 from bert.tasks.columns import Columns

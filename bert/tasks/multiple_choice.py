@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.config import TaskDataConfig
 from bert.config.model import PairTruncation
-from bert.data import features
-from bert.data.features import ChoiceFeatures
+from bert.data import encoding
 from bert.data.inputs import as_texts
 from bert.data.records import read_records
+from bert.data.rows import ChoiceFeatures
 from bert.errors import UserError, quoted, require
 from bert.files import write_tsv
 from bert.tasks import split_files
@@ -187,7 +187,7 @@ def tokenize(
         for choice in choices
     ]
     offsets = np.cumsum([0, *map(len, examples.choices)], dtype=np.int64)
-    rows = features.tokenize(tokenizer, pairs, max_length, pair_truncation=pair_truncation)
+    rows = encoding.tokenize(tokenizer, pairs, max_length, pair_truncation=pair_truncation)
     return ChoiceFeatures(rows, offsets, examples.labels)
 
 

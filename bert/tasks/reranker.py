@@ -12,10 +12,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, RerankerConfig, TaskDataConfig
-from bert.data import features
-from bert.data.features import ChoiceFeatures
+from bert.data import encoding
 from bert.data.inputs import as_texts
 from bert.data.records import Records
+from bert.data.rows import ChoiceFeatures
 from bert.errors import UserError, WarningText, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
@@ -153,7 +153,7 @@ class RerankerTask(ColumnFilesTask):
         ]
         offsets = np.cumsum([0, *map(len, examples.documents)], dtype=np.int64)
         labels = None if examples.relevance is None else np.concatenate(examples.relevance)
-        rows = features.tokenize(tokenizer, pairs, data.max_length, pair_truncation=data.pair_truncation)
+        rows = encoding.tokenize(tokenizer, pairs, data.max_length, pair_truncation=data.pair_truncation)
         return ChoiceFeatures(rows, offsets, labels)
 
     # Predictions

@@ -14,13 +14,13 @@ from tokenizers import Tokenizer
 from bert.config import TaskDataConfig
 from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
 from bert.data.inputs import as_texts
+from bert.data.multi_text_rows import SequencePairs, tokenize_pairs
 from bert.data.records import Records
-from bert.data.sequence_pairs import SequencePairs, tokenize_pairs
 from bert.errors import UserError, require, without_surrogates
 from bert.metrics import text as text_metrics
 from bert.tasks.base import Outputs
 from bert.tasks.columns import KEYS, ColumnFilesTask, read_columns
-from bert.tokenizer.detokenization import detokenize, lowercases
+from bert.tokenizer.library import detokenize, lowercases
 
 HEAD = "sequence_to_sequence"
 

@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, TaskDataConfig
-from bert.data.features import Rows
+from bert.data.rows import Rows
 from bert.errors import UserError, require
 from bert.remote import fetch
 from bert.tasks.base import Task

@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from bert.config.finetuning import ColumnsConfig
-from bert.data.features import pad_and_stack
 from bert.data.records import Records
+from bert.data.rows import pad_and_stack
 from bert.errors import UserError, WarningText, require, without_surrogates
 from bert.tasks.columns import read_columns
 

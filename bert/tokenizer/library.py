@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import Tokenizer
+
+from bert.config.model import VocabularyKind
 from bert.errors import UserError, cut_at_word, shorten
+from bert.tokenizer.special_tokens import special_ids
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
+
+CLOSING = frozenset(".,!?;:%)]}’”»…、。，！？；：）」』】")
+"""Written without a space in front."""
+
+OPENING = frozenset("([{¿¡$£“„‘«（「『【")
+"""Written without a space behind."""
+
+JOINING = frozenset("-/_’'@\\")
+"""Written without spaces within a word, as in t-shirt."""
+
+CLOSING_QUOTES = frozenset("”“»")
+"""Around a part of a compound, as in „Open“-Anzeige."""
+
+QUOTES = frozenset("\"'`")
+"""The same at the start and at the end of what they are around."""
+
+ENDINGS = frozenset(("s", "t", "m", "d", "re", "ve", "ll", "em", "n"))
+"""What follows an apostrophe within a word, as in don't."""
 
 
 @contextlib.contextmanager
@@ -92,3 +115,89 @@ def check_post_processor(tokenizer: Tokenizer, source: object) -> None:
 
 def _failure_on(text: Any) -> contextlib.AbstractContextManager[None]:
     return library_errors(f"the tokenizer fails on {shorten(text)}", "remove that text, or replace tokenizer.json")
+
+
+def is_wordpiece(tokenizer: Tokenizer) -> bool:
+    """Whether a vocabulary is of BERT's kind, which vocab.txt can hold."""
+    return vocabulary_kind(tokenizer) == "wordpiece"
+
+
+def vocabulary_kind(tokenizer: Tokenizer) -> VocabularyKind:
+    """The kind of a vocabulary, as ``TokenizerConfig.kind`` names it."""
+    from tokenizers import models
+
+    if isinstance(tokenizer.model, models.Unigram):
+        return "unigram"
+    return "wordpiece" if isinstance(tokenizer.model, models.WordPiece) else "byte_level"
+
+
+def keeps_spaces(tokenizer: Tokenizer) -> bool:
+    """Whether tokens hold the space before a word, as byte-level ones do: "the" and " the" are different tokens."""
+    return vocabulary_kind(tokenizer) == "byte_level"
+
+
+def detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of token ids, on one line, without special tokens.
+
+    A byte-level vocabulary gives the text that was written. In WordPiece's, spaces next to punctuation are those of
+    English: none before a comma, none within t-shirt and don't.
+    """
+    special = set(special_ids(tokenizer).all)
+    kept = [int(i) for i in ids if int(i) not in special]
+    text = decode(tokenizer, kept)
+    if not is_wordpiece(tokenizer):
+        return " ".join(text.split())
+    return join_words(_words(tokenizer, kept))
+
+
+def lowercases(tokenizer: Tokenizer) -> bool:
+    """Whether the vocabulary reads, and so writes, every text in lower case."""
+    return tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A").strip("▁ ") == "a"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Words and punctuation marks, as WordPiece splits a text, with spaces between where a text has them."""
+    text, quoted, glued = "", dict.fromkeys(QUOTES, False), True
+    for place, word in enumerate(words):
+        before = words[place - 1] if place else ""
+        after = words[place + 1] if place + 1 < len(words) else ""
+        if _joins(before, word, after):
+            space, glued_after = False, True
+        elif word in QUOTES:
+            opens = not quoted[word] and not (word == "'" and before.endswith("s"))  # the boys' hats
+            space, glued_after = opens, opens
+            quoted[word] = opens
+        elif word == "“" and "„" in words[:place]:  # which closes in German
+            space, glued_after = False, after in JOINING
+        else:
+            space, glued_after = word not in CLOSING, word in OPENING or _within_number(before, word, after)
+        text += word if glued or not space else f" {word}"
+        glued = glued_after
+    return text
+
+
+def _joins(before: str, word: str, after: str) -> bool:
+    """Whether a mark is within a word: between two parts of it, as the hyphen of t-shirt."""
+    if word not in JOINING or not ((_is_word(before) or before in CLOSING_QUOTES) and _is_word(after)):
+        return False
+    return word not in "'’" or after in ENDINGS or len(before) == 1
+
+
+def _is_word(text: str) -> bool:
+    return bool(text) and text[-1].isalnum()
+
+
+def _within_number(before: str, word: str, after: str) -> bool:
+    """Whether a mark is between two digits, as in 3.5."""
+    return word in ".,:" and before[-1:].isdigit() and after[:1].isdigit()
+
+
+def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The tokens, those of one word put together."""
+    words: list[str] = []
+    for token in (tokenizer.id_to_token(i) or "" for i in ids):
+        if token.startswith("##") and words:
+            words[-1] += token[2:]
+        else:
+            words.append(re.sub(r"^##", "", token))
+    return words

@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert.config import TokenizerConfig
-from bert.config.model import StripAccents, VocabularyKind
+from bert.config.model import StripAccents
 from bert.errors import UserError, WarningText, convert, log_message
 from bert.files import require_content, require_text, write_atomic
 from bert.remote import fetch
 from bert.tokenizer.byte_level import SPACES, byte_level_steps, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import SETTINGS, TokenizerSettings, read_settings, set_truncation_side, truncation_side
-from bert.tokenizer.library import check_post_processor, decode, library_errors
+from bert.tokenizer.library import (
+    check_post_processor,
+    decode,
+    is_wordpiece,
+    keeps_spaces,
+    library_errors,
+    vocabulary_kind,
+)
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 from bert.tokenizer.sentencepiece import build_sentencepiece
 from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_ids, special_tokens
@@ -34,7 +41,6 @@ Log = Callable[[str], None]
 
 _FEW = 0.01
 """Share of the tokens up to which marks are stray: published vocabularies without marks have a few."""
-
 
 COPY_ALL = "copy all tokenizer files from one source"
 
@@ -188,20 +194,6 @@ def continues_word(tokenizer: Tokenizer, token: str) -> bool:
     return bool(prefix) and token.startswith(prefix) and token != prefix
 
 
-def is_wordpiece(tokenizer: Tokenizer) -> bool:
-    """Whether a vocabulary is of BERT's kind, which vocab.txt can hold."""
-    return vocabulary_kind(tokenizer) == "wordpiece"
-
-
-def vocabulary_kind(tokenizer: Tokenizer) -> VocabularyKind:
-    """The kind of a vocabulary, as ``TokenizerConfig.kind`` names it."""
-    from tokenizers import models
-
-    if isinstance(tokenizer.model, models.Unigram):
-        return "unigram"
-    return "wordpiece" if isinstance(tokenizer.model, models.WordPiece) else "byte_level"
-
-
 def normalization(tokenizer: Tokenizer) -> tuple[bool | None, StripAccents]:
     """Whether a WordPiece vocabulary lower-cases text, and which marks it removes; null for other steps than ours."""
     content = json.loads(tokenizer.to_str())
@@ -218,11 +210,6 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
         return decode(tokenizer, [token_id], skip_special_tokens=False)
     token = tokenizer.id_to_token(token_id) or ""
     return token if is_wordpiece(tokenizer) else token.replace(WORD_START, " ")
-
-
-def keeps_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether tokens hold the space before a word, as byte-level ones do: "the" and " the" are different tokens."""
-    return vocabulary_kind(tokenizer) == "byte_level"
 
 
 def after_space(text: str) -> str:

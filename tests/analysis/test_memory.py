@@ -90,9 +90,9 @@ SMALL = ModelConfig(64, 16, 2, 4, 32, max_position_embeddings=16)
 @pytest.mark.parametrize("name", ["pretrained", "detected", "continued"])
 def test_a_batch_has_the_arrays_that_the_loader_gives(name: str, request) -> None:
     from bert.config.yaml_io import load_config
-    from bert.data.pretraining.builder import build_examples
+    from bert.data.pretraining.build import build_examples
+    from bert.data.pretraining.dataset import open_rows
     from bert.data.pretraining.loader import PretrainingLoader, make_predictions
-    from bert.data.pretraining.shards import open_rows
     from bert.tokenizer.vocabulary import load_tokenizer
 
     run = request.getfixturevalue(name)

@@ -15,7 +15,7 @@ from bert.data.batching import (
     make_batches,
     token_batches,
 )
-from bert.data.features import ChoiceFeatures, Features
+from bert.data.rows import ChoiceFeatures, Features
 from bert.training.losses import LOSSES, task_objective
 from bert.training.step import compute_gradients
 

@@ -12,8 +12,8 @@ from bert.commands.examples import main
 from bert.config import DataConfig, TokenizerConfig
 from bert.data.cache import WORK, CacheCopy
 from bert.data.corpus.vocabulary import corpus_vocabulary
-from bert.data.pretraining import builder
-from bert.data.pretraining.builder import build_examples, build_shard_subset
+from bert.data.pretraining import build
+from bert.data.pretraining.build import build_examples, build_shard_subset
 from bert.errors import UserError
 from bert.remote import ObjectStore
 from tests.data.pretraining.conftest import text_of
@@ -46,7 +46,7 @@ def test_a_second_machine_finds_what_the_first_has_made(place, bucket, on_machin
     local = build_examples(config(place), tokenizer, tmp_path / "local")
     assert made == digest(local)
     on_machine("second")
-    for name in ("bert.tokenizer.vocabulary.train_tokenizer", "bert.data.pretraining.builder._shard_tasks"):
+    for name in ("bert.tokenizer.vocabulary.train_tokenizer", "bert.data.pretraining.build._shard_tasks"):
         monkeypatch.setattr(name, None)
     again = corpus_vocabulary(config(place), VOCABULARY, print)
     assert again.to_str() == tokenizer.to_str()
@@ -76,7 +76,7 @@ def test_the_last_file_is_copied_last_and_a_set_without_it_is_built(place, bucke
     on_machine("second")
     second = digest(build_examples(config(place), tokenizer))
     on_machine("third")
-    monkeypatch.setattr(builder, "_shard_tasks", None)
+    monkeypatch.setattr(build, "_shard_tasks", None)
     assert digest(build_examples(config(place), tokenizer)) == second
 
 
@@ -101,7 +101,7 @@ def test_machines_build_shards_of_one_set_through_the_bucket(
     place, bucket, on_machine, tmp_path, monkeypatch, capsys
 ) -> None:
     """By the command, on three machines, of which one starts after all is done."""
-    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+    monkeypatch.setattr(build, "SHARD_BYTES", 8000)
     arguments = [f"--data.train={place / 'corpus.txt'}", "--tokenizer.vocab_size=90", "--data.sequence_length=32"]
     arguments += [f"--data.cache_dir={URL}", "--data.num_workers=1"]
     on_machine("first")
@@ -114,7 +114,7 @@ def test_machines_build_shards_of_one_set_through_the_bucket(
     on_machine("first")
     assert main([*arguments, "--shard=1/2"]) == 0
     on_machine("third")
-    monkeypatch.setattr(builder, "_shard_tasks", None)
+    monkeypatch.setattr(build, "_shard_tasks", None)
     assert main(arguments) == 0
     made = [
         {path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.arrow")}
@@ -126,7 +126,7 @@ def test_machines_build_shards_of_one_set_through_the_bucket(
 
 def test_a_machine_that_merges_at_the_same_time_is_waited_for(place, bucket, on_machine, monkeypatch) -> None:
     """The parts vanish while they are copied, since another machine has completed the set."""
-    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+    monkeypatch.setattr(build, "SHARD_BYTES", 8000)
     on_machine("first")
     tokenizer = corpus_vocabulary(config(place), VOCABULARY, print)
     build_shard_subset(config(place), tokenizer, (1, 2))
@@ -136,7 +136,7 @@ def test_a_machine_that_merges_at_the_same_time_is_waited_for(place, bucket, on_
     def lose(copy: CacheCopy, names: Any) -> None:
         if f"{WORK}/" in str(names := list(names)):
             monkeypatch.undo()
-            monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+            monkeypatch.setattr(build, "SHARD_BYTES", 8000)
             on_machine("third")
             build_examples(config(place), tokenizer)
             on_machine("second")

@@ -25,11 +25,11 @@ EXAMPLES = """
 import sys
 from pathlib import Path
 from bert.commands.examples import main
-from bert.data.pretraining import builder
+from bert.data.pretraining import build
 
 with Path("runs.txt").open("a") as file:
     file.write("run\\n")
-builder.SHARD_BYTES = 1000
+build.SHARD_BYTES = 1000
 sys.exit(main(sys.argv[1:]))
 """
 

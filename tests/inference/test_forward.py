@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.data.features import Features
+from bert.data.rows import Features
 from bert.inference import forward
 from bert.inference.forward import BUCKETS, pack_if_shorter
 from bert.interchange.pooling import MODES, Pooling

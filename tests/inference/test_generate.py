@@ -224,7 +224,7 @@ def test_the_score_is_the_sum_over_all_tokens(model: Pretrained) -> None:
     texts = ["the cat sat on", "", "a", "“hats” </s>"]
     for batch_size in (1, 8):
         for text, score in zip(texts, model.score(texts, batch_size=batch_size), strict=True):
-            literal = bert.data.features.plain_ids(TOKENIZER, [text], literal=True)[0].tolist()
+            literal = bert.data.encoding.plain_ids(TOKENIZER, [text], literal=True)[0].tolist()
             logp = log_probabilities(model, [END, *literal])
             assert score.log_probability == pytest.approx(
                 sum(logp[i, token] for i, token in enumerate(literal)), abs=1e-4
@@ -238,7 +238,7 @@ def test_the_score_is_the_sum_over_all_tokens(model: Pretrained) -> None:
 @pytest.mark.parametrize("stride", [1, 7, 12, 23, 24])
 def test_every_token_of_a_long_text_is_scored_once_with_the_context_that_the_stride_leaves(model, stride: int) -> None:
     text = " ".join(WORDS)
-    ids = [END, *bert.data.features.plain_ids(TOKENIZER, [text])[0].tolist()]
+    ids = [END, *bert.data.encoding.plain_ids(TOKENIZER, [text])[0].tolist()]
     total, begin = 0.0, 0
     for place in range(1, len(ids)):
         if place - begin > POSITIONS:

@@ -17,7 +17,7 @@ import yaml
 import bert
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
-from bert.data.text_groups import TextGroups
+from bert.data.multi_text_rows import TextGroups
 from bert.interchange.pooling import Pooling
 from tests.conftest import SMALL_MODEL
 from tests.helpers import (

@@ -11,7 +11,7 @@ import pytest
 
 from bert.commands.cli.arguments import run_program
 from bert.commands.pretrain import main
-from bert.data.pretraining.shards import ShardReader
+from bert.data.pretraining.dataset import ShardReader
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
 

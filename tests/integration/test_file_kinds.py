@@ -18,8 +18,8 @@ import pytest
 from bert import files
 from bert.config import DataConfig
 from bert.config.yaml_io import read_yaml
+from bert.data.corpus.document_stream import stream_files
 from bert.data.corpus.documents import documents
-from bert.data.corpus.streaming import stream_files
 from bert.data.records import open_splits, read_records
 from bert.errors import UserError
 from bert.interchange.readers.tf_checkpoint import Bundle

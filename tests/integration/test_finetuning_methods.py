@@ -17,7 +17,7 @@ from bert.commands.finetune import _show, main
 from bert.commands.glue_zip import main as glue_zip
 from bert.commands.predict import main as predict
 from bert.config import FinetuneConfig, TaskDataConfig
-from bert.data.features import Features
+from bert.data.rows import Features
 from bert.runs.folder import RunFolder, open_run
 from bert.training.finetuning.seeds import aggregate_seeds, finetune_seeds
 from bert.training.means import should_stop_early

@@ -13,9 +13,9 @@ import bert
 from bert.commands.pretrain import main
 from bert.config import PretrainConfig
 from bert.config.yaml_io import load_config as load_config
-from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.build import build_examples
+from bert.data.pretraining.dataset import open_rows
 from bert.data.pretraining.loader import PretrainingLoader, make_masking
-from bert.data.pretraining.shards import open_rows
 from bert.model.dropout import Dropout
 from bert.tokenizer.vocabulary import load_tokenizer
 from tests.conftest import SMALL_RUN

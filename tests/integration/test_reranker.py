@@ -16,7 +16,7 @@ import pytest
 import bert
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
-from bert.data.features import ChoiceFeatures
+from bert.data.rows import ChoiceFeatures
 from tests.conftest import SMALL_MODEL
 from tests.helpers import (
     REPOSITORY,

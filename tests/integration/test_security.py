@@ -34,7 +34,7 @@ from bert.config import PretrainConfig
 from bert.config.run_file import check_vocabulary, load_run_config, redact_paths, save_run_config
 from bert.config.yaml_io import dump, keys_of, parse_dict, parse_yaml
 from bert.data.cache import CacheCopy
-from bert.data.features import tokenize
+from bert.data.encoding import tokenize
 from bert.demo.guard import MAX_BODY, RequestGuard, hosts_of
 from bert.errors import UserError, is_redacted, redact
 from bert.files import atomic_directory, write_safetensors

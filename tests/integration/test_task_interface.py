@@ -18,8 +18,8 @@ from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
 from bert.commands.predict import main as predict
 from bert.config import TaskDataConfig
-from bert.data import features
-from bert.data.features import IGNORE_INDEX, Features
+from bert.data import encoding
+from bert.data.rows import IGNORE_INDEX, Features
 from bert.model.encoder import Bert
 from bert.model.layers import dense
 from bert.tasks import TASKS, find_task
@@ -103,7 +103,7 @@ class Letters(Task):
         return Lines([text for _, text in lines], None if split == "test" else [letter for letter, _ in lines])
 
     def features(self, tokenizer, examples: Lines, data: TaskDataConfig) -> Features:
-        rows = features.tokenize(tokenizer, examples.texts, data.max_length)
+        rows = encoding.tokenize(tokenizer, examples.texts, data.max_length)
         if not examples.labelled:
             return rows
         numbers = [self.letters.index(letter.lower()) for letter in examples.letters]

@@ -19,7 +19,7 @@ import bert
 from bert import metrics
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
-from bert.data.features import Features
+from bert.data.rows import Features
 from bert.tasks.token_classification import conll
 from tests.conftest import SMALL_MODEL
 from tests.helpers import FILLERS, NAMES, lines_of, questions, words

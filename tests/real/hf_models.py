@@ -6,7 +6,7 @@ import pytest
 from safetensors import safe_open
 
 import bert
-from bert.data.features import tokenize
+from bert.data.encoding import tokenize
 from bert.interchange import families
 from bert.interchange.bundle import build_module
 from bert.model.encoder import Bert

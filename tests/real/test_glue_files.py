@@ -9,7 +9,7 @@ import pytest
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 
 from bert.config import TaskDataConfig
-from bert.data.records import table_rows
+from bert.data.tables import table_rows
 from bert.tasks import TASKS
 from bert.tasks.sequence_classification import Examples
 

@@ -11,7 +11,7 @@ from flax import traverse_util
 
 import bert
 from bert.config import ModelConfig
-from bert.data.features import tokenize
+from bert.data.encoding import tokenize
 from bert.errors import UserError
 from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.google import read_params

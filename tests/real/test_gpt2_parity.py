@@ -9,7 +9,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import bert
-from bert.data.features import tokenize
+from bert.data.encoding import tokenize
 from bert.interchange.bundle import build_module
 from tests.helpers import REPOSITORY
 from tests.interchange.hf_folders import edit

@@ -21,8 +21,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import bert
 from bert.commands.finetune import main
 from bert.config import DataConfig
-from bert.data.pretraining.builder import build_examples
-from bert.data.pretraining.shards import open_rows
+from bert.data.pretraining.build import build_examples
+from bert.data.pretraining.dataset import open_rows
 from bert.tasks.token_classification import CLITICS, split_text
 from bert.tokenizer.vocabulary import load_tokenizer
 

@@ -11,7 +11,7 @@ from flax import traverse_util
 
 from bert.config import ModelConfig, OptimizerConfig
 from bert.data.batching import bucket_length, epoch_batches
-from bert.data.features import IGNORE_INDEX, Features
+from bert.data.rows import IGNORE_INDEX, Features
 from bert.interchange import families
 from bert.model.dropout import Dropout
 from bert.model.heads import HEADS, BertForPreTraining

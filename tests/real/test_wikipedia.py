@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from bert.config import DataConfig
-from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.build import build_examples
+from bert.data.pretraining.dataset import open_rows
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
-from bert.data.pretraining.shards import open_rows
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
 

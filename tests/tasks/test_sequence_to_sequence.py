@@ -10,8 +10,8 @@ import pytest
 
 from bert.config import ColumnsConfig, FinetuneConfig, ModelConfig, TaskDataConfig, TokenizerConfig, UserError
 from bert.config.training import TrainingConfig
-from bert.data.features import IGNORE_INDEX
-from bert.data.sequence_pairs import target_boundaries
+from bert.data.multi_text_rows import target_boundaries
+from bert.data.rows import IGNORE_INDEX
 from bert.tasks import TASKS, make_task
 from bert.tasks.columns import labelled_examples
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask, Written

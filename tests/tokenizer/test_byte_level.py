@@ -23,8 +23,8 @@ from bert.config import DataConfig, PretrainConfig, TokenizerConfig
 from bert.config.yaml_io import load_config
 from bert.data.corpus.documents import corpus_fingerprint
 from bert.data.corpus.vocabulary import corpus_vocabulary
+from bert.data.encoding import row_template
 from bert.data.pretraining.loader import make_masking
-from bert.data.row_template import row_template
 from bert.errors import UserError
 from bert.files import read_json
 from bert.interchange.writers import hf

@@ -6,7 +6,7 @@ import pytest
 
 from bert.config import TokenizerConfig
 from bert.tokenizer.byte_level import train_byte_level
-from bert.tokenizer.detokenization import detokenize, join_words, lowercases
+from bert.tokenizer.library import detokenize, join_words, lowercases
 from bert.tokenizer.vocabulary import train_tokenizer
 
 TEXTS = (

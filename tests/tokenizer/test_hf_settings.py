@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from bert.data.features import tokenize
+from bert.data.encoding import tokenize
 from bert.errors import UserError
 from bert.tokenizer.hf_settings import ADDED, SETTINGS, read_settings
 from bert.tokenizer.vocabulary import load_tokenizer, save_tokenizer

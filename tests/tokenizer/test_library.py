@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bert.data.features import plain_ids, tokenize
+from bert.data.encoding import plain_ids, tokenize
 from bert.errors import UserError
 from bert.tokenizer.library import decode, encode_batch, library_errors
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer

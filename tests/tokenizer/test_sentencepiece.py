@@ -11,18 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from bert.data.row_template import row_template
+from bert.data.encoding import row_template
 from bert.errors import UserError
 from bert.tokenizer.hf_settings import TokenizerSettings
+from bert.tokenizer.library import vocabulary_kind
 from bert.tokenizer.sentencepiece import build_sentencepiece
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.vocabulary import (
-    continues_word,
-    literal_tokenizer,
-    load_tokenizer,
-    save_tokenizer,
-    vocabulary_kind,
-)
+from bert.tokenizer.vocabulary import continues_word, literal_tokenizer, load_tokenizer, save_tokenizer
 from tests.helpers import thoroughly
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

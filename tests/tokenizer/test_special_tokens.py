@@ -8,9 +8,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from bert.config import DataConfig
-from bert.data.features import tokenize
+from bert.data.encoding import row_template, tokenize
 from bert.data.pretraining.loader import make_masking
-from bert.data.row_template import row_template
 from bert.errors import UserError
 from bert.interchange.writers.tokenizer_files import save_published_tokenizer
 from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS, build_byte_level

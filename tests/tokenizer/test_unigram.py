@@ -11,8 +11,9 @@ from tokenizers import Tokenizer, models
 
 from bert.commands.tokenizer import main
 from bert.config import TokenizerConfig
-from bert.data.row_template import row_template
+from bert.data.encoding import row_template
 from bert.errors import UserError
+from bert.tokenizer.library import vocabulary_kind
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.unigram import TRAINED_SPECIAL_TOKENS, build_unigram
 from bert.tokenizer.vocabulary import (
@@ -23,7 +24,6 @@ from bert.tokenizer.vocabulary import (
     subword_ids,
     token_text,
     train_tokenizer,
-    vocabulary_kind,
 )
 from tests.helpers import REPOSITORY, thoroughly
 

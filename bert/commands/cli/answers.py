@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from bert.data.corpus.files import numbered_lines
-from bert.data.dialects import csv_reader, detect_dialect
-from bert.data.records import NOT_LINES, conversion, file_suffix
+from bert.data.tables import NOT_LINES, conversion, csv_reader, detect_dialect, file_suffix
 from bert.errors import UTF8_HINT, UserError
 from bert.files import atomic_write, parse_json
 from bert.remote import exists, is_url, writable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from bert.errors import UserError
 
 if TYPE_CHECKING:
-    from bert.data.pretraining.builder import Engine
+    from bert.data.pretraining.build import Engine
 
 ENGINE_OPTION = {
     "engine NAME": "What reads the corpus: local, the cores of this machine, or ray, the cluster that Ray finds. The "

@@ -5,14 +5,17 @@ Real English that is on every machine: no download, no licence to ask for. Sourc
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.metadata
+import inspect
 import itertools
 import os
 import re
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path, PurePath
@@ -21,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 
 from bert.config import DOCSTRINGS_PREFIX
-from bert.data.corpus import docstring_prose
 from bert.data.worker_processes import WorkerPool, available_cores, start_worker
 from bert.errors import UserError
 
@@ -46,15 +48,30 @@ _HELD_OUT = 10
 """One module in so many is held out, by the hash of its name."""
 
 _SHINGLE = 5
+
 _SEEN_SHARE = 0.6
 """A paragraph is a near-duplicate if this share of its runs of 5 words occurs before it."""
 
 _PARALLEL_BYTES = 8_000_000
 """Sources from which on several processes parse them."""
 
-
 _PARSED: dict[Path, list[list[str]]] = {}
 """What was parsed in this process, by file: the corpus and a task may have the same packages."""
+
+_SENTENCE_END = re.compile(r"[.!?:;)\"'][)\"']?$")
+
+_SIGNATURE = re.compile(r"^[\w.\[\], ]*\w\(.*\)\s*(->.*|[-:=].*)?$")
+
+_RULE = re.compile(r"^[\W_]+$")
+
+_CODE = re.compile(r"^(import |from \w+ import |def |class |return |for \w+ in |if .*:$|print\(|@\w|[\w.]+ = |\$ |% )")
+
+_BULLET = re.compile(r"^([-*+o•]|\d+[.)]|:\w[\w ]*:|@\w+)\s+")
+
+_FIELD = re.compile(r"^\w[\w.,*' ]{0,30}\s(--|-)\s")
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_BLOCKS = (*_DOCUMENTED, ast.If, ast.Try, ast.With, ast.ExceptHandler)
 
 
 class Module(NamedTuple):
@@ -109,8 +126,7 @@ def source_state(source: str) -> tuple[str, int]:
     """
     packages, split = parse_source(source)
     digest = hashlib.blake2b(f"{sys.version} {split}".encode(), digest_size=16)
-    for rules in (__file__, docstring_prose.__file__):
-        digest.update(Path(rules).read_bytes())
+    digest.update(Path(__file__).read_bytes())  # the rules
     newest = 0
     for module in _modules(packages):
         stat = module.path.stat()
@@ -227,7 +243,7 @@ def _parse_module(path: Path) -> list[list[str]]:
         source = path.read_bytes()
     except OSError:
         return []
-    return [docstring_prose.prose(docstring) for docstring in docstring_prose.docstrings(source)]
+    return [prose_paragraphs(docstring) for docstring in module_docstrings(source)]
 
 
 def _find_new(paragraphs: list[str]) -> list[bool]:
@@ -252,3 +268,73 @@ def _find_new(paragraphs: list[str]) -> list[bool]:
     is_seen &= np.arange(len(runs)) < np.repeat(starts + lengths, spans)  # not the runs that begin with padding
     shares = np.add.reduceat(is_seen, starts, dtype=np.int64) / lengths
     return list(map(bool, shares < _SEEN_SHARE))
+
+
+def module_docstrings(source: bytes) -> list[str]:
+    """Docstrings of a module, its classes and functions, in the order of the source; none if it cannot be parsed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's sources
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # some files are broken on purpose
+    return [inspect.cleandoc(text) for text in _documented(tree)]
+
+
+def _documented(node: ast.AST) -> Iterator[str]:
+    """Docstrings of a node and of what is defined in its blocks: expressions, most of a tree, are not walked."""
+    if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node, clean=False)):
+        yield text
+    for block in ("body", "handlers", "orelse", "finalbody"):
+        for statement in getattr(node, block, ()):
+            if isinstance(statement, _BLOCKS):
+                yield from _documented(statement)
+
+
+def prose_paragraphs(docstring: str) -> list[str]:
+    """Paragraphs of a cleaned docstring: hard-wrapped lines joined; code, sessions, tables and rules left
+    out.
+
+    What it keeps are blocks that read like sentences: at least four words, mostly letters. It would rather
+    drop a paragraph than keep code, since a vocabulary learns from what is kept.
+    """
+    paragraphs = []
+    for block in re.split(r"\n\s*\n", docstring):
+        paragraphs += [text for lines in _items(block.split("\n")) if (text := _paragraph(lines))]
+    return paragraphs
+
+
+def _items(lines: list[str]) -> Iterator[list[str]]:
+    """A block, cut before every item of a list and without interactive sessions."""
+    item: list[str] = []
+    for line in lines:
+        stripped = line.strip()
+        if stripped.startswith((">>>", "...")):
+            break  # the output of a session reaches to the end of its block
+        if _RULE.match(stripped):
+            # An underline: what stands above is a heading, not a sentence.
+            item = item[:-1]
+            continue
+        if item and (_BULLET.match(stripped) or _FIELD.match(stripped)):
+            yield item
+            item = []
+        item.append(line)
+    yield item
+
+
+def _paragraph(lines: list[str]) -> str | None:
+    """The lines joined, or None where they are not prose."""
+    stripped = [line.strip() for line in lines]
+    while stripped and _SIGNATURE.match(stripped[0]):
+        stripped = stripped[1:]
+    if not stripped or sum(bool(_CODE.match(line)) for line in stripped) * 2 > len(stripped):
+        return None
+    if sum("   " in line or "\t" in line for line in stripped) * 2 > len(stripped):
+        return None  # columns: a table
+    text = " ".join(stripped)
+    text = re.sub(r"\s+", " ", _BULLET.sub("", text)).replace("``", "").strip()
+    words = text.split()
+    plain = sum(word.strip("\"'`.,:;!?()*").replace("-", "").replace("'", "").isalpha() for word in words)
+    if len(words) < 4 or plain < 0.6 * len(words):
+        return None
+    return text if _SENTENCE_END.search(text) else text + "."

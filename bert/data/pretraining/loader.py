@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from bert.config import DataConfig
-from bert.data.pretraining.masking import MASKINGS, Masking, philox_uint64, philox_uint64_of_rows
+from bert.data.pretraining.masking import (
+    MASKINGS,
+    Masking,
+    NextTokens,
+    Predictions,
+    philox_uint64,
+    philox_uint64_of_rows,
+)
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
-from bert.data.pretraining.predictions import NextTokens, Predictions
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,7 +33,7 @@ Batch = dict[str, np.ndarray]
 
 
 class RowSource(Protocol):
-    """Rows that can be fetched by number: `bert.data.pretraining.shards.ShardReader`, or a stand-in."""
+    """Rows that can be fetched by number: `bert.data.pretraining.dataset.ShardReader`, or a stand-in."""
 
     def __len__(self) -> int: ...
 

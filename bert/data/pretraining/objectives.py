@@ -24,7 +24,7 @@ from bert.data.pretraining.segments import (
 )
 
 if TYPE_CHECKING:
-    from bert.data.row_template import RowTemplate
+    from bert.data.encoding import RowTemplate
 
 Columns = dict[str, np.ndarray]
 

@@ -1,5 +1,4 @@
-"""One shard of examples: documents of a store -> tokens -> rows of an objective in an Arrow stream; and reading
-rows back.
+"""One shard of examples: documents of a store -> tokens -> rows of an objective in an Arrow stream.
 
 A shard is built by one process from (seed, its name) alone, so how many processes share the work changes
 nothing. The files are what ``datasets.Dataset.from_file`` opens; reading them here takes pyarrow and NumPy
@@ -9,8 +8,7 @@ only.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,11 +19,11 @@ import pyarrow as pa
 from bert.config import DataConfig
 from bert.data.cache import WORK
 from bert.data.corpus.document_store import Documents, DocumentStore
+from bert.data.encoding import RowTemplate, row_template
 from bert.data.pretraining import segments
-from bert.data.pretraining.objectives import NEXT_ID, OBJECTIVES, Columns
-from bert.data.pretraining.packing import EXAMPLE_LENGTH, pack_rows
+from bert.data.pretraining.objectives import OBJECTIVES, Columns
+from bert.data.pretraining.packing import pack_rows
 from bert.data.pretraining.tokenization import TokenizedDocuments, tokenize_documents, tokenize_sentences
-from bert.data.row_template import RowTemplate, row_template
 from bert.errors import UserError
 from bert.files import write_atomic
 from bert.tokenizer.special_tokens import special_ids
@@ -33,7 +31,6 @@ from bert.tokenizer.vocabulary import embedding_rows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
 
 COLUMNS = ("input_ids", "length", "segment_a_length")
 """Of every row; where rows are packed example_length follows, of blocks next_id, and the label of the objective where
@@ -264,97 +261,3 @@ def _write(file: Path, columns: dict[str, np.ndarray]) -> tuple[int, str]:
     if not (file.is_file() and data == file.read_bytes()):  # another process may have built it, and read it by now
         write_atomic(file, data)
     return len(data), hashlib.sha256(data).hexdigest()
-
-
-class ShardReader:
-    """Rows of shards, memory-mapped: pages come in when rows are taken and go when memory is short.
-
-    ``len(rows)`` is their number; ``rows.take`` fetches some by number.
-    """
-
-    def __init__(self, paths: Sequence[Path]):
-        """Maps the shards. Raises UserError for one that is missing or not a shard."""
-        self._views: list[tuple[np.ndarray, ...]] = []
-        self._files: list[tuple[Path, tuple[int, ...] | None]] = []  # of each view, with its state
-        self._names = COLUMNS
-        for path in paths:
-            try:
-                with pa.memory_map(str(path)) as source:
-                    table = pa.ipc.open_stream(source).read_all()
-                    more = [
-                        name
-                        for name in table.column_names
-                        if name in (EXAMPLE_LENGTH, NEXT_ID) or name.endswith("_label")
-                    ]
-                    batches = table.select([*COLUMNS, *more]).to_batches()
-            except (OSError, pa.ArrowException, KeyError) as error:
-                raise corrupt_shard_error(path, str(error).splitlines()[0]) from None
-            self._names = (*COLUMNS, *more)
-            self._views += [tuple(map(_column_view, batch.columns)) for batch in batches]
-            self._files += [(path, _state(path))] * len(batches)
-        self._starts = np.concatenate([[0], np.cumsum([len(view[0]) for view in self._views], dtype=np.int64)])
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows by number, in the order asked for.
-
-        Args:
-          indices: whole numbers in [0, len(self)), [B].
-
-        Returns:
-          int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and, where the objective has one, the label
-          (``next_sentence_label``, ``sentence_order_label``) [B]; of blocks ``next_id`` [B]. The token types of a row
-          are 1 at positions from segment_a_length up to length. Packed rows have ``example_length`` as well, and it,
-          segment_a_length and the label are [B, K], 0 where a row has fewer examples.
-
-        Raises:
-          IndexError: a number outside the rows.
-          UserError: a shard that has vanished or been changed since it was opened. To read on in the map of a file
-            that was cut short would end the process without a word (SIGBUS).
-        """
-        indices = np.asarray(indices, np.int64)
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(f"rows are numbered from 0 to {len(self) - 1}")
-        shapes = [column.shape[1:] for column in self._views[0]] if self._views else [(0,), (), ()]
-        out = [np.empty((len(indices), *shape), np.int32) for shape in shapes]
-        shard = np.searchsorted(self._starts, indices, side="right") - 1
-        within = indices - self._starts[shard]
-        for index in set(shard.tolist()):
-            path, state = self._files[index]
-            if (now := _state(path)) != state:
-                raise corrupt_shard_error(
-                    path, "it has vanished" if now is None else "it has been changed during the run"
-                )
-            here = np.flatnonzero(shard == index)
-            chosen = within[here]
-            for column, view in zip(out, self._views[index], strict=True):
-                column[here] = view[chosen]
-        return dict(zip(self._names, out, strict=True))
-
-
-def _column_view(column: pa.Array) -> np.ndarray:
-    """[R] of a plain column, [R, size] of one of lists, without a copy."""
-    if not pa.types.is_fixed_size_list(column.type):
-        return column.to_numpy(zero_copy_only=True)
-    return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), column.type.list_size)
-
-
-def _state(path: Path) -> tuple[int, ...] | None:
-    """What tells that a file is still the one that was opened; None where there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def open_rows(paths: Sequence[Path]) -> ShardReader:
-    """Rows of some shards as one sequence, in the order of the paths."""
-    return ShardReader(paths)
-
-
-def corrupt_shard_error(path: Path, reason: str) -> UserError:
-    """The error for a shard that is not what was built."""
-    return UserError(f"{path} is damaged ({reason}): delete the folder {path.parent}, it will be rebuilt")

@@ -13,8 +13,7 @@ import numpy as np
 
 from bert.data.corpus.document_store import Documents
 from bert.data.corpus.documents import split_sentences
-from bert.tokenizer.library import encode_batch
-from bert.tokenizer.vocabulary import keeps_spaces
+from bert.tokenizer.library import encode_batch, keeps_spaces
 from bert.tokenizer.wordpiece import has_wordpiece_steps
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from bert.interchange.families.mpnet import MPNET
 from bert.interchange.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from bert.interchange.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
 from bert.interchange.families.roformer import ROFORMER
-from bert.tokenizer.vocabulary import vocabulary_kind
+from bert.tokenizer.library import vocabulary_kind
 
 __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes", "family_of_type"]
 

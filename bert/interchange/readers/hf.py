@@ -32,8 +32,9 @@ from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_tensors
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
+from bert.tokenizer.library import is_wordpiece
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.vocabulary import is_wordpiece, load_tokenizer, require_embedding_rows
+from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
 Log = Callable[[str], None]
 

@@ -16,7 +16,7 @@ from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
-from bert.data.features import tokenize
+from bert.data.encoding import tokenize
 from bert.errors import UserError, WarningText, first_line
 from bert.files import atomic_directory
 from bert.interchange import ExportError, names

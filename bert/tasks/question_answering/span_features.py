@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.data.features import Features, encode_with_offsets
-from bert.data.row_template import RowTemplate, row_template
-from bert.data.windows import widest_windows
+from bert.data.encoding import RowTemplate, encode_with_offsets, row_template, widest_windows
+from bert.data.rows import Features
 from bert.errors import UserError, require
 from bert.tokenizer.special_tokens import special_ids
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import TaskDataConfig
-from bert.data.features import pad_and_stack
 from bert.data.inputs import as_texts, check_count
+from bert.data.rows import pad_and_stack
 from bert.errors import UserError, WarningText, require
 from bert.tasks import split_files
 from bert.tasks.base import Outputs, Task, json_input

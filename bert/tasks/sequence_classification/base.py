@@ -16,11 +16,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
-from bert.data import features
-from bert.data.features import Features
-from bert.data.inputs import WANTED, as_texts
+from bert.data import encoding
+from bert.data.inputs import WANTED, Text, as_texts
 from bert.data.records import Records
-from bert.data.windows import Text
+from bert.data.rows import Features
 from bert.errors import UserError, WarningText, quoted, require
 from bert.files import write_tsv
 from bert.tasks.base import Task
@@ -142,7 +141,7 @@ class SentenceTask(Task):
         return dataclasses.replace(examples, labels=labels, label_words=label_words, notes=tuple(records.notes))
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features:
-        return features.tokenize(tokenizer, examples.texts, data.max_length, examples.labels, data.pair_truncation)
+        return encoding.tokenize(tokenizer, examples.texts, data.max_length, examples.labels, data.pair_truncation)
 
     def sample(self, examples: Examples) -> tuple[str, ...]:
         inputs = ((text,) if isinstance(text, str) else tuple(text) for text in examples.texts)

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from bert import metrics
-from bert.data.features import Features
 from bert.data.records import Records
+from bert.data.rows import Features
 from bert.errors import UserError, require
 from bert.tasks.base import Outputs
 from bert.tasks.columns import Columns, is_missing, label_text

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bert.data.corpus.files import numbered_lines
-from bert.data.records import file_suffix
+from bert.data.tables import file_suffix
 from bert.errors import UserError, WarningText, require
 from bert.files import write_atomic
 from bert.metrics.tagging_schemes import (

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from bert.config import TaskDataConfig
-from bert.data.records import Records, file_suffix, is_dataset_dict, table_dialect, table_rows
+from bert.data.records import Records, is_dataset_dict
+from bert.data.tables import file_suffix, table_dialect, table_rows
 from bert.errors import UserError, quoted, without_surrogates
 from bert.tasks.columns import (
     KEYS,

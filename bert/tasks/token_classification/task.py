@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import TaskDataConfig
-from bert.data.features import pad_and_stack
 from bert.data.inputs import shown
+from bert.data.rows import pad_and_stack
 from bert.errors import UserError, require, without_surrogates
 from bert.files import write_tsv
 from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, Spelling, convert, is_span_tag, join_tag, split_tag

@@ -14,17 +14,16 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.data.features import IGNORE_INDEX, ROWS_AT_ONCE, Features, prose_tokenizer
-from bert.data.row_template import row_template
-from bert.data.windows import widest_windows, window_starts
+from bert.data.encoding import ROWS_AT_ONCE, prose_tokenizer, row_template, widest_windows, window_starts
+from bert.data.rows import IGNORE_INDEX, Features
 from bert.errors import UserError, listed
 from bert.metrics.tagging_schemes import (
     extract_entities,
 )
 from bert.tasks.token_classification.conll import Sentences
-from bert.tokenizer.library import encode_batch
+from bert.tokenizer.library import encode_batch, keeps_spaces
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.vocabulary import after_space, keeps_spaces
+from bert.tokenizer.vocabulary import after_space
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, TokenizerConfig
 from bert.data.corpus.vocabulary import first_texts, measure_losses, report_size, warn_of_losses
-from bert.data.features import Rows
+from bert.data.rows import Rows
 from bert.errors import LOGGER
 from bert.parallel import multihost
 from bert.tasks.base import Examples

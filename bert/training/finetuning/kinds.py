@@ -12,7 +12,7 @@ from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, FinetuneConfig
-from bert.data.sequence_pairs import target_boundaries
+from bert.data.multi_text_rows import target_boundaries
 from bert.errors import UserError
 from bert.inference.load import architecture_of
 from bert.model.dropout import Dropout

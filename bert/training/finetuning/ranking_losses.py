@@ -194,7 +194,7 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
 
     Args:
         model: `bert.model.text_embedding.BertForEmbedding`.
-        batch: as `bert.data.text_groups.TextGroups` makes it, or `bert.data.features.Features` of single texts.
+        batch: as `bert.data.multi_text_rows.TextGroups` makes it, or `bert.data.rows.Features` of single texts.
     """
     inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
     if "document_ids" not in batch:

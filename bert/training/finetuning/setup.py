@@ -15,7 +15,7 @@ from bert.config import EmbeddingConfig, FinetuneConfig, ModelConfig
 from bert.config.model import PairTruncation
 from bert.data.batching import TrainingBatches, make_batches
 from bert.data.corpus.vocabulary import report_size
-from bert.data.features import Rows
+from bert.data.rows import Rows
 from bert.errors import UserError, WarningText, require
 from bert.inference.load import load
 from bert.inference.pretrained import Params

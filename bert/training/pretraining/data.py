@@ -18,16 +18,14 @@ from tokenizers import Tokenizer
 
 from bert.config import DataConfig, PretrainConfig, TokenizerConfig
 from bert.config.pretraining import Phase, phase_configs, resolve_phases
+from bert.data.corpus.document_stream import Place, stream_files
 from bert.data.corpus.documents import corpus_files
-from bert.data.corpus.streaming import Place, stream_files
 from bert.data.corpus.vocabulary import corpus_vocabulary, measure_losses, sample_texts, warn_of_losses
-from bert.data.pretraining import builder
-from bert.data.pretraining.builder import build_examples
-from bert.data.pretraining.dataset import PretrainingDataset
+from bert.data.pretraining import build
+from bert.data.pretraining.build import build_examples
+from bert.data.pretraining.dataset import PretrainingDataset, open_rows
 from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_predictions
-from bert.data.pretraining.shards import open_rows
-from bert.data.pretraining.stream_readers import RowReader, StreamedRows, StreamLoader
-from bert.data.pretraining.streaming import Start, StreamSpec, buffer_chunks
+from bert.data.pretraining.row_stream import RowReader, Start, StreamedRows, StreamLoader, StreamSpec, buffer_chunks
 from bert.errors import LOGGER, UserError, require
 from bert.files import load_json, write_atomic
 from bert.inference.pretrained import Pretrained
@@ -36,14 +34,9 @@ from bert.parallel.multihost import broadcast_from_main, gather_rows, is_multiho
 from bert.runs.folder import STREAM_FILE, RunFolder
 from bert.runs.report import progress_lines
 from bert.tokenizer.byte_level import token_byte_counts
+from bert.tokenizer.library import vocabulary_kind
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.vocabulary import (
-    embedding_rows,
-    load_tokenizer,
-    require_embedding_rows,
-    save_tokenizer,
-    vocabulary_kind,
-)
+from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows, save_tokenizer
 from bert.training.initialization import Log, with_vocab_size
 from bert.training.loop import CheckpointWriter
 from bert.training.pretraining.distillation import Teacher
@@ -330,12 +323,12 @@ def make_rows(
 ) -> StreamedRows:
     """The rows of this host's readers; ``starts`` has one for each reader of all hosts, for each checkpoint."""
     files, text = tuple(stream_files(data.train)), tokenizer.to_str()
-    window = buffer_chunks(data, builder.SHARD_BYTES)
+    window = buffer_chunks(data, build.SHARD_BYTES)
     index, count = process
     share = data.stream_readers // count
     readers = []
     for number in range(index * share, (index + 1) * share):
-        spec = StreamSpec(files, data, number, builder.SHARD_BYTES, window)
+        spec = StreamSpec(files, data, number, build.SHARD_BYTES, window)
         readers.append(RowReader(spec, text, [one[number] for one in starts]))
     return StreamedRows(readers, say)
 

@@ -1,4 +1,4 @@
-from bert.data.corpus.docstring_prose import docstrings, prose
+from bert.data.corpus.docstrings import module_docstrings, prose_paragraphs
 
 DOC = """\
 frobnicate(x, y=None) -> int
@@ -30,7 +30,7 @@ b         second        2
 
 
 def test_prose_keeps_sentences_and_drops_code_sessions_tables_and_headings():
-    assert prose(DOC) == [
+    assert prose_paragraphs(DOC) == [
         "Turn the knob by x degrees, which takes about per second on a slow machine.",
         "x -- the angle, measured in degrees from the top.",
         "y -- nobody knows what it is, so leave it alone.",
@@ -62,9 +62,9 @@ else:
         """
 '''
     expected = ["Module.", "Class.", "Method.", "Inner.", "Fallback.", "Indented.\n\n  More."]
-    assert docstrings(source) == expected
+    assert module_docstrings(source) == expected
 
 
 def test_sources_that_cannot_be_parsed_have_no_docstrings() -> None:
-    assert docstrings(b'"""Broken."""\nprint "old"\n') == []
-    assert docstrings(b'"""Nul."""\n\x00') == []
+    assert module_docstrings(b'"""Broken."""\nprint "old"\n') == []
+    assert module_docstrings(b'"""Nul."""\n\x00') == []

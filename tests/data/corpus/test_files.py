@@ -23,8 +23,8 @@ from bert.data.corpus.documents import (
     split_sentences,
 )
 from bert.data.pretraining import tokenization
-from bert.data.pretraining.builder import build_examples
-from bert.data.pretraining.shards import open_rows
+from bert.data.pretraining.build import build_examples
+from bert.data.pretraining.dataset import open_rows
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer

@@ -10,8 +10,8 @@ import pytest
 
 from bert.commands import main as command
 from bert.config import DataConfig
-from bert.data.corpus.near_duplicates import NearDuplicateFilter
-from bert.data.pretraining.builder import build_examples
+from bert.data.corpus.document_store import NearDuplicateFilter
+from bert.data.pretraining.build import build_examples
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from bert.config import DataConfig, TokenizerConfig
 from bert.data.corpus import files
 from bert.data.corpus.documents import documents
-from bert.data.pretraining import builder, tokenization
-from bert.data.pretraining.builder import build_examples, build_shard_subset
+from bert.data.pretraining import build, tokenization
+from bert.data.pretraining.build import build_examples, build_shard_subset
 from bert.data.pretraining.dataset import PretrainingDataset
 from bert.errors import UserError
 from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS, build_byte_level, train_byte_level
@@ -79,7 +79,7 @@ def test_rows_are_full_and_follow_one_another(place, tokenizer, tmp_path) -> Non
 
 @pytest.mark.medium
 def test_a_set_does_not_depend_on_workers_or_processes(place, tokenizer, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+    monkeypatch.setattr(build, "SHARD_BYTES", 8000)
     one = blocks(place, tokenizer, tmp_path / "one")
     assert len(one.train) > 3
     assert digest(blocks(place, tokenizer, tmp_path / "two", num_workers=2)) == digest(one)
@@ -91,7 +91,7 @@ def test_a_set_does_not_depend_on_workers_or_processes(place, tokenizer, tmp_pat
 
 
 def test_a_killed_build_continues(place, tokenizer, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+    monkeypatch.setattr(build, "SHARD_BYTES", 8000)
     whole = blocks(place, tokenizer, tmp_path / "whole")
 
     def stop(stage: str, done: int, total: int | None) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert.config import DataConfig, PretrainConfig, TrainingConfig
-from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.loader import Batch
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS

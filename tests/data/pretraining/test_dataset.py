@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.build import build_examples
 from bert.errors import UserError
 from tests.data.pretraining.conftest import DOCUMENTS, SENTENCES, sentence_of
 from tests.helpers import config_of

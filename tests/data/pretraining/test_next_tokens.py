@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bert.config import TokenizerConfig
-from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining.build import build_examples
+from bert.data.pretraining.dataset import open_rows
 from bert.data.pretraining.loader import PretrainingLoader, held_out_batches, make_predictions
-from bert.data.pretraining.predictions import NextTokens
-from bert.data.pretraining.shards import open_rows
+from bert.data.pretraining.masking import NextTokens
 from bert.tokenizer.byte_level import token_byte_counts, train_byte_level
 from tests.data.pretraining.conftest import CLS, PAD, SEP, T
 from tests.helpers import config_of

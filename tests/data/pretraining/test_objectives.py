@@ -7,8 +7,9 @@ import pytest
 
 from bert import config
 from bert.config import DataConfig
-from bert.data.pretraining import builder
-from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining import build
+from bert.data.pretraining.build import build_examples
+from bert.data.pretraining.dataset import open_rows
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.segments import (
     SWAPPED,
@@ -17,7 +18,6 @@ from bert.data.pretraining.segments import (
     rows_within_documents,
     sentence_order_pairs,
 )
-from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer
@@ -47,7 +47,7 @@ def place(tmp_path_factory):
     return folder
 
 
-def build(place, objective: str, **changes):
+def build_rows(place, objective: str, **changes):
     values = {"train": str(place / "corpus.txt"), "sequence_length": T, "num_workers": 1, "one_sentence_per_line": True}
     tokenizer = load_tokenizer(place / "vocab.txt")
     return build_examples(DataConfig(**{**values, "objective": objective, **changes}), tokenizer, place / "cache")
@@ -73,14 +73,14 @@ def test_the_configuration_names_every_objective() -> None:
 @pytest.mark.medium
 def test_each_objective_is_a_set_of_its_own_with_the_same_text_held_out(place) -> None:
     given = {"blocks": {"one_sentence_per_line": False}}
-    sets = [build(place, objective, **given.get(objective, {})) for objective in OBJECTIVES]
+    sets = [build_rows(place, objective, **given.get(objective, {})) for objective in OBJECTIVES]
     assert len({found.folder for found in sets}) == 5
     held_out = [set(rows_of(found.eval)["input_ids"].ravel().tolist()) - {CLS, PAD} for found in sets[2:]]
     assert held_out[0] == held_out[1] == held_out[2]
 
 
 def test_sentence_order_pairs_are_neighbours_and_half_are_swapped(place) -> None:
-    found = build(place, "sop")
+    found = build_rows(place, "sop")
     rows = rows_of(found.train)
     for ids, length, second, label in zip(*rows.values(), strict=True):
         a, b = ids[1 : second - 1], ids[second : length - 1]
@@ -114,7 +114,7 @@ def test_sentence_order_uses_all_text_but_lone_sentences() -> None:
 
 @pytest.mark.parametrize("objective", ["full_sentences", "doc_sentences"])
 def test_full_rows_hold_whole_sentences_each_once(place, objective) -> None:
-    found = build(place, objective)
+    found = build_rows(place, objective)
     rows = rows_of(found.train)
     assert set(rows) == {"input_ids", "length", "segment_a_length"}
     np.testing.assert_array_equal(rows["length"], rows["segment_a_length"])
@@ -163,27 +163,27 @@ def test_rows_within_documents_end_with_them() -> None:
 @pytest.mark.parametrize("objective", ["nsp", "sop", "full_sentences", "doc_sentences"])
 def test_a_sentence_longer_than_a_row_is_cut(place, tmp_path, objective) -> None:
     (tmp_path / "long.txt").write_text("\n\n".join(" ".join(f"w{40 * d + i}" for i in range(200)) for d in range(8)))
-    found = build(place, objective, train=str(tmp_path / "long.txt"), eval_fraction=0.25)
+    found = build_rows(place, objective, train=str(tmp_path / "long.txt"), eval_fraction=0.25)
     assert rows_of(found.train)["length"].max() <= T
     assert rows_of(found.train)["length"].mean() > T / 2
 
 
 def test_without_pairs_two_documents_are_enough_and_without_two_sentences_there_is_no_order(place, tmp_path) -> None:
     (tmp_path / "two.txt").write_text("w1 w2\nw3\n\nw4\nw5")
-    found = build(place, "doc_sentences", train=str(tmp_path / "two.txt"))
+    found = build_rows(place, "doc_sentences", train=str(tmp_path / "two.txt"))
     assert (found.counts["train_rows"], found.counts["eval_rows"]) == (1, 1)
     (tmp_path / "one.txt").write_text("w1 w2\nw3")
     with pytest.raises(UserError, match="holds 1 document: at least 2 are needed, one to train on and one to hold out"):
-        build(place, "full_sentences", train=str(tmp_path / "one.txt"))
+        build_rows(place, "full_sentences", train=str(tmp_path / "one.txt"))
     (tmp_path / "lone.txt").write_text("w1\n\nw2\n\nw3")
     with pytest.raises(UserError, match=r"no document of eval.* two sentences, .*: raise data\.eval_fraction"):
-        build(place, "sop", train=str(tmp_path / "lone.txt"))
+        build_rows(place, "sop", train=str(tmp_path / "lone.txt"))
 
 
 @pytest.mark.medium
 def test_duplicates_are_the_same_text_in_other_pairs(place, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(builder, "SHARD_BYTES", 2500)
-    once, thrice = build(place, "nsp"), build(place, "nsp", dupe_factor=3)
+    monkeypatch.setattr(build, "SHARD_BYTES", 2500)
+    once, thrice = build_rows(place, "nsp"), build_rows(place, "nsp", dupe_factor=3)
     names = [path.name for path in thrice.train]
     assert names[: len(once.train)] == [path.name for path in once.train]
     assert len(once.train) > 2
@@ -199,5 +199,5 @@ def test_duplicates_are_the_same_text_in_other_pairs(place, tmp_path, monkeypatc
     texts = [set(copy.ravel().tolist()) for copy in rows]
     assert len(texts[0] & texts[1] & texts[2]) > 0.9 * len(texts[0])
     (tmp_path / "vocab.txt").write_bytes((place / "vocab.txt").read_bytes())
-    two = build(tmp_path, "nsp", train=str(place / "corpus.txt"), num_workers=2, dupe_factor=3)
+    two = build_rows(tmp_path, "nsp", train=str(place / "corpus.txt"), num_workers=2, dupe_factor=3)
     assert [path.read_bytes() for path in two.train] == [path.read_bytes() for path in thrice.train]

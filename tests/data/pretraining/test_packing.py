@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from bert.config import DataConfig
-from bert.data.pretraining import builder
-from bert.data.pretraining.builder import build_examples, build_shard_subset
+from bert.data.pretraining import build
+from bert.data.pretraining.build import build_examples, build_shard_subset
+from bert.data.pretraining.dataset import open_rows
 from bert.data.pretraining.loader import PretrainingLoader, masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, assign_packs, pack_rows, packing_arrays, shortest_pack_first
-from bert.data.pretraining.shards import open_rows
 from bert.errors import UserError
 from tests.helpers import all_rows, config_of, digest
 
@@ -227,7 +227,7 @@ def test_places_for_predictions_are_as_many_as_a_row_can_want(length: int, most:
 
 @pytest.fixture
 def small_shards(monkeypatch) -> None:
-    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+    monkeypatch.setattr(build, "SHARD_BYTES", 8000)
 
 
 def packing_of(place, **changes) -> DataConfig:

@@ -14,11 +14,11 @@ import pytest
 from bert.commands import tokenizer as tokenizer_command
 from bert.commands.examples import main
 from bert.config import TokenizerConfig
-from bert.data import ray_tasks
+from bert.data import worker_processes
 from bert.data.corpus import vocabulary
 from bert.data.corpus.vocabulary import corpus_vocabulary
-from bert.data.pretraining import builder, ray_engine, workers
-from bert.data.pretraining.builder import build_examples
+from bert.data.pretraining import build, workers
+from bert.data.pretraining.build import build_examples
 from bert.errors import UserError
 from bert.tokenizer.vocabulary import literal_tokenizer
 from tests.data.pretraining.conftest import word
@@ -29,33 +29,33 @@ ROOT = Path(__file__).parents[3]
 
 def test_a_task_gives_the_files_of_a_worker(place, tokenizer, tmp_path, monkeypatch) -> None:
     """With duplicates, and documents that a mixture repeats."""
-    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+    monkeypatch.setattr(build, "SHARD_BYTES", 8000)
     config = config_of(place, dupe_factor=2)
     whole = build_examples(config, tokenizer, tmp_path / "local")
     built: list[str] = []
 
     def in_this_process(tasks, tokenizer, work, most, say):
         for group in workers.groups_of(tasks):
-            given = ray_engine.text_of(group)
+            given = workers.text_of(group)
             assert [task.name for task in group] == [task.name for task in given.tasks]
-            ray_engine._write(ray_engine.build_from_text(given, literal_tokenizer(tokenizer)), group, work)
+            workers._write_files(workers.build_from_text(given, literal_tokenizer(tokenizer)), group, work)
             built.extend(task.name for task in group)
             yield from (task.name for task in group)
 
-    monkeypatch.setattr(ray_engine, "build_shards", in_this_process)
+    monkeypatch.setattr(workers, "build_shards_on_ray", in_this_process)
     assert digest(build_examples(config, tokenizer, tmp_path / "shipped", engine="ray")) == digest(whole)
     assert len(built) == len(set(built)) > 4
 
 
 def test_a_text_that_a_range_has_twice_is_carried_once(place, tokenizer, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+    monkeypatch.setattr(build, "SHARD_BYTES", 8000)
     config = config_of(place)
-    tasks = builder._shard_tasks(tmp_path, config, lambda *_: None)
+    tasks = build._shard_tasks(tmp_path, config, lambda *_: None)
     task = tasks[-1]
     order = np.load(task.order)
     order[task.first + 1] = order[task.first]
     np.save(task.order, order)
-    given = ray_engine.text_of([task])
+    given = workers.text_of([task])
     assert len(given.documents) == task.last - task.first - 1
     assert given.order[0] == given.order[1]
 
@@ -66,7 +66,7 @@ def test_what_cannot_be_is_one_sentence(place, fails, monkeypatch) -> None:
     assert "remove --shard" in fails(main, *arguments, "--engine=ray", "--shard=1/2")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bert-jax\[ray\]'"):
-        ray_tasks.require_ray()
+        worker_processes.require_ray()
 
 
 def test_the_words_that_tasks_count_train_and_extend_as_one_process(place, tmp_path, monkeypatch, capsys) -> None:
@@ -148,7 +148,7 @@ def test_a_cluster_that_loses_workers_and_gains_some_builds_the_same(
     cluster, large, tokenizer, tmp_path, monkeypatch
 ) -> None:
     """A worker is killed in its work, then the whole node of another one, then a node joins."""
-    monkeypatch.setattr(builder, "SHARD_BYTES", 1_000_000)
+    monkeypatch.setattr(build, "SHARD_BYTES", 1_000_000)
     config = config_of(large)
     whole = build_examples(config, tokenizer, tmp_path / "local")
     lines: list[str] = []

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from bert.commands.examples import main
-from bert.data.pretraining import builder, shards
-from bert.data.pretraining.builder import build_examples, build_shard_subset
-from bert.data.pretraining.shards import open_rows
+from bert.data.pretraining import build, shards
+from bert.data.pretraining.build import build_examples, build_shard_subset
+from bert.data.pretraining.dataset import open_rows
 from bert.errors import UserError
 from tests.conftest import NSP_RUN
 from tests.data.pretraining.conftest import sentence_of, text_of
@@ -22,7 +22,7 @@ from tests.helpers import config_of, digest
 SHARD = """
 import sys
 from bert.commands.examples import main
-from bert.data.pretraining import builder as examples
+from bert.data.pretraining import build as examples
 
 examples.SHARD_BYTES = 8000
 status = main(sys.argv[1:])
@@ -33,7 +33,7 @@ sys.exit(status)
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+    monkeypatch.setattr(build, "SHARD_BYTES", 8000)
 
 
 @pytest.mark.medium

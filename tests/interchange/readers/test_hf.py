@@ -20,7 +20,7 @@ from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
 from bert.config import ModelConfig
-from bert.data.features import tokenize
+from bert.data.encoding import tokenize
 from bert.errors import UserError
 from bert.interchange import bundle, families, names
 from bert.interchange.pooling import Pooling

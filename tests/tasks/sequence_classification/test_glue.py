@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import BertProcessing
 
 from bert.config import TaskDataConfig
-from bert.data.features import Features
+from bert.data.rows import Features
 from bert.errors import UserError
 from bert.tasks import TASKS, find_task
 from bert.tasks.sequence_classification import ClassificationPredictions, Examples, glue
@@ -195,7 +195,7 @@ def test_the_tokenizer_of_the_caller_stays_as_it_is(tokenizer):
 def test_many_rows_are_tokenized_in_parts(tokenizer, monkeypatch):
     examples = make_examples(["a b c"[: 1 + 2 * (row % 3)] for row in range(11)])
     whole = tokenize(tokenizer, examples, 8)
-    monkeypatch.setattr("bert.data.features.ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("bert.data.encoding.ROWS_AT_ONCE", 4)
     assert rows(tokenize(tokenizer, examples, 8)) == rows(whole)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert.config import EmbeddingConfig, ModelConfig
-from bert.data.text_groups import number_texts
+from bert.data.multi_text_rows import number_texts
 from bert.interchange.pooling import Pooling
 from bert.model.dropout import Dropout
 from bert.model.text_embedding import BertForEmbedding, pool

@@ -132,7 +132,7 @@ def test_a_damaged_best_checkpoint_is_said_and_the_newest_used(finetuned: Path, 
 def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path, monkeypatch, capsys) -> None:
     import signal
 
-    from bert.data.features import Features
+    from bert.data.rows import Features
 
     batch, calls = Features.batch, []
 

@@ -16,10 +16,9 @@ from bert.commands import main as command
 from bert.commands.pretrain import main
 from bert.config import DataConfig, PretrainConfig, TrainingConfig
 from bert.data.corpus.documents import corpus_files
-from bert.data.pretraining import builder
+from bert.data.pretraining import build
 from bert.data.pretraining.loader import PretrainingLoader
-from bert.data.pretraining.stream_readers import RowReader
-from bert.data.pretraining.streaming import Start
+from bert.data.pretraining.row_stream import RowReader, Start
 from bert.errors import UserError
 from bert.training.loop import TrainLoop
 from bert.training.pretraining.data import _to_integers, _to_start, _warn_of_trained_files, check_readers
@@ -35,7 +34,7 @@ def arguments(corpus: Path) -> list[str]:
 @pytest.fixture
 def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chunks of each reader are mixed."""
-    monkeypatch.setattr(builder, "SHARD_BYTES", 250_000)
+    monkeypatch.setattr(build, "SHARD_BYTES", 250_000)
 
 
 def train(run: Path, arguments: list[str], status: int = 0) -> None:

@@ -138,8 +138,8 @@ def test_a_run_logs_its_scores_and_writes_its_baseline(continued: Path) -> None:
 
 def test_bits_per_byte_by_hand(continued: Path, corpus: Path) -> None:
     """The loss of the held-out tokens in bits, over the bytes that these tokens are."""
-    from bert.data.pretraining.builder import build_examples
-    from bert.data.pretraining.shards import open_rows
+    from bert.data.pretraining.build import build_examples
+    from bert.data.pretraining.dataset import open_rows
     from bert.tokenizer.vocabulary import load_tokenizer
 
     config, tokenizer = load_config(PretrainConfig, continued / "config.yaml"), load_tokenizer(continued)

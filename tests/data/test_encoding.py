@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, processors
 
 from bert.config import DataConfig, TaskDataConfig
 from bert.data.corpus.documents import split_sentences
-from bert.data.features import Features
-from bert.data.pretraining import builder, shards
-from bert.data.row_template import RowTemplate, post_processor, row_template
+from bert.data.encoding import RowTemplate, post_processor, row_template
+from bert.data.pretraining import build, dataset
+from bert.data.rows import Features
 from bert.errors import UserError
 from bert.tasks import find_task, multiple_choice
 from bert.tasks.question_answering import span_features
@@ -143,8 +143,8 @@ def config_of(folder: Path, **settings) -> DataConfig:
 
 
 def built(folder: Path, tokenizer: Tokenizer, **settings) -> dict[str, np.ndarray]:
-    found = builder.build_examples(config_of(folder, **settings), tokenizer, folder / "cache")
-    rows = shards.open_rows(found.train)
+    found = build.build_examples(config_of(folder, **settings), tokenizer, folder / "cache")
+    rows = dataset.open_rows(found.train)
     return rows.take(np.arange(len(rows)))
 
 
@@ -179,9 +179,9 @@ def test_rows_of_another_layout_are_no_longer_found_in_the_cache(roberta, tmp_pa
     """WordFeatures without the spaces were kept under the hash of these settings alone."""
     config, cache = config_of(tmp_path, objective="doc_sentences"), tmp_path / "cache"
     for tokenizer, same in ((roberta, False), (letter_tokenizer(WORDS), True)):
-        settings = builder._settings(config, cache, tokenizer_fingerprint(tokenizer))
+        settings = build._settings(config, cache, tokenizer_fingerprint(tokenizer))
         name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
-        folder, named = builder._dataset_folder(config, tokenizer, cache, lambda *_: None)
+        folder, named = build._dataset_folder(config, tokenizer, cache, lambda *_: None)
         assert (folder.name == name) is same
         assert ("row_template" in named) is not same
 

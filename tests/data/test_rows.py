@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert.data.features import IGNORE_INDEX, ChoiceFeatures, Features, tokenize
+from bert.data.encoding import tokenize
+from bert.data.rows import IGNORE_INDEX, ChoiceFeatures, Features
 from tests.tasks.letter_examples import WORDS, question_tokenizer
 
 # Rows of 3, 2, 4 and 2 tokens.

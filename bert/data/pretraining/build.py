@@ -25,12 +25,18 @@ import numpy as np
 from bert.config import DataConfig
 from bert.data.cache import WORK, CacheCopy, cache_copy, cache_folder
 from bert.data.corpus import document_store
-from bert.data.corpus.document_store import DocumentStore
+from bert.data.corpus.document_store import DocumentStore, NearDuplicateFilter
+from bert.data.corpus.document_stream import (
+    HEAD_CHARACTERS,
+    HEAD_VERSION,
+    head_documents,
+    stream_files,
+    stream_fingerprint,
+)
 from bert.data.corpus.documents import corpus_fingerprint, numbered_documents, resolve_sources
 from bert.data.corpus.files import Document, reading
-from bert.data.corpus.near_duplicates import NearDuplicateFilter
-from bert.data.corpus.streaming import HEAD_CHARACTERS, HEAD_VERSION, head_documents, stream_files, stream_fingerprint
-from bert.data.pretraining import ray_engine, workers
+from bert.data.encoding import RowTemplate, row_template
+from bert.data.pretraining import workers
 from bert.data.pretraining.dataset import (
     COUNTS,
     INDEX,
@@ -41,12 +47,12 @@ from bert.data.pretraining.dataset import (
 )
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.shards import ShardSpec, ShardSummary, row_settings
-from bert.data.row_template import RowTemplate, row_template
 from bert.data.worker_processes import available_cores
 from bert.errors import LOGGER, UserError, require
 from bert.files import blocking_lock, load_json, write_array, write_atomic
+from bert.tokenizer.library import keeps_spaces
 from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.vocabulary import keeps_spaces, tokenizer_fingerprint
+from bert.tokenizer.vocabulary import tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -262,7 +268,7 @@ def _build(
     done = len(tasks) - len(missing)
     progress("building examples", done, len(tasks))
     if engine == "ray":
-        names = ray_engine.build_shards(
+        names = workers.build_shards_on_ray(
             missing, tokenizer, work, config.num_workers, lambda line: progress(line, 0, None)
         )
     else:

@@ -16,12 +16,20 @@ import numpy as np
 import pytest
 
 from bert.config import DataConfig
-from bert.data.corpus.streaming import stream_files
-from bert.data.pretraining import builder, stream_readers, streaming
+from bert.data.corpus.document_stream import stream_files
+from bert.data.pretraining import build, row_stream
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
-from bert.data.pretraining.stream_readers import RowReader, StreamedRows, StreamLoader
-from bert.data.pretraining.streaming import Block, Start, StreamSpec, buffer_chunks, read_blocks
+from bert.data.pretraining.row_stream import (
+    Block,
+    RowReader,
+    Start,
+    StreamedRows,
+    StreamLoader,
+    StreamSpec,
+    buffer_chunks,
+    read_blocks,
+)
 from bert.errors import UserError
 from bert.tokenizer.vocabulary import literal_tokenizer
 from tests.data.pretraining.conftest import DOCUMENTS, FIRST, MASK, SENTENCES, WORDS, T
@@ -58,7 +66,7 @@ def test_the_buffer_is_counted_in_megabytes_of_all_readers() -> None:
 
 
 def test_frequencies_are_those_of_a_bounded_head_of_many_chunks(place, tokenizer, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(builder, "SHARD_BYTES", CHUNK)
+    monkeypatch.setattr(build, "SHARD_BYTES", CHUNK)
     config = DataConfig(
         train=str(place / "corpus.txt"),
         eval=str(place / "corpus.txt"),
@@ -68,12 +76,12 @@ def test_frequencies_are_those_of_a_bounded_head_of_many_chunks(place, tokenizer
         num_workers=1,
     )
     streamed = dataclasses.replace(config, streaming=True)
-    built = builder.build_examples(config, tokenizer, tmp_path)
-    whole = builder.build_examples(streamed, tokenizer, tmp_path)
+    built = build.build_examples(config, tokenizer, tmp_path)
+    whole = build.build_examples(streamed, tokenizer, tmp_path)
     assert len(whole.train) > 1
     np.testing.assert_array_equal(whole.unigram_counts[FIRST:], built.unigram_counts[FIRST:])
-    monkeypatch.setattr(builder, "HEAD_CHARACTERS", 3 * CHUNK)
-    head = builder.build_examples(streamed, tokenizer, tmp_path)
+    monkeypatch.setattr(build, "HEAD_CHARACTERS", 3 * CHUNK)
+    head = build.build_examples(streamed, tokenizer, tmp_path)
     assert CHUNK < head.counts["train_documents"] / DOCUMENTS * (place / "corpus.txt").stat().st_size < 4 * CHUNK
 
 
@@ -90,7 +98,7 @@ def test_every_token_of_a_pass_is_in_one_row(place, tokenizer, changes) -> None:
     assert all({document.passes for document in documents} == {documents[0].passes} for documents in chunks)
     # The rows of the first pass are in its blocks and those of the next W - 1.
     blocks = list(itertools.islice(blocks_of(spec, tokenizer), per_pass + WINDOW - 1))
-    alone = [streaming.chunk_rows(spec, number, documents, literal_tokenizer(tokenizer))
+    alone = [row_stream.chunk_rows(spec, number, documents, literal_tokenizer(tokenizer))
              for number, documents in enumerate(chunks[: per_pass + WINDOW - 1])]  # fmt: skip
     made = Counter(row.tobytes() for columns in alone[:per_pass] for row in columns["input_ids"])
     given = Counter(row.tobytes() for block in blocks for row in block.columns["input_ids"])
@@ -165,7 +173,7 @@ def loader_of(rows: StreamedRows, process: tuple[int, int] = (0, 1)) -> StreamLo
 
 @pytest.mark.medium
 def test_batches_are_the_same_after_a_resume_at_every_step_and_on_two_hosts(place, tokenizer, monkeypatch) -> None:
-    monkeypatch.setattr(stream_readers, "BATCHES_KEPT", 2)
+    monkeypatch.setattr(row_stream, "BATCHES_KEPT", 2)
     whole = make_rows(place, tokenizer)
     loader = loader_of(whole)
     batches, starts = [], []

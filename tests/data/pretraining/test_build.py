@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from bert.data.cache import cache_folder
-from bert.data.pretraining import builder
-from bert.data.pretraining.builder import build_examples
-from bert.data.pretraining.dataset import open_examples
-from bert.data.pretraining.shards import open_rows
+from bert.data.pretraining import build
+from bert.data.pretraining.build import build_examples
+from bert.data.pretraining.dataset import open_examples, open_rows
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import SPECIAL_TOKENS, SpecialTokenIds
 from bert.tokenizer.vocabulary import load_tokenizer
@@ -150,7 +149,7 @@ def test_second_call_finds_the_set_and_every_setting_that_matters_makes_another(
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+    monkeypatch.setattr(build, "SHARD_BYTES", 8000)
 
 
 @pytest.mark.medium
@@ -203,7 +202,7 @@ BUILD = """
 import sys
 from pathlib import Path
 from bert.config import DataConfig
-from bert.data.pretraining import builder as examples
+from bert.data.pretraining import build as examples
 from bert.tokenizer.vocabulary import load_tokenizer
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
-from bert.data.windows import widest_windows, window_starts
+from bert.data.encoding import widest_windows, window_starts
 from bert.tasks import find_task
 from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.question_answering import span_features

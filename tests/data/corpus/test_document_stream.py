@@ -18,8 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert.config import DataConfig
+from bert.data.corpus.document_stream import (
+    DocumentReader,
+    StreamFile,
+    head_documents,
+    stream_files,
+    stream_fingerprint,
+)
 from bert.data.corpus.files import Skipped
-from bert.data.corpus.streaming import DocumentReader, StreamFile, head_documents, stream_files, stream_fingerprint
 from bert.errors import UserError
 
 FILES, DOCUMENTS = 5, 7
