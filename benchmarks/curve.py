@@ -38,7 +38,7 @@ from bert.data.pretraining.dataset import open_rows
 from bert.data.pretraining.loader import PretrainingLoader, held_out_batches, make_masking
 from bert.inference.pretrained import Pretrained
 from bert.metrics import unigram_log_probabilities
-from bert.model.heads import BertForPreTraining
+from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer

@@ -22,7 +22,7 @@ from bert.config.training import Remat
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
 from bert.model.execution import LayerExecution
-from bert.model.heads import BertForPreTraining
+from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.training.losses import pretraining_objective
 from bert.training.optimizer import make_optimizer

@@ -25,8 +25,8 @@ from transfer import TASKS, splits_of
 import bert
 from bert.data.inputs import Text
 from bert.interchange.bundle import ModelBundle
-from bert.interchange.pooling import Pooling
 from bert.model.encoder import Bert
+from bert.model.pooling import Pooling
 from bert.tasks.sequence_classification import ClassificationPredictions, RegressionTask
 
 NAMES = ("sst2", "cola", "mrpc", "stsb", "rte")

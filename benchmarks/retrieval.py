@@ -147,7 +147,7 @@ def bm25(questions: list[str], paragraphs: list[str]) -> tuple[np.ndarray, dict[
 def untrained(given: argparse.Namespace, seed: int, folder: Path) -> tuple[Any, dict[str, float]]:
     """The model as it is."""
     import bert
-    from bert.interchange.pooling import Pooling
+    from bert.model.pooling import Pooling
 
     model = bert.load(given.model)
     pooling = dataclasses.replace(model.pooling or Pooling(), max_length=given.length)

@@ -15,19 +15,16 @@ if TYPE_CHECKING:
     from bert.inference.load import Run, load
     from bert.inference.mteb_encoder import MtebEncoder
     from bert.inference.pretrained import Pretrained
+    from bert.model.decoders import BertForCausalLM, BertForSequenceToSequence
     from bert.model.electra import BertForReplacedTokenDetection
     from bert.model.encoder import Bert
-    from bert.model.encoder_decoder import BertForSequenceToSequence
     from bert.model.heads import (
-        BertForMaskedLM,
         BertForMultipleChoice,
-        BertForNextSentencePrediction,
-        BertForPreTraining,
         BertForQuestionAnswering,
         BertForSequenceClassification,
         BertForTokenClassification,
     )
-    from bert.model.language_model import BertForCausalLM
+    from bert.model.pretraining import BertForMaskedLM, BertForNextSentencePrediction, BertForPreTraining
     from bert.runs.loggers import Callback, MlflowLogger, TensorBoardLogger, WandbLogger
     from bert.tasks import register_task
     from bert.training.launch import finetune, pretrain
@@ -35,15 +32,15 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Bert": "bert.model.encoder",
-    "BertForCausalLM": "bert.model.language_model",
-    "BertForMaskedLM": "bert.model.heads",
+    "BertForCausalLM": "bert.model.decoders",
+    "BertForMaskedLM": "bert.model.pretraining",
     "BertForMultipleChoice": "bert.model.heads",
-    "BertForNextSentencePrediction": "bert.model.heads",
-    "BertForPreTraining": "bert.model.heads",
+    "BertForNextSentencePrediction": "bert.model.pretraining",
+    "BertForPreTraining": "bert.model.pretraining",
     "BertForQuestionAnswering": "bert.model.heads",
     "BertForReplacedTokenDetection": "bert.model.electra",
     "BertForSequenceClassification": "bert.model.heads",
-    "BertForSequenceToSequence": "bert.model.encoder_decoder",
+    "BertForSequenceToSequence": "bert.model.decoders",
     "BertForTokenClassification": "bert.model.heads",
     "Callback": "bert.runs.loggers",
     "MlflowLogger": "bert.runs.loggers",

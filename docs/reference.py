@@ -19,7 +19,7 @@ from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, recipe_f
 from bert.config.resume import RESUMABLE
 from bert.config.yaml_io import fields_of, help_texts, keys_of
 from bert.interchange.families import FAMILIES
-from bert.interchange.names import ARCHITECTURES
+from bert.model.names import ARCHITECTURES
 from bert.tasks import TASKS
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
@@ -60,7 +60,7 @@ API = {
         *(name for name in bert.__all__ if name.startswith("Bert")),
         "bert.config.ModelConfig",
         "bert.model.encoder.EncoderOutput",
-        "bert.model.heads.PretrainingOutput",
+        "bert.model.pretraining.PretrainingOutput",
         "bert.model.dropout.Dropout",
     ),
     "Tasks of your own": (

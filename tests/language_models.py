@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig, TokenizerConfig
 from bert.inference.pretrained import Pretrained
-from bert.model.language_model import BertForCausalLM
+from bert.model.decoders import BertForCausalLM
 from bert.tokenizer.byte_level import train_byte_level
 from bert.tokenizer.special_tokens import special_ids
 

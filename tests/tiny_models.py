@@ -12,7 +12,7 @@ import numpy as np
 import bert
 from bert.config import ModelConfig, TaskDataConfig
 from bert.inference.pretrained import Pretrained
-from bert.model.encoder_decoder import BertForSequenceToSequence
+from bert.model.decoders import BertForSequenceToSequence
 from bert.tasks import find_task
 from bert.tasks.base import Task
 from bert.tasks.inference_only import published_task

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from bert.config import DataConfig, DistillationConfig, ModelConfig, PretrainConfig, TrainingConfig
-from bert.model.heads import BertForMaskedLM
+from bert.model.pretraining import BertForMaskedLM
 from bert.training.pretraining.distillation import Teacher
 from tests.tiny_training import CONFIG, P, T
 

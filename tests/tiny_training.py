@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert.config import ModelConfig, OptimizerConfig
-from bert.model.heads import BertForPreTraining
+from bert.model.pretraining import BertForPreTraining
 from bert.training.losses import pretraining_objective
 from bert.training.optimizer import make_optimizer
 

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 
     from bert.inference.attention_maps import compute_attention_map, write_html, write_png
     from bert.inference.load import load
-    from bert.interchange.names import has_decoder
+    from bert.model.names import has_decoder
 
     model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
     text = arguments.text if arguments.pair is None else (arguments.text, arguments.pair)

@@ -29,9 +29,9 @@ from bert.files import atomic_write
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.inference.generate import Continuation
 from bert.inference.pretrained import Params, Pretrained, Text
-from bert.interchange.names import has_decoder
+from bert.model.decoders import BertForSequenceToSequence
 from bert.model.encoder import Bert
-from bert.model.encoder_decoder import BertForSequenceToSequence
+from bert.model.names import has_decoder
 from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import token_text

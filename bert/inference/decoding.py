@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from bert.inference.sampling import DecodingArrays, choose_tokens, control_logits
 from bert.model.array_types import Array
-from bert.model.cache import LayerCache
+from bert.model.attention import LayerCache
 from bert.model.mask import Mask
 
 Cache = tuple[LayerCache, ...]

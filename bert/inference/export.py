@@ -20,8 +20,8 @@ from bert.data.rows import Rows
 from bert.errors import UserError, log_message, require, system_errors_as_user_errors
 from bert.inference.language_model import LanguageModel
 from bert.interchange import ExportError, hub
-from bert.interchange.names import ARCHITECTURES
 from bert.metrics import retrieval
+from bert.model.names import ARCHITECTURES
 from bert.remote import writable
 from bert.tasks.base import Outputs, Task
 from bert.tasks.columns import ColumnFilesTask, labelled_examples

@@ -20,9 +20,10 @@ from bert.data.inputs import check_count
 from bert.data.pretraining.packing import assign_packs, packing_arrays
 from bert.data.rows import ChoiceFeatures, Features, Rows
 from bert.errors import UserError, require
-from bert.interchange.pooling import Pooling
 from bert.model.encoder import Bert, EncoderOutput, Packing
-from bert.model.heads import HEADS, BertForMaskedLM
+from bert.model.heads import HEADS
+from bert.model.pooling import Pooling
+from bert.model.pretraining import BertForMaskedLM
 from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
 

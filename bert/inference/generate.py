@@ -25,9 +25,8 @@ from bert.inference.decoding import Cache, Decoded, Prompts, beam_search, sample
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.inference.sampling import DecodingArrays
 from bert.model.array_types import Array
-from bert.model.cache import Memory, make_cache
-from bert.model.encoder_decoder import BertForSequenceToSequence
-from bert.model.language_model import BertForCausalLM
+from bert.model.attention import Memory, make_cache
+from bert.model.decoders import BertForCausalLM, BertForSequenceToSequence
 from bert.model.mask import Mask
 from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.library import decode, detokenize

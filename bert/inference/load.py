@@ -19,14 +19,14 @@ from bert.files import path_text
 from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
-from bert.interchange.dense import find_activation
-from bert.interchange.names import PROJECTIONS, pretraining_architecture
-from bert.interchange.pooling import Pooling, encoder_folder
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS
+from bert.interchange.pooling import encoder_folder
 from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import tokenizer_folder
-from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.model.heads import HEADS
 from bert.model.lora import FrozenWeights
+from bert.model.names import PROJECTIONS, pretraining_architecture
+from bert.model.pooling import Pooling, find_activation
 from bert.parallel.devices import require_no_fork
 from bert.remote import fetch, is_url
 from bert.runs.folder import TARGET_TOKENIZER, run_and_step

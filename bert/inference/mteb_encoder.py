@@ -14,7 +14,7 @@ import numpy as np
 
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
-from bert.interchange.pooling import Pooling
+from bert.model.pooling import Pooling
 
 
 class MtebEncoder:

@@ -23,9 +23,9 @@ from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.scoring import TEMPLATE, best_label, entailment_labels, hypotheses
 from bert.inference.searchable import LABELS_SHOWN, PromptName, SearchableModel
 from bert.interchange.bundle import build_module
-from bert.interchange.pooling import Pooling
 from bert.metrics import softmax
 from bert.model.electra import extract_generator
+from bert.model.pooling import Pooling
 from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
 from bert.tasks.columns import ColumnFilesTask, labelled_examples

@@ -21,7 +21,7 @@ from bert.errors import UserError
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.metrics import softmax
 from bert.model.array_types import Array
-from bert.model.language_model import BertForCausalLM
+from bert.model.decoders import BertForCausalLM
 from bert.model.linear import tied_logits
 from bert.tasks.base import Task
 from bert.tasks.sequence_classification import ClassificationTask, Label

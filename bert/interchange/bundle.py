@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from bert.config import Decoding, ModelConfig
 from bert.config.model import PairTruncation
 from bert.errors import on_one_line
-from bert.interchange.pooling import Pooling
-from bert.model import electra, encoder_decoder, heads, language_model
+from bert.model import decoders, electra, heads, pretraining
 from bert.model.encoder import Bert
+from bert.model.pooling import Pooling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class ModelBundle:
         config: sizes of the encoder.
         params: nested dict of float32 arrays: the encoder and the heads that are there.
         tokenizer: its vocabulary.
-        architecture: name of our module that the heads fill, a key of `names.ARCHITECTURES`.
+        architecture: name of our module that the heads fill, a key of `bert.model.names.ARCHITECTURES`.
         labels: names of the classes of a classifier, by number; () without one.
         problem_type: of a sequence classifier, as in config.json; None where it says nothing.
         classifier_dropout: rate before a task's dense layer in training; None for ``hidden_dropout_prob``.
@@ -95,9 +95,12 @@ OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
 
 
 MODULE_HOMES = {
+    "BertForPreTraining": pretraining,
+    "BertForMaskedLM": pretraining,
+    "BertForNextSentencePrediction": pretraining,
     "BertForReplacedTokenDetection": electra,
-    "BertForCausalLM": language_model,
-    "BertForSequenceToSequence": encoder_decoder,
+    "BertForCausalLM": decoders,
+    "BertForSequenceToSequence": decoders,
 }
 """Where the architectures are that are not among `bert.model.heads`."""
 

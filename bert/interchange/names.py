@@ -1,33 +1,43 @@
-"""Our parameters by path, the parts they belong to, and how files of others name and store them.
+"""How files of others name and store our parameters, and the shapes that these must have.
 
-A path names modules from the top of the parameters, with ``/`` between them. ``{}`` is the number of a layer. The names
-of each model family are in `bert.interchange.families`.
+The names of each model family are in `bert.interchange.families`; our own ones in `bert.model.names`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-
-PROJECTIONS = "distillation"
-"""Parameters of a run that belong to no model: projections to a teacher's width (pretraining/distillation.py)."""
-
-ENCODER, POOLER = "bert", "bert/pooler"
-PREDICTIONS, SEQ_RELATIONSHIP, CLASSIFIER, QA_OUTPUTS = "predictions", "seq_relationship", "classifier", "qa_outputs"
-DETECTION = "discriminator_predictions"
-DECODER = "decoder"
-
-LAYER, DECODER_LAYER = "bert/encoder/layer_{}", "decoder/encoder/layer_{}"
-
-CROSS = "cross_"
-"""Beginning of the names of the modules of a layer that read the source."""
+from bert.model.decoders import BertForSequenceToSequence
+from bert.model.names import (
+    ARCHITECTURES,
+    CLASSIFIER,
+    CROSS,
+    DECODER,
+    DECODER_LAYER,
+    DETECTION,
+    ENCODER,
+    LAYER,
+    POOLER,
+    PREDICTIONS,
+    QA_OUTPUTS,
+    SEQ_RELATIONSHIP,
+    has_decoder,
+    part_of,
+)
+from bert.model.pretraining import BertForPreTraining
 
 ENCODER_MODULES = {
     "bert/embeddings/word": "table",
@@ -51,6 +61,7 @@ ENCODER_MODULES = {
 }
 """The modules of `MODULES` that a decoder has as well."""
 
+
 MODULES = {
     **ENCODER_MODULES,
     **{path.replace(ENCODER, DECODER, 1): kind for path, kind in ENCODER_MODULES.items()},
@@ -71,23 +82,10 @@ MODULES = {
 }
 """Our modules and single arrays, and the kind of each: a key of `Arrays`."""
 
-ARCHITECTURES: dict[str, tuple[str, ...]] = {
-    "Bert": (POOLER,),
-    "BertForPreTraining": (POOLER, PREDICTIONS, SEQ_RELATIONSHIP),
-    "BertForMaskedLM": (PREDICTIONS,),
-    "BertForCausalLM": (PREDICTIONS,),
-    "BertForNextSentencePrediction": (POOLER, SEQ_RELATIONSHIP),
-    "BertForReplacedTokenDetection": (DETECTION,),
-    "BertForSequenceClassification": (POOLER, CLASSIFIER),
-    "BertForTokenClassification": (CLASSIFIER,),
-    "BertForQuestionAnswering": (QA_OUTPUTS,),
-    "BertForMultipleChoice": (POOLER, CLASSIFIER),
-    "BertForSequenceToSequence": (DECODER, PREDICTIONS),
-}
-"""Our modules, and the parts each has in addition to the encoder. A part is complete or randomly initialized."""
 
 Arrays = Mapping[str, tuple[tuple[str, str, bool], ...]]
 """Arrays of each kind of module: ends of our and of their names, and whether theirs is transposed."""
+
 
 HF_ARRAYS: Arrays = {
     "table": (("/embedding", ".weight", False),),
@@ -170,42 +168,6 @@ def _number_of_layers(path: str, layers: int, decoder_layers: int) -> int:
     return decoder_layers if part_of(path) == DECODER else layers
 
 
-def output_layer(architecture: str) -> str | None:
-    """The module with the outputs of a fine-tuned head; None for an architecture without such a head."""
-    return next((part for part in ARCHITECTURES.get(architecture, ()) if part in (CLASSIFIER, QA_OUTPUTS)), None)
-
-
-def has_decoder(architecture: str) -> bool:
-    """Whether a model reads a source and writes a target."""
-    return DECODER in ARCHITECTURES[architecture]
-
-
-def word_embeddings(architecture: str) -> str:
-    """The path of the table that the head decodes with if it has no matrix of its own."""
-    return f"{DECODER if has_decoder(architecture) else ENCODER}/embeddings/word/embedding"
-
-
-def part_of(path: str) -> str:
-    """The part of `ARCHITECTURES` that a parameter of ours belongs to, by its path; ``bert`` for the encoder."""
-    return POOLER if f"{path}/".startswith(f"{POOLER}/") else path.split("/")[0]
-
-
-def parts_of(architecture: str, config: ModelConfig) -> tuple[str, ...]:
-    """The parts of `ARCHITECTURES` that have parameters in a model of these settings.
-
-    The head of GPT-2 has none, and a model that reads left to right no pooler: its first token has seen no other. A
-    decoder that shares all has its parameters within the encoder's. Heads over every token may read the pooler.
-    """
-    has_head = config.prediction_transform or config.prediction_bias or not config.tie_word_embeddings
-    absent: set[str] = {POOLER} if config.causal else set()
-    absent |= set() if has_head else {PREDICTIONS}
-    absent |= {DECODER} if config.share_decoder == "all" else set()
-    parts = ARCHITECTURES[architecture]
-    if config.pools_tokens and POOLER not in parts and not {CLASSIFIER, QA_OUTPUTS}.isdisjoint(parts):
-        parts = (POOLER, *parts)
-    return tuple(part for part in parts if part not in absent)
-
-
 def check_layers(layers: int, held: int, source: Path | str, config: Path | str) -> None:
     """Raises UserError where ``source`` holds fewer arrays than the configuration has layers.
 
@@ -218,14 +180,46 @@ def check_layers(layers: int, held: int, source: Path | str, config: Path | str)
         )
 
 
-def pretraining_architecture(parts: set[str], config: ModelConfig) -> str:
-    """The module of the pretraining heads that are among the parts."""
-    if DECODER in parts:
-        return "BertForSequenceToSequence"
-    if config.causal and parts.issuperset(parts_of("BertForCausalLM", config)):
-        return "BertForCausalLM"
-    if DETECTION in parts:
-        return "BertForReplacedTokenDetection"
-    if PREDICTIONS in parts:
-        return "BertForPreTraining" if SEQ_RELATIONSHIP in parts else "BertForMaskedLM"
-    return "BertForNextSentencePrediction" if SEQ_RELATIONSHIP in parts else "Bert"
+INNER_LAYER = "/layer_1/"
+
+
+ARCHITECTURES_WITH_LABELS = ("BertForSequenceClassification", "BertForTokenClassification")
+"""Architectures with as many outputs as there are labels."""
+
+
+@lru_cache(maxsize=16)
+def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter that `Names.tensors` may name, by its path.
+
+    Args:
+        config: sizes of the encoder.
+        architecture: a key of `bert.model.names.ARCHITECTURES`.
+        num_labels: L, where the architecture is one of `ARCHITECTURES_WITH_LABELS`.
+    """
+    # All layers have the same shapes, but the first may lack a LayerNorm.
+    shallow = dataclasses.replace(config, num_hidden_layers=2, layer_groups=None, decoder_layers=None)
+    ids = jnp.zeros((1, 1), jnp.int32)
+    shapes = _shapes(BertForPreTraining(shallow), ids)
+    if has_decoder(architecture):
+        shapes |= _shapes(BertForSequenceToSequence(shallow), ids, ids)
+    for path in [path for path in shapes if INNER_LAYER in path]:
+        in_decoder, shape = part_of(path) == DECODER, shapes.pop(path)
+        for layer in range(1, (config.decoder if in_decoder else config).num_distinct_layers):
+            shapes[path.replace(INNER_LAYER, f"/layer_{layer}/")] = shape
+    outputs = {CLASSIFIER: num_labels if architecture in ARCHITECTURES_WITH_LABELS else 1, QA_OUTPUTS: 2}
+    if architecture == "BertForReplacedTokenDetection":
+        for name, features in (("dense", config.hidden_size), ("output", 1)):
+            path = f"{DETECTION}/{name}"
+            shapes |= {f"{path}/kernel": (config.hidden_size, features), f"{path}/bias": (features,)}
+        if not config.use_bias:
+            del shapes[f"{DETECTION}/dense/bias"]
+    for head in set(ARCHITECTURES[architecture]) & set(outputs):
+        shapes |= {f"{head}/kernel": (config.hidden_size, outputs[head]), f"{head}/bias": (outputs[head],)}
+    if config.causal and POOLER in ARCHITECTURES[architecture]:  # it reads the last token, without a bias
+        shapes.pop(f"{CLASSIFIER}/bias", None)
+    return shapes
+
+
+def _shapes(model: nn.Module, *inputs: jax.Array) -> dict[str, tuple[int, ...]]:
+    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), *inputs)["params"])
+    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}

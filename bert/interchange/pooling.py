@@ -1,10 +1,9 @@
-"""One vector a text out of its hidden states, as sentence-transformers folders declare it."""
+"""How a folder of sentence-transformers declares that its hidden states become vectors: reading and writing."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,8 @@ import numpy as np
 
 from bert.errors import UserError, WarningText
 from bert.files import read_json
-from bert.interchange.dense import Dense, check_names, read_dense, warn_unknown
-
-MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
-"""Ways of pooling, in the order in which sentence-transformers concatenates those that its older files switch on."""
-
-CONCATENATED = "+"
-"""Separator of the names of several modes, whose vectors are concatenated."""
+from bert.interchange.tensor_files import read_tensors, write_tensors
+from bert.model.pooling import ACTIVATIONS, CONCATENATED, MODES, Dense, Pooling, find_activation
 
 TEXT_SETTINGS = tuple(
     f"sentence_{name}_config.json"
@@ -26,14 +20,17 @@ TEXT_SETTINGS = tuple(
 )
 """Files that say how long texts may be and whether they are lower-cased, all but the first one of older versions."""
 
+
 PROMPTS = "config_sentence_transformers.json"
 """The file that has the prompts, and whether the folder is one of embeddings."""
+
 
 KNOWN_SETTINGS = (
     *("model_type", "__version__", "requirements", "prompts", "default_prompt_name", "similarity_fn_name"),
     "truncate_dim",
 )
 """Keys of that file that are applied, change nothing, or have a message of their own."""
+
 
 TEXT_SETTINGS_READ = {
     "transformer_task": "feature-extraction",
@@ -46,138 +43,21 @@ TEXT_SETTINGS_READ = {
 }
 """Keys of `TEXT_SETTINGS` of which one value is read."""
 
+
 ORDER = re.compile("Transformer( Pooling( Dense)*( Normalize)?)?")
 """Modules that are read."""
+
 
 WRITTEN = ("mean", "cls", "max", "mean_sqrt_len")
 """Modes whose keys are written even if they are off."""
 
+
 KEY_OF_MODE = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
 """Keys of 1_Pooling/config.json that do not end in ``_tokens``."""
 
+
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names that the prompt of documents goes by."""
-
-
-@dataclass(frozen=True)
-class Pooling:
-    """How hidden states become embeddings. The default is what sentence-transformers gives a plain BERT.
-
-    Attributes:
-        mode: one of `MODES`, or several joined by ``+``, whose vectors are concatenated: the first token (cls), the
-            largest value of each feature (max), the mean of the tokens, their sum divided by the square root of their
-            number (mean_sqrt_len), their mean weighted by the position from 1 on (weightedmean), or the last token.
-        normalize: scale each embedding to length 1.
-        max_length: longest text in tokens; None for as long as the model reads.
-        lowercase: lower-case texts before they are tokenized, whatever the vocabulary does.
-        query_prompt: what queries begin with.
-        document_prompt: what documents begin with.
-        include_prompt: whether the tokens of a prompt are pooled too.
-        truncate_dim: number of leading features that are kept, after the scaling; None keeps all.
-        dense: layers applied to the pooled vector, in order.
-    """
-
-    mode: str = "mean"
-    normalize: bool = False
-    max_length: int | None = None
-    lowercase: bool = False
-    query_prompt: str = ""
-    document_prompt: str = ""
-    include_prompt: bool = True
-    truncate_dim: int | None = None
-    dense: tuple[Dense, ...] = ()
-
-    @property
-    def modes(self) -> list[str]:
-        """The modes whose vectors are concatenated."""
-        return self.mode.split(CONCATENATED)
-
-    def pooled_size(self, hidden_size: int) -> int:
-        """Width of the pooled vector, before the dense layers."""
-        return hidden_size * len(self.modes)
-
-    def embedding_size(self, hidden_size: int) -> int:
-        """Width of an embedding."""
-        width = self.dense[-1].out_features if self.dense else self.pooled_size(hidden_size)
-        return min(width, self.truncate_dim or width)
-
-    def __call__(
-        self, hidden_states: np.ndarray, attention_mask: np.ndarray, skipped: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Computes embeddings of padded rows.
-
-        Args:
-            hidden_states: [B, T, D] float32.
-            attention_mask: [B, T], 1 for a token and 0 for the padding behind them.
-            skipped: [B] leading tokens of each row that are not pooled; None pools all.
-
-        Returns:
-            [B, E] float32, with E as `embedding_size`.
-        """
-        if skipped is not None:
-            skipped = np.minimum(skipped, attention_mask.sum(axis=1) - 1)
-            attention_mask = attention_mask * (np.arange(attention_mask.shape[1]) >= skipped[:, None])
-        parts = [_pool_rows(mode, hidden_states, attention_mask) for mode in self.modes]
-        return self._finished(np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0])
-
-    def of_sequences(
-        self, hidden_states: np.ndarray, lengths: np.ndarray, skipped: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Computes embeddings of sequences that follow each other without padding.
-
-        Args:
-            hidden_states: [tokens, D] float32.
-            lengths: [B] tokens of each sequence, at least 1.
-            skipped: as of `__call__`.
-
-        Returns:
-            [B, E] float32.
-        """
-        positions = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        if skipped is not None:
-            skipped = np.minimum(skipped, lengths - 1)
-            kept = positions >= np.repeat(skipped, lengths)
-            hidden_states, positions, lengths = hidden_states[kept], positions[kept], lengths - skipped
-        parts = [_pool_sequences(mode, hidden_states, lengths, positions) for mode in self.modes]
-        return self._finished(np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0])
-
-    def _finished(self, embeddings: np.ndarray) -> np.ndarray:
-        """[B, pooled size] -> [B, E] float32: dense layers, length 1 and the leading features, as configured."""
-        for layer in self.dense:
-            embeddings = layer(embeddings)
-        if self.normalize:
-            embeddings = embeddings / np.maximum(np.linalg.norm(embeddings, axis=-1, keepdims=True), 1e-12)
-        return embeddings[:, : self.truncate_dim].astype(np.float32)
-
-
-def _pool_rows(mode: str, hidden_states: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-    """[B, T, D], [B, T] -> [B, D]."""
-    rows, mask = np.arange(len(hidden_states)), attention_mask[:, :, None]
-    if mode == "cls":
-        return hidden_states[rows, attention_mask.argmax(axis=1)]
-    if mode == "lasttoken":
-        return hidden_states[rows, attention_mask.shape[1] - 1 - attention_mask[:, ::-1].argmax(axis=1)]
-    if mode == "max":
-        return np.where(mask > 0, hidden_states, -np.inf).max(axis=1)
-    if mode == "weightedmean":
-        mask = mask * np.arange(1, mask.shape[1] + 1, dtype=np.float32)[:, None]
-    count = np.maximum(mask.sum(axis=1), 1)
-    return (hidden_states * mask).sum(axis=1) / (np.sqrt(count) if mode == "mean_sqrt_len" else count)
-
-
-def _pool_sequences(mode: str, hidden_states: np.ndarray, lengths: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """[tokens, D], [B], [tokens] places of the tokens in their sequences -> [B, D]."""
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    if mode in ("cls", "lasttoken"):
-        return hidden_states[starts if mode == "cls" else ends - 1]
-    if mode == "max":
-        return np.maximum.reduceat(hidden_states, starts)
-    count = lengths[:, None]
-    if mode == "weightedmean":
-        weights = (positions[:, None] + 1).astype(np.float32)
-        hidden_states, count = hidden_states * weights, np.add.reduceat(weights, starts)
-    return np.add.reduceat(hidden_states, starts) / (np.sqrt(count) if mode == "mean_sqrt_len" else count)
 
 
 def encoder_folder(folder: Path) -> Path:
@@ -283,7 +163,7 @@ def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
         declared["include_prompt"] = False
     files: dict[str, Any] = {"modules.json": modules, "1_Pooling/config.json": declared}
     for number, layer in enumerate(pooling.dense, 2):
-        files[f"{number}_Dense/config.json"] = layer.config
+        files[f"{number}_Dense/config.json"] = dense_config(layer)
     if pooling.max_length is not None or pooling.lowercase:
         files[TEXT_SETTINGS[0]] = {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase}
     if pooling.query_prompt or pooling.document_prompt or pooling.truncate_dim is not None:
@@ -375,3 +255,108 @@ def _inside(file: Path, path: Any) -> Path:
     if ".." in components or Path(*components).is_absolute():
         raise UserError(f"{file} names the path {path!r}, which may lie outside of its folder: name one inside")
     return file.parent / path
+
+
+TANH = "torch.nn.modules.activation.Tanh"
+
+
+CROSS_ENCODER = "sentence_transformers"
+"""The key of config.json under which cross-encoders keep their settings."""
+
+
+FEATURES = "sentence_embedding"
+"""The name of the vector that the modules read and write."""
+
+
+def read_dense(folder: Path, content: dict[str, Any], say: Callable[[str], None]) -> Dense:
+    """Reads the weights of a module's folder.
+
+    Args:
+        folder: of the module.
+        content: of its config.json.
+        say: called with keys that are not applied.
+
+    Raises:
+        UserError: an activation or a setting that `Dense` does not compute, or weights of another form.
+    """
+    file = folder / "config.json"
+    activation = content.get("activation_function", TANH)
+    if find_activation(activation) is None:
+        known = ", ".join(ACTIVATIONS)
+        raise UserError(f"{file}: activation_function is {str(activation)[:80]!r}: one of torch.nn's {known} is read")
+    if content.get("use_residual") not in (None, False):
+        raise UserError(f"{file}: use_residual is {content['use_residual']!r}, and only false is read")
+    check_names(file, content)
+    known_keys = ("in_features", "out_features", "bias", "activation_function", "use_residual", *NAMES)
+    warn_unknown(file, content, known_keys, say)
+    tensors, source = read_tensors(folder)
+    weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
+    if weight is None or set(tensors) - {"linear.weight", "linear.bias"}:
+        raise UserError(
+            f"{source} holds {', '.join(sorted(tensors))}: a Dense module has linear.weight and linear.bias"
+        )
+    shape = (content.get("out_features"), content.get("in_features"))
+    if weight.shape != shape or (bias is not None and bias.shape != shape[:1]):
+        raise UserError(f"{source}: linear.weight is {list(weight.shape)}, but config.json makes it {list(shape)}")
+    if bool(content.get("bias", True)) != (bias is not None):
+        raise UserError(f"{source}: linear.bias does not fit bias {content.get('bias', True)} in config.json")
+    kernel = np.ascontiguousarray(weight.T.astype(np.float32))
+    return Dense(kernel, None if bias is None else bias.astype(np.float32), activation)
+
+
+def read_score_activation(
+    folder: Path, content: Mapping[str, Any], settings: str, num_labels: int, say: Callable[[str], None]
+) -> str | None:
+    """The class of PyTorch that a cross-encoder of sentence-transformers applies to its score; None for none.
+
+    Args:
+        folder: of the model.
+        content: of its config.json.
+        settings: name of the file with the settings of sentence-transformers.
+        num_labels: outputs of the model. The activation is read of a single one.
+        say: called with an activation that is not applied.
+    """
+    file, declared = folder / "config.json", content.get("sbert_ce_default_activation_function")
+    if isinstance(nested := content.get(CROSS_ENCODER), dict):
+        declared = nested.get("activation_fn", declared)
+    given = read_json(folder / settings) if (folder / settings).is_file() else {}
+    if isinstance(given, dict) and given.get("model_type") == "CrossEncoder" and given.get("activation_fn"):
+        file, declared = folder / settings, given["activation_fn"]
+    if declared is None or str(declared).endswith(".Identity"):
+        return None
+    if num_labels == 1 and find_activation(declared) is not None:
+        return str(declared)
+    say(WarningText(f"{file}: activation_fn is {str(declared)[:80]}, which is not applied"))
+    return None
+
+
+NAMES = ("module_input_name", "module_output_name")
+
+
+def check_names(file: Path, content: dict[str, Any]) -> None:
+    """Raises UserError if a module reads or writes something else than the pooled vector."""
+    for key in NAMES:
+        if content.get(key) not in (None, FEATURES):
+            raise UserError(f"{file}: {key} is {str(content[key])[:80]!r}, and only {FEATURES} is read")
+
+
+def warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], say: Callable[[str], None]) -> None:
+    """Reports keys of a file that have no effect here."""
+    if unknown := sorted(content.keys() - set(known)):
+        say(WarningText(f"not loaded from {file}: {', '.join(unknown)}"))
+
+
+def dense_config(layer: Dense) -> dict[str, Any]:
+    """The content of a Dense module's config.json."""
+    return {
+        "in_features": layer.in_features,
+        "out_features": layer.out_features,
+        "bias": layer.bias is not None,
+        "activation_function": layer.activation,
+    }
+
+
+def write_dense_weights(layer: Dense, folder: Path) -> None:
+    """Writes a Dense module's model.safetensors."""
+    bias = {} if layer.bias is None else {"linear.bias": layer.bias}
+    write_tensors(folder / "model.safetensors", {"linear.weight": layer.kernel.T, **bias})

@@ -14,13 +14,14 @@ from jaxtyping import Float, Int
 
 from bert.config import ModelConfig
 from bert.config.electra import generator_heads
-from bert.model.array_types import Array
+from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.dropout import Dropout
-from bert.model.encoder import Bert, Encoder, Packing, at_positions
+from bert.model.encoder import Bert, Encoder, Packing
 from bert.model.execution import LayerExecution
-from bert.model.heads import MaskedLMHead, PaddingMask
-from bert.model.layers import ACTIVATIONS, Dtype, dense, hidden_dense
+from bert.model.layers import ACTIVATIONS, dense, hidden_dense
 from bert.model.mask import Mask
+from bert.model.pooling import at_positions
+from bert.model.pretraining import MaskedLMHead
 
 BLOCK = 128
 """Tokens whose probabilities are first added up when a token is sampled."""

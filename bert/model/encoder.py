@@ -7,6 +7,8 @@ Parameters are float32; ``dtype`` is that of the computation. Softmax and LayerN
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,27 +20,33 @@ from jaxtyping import Bool, Float, Int, Num
 
 from bert.config import ModelConfig
 from bert.errors import require
-from bert.model.array_types import Array
-from bert.model.cache import LayerCache, Memory
-from bert.model.disentangled_attention import Disentangled
+from bert.model.array_types import Array, Dtype
+from bert.model.attention import LayerCache, Memory
 from bert.model.dropout import Dropout
-from bert.model.embeddings import Embeddings
 from bert.model.execution import LayerExecution
-from bert.model.initializers import step_embeddings, truncated_normal_init
 from bert.model.layers import (
     ACTIVATIONS,
     LINEAR_OUTPUT,
-    Dtype,
     Layer,
     LayerStates,
-    Positions,
     Transform,
     hidden_dense,
     layer_norm,
+    maybe_dropout,
+    position_initializer,
+    truncated_normal_init,
 )
 from bert.model.mask import BiasOf, Length, Mask
-from bert.model.relative_attention import relative_attention_bias
-from bert.model.rotary import Rotation
+from bert.model.pooling import at_positions, mean_over
+from bert.model.positions import (
+    Disentangled,
+    Positions,
+    Rotation,
+    relative_attention_bias,
+    sinusoidal_position_table,
+    step_embeddings,
+)
+from bert.parallel.sharding import all_gather_fsdp, constrain_activation
 
 # What the backward pass finds stored of a layer; the rest it computes again. The scores of attention are products with
 # a batch dimension: they grow with T squared, and are among the rest.
@@ -83,6 +91,62 @@ class Packing(struct.PyTreeNode):
     example_ids: Array
     position_ids: Array
     cls_positions: Array
+
+
+class Embeddings(nn.Module):
+    """Sum of word, position and segment embeddings, LayerNorm, and dropout; then, where E is not D, a dense layer
+    (ALBERT, Lan et al. 2019, section 3.1). The config can leave positions, segments and LayerNorm
+    out, and multiply the words by the root of E (Vaswani et al. 2017, section 3.4)."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    def setup(self) -> None:
+        config = self.config
+
+        def table(rows: int, name: str, init: Callable[[ModelConfig], nn.initializers.Initializer]) -> nn.Embed:
+            return nn.Embed(rows, config.embedding_width, embedding_init=init(config), name=name)
+
+        self.word = table(config.known_vocab_size, "word", truncated_normal_init)
+        if config.position_embedding_type == "learned":
+            positions = config.position_offset + config.max_position_embeddings
+            self.position = table(positions, "position", position_initializer)
+        if config.type_vocab_size:
+            self.segment = table(config.type_vocab_size, "segment", truncated_normal_init)
+        if config.embedding_norm:
+            self.norm = layer_norm(config, self.dtype, "norm")
+        if config.embedding_width != config.hidden_size:
+            self.projection = hidden_dense(config, config.hidden_size, self.dtype, "projection")
+
+    def look_up(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"],
+        position_ids: Int[Array, "#B T"],
+        dropout: Dropout | None,
+    ) -> Float[Array, "B T E"]:
+        """The sum [B, T, E] before the dense layer. A model of one segment, as RoBERTa, reads pairs as that one."""
+        config = self.config
+        if config.type_vocab_size == 1:
+            token_type_ids = jnp.zeros_like(token_type_ids)
+
+        def rows(table: nn.Embed, ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
+            return jnp.take(all_gather_fsdp(table.embedding, "tensor"), ids, axis=0)
+
+        word = rows(self.word, input_ids)
+        x = word * math.sqrt(config.embedding_width) if config.scale_embeddings else word
+        if config.position_embedding_type == "learned":
+            x = x + rows(self.position, position_ids)
+        elif config.position_embedding_type == "sinusoidal":
+            x = x + sinusoidal_position_table(config)[position_ids]
+        if config.type_vocab_size:
+            x = x + rows(self.segment, token_type_ids)
+        x = self.norm(x) if config.embedding_norm else x.astype(self.dtype)
+        return maybe_dropout(x, dropout, config.hidden_dropout_prob, "embeddings")
+
+    def project(self, x: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
+        """[B, T, E] -> [B, T, D]."""
+        return constrain_activation(x if self.config.embedding_width == self.config.hidden_size else self.projection(x))
 
 
 class EncoderStates(NamedTuple):
@@ -397,17 +461,3 @@ class Bert(nn.Module):
     def embedding_table(self) -> Float[Array, "V E"]:
         """[V, E], which the MLM head is tied to."""
         return self.embeddings.word.embedding
-
-
-def at_positions(hidden_states: Float[Array, "B T D"], positions: Int[Array, "B P"]) -> Float[Array, "B P D"]:
-    """[B, T, D] at [B, P] -> [B, P, D]."""
-    return jnp.take_along_axis(hidden_states, positions[:, :, None], axis=1)
-
-
-def mean_over(
-    hidden_states: Float[Array, "B T D"], tokens: Num[Array, "B K T"] | Bool[Array, "B K T"]
-) -> Float[Array, "B K D"]:
-    """[B, T, D] -> the means [B, K, D] over K sets of tokens [B, K, T]; 0 over none. Sums are in float32."""
-    weights = tokens.astype(jnp.float32)
-    sums = jnp.einsum("BKT,BTD->BKD", weights, hidden_states.astype(jnp.float32))
-    return (sums / jnp.maximum(weights.sum(-1, keepdims=True), 1)).astype(hidden_states.dtype)

@@ -1,171 +1,21 @@
-"""Heads, and the encoder with each set of heads. P predictions, C choices, L labels; see `bert.model.encoder`."""
+"""The encoder with each head of fine-tuning. C choices, L labels; see `bert.model.encoder`."""
 
 from __future__ import annotations
 
 import flax.linen as nn
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Bool, Float, Int, Num
 
 from bert.config import ModelConfig
-from bert.errors import require
-from bert.model.array_types import Array
+from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.dropout import Dropout
-from bert.model.encoder import Bert, Packing, at_positions
+from bert.model.encoder import Bert
 from bert.model.execution import LayerExecution
-from bert.model.initializers import truncated_normal_init
-from bert.model.layers import ACTIVATIONS, Dtype, dense, hidden_dense, layer_norm
-from bert.model.linear import tied_logits
-from bert.parallel.sharding import constrain_activation
+from bert.model.layers import dense
+from bert.model.pooling import at_positions, pool
 
-PaddingMask = Num[Array, "B T"] | Bool[Array, "B T"]
 Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
 """Ids, segments and mask, [B, T] each."""
-
-
-class MaskedLMHead(nn.Module):
-    """Transform and LayerNorm, and a decoder with its own bias, tied to the word embeddings; the config can leave
-    transform and bias out, and untie the decoder.
-
-    Attributes:
-        pad_vocab_to_multiple_of: pads the logits, with the lowest float, since products of an even width are
-            faster on GPUs. The parameters are not padded.
-    """
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    pad_vocab_to_multiple_of: int = 1
-
-    def setup(self) -> None:
-        config = self.config
-        if config.prediction_transform:
-            self.transform = hidden_dense(config, config.embedding_width, self.dtype, "transform")
-            self.norm = layer_norm(config, self.dtype, "norm")
-        shape = (config.known_vocab_size, config.embedding_width)
-        if config.prediction_bias:
-            self.bias = self.param("bias", nn.initializers.zeros, shape[:1], jnp.float32)
-        if not config.tie_word_embeddings:
-            self.decoder = self.param("decoder", truncated_normal_init(config), shape, jnp.float32)
-
-    def __call__(
-        self, hidden_states: Float[Array, "B P D"], word_embedding: Float[Array, "V E"]
-    ) -> Float[Array, "B P padded_V"]:
-        """[B, P, D] hidden states, [V, E] embedding -> [B, P, V] float32 logits, V as padded."""
-        return self.decode(self.decoder_input(hidden_states), word_embedding)
-
-    def decoder_input(self, hidden_states: Float[Array, "B P D"]) -> Float[Array, "B P E"]:
-        """[B, P, D] hidden states -> [B, P, E], which the decoder multiplies by its matrix."""
-        if not self.config.prediction_transform:
-            return hidden_states
-        return self.norm(ACTIVATIONS[self.config.hidden_act](self.transform(hidden_states)))
-
-    def decode(self, x: Float[Array, "B P E"], word_embedding: Float[Array, "V E"]) -> Float[Array, "B P padded_V"]:
-        """[B, P, E] of `decoder_input` -> [B, P, V] float32 logits."""
-        logits = tied_logits(x, *self.decoder_weights(word_embedding), jnp.dtype(self.dtype))
-        return constrain_activation(logits, None, "tensor")
-
-    def decoder_weights(
-        self, word_embedding: Float[Array, "V E"]
-    ) -> tuple[Float[Array, "padded_V E"], Float[Array, "padded_V"]]:
-        """[V, E] embedding -> the decoder's matrix and bias, V as padded."""
-        bias = self.bias if self.config.prediction_bias else jnp.zeros(len(word_embedding))
-        decoder = word_embedding if self.config.tie_word_embeddings else self.decoder
-        if extra := -len(bias) % self.pad_vocab_to_multiple_of:
-            decoder = jnp.pad(decoder, ((0, extra), (0, 0)))
-            bias = jnp.pad(bias, (0, extra), constant_values=jnp.finfo(jnp.float32).min)
-        return decoder, bias
-
-
-class PretrainingOutput(struct.PyTreeNode):
-    """Logits of the two pretraining heads: ``prediction_logits`` [B, P, V], ``seq_relationship_logits`` [B, 2], or
-    [B, K, 2] where rows are packed."""
-
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
-
-    prediction_logits: Array
-    seq_relationship_logits: Array
-
-
-class BertForPreTraining(nn.Module):
-    """Encoder with the MLM head and that of NSP (Devlin et al. 2018, section 3.1) or sentence order."""
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    execution: LayerExecution = LayerExecution()
-
-    def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, execution=self.execution)
-        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.pad_vocab_to_multiple_of)
-        self.seq_relationship = dense(self.config, 2, self.dtype, "seq_relationship")
-
-    def __call__(
-        self,
-        input_ids: Int[Array, "B T"],
-        token_type_ids: Int[Array, "B T"] | None = None,
-        attention_mask: PaddingMask | None = None,
-        masked_lm_positions: Int[Array, "B P"] | None = None,
-        *,
-        packing: Packing | None = None,
-        dropout: Dropout | None = None,
-    ) -> PretrainingOutput:
-        """Decodes the ``masked_lm_positions`` [B, P] only; every position if None (then P is T)."""
-        encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
-        hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
-        return PretrainingOutput(
-            self.predictions(hidden, self.bert.embedding_table()),
-            self.seq_relationship(require(encoded.pooled_output, "the pooled output")).astype(jnp.float32),
-        )
-
-
-class BertForMaskedLM(nn.Module):
-    """Encoder without pooler, and the MLM head: for objectives without a label too (Liu et al. 2019, section 4.2)."""
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    execution: LayerExecution = LayerExecution()
-
-    def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
-        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.pad_vocab_to_multiple_of)
-
-    def __call__(
-        self,
-        input_ids: Int[Array, "B T"],
-        token_type_ids: Int[Array, "B T"] | None = None,
-        attention_mask: PaddingMask | None = None,
-        masked_lm_positions: Int[Array, "B P"] | None = None,
-        *,
-        packing: Packing | None = None,
-        dropout: Dropout | None = None,
-    ) -> Float[Array, "B P V"]:
-        """[B, T] -> [B, P, V] float32 logits at ``masked_lm_positions`` [B, P]; at every position if None (P is T)."""
-        encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
-        hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
-        return self.predictions(hidden, self.bert.embedding_table())
-
-
-class BertForNextSentencePrediction(nn.Module):
-    """Encoder with the NSP head."""
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    execution: LayerExecution = LayerExecution()
-
-    def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, execution=self.execution)
-        self.seq_relationship = dense(self.config, 2, self.dtype, "seq_relationship")
-
-    def __call__(
-        self,
-        input_ids: Int[Array, "B T"],
-        token_type_ids: Int[Array, "B T"] | None = None,
-        attention_mask: PaddingMask | None = None,
-        *,
-        dropout: Dropout | None = None,
-    ) -> Float[Array, "B 2"]:
-        """[B, T] -> [B, 2] float32 logits: segment B follows A, or is random."""
-        pooled = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).pooled_output
-        return self.seq_relationship(require(pooled, "the pooled output")).astype(jnp.float32)
 
 
 class BertForSequenceClassification(nn.Module):
@@ -384,6 +234,35 @@ class BertForMultipleChoice(nn.Module):
         return self.classifier(drop_classifier_input(self, read, dropout)).astype(jnp.float32).reshape(-1, choices)
 
 
+class BertForEmbedding(nn.Module):
+    """Encoder without pooler, and the embedding of each row (Reimers and Gurevych 2019, section 3).
+
+    Attributes:
+        pooling: mean, cls or max, as `bert.model.pooling.Pooling` computes them.
+    """
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+    pooling: str = "mean"
+    execution: LayerExecution = LayerExecution()
+
+    def setup(self) -> None:
+        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        token_type_ids: Int[Array, "B T"] | None = None,
+        attention_mask: Num[Array, "B T"] | Bool[Array, "B T"] | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> Float[Array, "B D"]:
+        """[B, T] -> [B, D] float32; padding is left out."""
+        encoded = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout)
+        mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
+        return pool(encoded.last_hidden_state.astype(jnp.float32), mask, self.pooling)
+
+
 HEADS: dict[str, type[nn.Module]] = {
     "classification": BertForSequenceClassification,
     "tagging": BertForTokenClassification,
@@ -396,10 +275,3 @@ All are made from (config, num_labels, classifier_dropout, dtype, num_feature_la
 are called with (input_ids, token_type_ids, attention_mask, dropout=...). For training.remat and training.scan_layers
 they take the field ``execution`` as well, and hand it to the encoder.
 """
-
-
-def _at_positions(hidden_states: Float[Array, "B T D"], positions: Int[Array, "B P"] | None) -> Float[Array, "B P D"]:
-    """[B, T, D] at [B, P] -> [B, P, D]; all of them where positions is None."""
-    if positions is None:
-        return hidden_states
-    return at_positions(hidden_states, positions)

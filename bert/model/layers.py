@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,22 +13,60 @@ from jaxtyping import Float
 
 from bert.config import ModelConfig
 from bert.errors import require
-from bert.model.array_types import Array
-from bert.model.attention import cached_attention, dot_product_attention, fused_attention
-from bert.model.blocks import split_keys, split_queries
-from bert.model.cache import KeysValues, LayerCache, Memory
-from bert.model.disentangled_attention import PARTS, Disentangled
+from bert.model.array_types import Array, Dtype
+from bert.model.attention import (
+    KeysValues,
+    LayerCache,
+    Memory,
+    cached_attention,
+    dot_product_attention,
+    fused_attention,
+)
 from bert.model.dropout import Dropout
-from bert.model.initializers import residual_initializer, truncated_normal_init
 from bert.model.linear import gelu, linear
-from bert.model.mask import Mask
-from bert.model.rotary import Rotation
+from bert.model.mask import Mask, split_keys, split_queries
+from bert.model.positions import PARTS, Disentangled, Positions, Rotation, sinusoids
 from bert.parallel.sharding import constrain_activation
 
-Dtype = Any
 
-Positions = Rotation | Disentangled
-"""Positions that self-attention itself reads."""
+def truncated_normal_init(config: ModelConfig, scale: float = 1.0) -> nn.initializers.Initializer:
+    """Truncated normal cut at two standard deviations, as TensorFlow's: the deviation is that before the cut.
+
+    Args:
+        config: its ``initializer_range`` is the deviation.
+        scale: a factor of the deviation.
+    """
+    stddev = scale * config.initializer_range
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:
+        return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
+
+    return init
+
+
+def residual_initializer(config: ModelConfig) -> nn.initializers.Initializer:
+    """`truncated_normal_init` of kernels whose output is added to the residual.
+
+    Scaled, the sum over L layers of two has the same variance for any L (Radford et al. 2019, section 2.3).
+    """
+    scaled = config.residual_init == "scaled"
+    return truncated_normal_init(config, (2 * config.num_hidden_layers) ** -0.5 if scaled else 1.0)
+
+
+def position_initializer(config: ModelConfig) -> nn.initializers.Initializer:
+    """Random numbers as `truncated_normal_init`, or sinusoids (Vaswani et al. 2017, 3.5) scaled to the same deviation.
+
+    With sinusoids "the token before" is one and the same rotation at every position, so that all positions teach a
+    head together; random rows are learned one by one.
+    """
+    if config.position_embedding_init == "normal":
+        return truncated_normal_init(config)
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:
+        return sinusoids(shape, config.initializer_range).astype(dtype)
+
+    return init
+
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
@@ -39,6 +76,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "elu": jax.nn.elu,
     "tanh": jnp.tanh,
 }
+
 
 LINEAR_OUTPUT = "linear"
 """Name of what a linear layer gives, for the policies of `jax.checkpoint`."""

@@ -13,10 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Bool, Int, Num
+from jaxtyping import Bool, Int, Num, Shaped
 
 from bert.model.array_types import Array
-from bert.model.blocks import split_keys, split_queries
 
 Length = Any
 """An int, or the symbol of a length where a function is exported for rows of any length."""
@@ -40,7 +39,7 @@ class Mask(struct.PyTreeNode):
         causal: a query attends to its own position and those before it.
         window: a query attends to positions at most this far from its own (Beltagy et al. 2020, section 3.1).
         right_padded: padding of ``keys`` is at the end of each row only. Kernels then take lengths, not booleans.
-        block: attention in blocks of so many positions (`bert.model.blocks`), whose pairs of queries and keys ``pairs``
+        block: attention in blocks of so many positions (`split_queries`), whose pairs of queries and keys ``pairs``
             are; None for whole rows.
     """
 
@@ -137,3 +136,23 @@ def _same_example(
 def _lengths(keys: Num[Array, "B S"] | Bool[Array, "B S"]) -> Int[Array, "B"]:
     """[B, S] of 1 and then 0 -> [B]; at least 1, for rows that only fill a batch."""
     return jnp.maximum(jnp.sum(keys, axis=-1, dtype=jnp.int32), 1)
+
+
+def split_queries(x: Shaped[Array, "B T *features"], block: int) -> Shaped[Array, "blocks K *features"]:
+    """[B, T, ...] -> [B * C, K, ...]; the last block is filled up with zeros."""
+    _, length, *features = x.shape
+    padded = jnp.pad(x, [(0, 0), (0, -length % block), *((0, 0) for _ in features)])
+    return padded.reshape(-1, block, *features)
+
+
+def split_keys(x: Shaped[Array, "B T *features"], block: int, causal: bool) -> Shaped[Array, "blocks keys *features"]:
+    """[B, T, ...] -> [B * C, 3 K, ...]: of each block the one before it, itself and the one behind it; causal
+    [B * C, 2 K, ...], without the one behind. There are zeros where a row has no such block."""
+    rows, length, *features = x.shape
+    ends = (block, -length % block + (0 if causal else block))
+    padded = jnp.pad(x, [(0, 0), ends, *((0, 0) for _ in features)])
+    blocks = padded.reshape(rows, -1, block, *features)
+    neighbours = 2 if causal else 3
+    count = blocks.shape[1] - neighbours + 1
+    parts = [blocks[:, first : first + count] for first in range(neighbours)]
+    return jnp.concatenate(parts, axis=2).reshape(rows * count, neighbours * block, *features)

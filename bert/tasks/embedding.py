@@ -48,7 +48,7 @@ class Embedding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingTask(ColumnFilesTask):
-    """One vector a text. The head pools the encoder's hidden states as `bert.interchange.pooling.Pooling`."""
+    """One vector a text. The head pools the encoder's hidden states as `bert.model.pooling.Pooling`."""
 
     name: str = "embedding"
     settings: EmbeddingConfig = field(default_factory=EmbeddingConfig)

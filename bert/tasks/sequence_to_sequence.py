@@ -84,7 +84,7 @@ class TargetText(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceToSequenceTask(ColumnFilesTask):
-    """Texts for texts. The head is the decoder of `bert.model.encoder_decoder`, whose outputs are token ids."""
+    """Texts for texts. The head is the decoder of `bert.model.decoders`, whose outputs are token ids."""
 
     name: str
     metrics: tuple[str, ...]

@@ -16,7 +16,7 @@ from flax import traverse_util
 from bert.config import ModelConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
 from bert.errors import UserError
-from bert.interchange.names import POOLER
+from bert.model.names import POOLER
 from bert.training.step import TrainState
 
 Params = dict[str, Any]

@@ -17,7 +17,7 @@ from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.electra import MaskedTokens
 from bert.model.encoder import Packing
-from bert.model.permuted import PermutedTokens
+from bert.model.pretraining import PermutedTokens
 
 Batch = Mapping[str, Array]
 WeightedSum = tuple[Num[Array, ""], Num[Array, ""]]
@@ -200,7 +200,7 @@ def permuted_token_objective(apply: Callable[..., Any]) -> Objective:
     """The mean over predicted tokens, each given those before it in their order (Yang et al. 2019, section 2.2).
 
     Args:
-        apply: the ``apply`` of `bert.model.permuted.BertForPermutedLM`.
+        apply: the ``apply`` of `bert.model.pretraining.BertForPermutedLM`.
     """
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:

@@ -14,7 +14,7 @@ import optax.contrib
 from flax import traverse_util
 
 from bert.config import OptimizerConfig
-from bert.interchange.names import PROJECTIONS
+from bert.model.names import PROJECTIONS
 
 ParameterPath = tuple[Any, ...]
 """Names from the outermost module to the parameter: strings, which Flax does not promise."""

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from bert.model.array_types import Array
+from bert.model.decoders import BertForCausalLM
 from bert.model.dropout import Dropout
-from bert.model.language_model import BertForCausalLM
 from bert.model.linear import tied_logits
 from bert.parallel.sharding import constrain_activation, num_row_shards
 from bert.training.losses import (
@@ -75,7 +75,7 @@ def classifier_objective(loss: TaskLoss, apply: Callable[..., Any], factor: floa
 
     Args:
         loss: the task's.
-        apply: (params, batch, dropout or None) -> what `bert.model.language_model.ClassifierWithLanguageModel` gives.
+        apply: (params, batch, dropout or None) -> what `bert.model.decoders.ClassifierWithLanguageModel` gives.
         factor: weight of the language model's loss.
         vocab_size: V.
     """
@@ -162,7 +162,7 @@ def decoded_loss(
 ) -> TokenSums:
     """The loss of every position, and its gradient, without the logits of more than ``stretch`` positions in memory.
 
-    A language model's ``method`` gives the first three arguments (`bert.model.language_model.BertForCausalLM`)::
+    A language model's ``method`` gives the first three arguments (`bert.model.decoders.BertForCausalLM`)::
 
         sums = decoded_loss(hidden, table, bias, labels, weights, vocab_size=config.known_vocab_size)
         losses = {"lm_loss": sums.loss}

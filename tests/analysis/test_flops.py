@@ -20,8 +20,8 @@ from bert.analysis.flops import (
     training_flops,
 )
 from bert.config import ModelConfig
-from bert.model.heads import BertForPreTraining
-from bert.model.language_model import BertForCausalLM
+from bert.model.decoders import BertForCausalLM
+from bert.model.pretraining import BertForPreTraining
 from bert.parallel.devices import FIGURES
 from bert.training.token_losses import decoded_loss
 

@@ -14,7 +14,7 @@ from bert.config.yaml_io import load_config
 from bert.errors import UserError
 from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
-from bert.model.heads import BertForPreTraining
+from bert.model.pretraining import BertForPreTraining
 from bert.parallel.devices import max_cudnn_head_dim
 from bert.training.losses import pretraining_objective
 

@@ -14,7 +14,7 @@ from bert.config.yaml_io import load_config
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.model.electra import MaskedTokens
 from bert.model.heads import HEADS
-from bert.model.permuted import PermutedTokens
+from bert.model.pretraining import PermutedTokens
 from bert.tasks import TASKS
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask

@@ -15,7 +15,7 @@ from bert.config import Decoding
 from bert.errors import UserError
 from bert.inference.decoding import Decoded, Prompts, beam_search, sample
 from bert.inference.sampling import DecodingArrays, choose_tokens, control_logits, filter_logits
-from bert.model.cache import KeysValues, LayerCache
+from bert.model.attention import KeysValues, LayerCache
 from bert.model.mask import Mask
 
 V, WIDTH, END = 5, 6, 4

@@ -19,7 +19,8 @@ from bert.config.yaml_io import dump
 from bert.inference.export import Int8Check
 from bert.interchange import ExportError
 from bert.model.encoder import Bert
-from bert.model.heads import HEADS, BertForMultipleChoice, BertForPreTraining
+from bert.model.heads import HEADS, BertForMultipleChoice
+from bert.model.pretraining import BertForPreTraining
 from bert.tasks.base import Task
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.reranker import RerankerTask

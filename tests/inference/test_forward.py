@@ -11,9 +11,9 @@ import pytest
 from bert.data.rows import Features
 from bert.inference import forward
 from bert.inference.forward import BUCKETS, pack_if_shorter
-from bert.interchange.pooling import MODES, Pooling
-from bert.model.heads import BertForPreTraining
-from bert.model.language_model import BertForCausalLM
+from bert.model.decoders import BertForCausalLM
+from bert.model.pooling import MODES, Pooling
+from bert.model.pretraining import BertForPreTraining
 from tests.helpers import OPTIONS
 from tests.tiny_models import CONFIG, model_of
 

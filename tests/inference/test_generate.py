@@ -19,8 +19,8 @@ import bert
 from bert.config import ModelConfig, TokenizerConfig
 from bert.inference.attention_maps import compute_attention_map
 from bert.inference.pretrained import Pretrained
-from bert.model.heads import BertForMaskedLM
-from bert.model.language_model import BertForCausalLM
+from bert.model.decoders import BertForCausalLM
+from bert.model.pretraining import BertForMaskedLM
 from bert.tokenizer.wordpiece import train_wordpiece
 from tests import tiny_models
 from tests.language_models import END, POSITIONS, TOKENIZER, WORDS, language_model

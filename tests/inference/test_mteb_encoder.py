@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import bert
-from bert.interchange.pooling import Pooling
-from bert.model.heads import BertForPreTraining
+from bert.model.pooling import Pooling
+from bert.model.pretraining import BertForPreTraining
 from tests.tiny_models import CONFIG, model_of
 
 

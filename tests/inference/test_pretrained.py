@@ -21,8 +21,9 @@ from bert.commands.attention import main as attention
 from bert.data.batching import bucket_length
 from bert.inference.attention_maps import compute_attention_map, make_page
 from bert.inference.forward import BUCKETS, BatchedForward
-from bert.interchange.writers.model_card import model_card
-from bert.model.heads import HEADS, BertForPreTraining
+from bert.interchange.writers.hf_files import model_card
+from bert.model.heads import HEADS
+from bert.model.pretraining import BertForPreTraining
 from tests.helpers import thoroughly
 from tests.tiny_models import CONFIG, DATA, PIECES, TASKS, model_of
 

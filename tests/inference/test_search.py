@@ -12,8 +12,9 @@ import bert
 from bert.commands.mine import main
 from bert.inference import search
 from bert.inference.search import Mining, RankedDocument, blocks_of, find_nearest
-from bert.interchange.pooling import Pooling
-from bert.model.heads import HEADS, BertForPreTraining
+from bert.model.heads import HEADS
+from bert.model.pooling import Pooling
+from bert.model.pretraining import BertForPreTraining
 from bert.tasks.sequence_classification import Score
 from tests.tiny_models import CONFIG, TASKS, model_of
 

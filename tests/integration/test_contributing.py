@@ -27,9 +27,9 @@ def test_what_it_names_is_there() -> None:
     import bert.config.resume
     import bert.interchange.families
     import bert.interchange.names
-    import bert.interchange.shapes
     import bert.interchange.writers.signature
     import bert.model.heads
+    import bert.model.names
     import bert.tasks.base
     import bert.tasks.registry
     import bert.training.losses
@@ -42,9 +42,9 @@ def test_what_it_names_is_there() -> None:
         bert.config.resume: ("DERIVED_KEYS",),
         bert.model.heads: ("HEADS",),
         bert.training.losses: ("LOSSES", "TaskLoss", "pretraining_objective"),
-        bert.interchange.names: ("MODULES", "ARCHITECTURES"),
+        bert.interchange.names: ("MODULES", "ARCHITECTURES_WITH_LABELS"),
         bert.interchange.families: ("FAMILIES", "Family"),
-        bert.interchange.shapes: ("ARCHITECTURES_WITH_LABELS",),
+        bert.model.names: ("ARCHITECTURES",),
         bert.interchange.writers.signature: ("signature",),
         objectives: ("OBJECTIVES",),
         bert.config: ("OBJECTIVES", "UserError"),

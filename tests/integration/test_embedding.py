@@ -18,7 +18,7 @@ import bert
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
 from bert.data.multi_text_rows import TextGroups
-from bert.interchange.pooling import Pooling
+from bert.model.pooling import Pooling
 from tests.conftest import SMALL_MODEL
 from tests.helpers import (
     REPOSITORY,

@@ -14,11 +14,11 @@ from tokenizers import pre_tokenizers
 import bert
 from bert.commands.finetune import main as finetune
 from bert.config import ModelConfig
-from bert.interchange import names
-from bert.interchange.shapes import expected_shapes
+from bert.interchange.names import expected_shapes
 from bert.interchange.writers import hf
+from bert.model import names
+from bert.model.decoders import ClassifierWithLanguageModel
 from bert.model.dropout import Dropout
-from bert.model.language_model import ClassifierWithLanguageModel
 from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.tokenizer.byte_level import build_byte_level
 from bert.training.finetuning.kinds import make_apply

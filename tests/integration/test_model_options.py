@@ -13,7 +13,7 @@ from bert.commands.pretrain import main
 from bert.config import ModelConfig, OptimizerConfig
 from bert.errors import UserError
 from bert.inference.attention_maps import compute_attention_map
-from bert.model.heads import BertForPreTraining
+from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.training.losses import pretraining_objective
 from bert.training.optimizer import make_optimizer

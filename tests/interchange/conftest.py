@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from bert.config import ModelConfig
 from bert.inference.pretrained import Pretrained
 from bert.interchange.bundle import build_module
-from bert.interchange.names import has_decoder
 from bert.interchange.writers import hf
+from bert.model.names import has_decoder
 from tests.interchange.hf_folders import random_model
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(45)), "one", "text"]

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 import bert
 from bert.config import ModelConfig
-from bert.interchange import names
-from bert.interchange.shapes import expected_shapes
+from bert.interchange.names import expected_shapes
+from bert.model import names
 from bert.tokenizer.vocabulary import load_tokenizer
 
 CONFIG = ModelConfig(

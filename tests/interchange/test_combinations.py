@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import bert
 from bert.config import ModelConfig, OptimizerConfig
 from bert.errors import UserError
-from bert.interchange.names import pretraining_architecture
 from bert.model.execution import LayerExecution
-from bert.model.heads import BertForMaskedLM, BertForPreTraining
+from bert.model.names import pretraining_architecture
+from bert.model.pretraining import BertForMaskedLM, BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
 from bert.training.losses import pretraining_objective

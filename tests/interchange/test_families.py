@@ -14,9 +14,11 @@ import bert
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.files import read_json
-from bert.interchange import families, names
+from bert.interchange import families
 from bert.interchange.families.base import Family, Limit
-from bert.interchange.writers.hf_config import published_config
+from bert.interchange.names import MODULES, Names
+from bert.interchange.writers.hf_files import published_config
+from bert.model import names
 from tests.interchange.hf_folders import CONFIG, ROBERTA, edit
 
 INTERCHANGE = Path(bert.__file__).parent / "interchange"
@@ -28,10 +30,10 @@ MADE_UP = Family(
     title="Made-up",
     prefix="core",
     classes={"Bert": "MadeUpModel", "BertForMaskedLM": "MadeUpForMaskedLM"},
-    names=names.Names(
+    names=Names(
         {
             path: path.replace("bert/", "core.").replace("/", ".").replace("_{}", ".{}").replace("predictions", "words")
-            for path in names.MODULES
+            for path in MODULES
             if path != "bert/embeddings/projection"
         }
         | {"bert/encoder/norm": "core.last"}
@@ -103,7 +105,7 @@ def find_family(path: Path) -> re.Match[str] | None:
 def test_tables_of_families_name_what_there_is() -> None:
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
     for family in families.FAMILIES:
-        assert set(family.names.modules) <= set(names.MODULES)
+        assert set(family.names.modules) <= set(MODULES)
         assert set(family.classes) <= set(names.ARCHITECTURES)
         assert {*family.limits, *family.keys} <= fields
         assert set(family.settings) | set(family.names.heads) <= set(family.classes)

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 import bert
 from bert.errors import UserError
 from bert.files import read_json
-from bert.interchange import names
+from bert.interchange.names import Tensor
 from tests.interchange.hf_folders import CONFIG, GPT2, assert_same, edit, rewrite
 
 
@@ -134,7 +134,7 @@ def test_a_model_without_segments_or_bias_is_exported_as_bert_with_zeros(made, t
 
 
 def test_arrays_that_a_file_joins_are_split_and_joined() -> None:
-    tensor = names.Tensor(("a/kernel", "b/kernel"), "ab.weight", True)
+    tensor = Tensor(("a/kernel", "b/kernel"), "ab.weight", True)
     stored = np.arange(12.0).reshape(6, 2)  # [out, in], as PyTorch has it
     arrays = tensor.split(stored)
     np.testing.assert_array_equal(arrays["b/kernel"], stored[3:].T)

@@ -91,7 +91,7 @@ def test_a_pickle_is_fetched_only_where_there_is_nothing_else(made, hub: Path, t
 
 
 def test_a_sentence_transformer_on_the_hub_keeps_its_pooling(made, hub: Path) -> None:
-    from bert.interchange.pooling import Pooling
+    from bert.model.pooling import Pooling
 
     pooling = Pooling("cls", normalize=True, max_length=5, lowercase=True)
     made(pooling=pooling).save(hub / "someone" / "sentences")
@@ -100,7 +100,7 @@ def test_a_sentence_transformer_on_the_hub_keeps_its_pooling(made, hub: Path) ->
 
 def test_the_encoder_may_have_a_folder_of_its_own(made, hub: Path, tmp_path: Path) -> None:
     """As sentence-transformers wrote it before 2.0."""
-    from bert.interchange.pooling import Pooling
+    from bert.model.pooling import Pooling
 
     model = made(pooling=Pooling("max"))
     model.save(hub / "someone" / "old")

@@ -17,9 +17,9 @@ from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
 from bert.errors import require
 from bert.interchange.families import GOOGLE_NAMES, family_of_type
-from bert.interchange.pooling import Pooling
 from bert.interchange.readers.google import CHECKPOINT
 from bert.model.heads import HEADS
+from bert.model.pooling import Pooling
 from bert.tasks.base import Task
 from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.question_answering import CustomQuestionAnswering

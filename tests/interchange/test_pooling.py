@@ -9,8 +9,8 @@ import pytest
 
 import bert
 from bert.errors import UserError
-from bert.interchange.dense import TANH, Dense
-from bert.interchange.pooling import MODES, Pooling, read_pooling
+from bert.interchange.pooling import TANH, read_pooling
+from bert.model.pooling import MODES, Dense, Pooling
 from tests.interchange.hf_folders import edit
 
 IDENTITY = "torch.nn.modules.linear.Identity"

@@ -14,9 +14,9 @@ import bert
 from bert.commands.export import main as export
 from bert.errors import UserError, WarningText
 from bert.interchange import ExportError
-from bert.interchange.pooling import Pooling
 from bert.interchange.readers import hf as hf_reader
 from bert.interchange.writers import hf
+from bert.model.pooling import Pooling
 from bert.tasks.inference_only import published_task
 from tests.interchange.hf_folders import CONFIG, ROBERTA, edit
 

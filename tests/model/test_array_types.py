@@ -16,8 +16,9 @@ from bert.config import ModelConfig
 from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.model.attention import dot_product_attention
 from bert.model.encoder import Bert
-from bert.model.heads import BertForMultipleChoice, BertForPreTraining
+from bert.model.heads import BertForMultipleChoice
 from bert.model.mask import Mask
+from bert.model.pretraining import BertForPreTraining
 from bert.training.losses import cross_entropy
 from tests.conftest import TYPED
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert.config import ModelConfig
-from bert.model.cache import LayerCache, Memory, make_cache
+from bert.model.attention import LayerCache, Memory, make_cache
 from bert.model.encoder import Encoder
 from bert.model.execution import LayerExecution
 from bert.model.mask import Mask

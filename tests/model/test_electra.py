@@ -14,7 +14,7 @@ from bert.model.electra import (
     make_generator_config,
     sample_tokens,
 )
-from bert.model.heads import BertForMaskedLM
+from bert.model.pretraining import BertForMaskedLM
 
 V, T, P, B = 300, 12, 3, 4
 CONFIG = ModelConfig(V, 16, 2, 2, 32, max_position_embeddings=T, initializer_range=0.2, embedding_size=8)

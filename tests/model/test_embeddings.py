@@ -9,8 +9,9 @@ import pytest
 
 from bert.config import ModelConfig
 from bert.model.encoder import Bert
-from bert.model.heads import BertForMaskedLM, BertForPreTraining
-from bert.model.initializers import position_initializer, sinusoidal_position_table
+from bert.model.layers import position_initializer
+from bert.model.positions import sinusoidal_position_table
+from bert.model.pretraining import BertForMaskedLM, BertForPreTraining
 
 CONFIG = ModelConfig(
     vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,

@@ -10,10 +10,12 @@ from flax.traverse_util import flatten_dict
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.model.dropout import Dropout
-from bert.model.encoder import Bert, Encoder, LayerExecution
-from bert.model.heads import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
-from bert.model.initializers import truncated_normal_init
+from bert.model.encoder import Bert, Encoder
+from bert.model.execution import LayerExecution
+from bert.model.heads import BertForSequenceClassification
+from bert.model.layers import truncated_normal_init
 from bert.model.mask import Mask
+from bert.model.pretraining import BertForMaskedLM, BertForPreTraining
 from bert.training.loop import count_parameters
 from tests.helpers import OPTIONS, SINGLE
 

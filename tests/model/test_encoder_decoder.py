@@ -12,7 +12,7 @@ from bert import Bert, BertForSequenceToSequence
 from bert.config import Decoding, ModelConfig
 from bert.inference.decoding import Decoded, Prompts, beam_search, sample
 from bert.inference.sampling import DecodingArrays
-from bert.model.cache import make_cache
+from bert.model.attention import make_cache
 from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
 from bert.model.mask import Mask

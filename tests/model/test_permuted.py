@@ -11,8 +11,7 @@ import pytest
 from bert.config import ModelConfig
 from bert.model.encoder import Packing
 from bert.model.execution import LayerExecution
-from bert.model.heads import BertForMaskedLM
-from bert.model.permuted import BertForPermutedLM, PermutedTokens, permutation_mask
+from bert.model.pretraining import BertForMaskedLM, BertForPermutedLM, PermutedTokens, permutation_mask
 
 T, P, V, MASK = 12, 4, 40, 4
 CONFIG = ModelConfig(

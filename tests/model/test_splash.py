@@ -12,14 +12,12 @@ import pytest
 
 from bert.analysis.memory import lower_step, tpu_devices
 from bert.config import ModelConfig
-from bert.model import splash
-from bert.model.attention import dot_product_attention, fused_attention
-from bert.model.cache import Memory
+from bert.model import attention
+from bert.model.attention import Memory, dot_product_attention, fused_attention, splash_attention
 from bert.model.encoder import Encoder
 from bert.model.execution import LayerExecution
 from bert.model.layers import Layer
 from bert.model.mask import Mask
-from bert.model.splash import splash_attention
 from bert.parallel.backends import MeshParallel
 from tests.helpers import recipe
 
@@ -78,7 +76,7 @@ CONFIG = ModelConfig(
 @pytest.mark.parametrize("mesh", [None, pytest.param((2, 1, 2), marks=pytest.mark.slow)])
 def test_local_and_global_layers_of_packed_rows_are_those_written_out(mesh, monkeypatch) -> None:
     """Hidden states and gradients; on a mesh, each device has its own rows and heads."""
-    monkeypatch.setattr(splash, "splash_attention", partial(splash_attention, interpret=True))
+    monkeypatch.setattr(attention, "splash_attention", partial(splash_attention, interpret=True))
     x, mask = jax.random.normal(jax.random.key(0), (2, T, 16)), Mask(examples=EXAMPLES)
     params = jax.jit(Encoder(CONFIG).init)(jax.random.key(1), x[:, :9], Mask())
     real = (EXAMPLES > 0)[..., None]
@@ -145,7 +143,7 @@ def test_a_train_step_of_packed_rows_compiles_for_a_mesh_of_tpus() -> None:
 @pytest.mark.medium
 def test_cross_attention_is_left_to_xla(monkeypatch) -> None:
     """The kernel would take the padding of the source for that of the target, which may be longer."""
-    monkeypatch.setattr(splash, "splash_attention", partial(splash_attention, interpret=True))
+    monkeypatch.setattr(attention, "splash_attention", partial(splash_attention, interpret=True))
     config = dataclasses.replace(CONFIG, attention_window=None, global_attention_every=None, causal=True)
     target, source = jax.random.normal(jax.random.key(0), (2, 2, 128, 16))
     memory = Memory(source, Mask(keys=jnp.arange(128)[None] < jnp.array([[40], [100]])))

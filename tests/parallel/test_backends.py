@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
 from bert.errors import UserError
 from bert.model.dropout import Dropout
-from bert.model.heads import BertForPreTraining
+from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism, _host_shard, make_parallelism
 from bert.parallel.sharding import partition_spec, path_str
 from bert.training.losses import pretraining_objective

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bert.config import ModelConfig
-from bert.model.cache import Memory, make_cache
+from bert.model.attention import Memory, make_cache
 from bert.model.encoder import Encoder
 from bert.model.layers import Layer
 from bert.model.mask import Mask

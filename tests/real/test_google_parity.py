@@ -17,7 +17,7 @@ from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.google import read_params
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.model.encoder import Bert
-from bert.model.heads import BertForPreTraining
+from bert.model.pretraining import BertForPreTraining
 from tests.helpers import english
 
 pytestmark = pytest.mark.real

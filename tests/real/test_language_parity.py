@@ -8,7 +8,7 @@ import pytest
 
 import bert
 from bert.config import TokenizerConfig
-from bert.interchange.writers.tokenizer_files import save_published_tokenizer
+from bert.interchange.writers.hf_files import save_published_tokenizer
 from bert.tokenizer.vocabulary import load_tokenizer, save_tokenizer, tokenizer_fingerprint, train_tokenizer
 from tests.interchange.hf_folders import CONFIG, random_model
 from tests.languages import HARD, PARAGRAPHS, training_texts

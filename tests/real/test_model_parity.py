@@ -6,7 +6,7 @@ import pytest
 
 from bert.config import ModelConfig
 from bert.model.encoder import Bert
-from bert.model.heads import BertForPreTraining
+from bert.model.pretraining import BertForPreTraining
 from tests.helpers import params_of_transformers
 
 pytestmark = pytest.mark.real

@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import spearmanr
 
 import bert
-from bert.interchange.pooling import Pooling
 from bert.metrics import retrieval
-from bert.model.heads import BertForPreTraining
+from bert.model.pooling import Pooling
+from bert.model.pretraining import BertForPreTraining
 from tests.tiny_models import CONFIG, model_of
 
 pytestmark = pytest.mark.real

@@ -3,7 +3,7 @@
 import pytest
 
 from bert.config import TokenizerConfig
-from bert.interchange.writers.tokenizer_files import save_published_tokenizer
+from bert.interchange.writers.hf_files import save_published_tokenizer
 from bert.tokenizer.vocabulary import load_tokenizer, save_tokenizer, train_tokenizer
 from tests.languages import HARD
 

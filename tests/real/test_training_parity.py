@@ -13,9 +13,10 @@ from bert.config import ModelConfig, OptimizerConfig
 from bert.data.batching import bucket_length, epoch_batches
 from bert.data.rows import IGNORE_INDEX, Features
 from bert.interchange import families
+from bert.model.decoders import BertForCausalLM
 from bert.model.dropout import Dropout
-from bert.model.heads import HEADS, BertForPreTraining
-from bert.model.language_model import BertForCausalLM
+from bert.model.heads import HEADS
+from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.training.losses import LOSSES, Objective, pretraining_objective, task_objective
 from bert.training.optimizer import make_optimizer

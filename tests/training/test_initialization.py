@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bert.config import ModelConfig
-from bert.model.heads import BertForMaskedLM, BertForSequenceClassification
+from bert.model.heads import BertForSequenceClassification
+from bert.model.pretraining import BertForMaskedLM
 from bert.training.initialization import load_pretrained_params
 
 CONFIG = ModelConfig(23, 16, 1, 2, 32, max_position_embeddings=8, pooler_type="transform")

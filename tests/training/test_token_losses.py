@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bert.config import ModelConfig
+from bert.model.decoders import BertForCausalLM, ClassifierWithLanguageModel
 from bert.model.heads import BertForSequenceClassification
-from bert.model.language_model import BertForCausalLM, ClassifierWithLanguageModel
 from bert.model.linear import tied_logits
 from bert.parallel.backends import MeshParallel
 from bert.training.losses import LOSSES, cross_entropy, total_loss
@@ -27,7 +27,7 @@ WEIGHTS = jnp.array([[1.0] * 10, [1.0] * 4 + [0.0] * 6, [0.0, 0.5] * 5])
 
 
 def pad_vocabulary(table, bias, multiple: int = 8):
-    """As the head pads it: see `bert.model.heads.MaskedLMHead`."""
+    """As the head pads it: see `bert.model.pretraining.MaskedLMHead`."""
     extra = -len(bias) % multiple
     return jnp.pad(table, ((0, extra), (0, 0))), jnp.pad(bias, (0, extra), constant_values=jnp.finfo(jnp.float32).min)
 

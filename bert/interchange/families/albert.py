@@ -7,7 +7,8 @@ from typing import Any
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange.families.base import ABSOLUTE_POSITIONS, BERT_LIMITS, Family, Limit, class_names
-from bert.interchange.names import LAYER, Names
+from bert.interchange.names import Names
+from bert.model.names import LAYER
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
 CLASSES = class_names("Albert", "PreTraining")

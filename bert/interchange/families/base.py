@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from bert.config import ModelConfig
 from bert.config.model import Activation, VocabularyKind
-from bert.interchange.names import LAYER, Names
+from bert.interchange.names import Names
+from bert.model.names import LAYER
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
 KEYS = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bert.interchange.families.base import ABSOLUTE_POSITIONS, BERT_LIMITS, Family, Limit, class_names, encoder_names
-from bert.interchange.names import LAYER, Names
+from bert.interchange.names import Names
+from bert.model.names import LAYER
 
 BERT = Family(
     model_type="bert",

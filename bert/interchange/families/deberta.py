@@ -8,7 +8,8 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_names, encoder_names
 from bert.interchange.families.bert import BERT
-from bert.interchange.names import LAYER, Names
+from bert.interchange.names import Names
+from bert.model.names import LAYER
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
 ATTENTION = "deberta.encoder.layer.{}.attention.self"

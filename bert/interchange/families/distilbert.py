@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_names
-from bert.interchange.names import LAYER, Names
+from bert.interchange.names import Names
+from bert.model.names import LAYER
 
 BLOCK = "distilbert.transformer.layer.{}"
 ROW_HEADS = ("SequenceClassification", "MultipleChoice")

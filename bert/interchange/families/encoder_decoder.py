@@ -15,7 +15,8 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange.families.base import ABSOLUTE_POSITIONS, KEYS, Family, Limit, ParametersByPath, encoder_names
 from bert.interchange.families.bert import BERT
-from bert.interchange.names import CROSS, DECODER, DECODER_LAYER, POOLER, PREDICTIONS, Names
+from bert.interchange.names import Names
+from bert.model.names import CROSS, DECODER, DECODER_LAYER, POOLER, PREDICTIONS
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
 EMBEDDINGS, LAYERS = "embeddings/", "encoder/"

@@ -7,7 +7,8 @@ from typing import Any
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange.families.base import CLASSIC_LIMITS, Family, Limit
-from bert.interchange.names import HF_ARRAYS, LAYER, Names
+from bert.interchange.names import HF_ARRAYS, Names
+from bert.model.names import LAYER
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
 BLOCK = "transformer.h.{}"

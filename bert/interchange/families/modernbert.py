@@ -9,7 +9,8 @@ from typing import Any
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange.families.base import SEPARATE_LAYERS, Family, Limit, ParametersByPath, class_names
-from bert.interchange.names import LAYER, POOLER, Names
+from bert.interchange.names import Names
+from bert.model.names import LAYER, POOLER
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
 BLOCK = "model.layers.{}"

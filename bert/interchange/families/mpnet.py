@@ -7,7 +7,8 @@ from typing import Any
 from bert.config import ModelConfig
 from bert.interchange.families.base import BERT_LIMITS, KEYS, Family, Limit, class_names, encoder_names
 from bert.interchange.families.roberta import ROBERTA
-from bert.interchange.names import LAYER, Names
+from bert.interchange.names import Names
+from bert.model.names import LAYER
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
 BLOCK = "mpnet.encoder.layer.{}.attention"

@@ -9,7 +9,8 @@ import numpy as np
 from bert.config import ModelConfig
 from bert.interchange.families.base import ABSOLUTE_POSITIONS, Family, Limit, ParametersByPath, class_names
 from bert.interchange.families.roberta import ROBERTA
-from bert.interchange.names import LAYER, Names
+from bert.interchange.names import Names
+from bert.model.names import LAYER
 
 PREFIX = "roberta_prelayernorm"
 BLOCK = f"{PREFIX}.encoder.layer.{{}}"

@@ -15,11 +15,11 @@ from bert.config import ModelConfig
 from bert.config.model import Activation
 from bert.errors import UserError, WarningText, log_message, shorten
 from bert.files import read_json
-from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import GOOGLE_NAMES
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers, expected_shapes
 from bert.interchange.readers.tf_checkpoint import Bundle
-from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
+from bert.model import names
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def read_params(folder: Path, say: Log = log_message) -> tuple[ModelConfig, Para
             "whose checkpoint holds bert/embeddings/word_embeddings and its like"
         )
     architecture = next((head for head, sign in HEADS.items() if sign in entries), "BertForPreTraining")
-    names.check_layers(config.num_hidden_layers, len(entries), name, CONFIG)
+    check_layers(config.num_hidden_layers, len(entries), name, CONFIG)
     table = GOOGLE_NAMES.tensors(config.num_hidden_layers, architecture)
     parts = {tensor.part for tensor in table if tensor.theirs in entries} | {names.ENCODER, names.POOLER}
     table = [tensor for tensor in table if tensor.part in parts]

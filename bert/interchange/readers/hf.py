@@ -21,16 +21,22 @@ from bert.config import ModelConfig
 from bert.config.model import MAX_SIZE, PairTruncation
 from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json
-from bert.interchange import names
 from bert.interchange.bundle import ModelBundle
-from bert.interchange.dense import read_score_activation
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
-from bert.interchange.pooling import PROMPTS, check_dense_widths, encoder_folder, read_model_max_length, read_pooling
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS, Tensor, check_layers, expected_shapes
+from bert.interchange.pooling import (
+    PROMPTS,
+    check_dense_widths,
+    encoder_folder,
+    read_model_max_length,
+    read_pooling,
+    read_score_activation,
+)
 from bert.interchange.readers.peft import is_adapter, read_adapter
-from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS, expected_shapes
 from bert.interchange.tensor_files import read_tensors
 from bert.metrics.tagging_schemes import is_span_tag
+from bert.model import names
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
 from bert.tokenizer.library import is_wordpiece
 from bert.tokenizer.special_tokens import special_ids
@@ -371,7 +377,7 @@ def _rename_tensors(
 ) -> tuple[dict[str, np.ndarray], ModelConfig]:
     """Tensors under our names, as float32, and the config with what the decoder turned out to be."""
     layers = (config.num_distinct_layers, config.decoder.num_distinct_layers)
-    names.check_layers(max(layers), len(stored), source, "config.json")
+    check_layers(max(layers), len(stored), source, "config.json")
     table = {tensor.theirs: tensor for tensor in family.names.tensors(layers[0], architecture, layers[1])}
     left_out: set[str] = set()
     by_name: dict[str, str] = {}
@@ -478,5 +484,5 @@ def _foreign_prefix(stored: Iterable[str], known: set[str], family: Family) -> s
     )
 
 
-def _their_name(table: dict[str, names.Tensor], ours: str) -> str:
+def _their_name(table: dict[str, Tensor], ours: str) -> str:
     return next((theirs for theirs, tensor in table.items() if ours in tensor.paths), "")

@@ -13,11 +13,11 @@ import numpy as np
 
 from bert.errors import UserError
 from bert.files import read_json
-from bert.interchange import names
 from bert.interchange.families import Family
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.interchange.pooling import encoder_folder
-from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
 from bert.interchange.tensor_files import read_safetensors
+from bert.model import names
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

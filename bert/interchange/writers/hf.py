@@ -19,7 +19,7 @@ from bert.config import ModelConfig
 from bert.data.encoding import tokenize
 from bert.errors import UserError, WarningText, first_line
 from bert.files import atomic_directory
-from bert.interchange import ExportError, names
+from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle, build_module
 from bert.interchange.families import Family, family_of
 from bert.interchange.families.base import Limit
@@ -28,15 +28,21 @@ from bert.interchange.generation_files import (
     generation_config,
     unexpressed_decoding,
 )
-from bert.interchange.pooling import pooling_config_files
+from bert.interchange.names import expected_shapes
+from bert.interchange.pooling import pooling_config_files, write_dense_weights
 from bert.interchange.readers import hf
-from bert.interchange.shapes import expected_shapes
 from bert.interchange.tensor_files import write_tensors
-from bert.interchange.writers.hf_config import ACTIVATIONS, published_config
-from bert.interchange.writers.model_card import model_card
+from bert.interchange.writers.hf_files import (
+    ACTIVATIONS,
+    model_card,
+    published_config,
+    published_tokenizer,
+    published_tokenizers,
+    save_published_tokenizer,
+)
 from bert.interchange.writers.onnx import lacking_key
-from bert.interchange.writers.tokenizer_files import published_tokenizer, published_tokenizers, save_published_tokenizer
-from bert.model.initializers import sinusoidal_position_table
+from bert.model import names
+from bert.model.positions import sinusoidal_position_table
 from bert.tokenizer.special_tokens import special_ids
 
 TOLERANCE = 1e-4
@@ -198,7 +204,7 @@ def _write(model: ModelBundle, folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for number, layer in enumerate(() if model.pooling is None else model.pooling.dense, 2):
-        layer.write_weights(folder / f"{number}_Dense")
+        write_dense_weights(layer, folder / f"{number}_Dense")
     for tokenizer, place in published_tokenizers(model, folder):
         segments = model.config.type_vocab_size > 1  # of a single one the class of the model makes the ids
         save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings, segments)

@@ -16,9 +16,9 @@ import numpy as np
 from bert.config import ModelConfig
 from bert.errors import UserError, first_line
 from bert.files import atomic_directory, write_atomic
-from bert.interchange import ExportError, names
+from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle
-from bert.interchange.writers.hf_config import published_config
+from bert.interchange.writers.hf_files import published_config
 from bert.interchange.writers.signature import (
     CHOICES,
     Signature,
@@ -30,7 +30,8 @@ from bert.interchange.writers.signature import (
     verify_outputs,
     write_metadata_files,
 )
-from bert.model.initializers import sinusoidal_position_table, step_embeddings
+from bert.model import names
+from bert.model.positions import sinusoidal_position_table, step_embeddings
 
 if TYPE_CHECKING:
     import onnx

@@ -18,11 +18,12 @@ from flax import traverse_util
 from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.files import write_atomic
-from bert.interchange import ExportError, names
+from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle, build_module, describe_labels
 from bert.interchange.generation_files import generation_config
-from bert.interchange.pooling import Pooling
-from bert.interchange.writers.tokenizer_files import published_tokenizers, save_published_tokenizer
+from bert.interchange.writers.hf_files import published_tokenizers, save_published_tokenizer
+from bert.model import names
+from bert.model.pooling import Pooling
 from bert.tokenizer.special_tokens import special_ids
 
 BATCH, CHOICES, LENGTH, TARGET_LENGTH = "batch_size", "num_choices", "sequence_length", "target_length"

@@ -16,7 +16,7 @@ from bert.data.batching import bucket_length, evaluation_batches, local_slice
 from bert.inference.decoding import Decoded
 from bert.inference.generate import decode_targets, most_tokens
 from bert.inference.sampling import DecodingArrays
-from bert.model.encoder_decoder import BertForSequenceToSequence
+from bert.model.decoders import BertForSequenceToSequence
 from bert.parallel.backends import Parallelism, psum_if_axis
 from bert.runs.metrics_log import Metrics
 from bert.runtime.interrupts import InterruptHandler

@@ -16,10 +16,10 @@ from flax import traverse_util
 
 from bert.config import FinetuneConfig, LoraConfig, ModelConfig
 from bert.errors import UserError, listed
-from bert.interchange.names import CROSS, output_layer
-from bert.interchange.shapes import ARCHITECTURES_WITH_LABELS
-from bert.model.encoder_decoder import BertForSequenceToSequence
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS
+from bert.model.decoders import BertForSequenceToSequence
 from bert.model.lora import LORA_A, LORA_B, FrozenWeights
+from bert.model.names import CROSS, output_layer
 from bert.runs.checkpoint import params_checksum, read_frozen_weights, write_frozen_weights
 from bert.runs.folder import RunFolder
 from bert.training.initialization import LabelRows, ParameterPath, Params, is_cross_attention
@@ -30,7 +30,7 @@ class Head(NamedTuple):
     """The head of a fine-tuned model or of a task.
 
     Attributes:
-        architecture: the name of our module, a key of `bert.interchange.names.ARCHITECTURES`.
+        architecture: the name of our module, a key of `bert.model.names.ARCHITECTURES`.
         problem_type: the meaning of several outputs or of one, as in Hugging Face's config.json.
         names: the names of the outputs in their order; () for outputs without names.
         words: the names that the data has for the same outputs.

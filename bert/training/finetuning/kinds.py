@@ -15,12 +15,10 @@ from bert.config import Decoding, FinetuneConfig
 from bert.data.multi_text_rows import target_boundaries
 from bert.errors import UserError
 from bert.inference.load import architecture_of
+from bert.model.decoders import BertForSequenceToSequence, ClassifierWithLanguageModel
 from bert.model.dropout import Dropout
-from bert.model.encoder_decoder import BertForSequenceToSequence
 from bert.model.execution import LayerExecution
-from bert.model.heads import HEADS
-from bert.model.language_model import ClassifierWithLanguageModel
-from bert.model.text_embedding import BertForEmbedding
+from bert.model.heads import HEADS, BertForEmbedding
 from bert.parallel.backends import Parallelism
 from bert.tasks.base import Task
 from bert.tasks.embedding import EmbeddingTask

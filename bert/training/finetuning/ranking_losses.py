@@ -193,7 +193,7 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
     single texts.
 
     Args:
-        model: `bert.model.text_embedding.BertForEmbedding`.
+        model: `bert.model.heads.BertForEmbedding`.
         batch: as `bert.data.multi_text_rows.TextGroups` makes it, or `bert.data.rows.Features` of single texts.
     """
     inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])

@@ -14,7 +14,7 @@ from bert.config import FinetuneConfig
 from bert.data.batching import FinetuningLoader
 from bert.errors import LOGGER, log_info, require
 from bert.inference.pretrained import Params
-from bert.model.encoder_decoder import BertForSequenceToSequence
+from bert.model.decoders import BertForSequenceToSequence
 from bert.model.lora import NOTHING_FROZEN, FrozenWeights
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism

@@ -19,8 +19,8 @@ from bert.data.rows import Rows
 from bert.errors import UserError, WarningText, require
 from bert.inference.load import load
 from bert.inference.pretrained import Params
-from bert.interchange.pooling import Pooling
 from bert.model.execution import LayerExecution
+from bert.model.pooling import Pooling
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs.checkpoint_directory import CheckpointDirectory

@@ -25,11 +25,11 @@ from bert.data.pretraining.objectives import OBJECTIVES
 from bert.errors import UserError
 from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.load import load
-from bert.interchange.names import PROJECTIONS
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
-from bert.model.heads import BertForMaskedLM
+from bert.model.names import PROJECTIONS
+from bert.model.pretraining import BertForMaskedLM
 from bert.runs.checkpoint import params_checksum
 from bert.tokenizer.vocabulary import embedding_rows, tokenizer_fingerprint
 from bert.training.initialization import Log, Params

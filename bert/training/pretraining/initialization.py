@@ -13,8 +13,8 @@ from flax import traverse_util
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange.names import PROJECTIONS
 from bert.metrics import unigram_log_probabilities
+from bert.model.names import PROJECTIONS
 from bert.runs.checkpoint import Checkpointer
 from bert.training.initialization import CheckpointReader, Log, Params
 from bert.training.pretraining.distillation import Teacher

@@ -15,11 +15,10 @@ from bert.config import ModelConfig, PretrainConfig
 from bert.data.pretraining.loader import Batch, RowSource
 from bert.data.pretraining.objectives import OBJECTIVES, PretrainingObjective
 from bert.inference.pretrained import Pretrained
+from bert.model.decoders import BertForCausalLM
 from bert.model.electra import Electra, make_generator_config
 from bert.model.execution import LayerExecution
-from bert.model.heads import BertForMaskedLM, BertForPreTraining
-from bert.model.language_model import BertForCausalLM
-from bert.model.permuted import BertForPermutedLM
+from bert.model.pretraining import BertForMaskedLM, BertForPermutedLM, BertForPreTraining
 from bert.parallel.backends import Parallelism
 from bert.runs.metrics_log import Metrics
 from bert.tokenizer.special_tokens import special_ids

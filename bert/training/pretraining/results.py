@@ -22,7 +22,7 @@ from bert.config.yaml_io import load_config
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.errors import UserError, require
 from bert.inference.pretrained import Pretrained
-from bert.interchange.names import PROJECTIONS, pretraining_architecture
+from bert.model.names import PROJECTIONS, pretraining_architecture
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log

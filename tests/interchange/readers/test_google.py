@@ -15,7 +15,8 @@ from bert.errors import UserError
 from bert.inference.load import load_vocabulary
 from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.google import is_google, read_config, read_params, read_tokenizer
-from bert.model.heads import BertForPreTraining, BertForSequenceClassification
+from bert.model.heads import BertForSequenceClassification
+from bert.model.pretraining import BertForPreTraining
 from tests.interchange.bundle_writer import BFLOAT16, CONFIG, HEADS, PIECES, RATES, SIZES, weights, write_folder
 
 

@@ -22,8 +22,9 @@ from bert.commands.pretrain import main as pretrain
 from bert.config import ModelConfig
 from bert.data.encoding import tokenize
 from bert.errors import UserError
-from bert.interchange import bundle, families, names
-from bert.interchange.pooling import Pooling
+from bert.interchange import bundle, families
+from bert.model import names
+from bert.model.pooling import Pooling
 from tests.conftest import SMALL_RUN
 from tests.interchange.hf_folders import (
     CONFIG,

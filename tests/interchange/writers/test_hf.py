@@ -16,7 +16,7 @@ from bert.commands.export import main as export
 from bert.commands.predict import main as predict
 from bert.errors import UserError
 from bert.interchange import bundle
-from bert.interchange.writers.model_card import model_card
+from bert.interchange.writers.hf_files import model_card
 from tests.interchange.hf_folders import assert_same, edit
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from bert.commands.export import main
 from bert.errors import UserError
-from bert.interchange.names import ARCHITECTURES
-from bert.interchange.pooling import MODES, Pooling
 from bert.model.heads import HEADS
+from bert.model.names import ARCHITECTURES
+from bert.model.pooling import MODES, Pooling
 from tests.helpers import OPTIONS
 
 onnx = pytest.importorskip("onnx", reason="needs the extra `onnx`")

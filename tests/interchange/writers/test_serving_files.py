@@ -14,7 +14,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 import bert
-from bert.interchange.pooling import Pooling
+from bert.model.pooling import Pooling
 
 CONFIG = {
     **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"), int),

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file
 
 from bert.commands.export import main
 from bert.errors import UserError
-from bert.interchange.names import ARCHITECTURES
-from bert.interchange.pooling import Pooling
 from bert.interchange.writers import stablehlo
 from bert.interchange.writers.signature import write_metadata_files
+from bert.model.names import ARCHITECTURES
+from bert.model.pooling import Pooling
 
 
 def graph_in(folder):

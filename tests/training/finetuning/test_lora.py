@@ -17,7 +17,7 @@ from bert.analysis.inspection import summarize
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
 from bert.config import LoraConfig, ModelConfig
-from bert.model.encoder_decoder import BertForSequenceToSequence
+from bert.model.decoders import BertForSequenceToSequence
 from bert.model.execution import LayerExecution
 from bert.model.heads import HEADS
 from bert.model.lora import LORA_A, LORA_B, FrozenWeights

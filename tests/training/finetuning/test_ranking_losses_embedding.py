@@ -12,9 +12,9 @@ import pytest
 
 from bert.config import EmbeddingConfig, ModelConfig
 from bert.data.multi_text_rows import number_texts
-from bert.interchange.pooling import Pooling
 from bert.model.dropout import Dropout
-from bert.model.text_embedding import BertForEmbedding, pool
+from bert.model.heads import BertForEmbedding
+from bert.model.pooling import Pooling, pool
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
 from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, embedding_objective
 from bert.training.finetuning.setup import TRAINED_MODES

@@ -20,7 +20,7 @@ from bert.config import DistillationConfig, ModelConfig, PretrainConfig, Trainin
 from bert.inference.language_model import ENCODER_DECODER
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
-from bert.model.heads import BertForMaskedLM
+from bert.model.pretraining import BertForMaskedLM
 from bert.parallel.backends import PmapParallelism
 from bert.tokenizer.vocabulary import load_tokenizer
 from bert.training.pretraining import distillation

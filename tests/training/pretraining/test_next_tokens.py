@@ -18,8 +18,8 @@ from bert.commands.plan import main as plan
 from bert.commands.pretrain import main
 from bert.config import OptimizerConfig, PretrainConfig
 from bert.config.yaml_io import load_config
+from bert.model.decoders import BertForCausalLM
 from bert.model.dropout import Dropout
-from bert.model.language_model import BertForCausalLM
 from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.training.optimizer import make_optimizer
 from bert.training.pretraining.results import curves_subject

@@ -16,8 +16,7 @@ from bert.commands.pretrain import main
 from bert.config import ModelConfig, OptimizerConfig
 from bert.data.pretraining.masking import Masking, PermutedMasking, philox_uint64
 from bert.model.dropout import Dropout
-from bert.model.heads import BertForMaskedLM
-from bert.model.permuted import BertForPermutedLM, PermutedTokens
+from bert.model.pretraining import BertForMaskedLM, BertForPermutedLM, PermutedTokens
 from bert.parallel.backends import PmapParallelism
 from bert.training.losses import Objective, permuted_token_objective, pretraining_objective
 from bert.training.optimizer import make_optimizer

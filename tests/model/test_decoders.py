@@ -10,7 +10,7 @@ import pytest
 
 from bert import BertForCausalLM
 from bert.config import ModelConfig
-from bert.model.cache import make_cache
+from bert.model.attention import make_cache
 from bert.model.encoder import Packing
 from bert.model.execution import LayerExecution
 from bert.model.mask import Mask

@@ -1,0 +1,295 @@
+"""The files of a Hugging Face folder besides its weights: config.json, the tokenizer's files, and the model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import yaml
+from tokenizers import Tokenizer, processors
+
+from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX
+from bert.config.resume import INCIDENTAL_KEYS
+from bert.config.validation import PATHS
+from bert.errors import UserError
+from bert.files import read_json, write_atomic
+from bert.interchange.bundle import ModelBundle, describe_labels
+from bert.interchange.families import family_of
+from bert.interchange.generation_files import TARGET_TOKENIZER
+from bert.interchange.hub import is_downloaded
+from bert.interchange.pooling import CROSS_ENCODER
+from bert.interchange.readers import hf
+from bert.metrics.tagging_schemes import is_span_tag
+from bert.model.names import has_decoder
+from bert.tokenizer.hf_settings import set_prefix_space, truncation_side
+from bert.tokenizer.library import library_errors
+from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.vocabulary import save_tokenizer
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", **{name: name for name in ("relu", "silu", "tanh")}}
+"""transformers' names; it has no elu, which keeps its own in the config.json of a graph."""
+
+
+def published_config(model: ModelBundle) -> dict[str, Any]:
+    """The content of config.json."""
+    config, special = model.config, special_ids(model.tokenizer)
+    family = family_of(model)
+    content: dict[str, Any] = {
+        "architectures": [family.class_of(model.architecture)],
+        "model_type": family.model_type,
+        **{key: getattr(config, name) for name, key in family.keys.items()},
+        family.keys["hidden_act"]: ACTIVATIONS.get(config.hidden_act, config.hidden_act),
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "pad_token_id": special.find("pad"),
+        "dtype": "float32",
+        **family.write_config(config, special),
+    }
+    content = family.nest(content, config, special_ids(model.target_tokenizer or model.tokenizer))
+    if model.labels:
+        content["id2label"] = {str(index): label for index, label in enumerate(model.labels)}
+        content["label2id"] = {label: index for index, label in enumerate(model.labels)}
+    if model.problem_type is not None:
+        content["problem_type"] = model.problem_type
+    if model.null_score_diff_threshold is not None:
+        content[hf.NULL_THRESHOLD] = model.null_score_diff_threshold
+    if model.label_thresholds:
+        content[hf.LABEL_THRESHOLDS] = list(model.label_thresholds)
+    if model.score_activation is not None:
+        content[CROSS_ENCODER] = {"activation_fn": model.score_activation}
+    if model.texts_per_input is not None:
+        content[hf.TEXTS_PER_INPUT] = model.texts_per_input
+    reads_pairs = model.architecture in hf.PAIR_CLASSIFIERS and model.texts_per_input != 1
+    if model.pair_truncation == "google" and model.step is not None and reads_pairs:
+        content[hf.PAIR_TRUNCATION] = model.pair_truncation
+    if model.clitics is not None:
+        content[hf.CLITICS] = list(model.clitics)
+    if model.classifier_dropout is not None:
+        content["classifier_dropout"] = model.classifier_dropout
+    return content
+
+
+def published_tokenizer(model: ModelBundle) -> Tokenizer:
+    """The model's tokenizer; that of some runs is set so that transformers makes the rows that the model reads.
+
+    Every word of a run that tags words, and is byte-level, has a space in front: ``add_prefix_space`` puts one into
+    lists of words. A language model continues texts without special tokens around them.
+    """
+    if model.step is None or model.architecture not in ("BertForTokenClassification", "BertForCausalLM"):
+        return model.tokenizer
+    tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
+    if model.architecture == "BertForTokenClassification":
+        set_prefix_space(tokenizer, True)
+    else:
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+    return tokenizer
+
+
+def published_tokenizers(model: ModelBundle, folder: Path) -> list[tuple[Tokenizer, Path]]:
+    """The vocabulary and that of a target of its own, with the folder of each."""
+    target = [] if model.target_tokenizer is None else [(model.target_tokenizer, folder / TARGET_TOKENIZER)]
+    return [(published_tokenizer(model), folder), *target]
+
+
+def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int, segments: bool = True) -> None:
+    """Writes tokenizer.json, the vocabulary, tokenizer_config.json and special_tokens_map.json.
+
+    Args:
+        max_length: most tokens of a row.
+        segments: whether the model reads token_type_ids, which most of transformers' tokenizers make.
+    """
+    save_tokenizer(tokenizer, folder)
+    content = json.loads(tokenizer.to_str())
+    if content["model"]["type"] == "BPE":
+        with library_errors(f"{folder} cannot be written", "free space there, or name another folder"):
+            tokenizer.model.save(str(folder))  # vocab.json and merges.txt
+    special = special_ids(tokenizer).by_role
+    of_text = () if "cls" in special else ("bos", "eos")  # those of RoBERTa are cls and sep, which its class knows
+    roles = [role for role in ("pad", "unk", "cls", "sep", "mask", *of_text) if role in special]
+    names = {f"{role}_token": tokenizer.id_to_token(special[role]) for role in roles}
+    config = {**_class(content), **names, "model_max_length": max_length}
+    if truncation_side(tokenizer) == "left":
+        config["truncation_side"] = "left"
+    if not segments or _has_one_type(content["post_processor"]):
+        config["model_input_names"] = ["input_ids", "attention_mask"]
+    for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
+        write_atomic(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _has_one_type(ending: dict[str, Any] | None) -> bool:
+    """Whether a template gives both texts of a pair the type 0."""
+    pair = (ending or {}).get("pair")
+    return isinstance(pair, list) and not any(part["type_id"] for piece in pair for part in piece.values())
+
+
+def _class(content: dict[str, Any]) -> dict[str, Any]:
+    """The class that makes the same ids: a model's own with its settings, or the one that takes tokenizer.json."""
+    steps, words = content["normalizer"] or {}, content["pre_tokenizer"] or {}
+    if not _has_standard_template(content["post_processor"]):
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}
+    own_rows = (content["post_processor"] or {}).get("type") == "RobertaProcessing"  # the class makes these alone
+    if content["model"]["type"] == "BPE" and not steps and words.get("type") == "ByteLevel" and own_rows:
+        return {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": words["add_prefix_space"]}
+    plain = steps.get("type") == "BertNormalizer" and steps["clean_text"] and words.get("type") == "BertPreTokenizer"
+    if content["model"]["type"] == "WordPiece" and plain:
+        return {
+            "tokenizer_class": "MPNetTokenizer" if own_rows else "BertTokenizer",
+            "do_lower_case": steps["lowercase"],
+            "strip_accents": steps["strip_accents"],
+            "tokenize_chinese_chars": steps["handle_chinese_chars"],
+        }
+    return {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+def _has_standard_template(steps: dict[str, Any] | None) -> bool:
+    """Whether rows are laid out as BERT's or RoBERTa's own: ``[CLS] A [SEP] B [SEP]``, ``<s> A </s></s> B </s>``."""
+    if steps is None or steps["type"] in ("BertProcessing", "RobertaProcessing"):
+        return True
+    if steps["type"] != "TemplateProcessing":
+        return False
+    single, pair = (
+        [next(iter(step.values()))["id"] for step in steps[name] if isinstance(step, dict)]
+        for name in ("single", "pair")
+    )
+    return (single, pair) == (["[CLS]", "A", "[SEP]"], ["[CLS]", "A", "[SEP]", "B", "[SEP]"])
+
+
+PIPELINES = {
+    "BertForPreTraining": "fill-mask",
+    "BertForMaskedLM": "fill-mask",
+    "BertForCausalLM": "text-generation",
+    "BertForSequenceClassification": "text-classification",
+    "BertForTokenClassification": "token-classification",
+    "BertForQuestionAnswering": "question-answering",
+    "BertForMultipleChoice": "multiple-choice",
+    "Bert": "feature-extraction",
+}
+
+
+def model_card(model: ModelBundle, architecture: str) -> str:
+    """Markdown with the front matter that the hub reads; ``architecture`` is transformers' class."""
+    source, config = Path(model.source), model.config
+    recipe = _recipe(source)
+    size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    sections = [
+        _front_matter(model, recipe),
+        f"# {model.title}",
+        f"{architecture}, {size:,} parameters: {_layers(model)} of width {config.hidden_size} with "
+        f"{config.num_attention_heads} heads, {config.vocab_size:,} tokens, up to {config.max_position_embeddings} "
+        "tokens. Exported by bert-jax.",
+        "```python\n"
+        f"from transformers import AutoTokenizer, {architecture}\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
+        f'model = {architecture}.from_pretrained("PATH")\n'
+        f"{_generation(model)}"
+        "```",
+        *_aggregation(model),
+    ]
+    if model.labels:
+        sections += ["## Labels", describe_labels(model)]
+    results = _results(source)
+    if results:
+        rows = [f"| {name} | {value} |" for name, value in _flat(results) if not name.startswith("details.")]
+        sections += ["## Scores", "Measured at the end of the run.", "\n".join(["| | |", "|---|---|", *rows])]
+    if recipe:
+        text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=120).rstrip()
+        sections += ["## Recipe", f"```yaml\n{text}\n```"]
+    return "\n\n".join(sections) + "\n"
+
+
+def _layers(model: ModelBundle) -> str:
+    layers = f"{model.config.num_hidden_layers} layers"
+    if not has_decoder(model.architecture):
+        return layers
+    return f"{layers} of the encoder and {model.config.decoder.num_hidden_layers} of the decoder,"
+
+
+def _aggregation(model: ModelBundle) -> list[str]:
+    """How transformers gives the entities that `bert predict` gives, of a tagger of entities."""
+    if model.architecture != "BertForTokenClassification" or not all(map(is_span_tag, model.labels)):
+        return []
+    return [
+        'The tag of a word is that of its first token: `pipeline("token-classification", "PATH", '
+        'aggregation_strategy="first")` gives the same entities, except that some tokenizers of transformers split '
+        "words at punctuation within them, such as U.N."
+    ]
+
+
+def _generation(model: ModelBundle) -> str:
+    """The lines that write a target, of an encoder-decoder."""
+    if not has_decoder(model.architecture):
+        return ""
+    own = f'AutoTokenizer.from_pretrained("PATH/{TARGET_TOKENIZER}")'
+    return (
+        'rows = tokenizer(["a text"], return_tensors="pt")\n'
+        'targets = model.generate(rows["input_ids"], attention_mask=rows["attention_mask"])\n'
+        f"{'tokenizer' if model.target_tokenizer is None else own}.batch_decode(targets, skip_special_tokens=True)\n"
+    )
+
+
+def _front_matter(model: ModelBundle, recipe: dict[str, Any]) -> str:
+    """What the hub reads. The license is left out: it is the user's to choose."""
+    family = family_of(model).model_type
+    fields: dict[str, Any] = {"library_name": "transformers", "tags": [family, "jax", "bert-jax"]}
+    if (pipeline := PIPELINES.get(model.architecture)) is not None:
+        fields["pipeline_tag"] = pipeline
+    base = next((name for name in (model.source, recipe.get("init")) if name and is_downloaded(name)), None)
+    if base is not None:
+        fields["base_model"] = base
+    data = recipe.get("data", {})
+    sources = [data.get("dir"), *_as_list(data.get("train"))]
+    if names := sorted({source.split(":")[1] for source in sources if source and source.startswith(HUB_PREFIX)}):
+        fields["datasets"] = names
+    return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---"
+
+
+def _recipe(source: Path) -> dict[str, Any]:
+    """A run's configuration in what decides the result: without local paths, and without what may change on resume."""
+    file = source / "config.yaml"
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except Exception:  # constructors of YAML raise anything; a card without a recipe is better than no export
+        content = {}
+    if not isinstance(content, dict):
+        return {}
+    for key in {*PATHS, *INCIDENTAL_KEYS}:
+        section, _, name = key.rpartition(".")
+        inside = content.get(section) if section else content
+        for settings in inside if isinstance(inside, list) else [inside or {}]:
+            if name in settings and (key in INCIDENTAL_KEYS or not _is_public(key, settings[name])):
+                del settings[name]
+    return content
+
+
+def _is_public(key: str, value: Any) -> bool:
+    """Whether an option for paths holds names that mean the same on every machine."""
+    if key in ("init", "architecture_from"):
+        return value == "none" or (value is not None and is_downloaded(value))
+    return value is not None and all(source.startswith((DOCSTRINGS_PREFIX, HUB_PREFIX)) for source in _as_list(value))
+
+
+def _as_list(value: list[str] | str | None) -> list[str]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _results(source: Path) -> dict[str, Any]:
+    file = source / "results.json"
+    try:
+        content = read_json(file) if file.is_file() else {}
+    except UserError:  # a card without scores is better than no export
+        content = {}
+    return content if isinstance(content, dict) else {}
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Numbers by their dotted name, and a few words; lists, such as filled masks, and paths are left out."""
+    flat = []
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat += _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, float):
+            flat.append((prefix + key, f"{value:.6g}"))
+        elif isinstance(value, int) or key in ("task", "main_metric", "baseline"):
+            flat.append((prefix + key, json.dumps(value, ensure_ascii=False)))
+    return flat
