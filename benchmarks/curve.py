@@ -42,7 +42,7 @@ from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
-from bert.training.losses import pretraining_objective
+from bert.training.losses import make_pretraining_loss
 from bert.training.means import accumulate_sums, compute_means
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_eval_step, make_train_step
@@ -161,12 +161,12 @@ class First:
 
 def train_ours(experiment: Experiment, seed: int) -> list[tuple[int, float]]:
     module = BertForPreTraining(experiment.model)
-    objective = pretraining_objective(module.apply)
+    loss = make_pretraining_loss(module.apply)
     optimizer = make_optimizer(experiment.optimizer, experiment.steps)
     parallel = PmapParallelism()
-    step_fn = parallel.compile(make_train_step(objective, optimizer, seed), donate=(0,))
-    eval_fn = parallel.compile(make_eval_step(objective))
-    state = parallel.put_state(TrainState.create(experiment.start(seed).params, optimizer, objective.metrics))
+    step_fn = parallel.compile(make_train_step(loss, optimizer, seed), donate=(0,))
+    eval_fn = parallel.compile(make_eval_step(loss))
+    state = parallel.put_state(TrainState.create(experiment.start(seed).params, optimizer, loss.metrics))
     curve = []
     for step in range(1, experiment.steps + 1):
         state, outcome = step_fn(state, parallel.shard_batch(experiment.batches(seed, step - 1), 1))

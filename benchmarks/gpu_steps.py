@@ -24,7 +24,7 @@ from bert.data.pretraining.masking import Masking
 from bert.model.execution import LayerExecution
 from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
-from bert.training.losses import pretraining_objective
+from bert.training.losses import make_pretraining_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step
 
@@ -163,11 +163,11 @@ class Step:
     def __init__(self, scale: Scale, sizes: tuple[int, int, int], is_fast: bool, scan: bool, remat: Remat) -> None:
         self.config = model_config(scale, sizes, 0.0 if is_fast else 0.1)
         model = BertForPreTraining(self.config, jnp.bfloat16, execution(is_fast, scan, remat))
-        objective, optimizer = pretraining_objective(model.apply), make_optimizer(OptimizerConfig(), 1_000_000)
+        loss, optimizer = make_pretraining_loss(model.apply), make_optimizer(OptimizerConfig(), 1_000_000)
         self.parallel = Watched(jax.devices()[:1])
-        self.fresh = TrainState.create(parameters(self.config), optimizer, objective.metrics)
+        self.fresh = TrainState.create(parameters(self.config), optimizer, loss.metrics)
         self.state = self.parallel.put_state(self.fresh)
-        self.run = self.parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
+        self.run = self.parallel.compile(make_train_step(loss, optimizer, 0), donate=(0,))
 
     def __call__(self, placed: dict[str, jax.Array]) -> Any:
         self.state, outcome = self.run(self.state, placed)

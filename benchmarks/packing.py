@@ -30,7 +30,7 @@ from bert.parallel.backends import PmapParallelism
 from bert.runtime.process import reexec_with_huge_pages
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
 from bert.training.optimizer import make_optimizer
-from bert.training.pretraining.objectives import build_model_and_objective
+from bert.training.pretraining.objectives import build_model_and_loss
 from bert.training.step import TrainState, make_train_step
 
 
@@ -100,12 +100,12 @@ def describe(lengths: np.ndarray, longest: int) -> None:
 def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer, kinds: dict[str, RowSource]) -> None:
     """Steps of both kinds in turns: seconds of each, by the clock and of the processor, and real tokens per second."""
     sizes = ModelConfig(embedding_rows(tokenizer), 256, 4, 4, 1024, max_position_embeddings=config.sequence_length)
-    model, objective = build_model_and_objective(PretrainConfig(data=config, model=sizes))
+    model, loss = build_model_and_loss(PretrainConfig(data=config, model=sizes))
     params = model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     optimizer = make_optimizer(OptimizerConfig(), 1000)
     parallel, masking = PmapParallelism(), make_masking(config, tokenizer)
-    start = parallel.put_state(jax.tree.map(np.asarray, TrainState.create(params, optimizer, objective.metrics)))
-    step = parallel.compile(make_train_step(objective, optimizer, seed=0))
+    start = parallel.put_state(jax.tree.map(np.asarray, TrainState.create(params, optimizer, loss.metrics)))
+    step = parallel.compile(make_train_step(loss, optimizer, seed=0))
     loaders = {name: PretrainingLoader(rows, masking, options.batch_size, seed=0) for name, rows in kinds.items()}
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     busy: dict[str, list[float]] = {name: [] for name in kinds}

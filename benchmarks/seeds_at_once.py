@@ -63,20 +63,20 @@ def make_steps(size: str, given: argparse.Namespace) -> tuple[Callable[[], None]
     from bert.config import ModelConfig, OptimizerConfig
     from bert.model.heads import BertForSequenceClassification
     from bert.training.finetuning.kinds import make_apply
-    from bert.training.losses import LOSSES, task_objective
+    from bert.training.losses import LOSSES, make_task_loss
     from bert.training.optimizer import make_optimizer
     from bert.training.step import StepMetrics, TrainState, make_train_step
 
     model = BertForSequenceClassification(ModelConfig(VOCAB_SIZE, **SIZES[size]), 2)
-    objective = task_objective(LOSSES["cross_entropy"], make_apply(model, None))
+    loss = make_task_loss(LOSSES["cross_entropy"], make_apply(model, None))
     optimizer = make_optimizer(OptimizerConfig(), 1_000_000)
 
     def advance(seed: Any, state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, StepMetrics]:
-        return make_train_step(objective, optimizer, seed, axis=None)(state, batch)
+        return make_train_step(loss, optimizer, seed, axis=None)(state, batch)
 
     def start(seed: int) -> TrainState:
         params = jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, 8), jnp.int32))["params"]
-        return TrainState.create(params, optimizer, objective.metrics)
+        return TrainState.create(params, optimizer, loss.metrics)
 
     seeds = range(given.seeds)
     batches = [batch_of(seed, given.rows, given.length) for seed in seeds]

@@ -103,16 +103,16 @@ def step_ours(given: argparse.Namespace, folder: Path) -> Callable[[], None]:
     from bert.parallel.backends import PmapParallelism
     from bert.tasks import TASKS
     from bert.training.finetuning.kinds import build_task_model, make_apply, task_loss
-    from bert.training.losses import task_objective
+    from bert.training.losses import make_task_loss
     from bert.training.optimizer import make_optimizer
     from bert.training.step import TrainState, make_train_step
 
     loaded = bert.load(folder)
     task, config = TASKS["translation"], FinetuneConfig(task="translation", model=loaded.config)
-    objective = task_objective(task_loss(task, config), make_apply(build_task_model(task, config), None))
+    loss = make_task_loss(task_loss(task, config), make_apply(build_task_model(task, config), None))
     optimizer = make_optimizer(OptimizerConfig(bias_correction=True), 1_000_000)
     parallel = PmapParallelism(jax.devices()[:1])
-    train_step = parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
+    train_step = parallel.compile(make_train_step(loss, optimizer, 0), donate=(0,))
     ids, ones = sources(given), np.ones((given.rows, given.length), np.int32)
     batch = parallel.shard_batch(
         {
@@ -122,9 +122,7 @@ def step_ours(given: argparse.Namespace, folder: Path) -> Callable[[], None]:
         },
         1,
     )  # fmt: skip
-    states = [
-        parallel.put_state(TrainState.create(jax.tree.map(jnp.array, loaded.params), optimizer, objective.metrics))
-    ]
+    states = [parallel.put_state(TrainState.create(jax.tree.map(jnp.array, loaded.params), optimizer, loss.metrics))]
 
     def step() -> None:
         state, outcome = train_step(states.pop(), batch)

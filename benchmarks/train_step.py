@@ -138,7 +138,7 @@ def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
     from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
     from bert.parallel.backends import PmapParallelism
     from bert.training.optimizer import make_optimizer
-    from bert.training.pretraining.objectives import build_model_and_objective
+    from bert.training.pretraining.objectives import build_model_and_loss
     from bert.training.step import TrainState, make_train_step
 
     config = ModelConfig(
@@ -155,14 +155,12 @@ def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
     data = DataConfig(objective="full_sentences") if sizes.modern else DataConfig()
     if sizes.causal:
         data = DataConfig(objective="blocks", prediction="next")
-    model, objective = build_model_and_objective(
-        PretrainConfig(data=data, model=config, training=TrainingConfig(dtype=dtype))
-    )
+    model, loss = build_model_and_loss(PretrainConfig(data=data, model=config, training=TrainingConfig(dtype=dtype)))
     optimizer = make_optimizer(OptimizerConfig(), 1_000_000)
     params = jax.device_get(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
     parallel = PmapParallelism(jax.devices()[:1])
-    state = parallel.put_state(TrainState.create(params, optimizer, objective.metrics))
-    train_step = parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
+    state = parallel.put_state(TrainState.create(params, optimizer, loss.metrics))
+    train_step = parallel.compile(make_train_step(loss, optimizer, 0), donate=(0,))
     placed = parallel.shard_batch(batch_of(sizes), 1)
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""A tiny model with its objective, optimizer and batches, for tests of steps and of the loop."""
+"""A tiny model with its loss, optimizer and batches, for tests of steps and of the loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from bert.config import ModelConfig, OptimizerConfig
 from bert.model.pretraining import BertForPreTraining
-from bert.training.losses import pretraining_objective
+from bert.training.losses import make_pretraining_loss
 from bert.training.optimizer import make_optimizer
 
 V, T, P, B = 61, 16, 4, 16
@@ -20,7 +20,7 @@ CONFIG = ModelConfig(V, 16, 1, 2, 32, max_position_embeddings=T, initializer_ran
 MODEL = BertForPreTraining(CONFIG)
 
 
-OBJECTIVE = pretraining_objective(MODEL.apply)
+OBJECTIVE = make_pretraining_loss(MODEL.apply)
 
 
 PARAMS = jax.jit(MODEL.init)(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"]

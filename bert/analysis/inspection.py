@@ -47,7 +47,7 @@ from bert.tokenizer.special_tokens import special_tokens
 from bert.tokenizer.vocabulary import load_tokenizer, normalization, tokenizer_fingerprint
 from bert.training.finetuning.initialization import EncoderDecoderInit
 from bert.training.finetuning.kinds import build_task_model
-from bert.training.pretraining.objectives import build_model_and_objective
+from bert.training.pretraining.objectives import build_model_and_loss
 
 Facts = dict[str, Any]
 Shapes = dict[tuple[str, ...], tuple[int, ...]]
@@ -128,7 +128,7 @@ def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
     on_any_device = dataclasses.replace(config, training=TrainingConfig())
     model: nn.Module
     if isinstance(on_any_device, PretrainConfig):
-        model, _ = build_model_and_objective(on_any_device)
+        model, _ = build_model_and_loss(on_any_device)
     else:
         model = build_task_model(make_task(on_any_device), on_any_device)
     ids = jnp.zeros((1, 2, 8) if isinstance(model, BertForMultipleChoice) else (1, 8), jnp.int32)

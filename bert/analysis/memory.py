@@ -27,7 +27,7 @@ from bert.errors import UserError, require
 from bert.parallel.backends import MeshParallel
 from bert.parallel.sharding import partition_spec, path_str
 from bert.training.optimizer import make_optimizer
-from bert.training.pretraining.objectives import build_model_and_objective
+from bert.training.pretraining.objectives import build_model_and_loss
 from bert.training.step import TrainState, make_train_step
 
 
@@ -170,21 +170,21 @@ def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered
     training = config.training
     check_mesh_sizes(mesh.shape, config.model)
     mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
-    _, objective = build_model_and_objective(config, list(mesh.mesh.devices.flat))
+    _, loss = build_model_and_loss(config, list(mesh.mesh.devices.flat))
     optimizer = make_optimizer(config.optimizer, training.steps or ANY_STEPS)
-    step = make_train_step(objective, optimizer, config.seed, training.dropout_rng, mesh.axis)
+    step = make_train_step(loss, optimizer, config.seed, training.dropout_rng, mesh.axis)
     return mesh.lower(step, state_shapes(config), batch_shapes(config), donate=(0,))
 
 
 def state_shapes(config: PretrainConfig) -> TrainState:
     """The training state of a pretraining run as shapes, which do not depend on the devices."""
     training = TrainingConfig(label_smoothing=config.training.label_smoothing)
-    model, objective = build_model_and_objective(dataclasses.replace(config, training=training))
+    model, loss = build_model_and_loss(dataclasses.replace(config, training=training))
     optimizer = make_optimizer(config.optimizer, int(config.training.steps or ANY_STEPS))
 
     def create(key: jax.Array) -> TrainState:
         params = model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
-        return TrainState.create(params, optimizer, objective.metrics)
+        return TrainState.create(params, optimizer, loss.metrics)
 
     return jax.eval_shape(create, jax.random.key(0))
 

@@ -104,7 +104,7 @@ HIGHER_IS_BETTER = {
 def higher_is_better(name: str) -> bool | None:
     """Whether a higher value of a metric is better; None for anything without a direction, such as a count.
 
-    Names of losses end in ``_loss`` (`bert.training.losses.Objective`); their sum is ``loss``.
+    Names of losses end in ``_loss`` (`bert.training.losses.Loss`); their sum is ``loss``.
     """
     if name == "loss" or name.endswith("_loss"):
         return False

@@ -63,7 +63,7 @@ class TrainLoop:
         evaluate: parameters on the devices -> metrics; may raise `EvaluationInterrupted` between two batches.
         early_stopping: None for a run to ``end_step`` that keeps no best checkpoint.
         profiler: None for no trace.
-        loss_factors: those of the `Objective`, for the log.
+        loss_factors: those of the `Loss`, for the log.
         decide: number of the step -> how many steps the run is to have, if that is decided there; the loop then ends.
         is_last: whether the run ends at ``end_step``, and not only a phase.
         average: whose mean is evaluated in place of the parameters that are trained; None for these.

@@ -28,7 +28,7 @@ Apply = Callable[[Any, Batch, Dropout | None], Array]
 
 
 @dataclass(frozen=True)
-class Objective:
+class Loss:
     """What a step minimises: the sum over its losses of (sum / weight), each times its factor.
 
     Attributes:
@@ -116,7 +116,7 @@ def apply_to_batch(
 def pretraining_losses(
     output: Any, batch: Batch, label: str | None, metric: str | None
 ) -> tuple[WeightedSums, WeightedSums]:
-    """Losses and accuracies of what `apply_to_batch` gives; ``label`` and ``metric`` as `pretraining_objective`."""
+    """Losses and accuracies of what `apply_to_batch` gives; ``label`` and ``metric`` as `make_pretraining_loss`."""
     logits = output if label is None else output.prediction_logits
     targets = {"mlm": (logits, batch["masked_lm_ids"], batch["masked_lm_weights"])}
     if label is not None and metric is not None:
@@ -125,9 +125,9 @@ def pretraining_losses(
     return losses, {f"{name}_accuracy": weighted_accuracy_sum(*target) for name, target in targets.items()}
 
 
-def pretraining_objective(
+def make_pretraining_loss(
     apply: Callable[..., Any], label: str | None = "next_sentence", metric: str | None = "nsp"
-) -> Objective:
+) -> Loss:
     """MLM and the label of the rows, each the mean over its own predictions, added (Devlin et al. 2018, appendix A.2).
 
     Args:
@@ -147,10 +147,10 @@ def pretraining_objective(
         return totals
 
     names = ("mlm",) if label is None else ("mlm", metric)
-    return Objective(forward, weights, tuple(f"{name}_{end}" for end in ("loss", "accuracy") for name in names))
+    return Loss(forward, weights, tuple(f"{name}_{end}" for end in ("loss", "accuracy") for name in names))
 
 
-def replaced_token_objective(apply: Callable[..., Any], disc_weight: float) -> Objective:
+def make_replaced_token_loss(apply: Callable[..., Any], disc_weight: float) -> Loss:
     """The generator's MLM, and ``disc_weight`` times the discriminator's cross-entropy over all tokens but padding
     (Clark et al. 2020, section 2).
 
@@ -193,10 +193,10 @@ def replaced_token_objective(apply: Callable[..., Any], disc_weight: float) -> O
         }
 
     names = ("mlm_loss", "disc_loss", "mlm_accuracy", "disc_accuracy", "disc_recall", "replaced_share")
-    return Objective(forward, weights, names, {"disc_loss": disc_weight})
+    return Loss(forward, weights, names, {"disc_loss": disc_weight})
 
 
-def permuted_token_objective(apply: Callable[..., Any]) -> Objective:
+def make_permuted_token_loss(apply: Callable[..., Any]) -> Loss:
     """The mean over predicted tokens, each given those before it in their order (Yang et al. 2019, section 2.2).
 
     Args:
@@ -219,7 +219,7 @@ def permuted_token_objective(apply: Callable[..., Any]) -> Objective:
     def weights(batch: Batch) -> dict[str, Array]:
         return {"plm_loss": jnp.sum(batch["masked_lm_weights"])}
 
-    return Objective(forward, weights, ("plm_loss", "plm_accuracy"))
+    return Loss(forward, weights, ("plm_loss", "plm_accuracy"))
 
 
 def binary_cross_entropy(
@@ -350,14 +350,14 @@ def with_class_weights(name: str, class_weights: Sequence[float]) -> TaskLoss:
     return dataclasses.replace(LOSSES[name], sums=partial(sums, class_weights=np.asarray(class_weights, np.float32)))
 
 
-def task_objective(loss: TaskLoss, apply: Apply) -> Objective:
+def make_task_loss(loss: TaskLoss, apply: Apply) -> Loss:
     """The loss of a task, of ``apply``: (params, batch, dropout or None) -> what the head gives."""
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
         (name, first), *counts = zip(loss.metrics, loss.sums(apply(params, batch, dropout), batch), strict=True)
         return {name: first}, dict(counts)
 
-    return Objective(forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics)
+    return Loss(forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics)
 
 
 def label_logits(logits: Float[Array, "*places L"], labels: Int[Array, "*places"]) -> Float[Array, "*places"]:

@@ -18,7 +18,7 @@ from bert.training.losses import WeightedSums, total_loss
 
 
 def compute_means(sums: dict[str, Any], factors: Mapping[str, float] = MappingProxyType({})) -> Metrics:
-    """(sum, weight) pairs -> means, and ``loss``: the losses' sum, by the factors of the `Objective`. A weight of 0
+    """(sum, weight) pairs -> means, and ``loss``: the losses' sum, by the factors of the `Loss`. A weight of 0
     gives 0."""
     means = {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
     return {"loss": total_loss(means, factors), **means}

@@ -15,7 +15,7 @@ from bert.model.dropout import Dropout
 from bert.model.lora import NOTHING_FROZEN, FrozenWeights
 from bert.parallel.backends import AXIS, Parallelism, psum_if_axis
 from bert.parallel.sharding import constrain_state
-from bert.training.losses import Objective, WeightedSums, total_loss
+from bert.training.losses import Loss, WeightedSums, total_loss
 
 
 class TrainState(struct.PyTreeNode):
@@ -37,7 +37,7 @@ class TrainState(struct.PyTreeNode):
 
     @classmethod
     def create(cls, params: Any, optimizer: optax.GradientTransformation, metrics: Iterable[str]) -> TrainState:
-        """The state before the first step; ``metrics`` are the names an objective yields."""
+        """The state before the first step; ``metrics`` are the names a loss yields."""
         sums = {name: jnp.zeros(2) for name in (*metrics, "grad_norm")}
         return cls(jnp.zeros([], jnp.int32), params, optimizer.init(params), sums, jnp.zeros(2, jnp.int32))
 
@@ -59,7 +59,7 @@ class StepMetrics(struct.PyTreeNode):
 def compute_gradients(
     params: Any,
     batch: dict[str, jax.Array],
-    objective: Objective,
+    loss: Loss,
     dropout: Callable[[jax.Array], Dropout | None],
     axis: str | None = AXIS,
 ) -> tuple[Any, WeightedSums]:
@@ -71,22 +71,22 @@ def compute_gradients(
     Args:
         params: parameters.
         batch: this device's share, arrays [k, b, ...] of k micro-batches, with ``rows`` [k, b].
-        objective: what to minimise.
+        loss: what to minimise.
         dropout: rows [b] -> the source of dropout for these rows, or None for none.
         axis: the axis of devices to add over; None without one.
     """
-    weights = psum_if_axis(objective.weights(batch), axis)
+    weights = psum_if_axis(loss.weights(batch), axis)
 
-    def loss(params: Any, micro: dict[str, jax.Array]) -> tuple[jax.Array, WeightedSums]:
-        losses, counts = objective.forward(params, micro, dropout(micro["rows"]))
+    def micro_batch_loss(params: Any, micro: dict[str, jax.Array]) -> tuple[jax.Array, WeightedSums]:
+        losses, counts = loss.forward(params, micro, dropout(micro["rows"]))
         means = {name: value / jnp.maximum(weights[name], 1.0) for name, (value, _) in losses.items()}
-        return jnp.asarray(total_loss(means, objective.factors)), {**losses, **counts}
+        return jnp.asarray(total_loss(means, loss.factors)), {**losses, **counts}
 
     def one(micro: dict[str, jax.Array]) -> tuple[Any, WeightedSums]:
-        (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, micro)
+        (_, sums), grads = jax.value_and_grad(micro_batch_loss, has_aux=True)(params, micro)
         return constrain_state(grads), sums
 
-    if objective.over_micro_batches:
+    if loss.over_micro_batches:
         return psum_if_axis(one(batch), axis)
     first = jax.tree.map(lambda x: x[0], batch)
     if len(batch["rows"]) == 1:
@@ -97,15 +97,15 @@ def compute_gradients(
 
 
 def make_train_step(
-    objective: Objective,
+    loss: Loss,
     optimizer: optax.GradientTransformation,
     seed: int,
     dropout_rng: str = "hash",
     axis: str | None = AXIS,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, StepMetrics]]:
     """The body of a step: (state, batch) -> (state, metrics); `make_grad_fn` and `make_update_fn` in one program."""
-    gradients = make_grad_fn(objective, seed, dropout_rng, axis)
-    update = make_update_fn(optimizer, objective.factors)
+    gradients = make_grad_fn(loss, seed, dropout_rng, axis)
+    update = make_update_fn(optimizer, loss.factors)
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, StepMetrics]:
         return update(state, *gradients(state.params, state.step, batch))
@@ -114,7 +114,7 @@ def make_train_step(
 
 
 def make_grad_fn(
-    objective: Objective, seed: int, dropout_rng: str = "hash", axis: str | None = AXIS
+    loss: Loss, seed: int, dropout_rng: str = "hash", axis: str | None = AXIS
 ) -> Callable[[Any, jax.Array, dict[str, jax.Array]], tuple[Any, WeightedSums]]:
     """The body of a step's first half: (params, step, batch) -> what `compute_gradients` gives."""
 
@@ -122,7 +122,7 @@ def make_grad_fn(
         def dropout(rows: jax.Array) -> Dropout:
             return Dropout.for_step(seed, step, rows, dropout_rng)
 
-        return compute_gradients(params, batch, objective, dropout, axis)
+        return compute_gradients(params, batch, loss, dropout, axis)
 
     return gradients
 
@@ -135,7 +135,7 @@ def make_update_fn(
     A step whose loss, gradient or update is not finite changes nothing but the count of steps: the parameters, the
     optimizer and the metrics stay as if its batch had never been.
     The decision uses only all-reduced values, so every device takes the same branch without synchronizing; the host
-    sees it in the step's metrics a few steps later. ``factors`` are those of the `Objective`.
+    sees it in the step's metrics a few steps later. ``factors`` are those of the `Loss`.
     """
 
     def update(state: TrainState, grads: Any, sums: WeightedSums) -> tuple[TrainState, StepMetrics]:
@@ -159,7 +159,7 @@ def make_update_fn(
 
 
 def compile_bucketed_train_step(
-    objective: Objective,
+    loss: Loss,
     optimizer: optax.GradientTransformation,
     seed: int,
     dropout_rng: str,
@@ -176,11 +176,11 @@ def compile_bucketed_train_step(
     weights = parallel.put_state(frozen.params)
 
     def gradients(params: Any, step: jax.Array, batch: dict[str, jax.Array], weights: Any) -> tuple[Any, WeightedSums]:
-        adapted = _adapt(objective, frozen, weights)
+        adapted = _adapt(loss, frozen, weights)
         return make_grad_fn(adapted, seed, dropout_rng, parallel.axis)(params, step, batch)
 
     differentiate = parallel.compile(gradients)
-    update = parallel.compile(make_update_fn(optimizer, objective.factors), donate=(0,))
+    update = parallel.compile(make_update_fn(optimizer, loss.factors), donate=(0,))
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, StepMetrics]:
         after: tuple[TrainState, StepMetrics] = update(state, *differentiate(state.params, state.step, batch, weights))
@@ -189,13 +189,13 @@ def compile_bucketed_train_step(
     return train_step
 
 
-def _adapt(objective: Objective, frozen: FrozenWeights, weights: Any) -> Objective:
-    """The objective as a function of all that is trained; ``weights`` are the frozen ones on the devices."""
+def _adapt(loss: Loss, frozen: FrozenWeights, weights: Any) -> Loss:
+    """The loss as a function of all that is trained; ``weights`` are the frozen ones on the devices."""
 
     def forward(trained: Any, *inputs: Any) -> tuple[WeightedSums, WeightedSums]:
-        return objective.forward(frozen.merge_traced(weights, trained), *inputs)
+        return loss.forward(frozen.merge_traced(weights, trained), *inputs)
 
-    return dataclasses.replace(objective, forward=forward)
+    return dataclasses.replace(loss, forward=forward)
 
 
 def _squared_norms_by_module(grads: Any) -> dict[str, jax.Array]:
@@ -209,13 +209,11 @@ def _squared_norms_by_module(grads: Any) -> dict[str, jax.Array]:
     return squares
 
 
-def make_eval_step(
-    objective: Objective, axis: str | None = AXIS
-) -> Callable[[Any, dict[str, jax.Array]], WeightedSums]:
+def make_eval_step(loss: Loss, axis: str | None = AXIS) -> Callable[[Any, dict[str, jax.Array]], WeightedSums]:
     """The body of an evaluation: (params, batch) -> (sum, weight) pairs over all devices, without dropout."""
 
     def eval_step(params: Any, batch: dict[str, jax.Array]) -> WeightedSums:
-        losses, counts = objective.forward(params, batch, None)
+        losses, counts = loss.forward(params, batch, None)
         return psum_if_axis({**losses, **counts}, axis)
 
     return eval_step

@@ -20,14 +20,14 @@ from bert.model.linear import tied_logits
 from bert.parallel.sharding import constrain_activation, num_row_shards
 from bert.training.losses import (
     Batch,
-    Objective,
+    Loss,
     TaskLoss,
     WeightedSum,
     WeightedSums,
     cross_entropy,
     get_packing,
     label_logits,
-    task_objective,
+    make_task_loss,
     weighted_accuracy_sum,
 )
 
@@ -35,7 +35,7 @@ TOKENS_AT_A_TIME = 1024
 """Tokens that a device decodes at a time unless ``stretch`` is set: enough for products to run at full speed."""
 
 
-def next_token_objective(model: BertForCausalLM, label_smoothing: float = 0.0) -> Objective:
+def make_next_token_loss(model: BertForCausalLM, label_smoothing: float = 0.0) -> Loss:
     """The next token of every position (Radford et al. 2018, section 3.1): the mean over a batch's tokens.
 
     With ``label_smoothing`` it is ``smoothed_loss`` that is minimised, and ``lm_loss`` is logged next to it.
@@ -66,10 +66,10 @@ def next_token_objective(model: BertForCausalLM, label_smoothing: float = 0.0) -
     def weights(batch: Batch) -> dict[str, Array]:
         return dict.fromkeys(names, jnp.sum(batch["next_token_weights"]))
 
-    return Objective(forward, weights, (*names, "lm_accuracy"), {"lm_loss": 0.0} if label_smoothing else {})
+    return Loss(forward, weights, (*names, "lm_accuracy"), {"lm_loss": 0.0} if label_smoothing else {})
 
 
-def classifier_objective(loss: TaskLoss, apply: Callable[..., Any], factor: float, vocab_size: int) -> Objective:
+def make_classifier_loss(loss: TaskLoss, apply: Callable[..., Any], factor: float, vocab_size: int) -> Loss:
     """The loss of a task, and ``factor`` times that of the next token of every position of its rows (Radford et al.
     2018, section 3.2), which is logged as ``lm_loss``.
 
@@ -79,7 +79,7 @@ def classifier_objective(loss: TaskLoss, apply: Callable[..., Any], factor: floa
         factor: weight of the language model's loss.
         vocab_size: V.
     """
-    task = task_objective(loss, lambda outputs, batch, dropout: outputs)
+    task = make_task_loss(loss, lambda outputs, batch, dropout: outputs)
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
         outputs, hidden, table, bias = apply(params, batch, dropout)
@@ -92,7 +92,7 @@ def classifier_objective(loss: TaskLoss, apply: Callable[..., Any], factor: floa
         tokens = jnp.sum(batch["attention_mask"][..., 1:]).astype(jnp.float32)
         return {**task.weights(batch), "lm_loss": tokens}
 
-    return Objective(forward, weights, (*task.metrics, "lm_loss"), {"lm_loss": factor})
+    return Loss(forward, weights, (*task.metrics, "lm_loss"), {"lm_loss": factor})
 
 
 def sequence_loss(label_smoothing: float, vocab_size: int) -> TaskLoss:

@@ -16,7 +16,7 @@ from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
 from bert.model.pretraining import BertForPreTraining
 from bert.parallel.devices import max_cudnn_head_dim
-from bert.training.losses import pretraining_objective
+from bert.training.losses import make_pretraining_loss
 
 CONFIG = ModelConfig(
     vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
@@ -44,7 +44,7 @@ def test_one_kernel_and_a_padded_vocabulary_give_the_same_losses_and_gradients()
     params = jax.jit(BertForPreTraining(CONFIG).init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
 
     def of(execution):
-        objective = pretraining_objective(BertForPreTraining(CONFIG, execution=execution).apply)
+        objective = make_pretraining_loss(BertForPreTraining(CONFIG, execution=execution).apply)
         dropout = Dropout.for_step(0, 1, jnp.arange(4))
 
         def loss(params):

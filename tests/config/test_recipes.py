@@ -19,7 +19,7 @@ from bert.tasks import TASKS
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.training.loop import count_parameters
-from bert.training.pretraining.objectives import build_model_and_objective
+from bert.training.pretraining.objectives import build_model_and_loss
 
 FINETUNING = sorted(set(recipe_names()) & set(TASKS))
 PRETRAINING = sorted(set(recipe_names()) - set(TASKS))
@@ -110,7 +110,7 @@ def test_pretraining_recipes(name: str) -> None:
     sizes = BASE if name == "domain" else sizes
     config = dataclasses.replace(config, model=sizes, training=dataclasses.replace(config.training, scan_layers=True))
     label = OBJECTIVES[config.data.objective].label
-    model, _ = build_model_and_objective(config)
+    model, _ = build_model_and_loss(config)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
     counts = PARAMETERS | ELECTRA | ROBERTA | HOURS | STUDENT | ALBERT | MPNET | MODERN | GPT
     if name in counts:

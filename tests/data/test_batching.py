@@ -16,7 +16,7 @@ from bert.data.batching import (
     token_batches,
 )
 from bert.data.rows import ChoiceFeatures, Features
-from bert.training.losses import LOSSES, task_objective
+from bert.training.losses import LOSSES, make_task_loss
 from bert.training.step import compute_gradients
 
 
@@ -167,7 +167,7 @@ def test_rows_of_batches_by_tokens_weigh_alike():
     def apply(params, batch, dropout):  # long rows have other outputs than short ones
         return params * batch["attention_mask"].sum(axis=1, keepdims=True)
 
-    objective = task_objective(LOSSES["mean_squared_error"], apply)
+    objective = make_task_loss(LOSSES["mean_squared_error"], apply)
     gradients = []
     for step in range(len(loader.lengths(0))):
         batch = {name: array[None] for name, array in loader.batch(step).items()}

@@ -41,7 +41,7 @@ def test_what_it_names_is_there() -> None:
         bert.tasks.base.Task: ("fit", "to_config", "from_config"),
         bert.config.resume: ("DERIVED_KEYS",),
         bert.model.heads: ("HEADS",),
-        bert.training.losses: ("LOSSES", "TaskLoss", "pretraining_objective"),
+        bert.training.losses: ("LOSSES", "TaskLoss", "make_pretraining_loss"),
         bert.interchange.names: ("MODULES", "ARCHITECTURES_WITH_LABELS"),
         bert.interchange.families: ("FAMILIES", "Family"),
         bert.model.names: ("ARCHITECTURES",),

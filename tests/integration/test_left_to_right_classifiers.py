@@ -24,7 +24,7 @@ from bert.tokenizer.byte_level import build_byte_level
 from bert.training.finetuning.kinds import make_apply
 from bert.training.losses import LOSSES
 from bert.training.step import compute_gradients
-from bert.training.token_losses import classifier_objective
+from bert.training.token_losses import make_classifier_loss
 from tests.helpers import lines_of, questions, run
 from tests.tiny_training import CONFIG, T, V, assert_same_gradients, batch_of
 
@@ -62,7 +62,7 @@ def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | Non
     """With dropout; rows are of uneven lengths, and some are empty."""
     model = ClassifierWithLanguageModel(dataclasses.replace(CONFIG, causal=True), 3)
     params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, T), np.int32))["params"]
-    objective = classifier_objective(LOSSES["cross_entropy"], make_apply(model, None), 0.5, V)
+    objective = make_classifier_loss(LOSSES["cross_entropy"], make_apply(model, None), 0.5, V)
     parallel = PmapParallelism(jax.devices()[:devices]) if mesh is None else MeshParallel(mesh, jax.devices()[:devices])
     compiled = parallel.compile(
         lambda params, batch: compute_gradients(

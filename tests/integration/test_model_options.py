@@ -15,7 +15,7 @@ from bert.errors import UserError
 from bert.inference.attention_maps import compute_attention_map
 from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
-from bert.training.losses import pretraining_objective
+from bert.training.losses import make_pretraining_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step
 from tests.conftest import SMALL_RUN
@@ -42,7 +42,7 @@ def learns_by_heart(option: str) -> None:
     sizes = {"max_position_embeddings": T, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = ModelConfig(V, 16, 2, 2, 32, initializer_range=0.1, **sizes, **OPTIONS[option])
     model = BertForPreTraining(config)
-    objective = pretraining_objective(model.apply)
+    objective = make_pretraining_loss(model.apply)
     optimizer = make_optimizer(OptimizerConfig(learning_rate=5e-3, warmup_steps=20), 200)
     parallel = PmapParallelism(jax.devices()[:1])
     batch = batch_of(0)

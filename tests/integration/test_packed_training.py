@@ -21,7 +21,7 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Packing
 from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
-from bert.training.pretraining.objectives import build_model_and_objective
+from bert.training.pretraining.objectives import build_model_and_loss
 from bert.training.step import compute_gradients
 from tests.conftest import SMALL_RUN
 
@@ -91,7 +91,7 @@ DETECTION = ("disc_loss", "disc_accuracy", "disc_recall", "replaced_share")
 def compiled(label: str | None, devices: int, drop: bool):
     prediction: Any = "replaced" if label == "replaced" else "masked"
     data = DataConfig(objective="nsp" if label == "next_sentence" else "full_sentences", prediction=prediction)
-    model, objective = build_model_and_objective(PretrainConfig(data=data, model=CONFIG))
+    model, objective = build_model_and_loss(PretrainConfig(data=data, model=CONFIG))
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     parallel = PmapParallelism(jax.devices()[:devices])
 

@@ -20,7 +20,7 @@ from bert.model.names import pretraining_architecture
 from bert.model.pretraining import BertForMaskedLM, BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
-from bert.training.losses import pretraining_objective
+from bert.training.losses import make_pretraining_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step
 from tests import tiny_training
@@ -80,7 +80,7 @@ def check_resume(options: dict) -> None:
     """Two steps of the trainer, with a pair's head, and the second one again from the checkpoint of the first."""
     config = dataclasses.replace(tiny_training.CONFIG, num_hidden_layers=3, **options)
     model, optimizer = BertForPreTraining(config), make_optimizer(OptimizerConfig(learning_rate=1e-2), 10)
-    objective, parallel = pretraining_objective(model.apply), PmapParallelism(jax.devices()[:1])
+    objective, parallel = make_pretraining_loss(model.apply), PmapParallelism(jax.devices()[:1])
     params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, tiny_training.T), np.int32))["params"]
     step = parallel.compile(make_train_step(objective, optimizer, 0))
     batches = [parallel.shard_batch(tiny_training.batch_of(number), 1) for number in range(2)]

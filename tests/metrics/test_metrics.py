@@ -18,7 +18,7 @@ from bert.tasks import TASKS
 from bert.tasks.base import Task
 from bert.tasks.question_answering import SquadTask
 from bert.tasks.token_classification import TaggingTask
-from bert.training.losses import LOSSES, pretraining_objective
+from bert.training.losses import LOSSES, make_pretraining_loss
 
 LABELS = np.array([1, 1, 1, 0, 0])
 
@@ -224,7 +224,7 @@ def test_every_task_s_main_metric_has_a_direction(name):
 def test_every_metric_of_a_loss_has_a_direction():
     counts = [metric for loss in LOSSES.values() for metric in loss.metrics]
     for rows in OBJECTIVES.values():
-        counts += pretraining_objective(lambda *_, **__: None, rows.label, rows.metric).metrics
+        counts += make_pretraining_loss(lambda *_, **__: None, rows.label, rows.metric).metrics
     for metric in counts:
         assert metrics.higher_is_better(metric) is not metric.endswith("_loss"), metric
     assert metrics.higher_is_better("loss") is metrics.higher_is_better("perplexity") is False

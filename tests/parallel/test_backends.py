@@ -16,7 +16,7 @@ from bert.model.dropout import Dropout
 from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism, _host_shard, make_parallelism
 from bert.parallel.sharding import partition_spec, path_str
-from bert.training.losses import pretraining_objective
+from bert.training.losses import make_pretraining_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, compute_gradients, make_eval_step, make_train_step
 from tests.helpers import OPTIONS
@@ -26,7 +26,7 @@ CONFIG = ModelConfig(64, 16, 1, 8, 32, max_position_embeddings=T, initializer_ra
 MODEL = BertForPreTraining(CONFIG)
 MODERN = BertForPreTraining(dataclasses.replace(CONFIG, num_hidden_layers=2, **OPTIONS["modern"]))
 SHARED = BertForPreTraining(dataclasses.replace(CONFIG, num_hidden_layers=2, **OPTIONS["shared layers"]))
-OBJECTIVE = pretraining_objective(MODEL.apply)
+OBJECTIVE = make_pretraining_loss(MODEL.apply)
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), 10)
 
 LAYOUTS = [
@@ -52,10 +52,10 @@ def params(model: BertForPreTraining = MODEL):
 
 
 def gradients(parallel: Parallelism, model: BertForPreTraining, micro_batches: int = 1):
-    objective = pretraining_objective(model.apply)
+    loss = make_pretraining_loss(model.apply)
 
     def body(params, batch):
-        return compute_gradients(params, batch, objective, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis)
+        return compute_gradients(params, batch, loss, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis)
 
     rows = parallel.shard_batch(batch_of(0), micro_batches)
     grads, sums = parallel.compile(body)(parallel.put_state(params(model)), rows)

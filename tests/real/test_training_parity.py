@@ -18,10 +18,10 @@ from bert.model.dropout import Dropout
 from bert.model.heads import HEADS
 from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
-from bert.training.losses import LOSSES, Objective, pretraining_objective, task_objective
+from bert.training.losses import LOSSES, Loss, make_pretraining_loss, make_task_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, compile_bucketed_train_step, make_train_step
-from bert.training.token_losses import next_token_objective
+from bert.training.token_losses import make_next_token_loss
 from tests.helpers import params_of_transformers
 
 pytestmark = pytest.mark.real
@@ -105,7 +105,7 @@ def test_losses_of_a_left_to_right_model_follow_torch(tied: bool) -> None:
     config = ModelConfig(
         **{**SIZES, **settings, "hidden_act": "gelu_tanh", "layer_norm_eps": 1e-5, "tie_word_embeddings": tied}
     )
-    objective = next_token_objective(BertForCausalLM(config))
+    objective = make_next_token_loss(BertForCausalLM(config))
     rows = [next_tokens(batch) for batch in batches()]
     ours = losses_of(params, objective, rows)
     theirs = torch_updates(reference, map(next_token_loss_of, rows), STEPS)
@@ -136,10 +136,10 @@ def next_token_loss_of(batch: dict[str, np.ndarray]) -> Callable:
 
 
 def our_losses(params: dict) -> np.ndarray:
-    return losses_of(params, pretraining_objective(BertForPreTraining(ModelConfig(**SIZES)).apply), batches())
+    return losses_of(params, make_pretraining_loss(BertForPreTraining(ModelConfig(**SIZES)).apply), batches())
 
 
-def losses_of(params: dict, objective: Objective, rows: Iterable[dict[str, np.ndarray]]) -> np.ndarray:
+def losses_of(params: dict, objective: Loss, rows: Iterable[dict[str, np.ndarray]]) -> np.ndarray:
     """The losses of our own steps on batches."""
     settings = OptimizerConfig(
         learning_rate=PEAK, warmup_steps=WARMUP, weight_decay=DECAY, bias_correction=True, max_grad_norm=CLIP
@@ -322,7 +322,7 @@ def tuned(head: str, sizes: dict, params: dict, batches: list[dict[str, np.ndarr
         inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
         return model.apply({"params": params}, *inputs, dropout=dropout)
 
-    objective = task_objective(LOSSES[head], apply)
+    objective = make_task_loss(LOSSES[head], apply)
     optimizer, parallel = make_optimizer(settings, HEAD_STEPS), PmapParallelism()
     step = compile_bucketed_train_step(objective, optimizer, 0, "hash", parallel)
     state = parallel.put_state(TrainState.create(params, optimizer, objective.metrics))

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert.training.losses import LOSSES, cross_entropy, task_objective, weighted_accuracy_sum, with_class_weights
+from bert.training.losses import LOSSES, cross_entropy, make_task_loss, weighted_accuracy_sum, with_class_weights
 
 
 @pytest.mark.medium
@@ -70,12 +70,12 @@ def test_a_span_is_the_mean_of_start_and_end_over_the_rows_own_tokens() -> None:
 
 
 def test_an_objective_has_the_weights_of_the_data_alone() -> None:
-    objective = task_objective(LOSSES["cross_entropy"], lambda params, batch, dropout: params * batch["x"])
+    loss = make_task_loss(LOSSES["cross_entropy"], lambda params, batch, dropout: params * batch["x"])
     batch = {"x": jnp.array([[0.0, 0.0]]), "labels": jnp.array([1]), "weights": jnp.array([1.0])}
-    losses, counts = objective.forward(1.0, batch, None)
+    losses, counts = loss.forward(1.0, batch, None)
     np.testing.assert_allclose(losses["classification_loss"][0], np.log(2), rtol=1e-6)
     assert (set(losses), set(counts)) == ({"classification_loss"}, {"accuracy"})
-    assert objective.weights(batch) == {"classification_loss": 1}
+    assert loss.weights(batch) == {"classification_loss": 1}
 
 
 def test_several_labels_a_row_are_sigmoids_and_their_mean() -> None:

@@ -19,7 +19,7 @@ from bert.runs.checkpoint import Checkpointer
 from bert.runs.metrics_log import SkippedStep
 from bert.runtime.interrupts import Interrupted, InterruptHandler
 from bert.training.loop import TrainLoop
-from bert.training.losses import LOSSES, task_objective
+from bert.training.losses import LOSSES, make_task_loss
 from bert.training.means import compute_means
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.run_length import num_train_steps
@@ -274,7 +274,7 @@ def test_what_is_logged(uninterrupted) -> None:
 @pytest.mark.medium
 def test_training_learns_a_batch_by_heart() -> None:
     model = BertForSequenceClassification(CONFIG, num_labels=2)
-    objective = task_objective(
+    loss = make_task_loss(
         LOSSES["cross_entropy"],
         lambda params, batch, dropout: model.apply(
             {"params": params},
@@ -290,8 +290,8 @@ def test_training_learns_a_batch_by_heart() -> None:
     batch |= {"labels": batch["input_ids"][:, 1] % 2, "weights": np.ones(B, np.float32)}
     batch["attention_mask"][:] = 1
     params = jax.jit(model.init)(jax.random.key(0), batch["input_ids"])["params"]
-    state = TrainState.create(params, optimizer, objective.metrics)
-    state, step = parallel.put_state(state), parallel.compile(make_train_step(objective, optimizer, 0), donate=(0,))
+    state = TrainState.create(params, optimizer, loss.metrics)
+    state, step = parallel.put_state(state), parallel.compile(make_train_step(loss, optimizer, 0), donate=(0,))
     losses = []
     for _ in range(60):
         state, outcome = step(state, parallel.shard_batch(batch, 1))

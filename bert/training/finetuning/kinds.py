@@ -26,11 +26,11 @@ from bert.tasks.reranker import RerankerTask
 from bert.tasks.sequence_to_sequence import HEAD, SequenceToSequenceTask
 from bert.training.finetuning.evaluation import Evaluator, SequenceEvaluator, TaskEvaluator
 from bert.training.finetuning.initialization import Head
-from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, embedding_objective, reranker_loss
+from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, make_embedding_loss, reranker_loss
 from bert.training.initialization import Params
-from bert.training.losses import LOSSES, Apply, Batch, Objective, TaskLoss, task_objective, with_class_weights
+from bert.training.losses import LOSSES, Apply, Batch, Loss, TaskLoss, make_task_loss, with_class_weights
 from bert.training.optimizer import ParameterPath
-from bert.training.token_losses import classifier_objective, sequence_loss
+from bert.training.token_losses import make_classifier_loss, sequence_loss
 
 
 def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:
@@ -134,19 +134,19 @@ def make_evaluators(
     return in_training, in_training if config.decoding == greedy else SequenceEvaluator(*parts, config.decoding)
 
 
-def build_model_and_objective(
+def build_model_and_loss(
     task: Task, config: FinetuneConfig, frozen: Callable[[ParameterPath], bool] | None, axis: str | None
-) -> tuple[nn.Module, Apply, Objective]:
+) -> tuple[nn.Module, Apply, Loss]:
     """The model that is trained, the task's outputs of its parameters, and what is minimised. Raises UserError."""
     model, loss = build_task_model(task, config), task_loss(task, config, axis)
     apply = make_apply(model, frozen)
     if isinstance(task, EmbeddingTask):
-        return model, apply, embedding_objective(loss, apply)
+        return model, apply, make_embedding_loss(loss, apply)
     if not config.language_model_weight:
-        return model, apply, task_objective(loss, apply)
+        return model, apply, make_task_loss(loss, apply)
     both = build_classifier_with_language_model(task, config)
     factor, vocab_size = config.language_model_weight, config.model.known_vocab_size
-    return both, apply, classifier_objective(loss, make_apply(both, frozen), factor, vocab_size)
+    return both, apply, make_classifier_loss(loss, make_apply(both, frozen), factor, vocab_size)
 
 
 def head_of_task(task: Task, num_feature_layers: int | None) -> Head:

@@ -15,7 +15,7 @@ from bert.config import EmbeddingConfig, RerankerConfig
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
-from bert.training.losses import Apply, Batch, Objective, TaskLoss, WeightedSum, WeightedSums, expected_rows
+from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
 
 LEAST = jnp.finfo(jnp.float32).min
 """Logit of what has no share in a softmax."""
@@ -213,7 +213,7 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
     return jnp.concatenate([queries, embed(documents, numbers[:, 1:]).reshape(rows, -1)], axis=1)
 
 
-def embedding_objective(loss: TaskLoss, apply: Apply) -> Objective:
+def make_embedding_loss(loss: TaskLoss, apply: Apply) -> Loss:
     """The loss over all micro-batches at once, of ``apply``: (params, micro-batch, dropout or None) -> embeddings.
 
     Micro-batches are encoded one after the other, and again where their gradients are computed, so that memory is that
@@ -229,9 +229,7 @@ def embedding_objective(loss: TaskLoss, apply: Apply) -> Objective:
         (name, first), *counts = zip(loss.metrics, loss.sums(outputs, _joined(batch)), strict=True)
         return {name: first}, dict(counts)
 
-    return Objective(
-        forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics, over_micro_batches=True
-    )
+    return Loss(forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics, over_micro_batches=True)
 
 
 def _map_micro_batches(encode: Callable[[Batch], Array], batch: Batch) -> Array:

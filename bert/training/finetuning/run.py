@@ -95,7 +95,7 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
             log_summary(state.params, counts, setup)
         loader = FinetuningLoader(setup.train, config, parallel.process, setup.batches)
         train_step = compile_bucketed_train_step(
-            setup.objective, setup.optimizer, config.seed, config.training.dropout_rng, parallel, frozen
+            setup.loss, setup.optimizer, config.seed, config.training.dropout_rng, parallel, frozen
         )
         evaluate = DevEvaluator(setup.evaluator, task, setup.dev, interrupts, _merge_on_devices(frozen, parallel))
         subject = curves_subject(setup)
@@ -110,7 +110,7 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
                 loader=loader,
                 train_step=train_step,
                 schedule=learning_rate_schedule(config.optimizer, total_steps),
-                loss_factors=setup.objective.factors,
+                loss_factors=setup.loss.factors,
                 evaluate=evaluate,
                 parallel=parallel,
                 checkpoints=states,
@@ -169,7 +169,7 @@ def _initialize(setup: Setup, checkpoints: CheckpointReader, say: Log) -> TrainS
     state = initialize_state(
         model,
         setup.optimizer,
-        setup.objective.metrics,
+        setup.loss.metrics,
         config.seed,
         checkpoints,
         source,

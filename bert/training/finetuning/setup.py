@@ -1,4 +1,4 @@
-"""A fine-tuning run before its first step: task, splits, initial model, objective and optimizer."""
+"""A fine-tuning run before its first step: task, splits, initial model, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from bert.training.finetuning.data import Split, make_target_tokenizer, source_t
 from bert.training.finetuning.evaluation import Evaluator
 from bert.training.finetuning.initialization import Head
 from bert.training.finetuning.kinds import (
-    build_model_and_objective,
+    build_model_and_loss,
     make_evaluators,
     task_loss,
 )
 from bert.training.initialization import Log, model_config_from_source, with_vocab_size
-from bert.training.losses import Objective
+from bert.training.losses import Loss
 from bert.training.optimizer import ParameterPath, make_frozen_predicate, make_optimizer
 from bert.training.run_length import check_extension, num_train_steps
 
@@ -103,7 +103,7 @@ class Setup:
     init_model: InitialModel
     model: nn.Module
     frozen: Callable[[ParameterPath], bool] | None
-    objective: Objective
+    loss: Loss
     optimizer: optax.GradientTransformation
     evaluator: Evaluator
     final_evaluator: Evaluator
@@ -147,7 +147,7 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
     train = splits["train"].features
     frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
     parallel = make_parallelism(config.training, config.model)
-    model, apply, objective = build_model_and_objective(task, config, frozen, parallel.axis)
+    model, apply, loss = build_model_and_loss(task, config, frozen, parallel.axis)
     tokenizer = init_model.target_tokenizer or init_model.tokenizer
     for name, rows, micro_batches in config.batches():
         parallel.check_batch(name, rows, micro_batches)
@@ -172,7 +172,7 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         init_model,
         model,
         frozen,
-        objective,
+        loss,
         make_optimizer(config.optimizer, total_steps, frozen),
         *make_evaluators(task, apply, parallel, config, tokenizer),
         batches,

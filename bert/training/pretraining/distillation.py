@@ -33,7 +33,7 @@ from bert.model.pretraining import BertForMaskedLM
 from bert.runs.checkpoint import params_checksum
 from bert.tokenizer.vocabulary import embedding_rows, tokenizer_fingerprint
 from bert.training.initialization import Log, Params
-from bert.training.losses import Batch, Objective, WeightedSums, apply_to_batch, pretraining_losses
+from bert.training.losses import Batch, Loss, WeightedSums, apply_to_batch, pretraining_losses
 
 HiddenStates = dict[int, Array]
 """Layer -> its output [B, T, D]; 0 is the embeddings."""
@@ -182,16 +182,16 @@ def with_projections(student: nn.Module, config: PretrainConfig, teacher: Teache
 
 @dataclass(frozen=True)
 class Distillation:
-    """An objective with a teacher's outputs to learn as well.
+    """A loss with a teacher's outputs to learn as well.
 
     Attributes:
-        base: the objective without a teacher.
+        base: the loss without a teacher.
         student: the model.
         teacher: what it learns from; its parameters are passed to `bind`.
         config: the run's.
     """
 
-    base: Objective
+    base: Loss
     student: nn.Module
     teacher: Teacher
     config: PretrainConfig
@@ -214,9 +214,9 @@ class Distillation:
         """The factors of all losses in their sum."""
         return {**self.base.factors, **self.factors}
 
-    def bind(self, teacher_params: Params) -> Objective:
-        """The objective, for parameters of the teacher that are arguments of the compiled step."""
-        return Objective(partial(self._forward, teacher_params), self._weights, self.metrics, self.loss_factors)
+    def bind(self, teacher_params: Params) -> Loss:
+        """The loss, for parameters of the teacher that are arguments of the compiled step."""
+        return Loss(partial(self._forward, teacher_params), self._weights, self.metrics, self.loss_factors)
 
     def _weights(self, batch: Batch) -> dict[str, Array]:
         places = _places(batch)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -25,13 +25,13 @@ from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import continues_word, token_text
 from bert.training.initialization import Initializable, Params
 from bert.training.losses import (
-    Objective,
-    permuted_token_objective,
-    pretraining_objective,
-    replaced_token_objective,
+    Loss,
+    make_permuted_token_loss,
+    make_pretraining_loss,
+    make_replaced_token_loss,
 )
 from bert.training.pretraining.distillation import Distillation, Teacher, with_projections
-from bert.training.token_losses import next_token_objective
+from bert.training.token_losses import make_next_token_loss
 
 MakeExecution = Callable[[ModelConfig], LayerExecution]
 
@@ -42,7 +42,7 @@ class Prediction:
 
     Attributes:
         build_model: (config, sizes of a model -> how its layers are run) -> the model.
-        build_objective: (model, config) -> the objective that it is trained with.
+        build_loss: (model, config) -> the loss that it is trained with.
         modules: top-level modules of its parameters that ``init`` may fill.
         mlm_head: path of its masked-LM head in the parameters, whose output bias ``mlm_bias_init`` sets.
         perplexity_loss: the loss whose exponential is the perplexity.
@@ -55,7 +55,7 @@ class Prediction:
     """
 
     build_model: Callable[[PretrainConfig, MakeExecution], nn.Module]
-    build_objective: Callable[[nn.Module, PretrainConfig], Objective]
+    build_loss: Callable[[nn.Module, PretrainConfig], Loss]
     modules: tuple[str, ...]
     mlm_head: tuple[str, ...]
     perplexity_loss: str
@@ -71,9 +71,9 @@ def _masked_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.M
     return model_class(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
 
 
-def _masked_objective(model: nn.Module, config: PretrainConfig) -> Objective:
+def _masked_loss(model: nn.Module, config: PretrainConfig) -> Loss:
     rows = OBJECTIVES[config.data.objective]
-    return pretraining_objective(model.apply, rows.label, rows.metric)
+    return make_pretraining_loss(model.apply, rows.label, rows.metric)
 
 
 def _replaced_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
@@ -82,25 +82,25 @@ def _replaced_model(config: PretrainConfig, make_execution: MakeExecution) -> nn
     return Electra(config.model, generator, dtype, *executions)
 
 
-def _replaced_objective(model: nn.Module, config: PretrainConfig) -> Objective:
-    return replaced_token_objective(model.apply, config.electra.disc_weight)
+def _replaced_loss(model: nn.Module, config: PretrainConfig) -> Loss:
+    return make_replaced_token_loss(model.apply, config.electra.disc_weight)
 
 
 def _next_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
     return BertForCausalLM(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
 
 
-def _next_objective(model: nn.Module, config: PretrainConfig) -> Objective:
-    return next_token_objective(cast(BertForCausalLM, model), config.training.label_smoothing)
+def _next_loss(model: nn.Module, config: PretrainConfig) -> Loss:
+    return make_next_token_loss(cast(BertForCausalLM, model), config.training.label_smoothing)
 
 
 def _permuted_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
     return BertForPermutedLM(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
 
 
-def _permuted_objective(model: nn.Module, config: PretrainConfig) -> Objective:
+def _permuted_loss(model: nn.Module, config: PretrainConfig) -> Loss:
     del config
-    return permuted_token_objective(model.apply)
+    return make_permuted_token_loss(model.apply)
 
 
 def masked_baselines(
@@ -192,7 +192,7 @@ def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
 PREDICTIONS = {
     "masked": Prediction(
         build_model=_masked_model,
-        build_objective=_masked_objective,
+        build_loss=_masked_loss,
         modules=("bert", "predictions", "seq_relationship"),
         mlm_head=("predictions",),
         perplexity_loss="mlm_loss",
@@ -204,7 +204,7 @@ PREDICTIONS = {
     ),
     "replaced": Prediction(
         build_model=_replaced_model,
-        build_objective=_replaced_objective,
+        build_loss=_replaced_loss,
         modules=("bert", "generator", "discriminator_predictions"),
         mlm_head=("generator", "predictions"),
         perplexity_loss="mlm_loss",
@@ -216,7 +216,7 @@ PREDICTIONS = {
     ),
     "permuted": Prediction(
         build_model=_permuted_model,
-        build_objective=_permuted_objective,
+        build_loss=_permuted_loss,
         modules=("bert", "predictions"),
         mlm_head=("predictions",),
         perplexity_loss="plm_loss",
@@ -228,7 +228,7 @@ PREDICTIONS = {
     ),
     "next": Prediction(
         build_model=_next_model,
-        build_objective=_next_objective,
+        build_loss=_next_loss,
         modules=("bert", "predictions"),
         mlm_head=("predictions",),
         perplexity_loss="lm_loss",
@@ -241,14 +241,14 @@ PREDICTIONS = {
 }
 """By the name that data.prediction takes."""
 
-MakeBody = Callable[[Objective], Callable[..., Any]]
-"""Objective -> body of a step or of an evaluation, (state or parameters, batch) -> anything."""
+MakeBody = Callable[[Loss], Callable[..., Any]]
+"""Loss -> body of a step or of an evaluation: (state or parameters, batch) -> anything."""
+CompileLoss = Callable[[MakeBody, Sequence[int]], Callable[..., Any]]
+"""(maker of a body, donated arguments) -> the body for the run's loss, compiled for all devices."""
 
 
-def build_model_and_objective(
-    config: PretrainConfig, devices: Sequence[Any] | None = None
-) -> tuple[nn.Module, Objective]:
-    """The model of a pretraining run, and the objective that it is trained with.
+def build_model_and_loss(config: PretrainConfig, devices: Sequence[Any] | None = None) -> tuple[nn.Module, Loss]:
+    """The model of a pretraining run, and the loss that it is trained with.
 
     Args:
         devices: those that it is compiled for; None for the local ones.
@@ -258,36 +258,21 @@ def build_model_and_objective(
     """
     prediction = PREDICTIONS[config.data.prediction]
     model = prediction.build_model(config, lambda sizes: LayerExecution.from_config(config.training, sizes, devices))
-    return model, prediction.build_objective(model, config)
+    return model, prediction.build_loss(model, config)
 
 
-class Learner(NamedTuple):
-    """What a pretraining run trains.
+def build_with_teacher(
+    config: PretrainConfig, teacher: Teacher | None, parallel: Parallelism
+) -> tuple[Initializable, Loss, CompileLoss]:
+    """Returns a run's model, its loss, and a function that compiles a step of this loss for all devices.
 
-    Attributes:
-        model: draws the initial parameters.
-        metrics: names of the losses and counts of a step.
-        loss_factors: those of the `Objective`.
-        compile: (objective -> body of a step, donated arguments) -> the body over all devices.
+    The teacher's parameters are put onto the devices here. They are arguments of the compiled step, so that it does
+    not contain them as constants.
     """
-
-    model: Initializable
-    metrics: tuple[str, ...]
-    loss_factors: Mapping[str, float]
-    compile: Callable[[MakeBody, Sequence[int]], Callable[..., Any]]
-
-
-def build_learner(config: PretrainConfig, teacher: Teacher | None, parallel: Parallelism) -> Learner:
-    """The model and objective of a pretraining run on its devices, which keep the teacher's parameters as well."""
-    model, objective = build_model_and_objective(config)
+    model, loss = build_model_and_loss(config)
     if teacher is None:
-        return Learner(
-            model,
-            objective.metrics,
-            objective.factors,
-            lambda make_body, donate: parallel.compile(make_body(objective), donate),
-        )
-    distillation = Distillation(objective, model, teacher, config)
+        return model, loss, lambda make_body, donate: parallel.compile(make_body(loss), donate)
+    distillation = Distillation(loss, model, teacher, config)
     teacher_params = parallel.put_state(teacher.params)
 
     def compile_with_teacher(make_body: MakeBody, donate: Sequence[int]) -> Callable[..., Any]:
@@ -297,5 +282,4 @@ def build_learner(config: PretrainConfig, teacher: Teacher | None, parallel: Par
         compiled = parallel.compile(body, donate)
         return lambda state, batch: compiled(state, batch, teacher_params)
 
-    projected = with_projections(model, config, teacher)
-    return Learner(projected, distillation.metrics, distillation.loss_factors, compile_with_teacher)
+    return with_projections(model, config, teacher), distillation.bind(teacher_params), compile_with_teacher

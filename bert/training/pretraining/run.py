@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from bert.runs.multihost_checkpoint import MultihostCheckpointer, make_checkpoin
 from bert.runs.report import StepCosts, make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
-from bert.training.initialization import CheckpointReader, Log, Params, initialize_state
+from bert.training.initialization import CheckpointReader, Initializable, Log, Params, initialize_state
 from bert.training.loop import CheckpointWriter, TrainLoop, TrainStep
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.pretraining.data import PhaseData, PretrainingData, predictable_counts, prepare_data
@@ -32,7 +32,7 @@ from bert.training.pretraining.initialization import (
     init_mlm_bias,
     start_from_teacher,
 )
-from bert.training.pretraining.objectives import PREDICTIONS, Learner, build_learner
+from bert.training.pretraining.objectives import PREDICTIONS, CompileLoss, build_with_teacher
 from bert.training.pretraining.results import (
     add_transfer,
     curves_subject,
@@ -105,9 +105,9 @@ def train(
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
         contextlib.nullcontext() if budget is None else budget,
     ):
-        learner = build_learner(config, setup.teacher, parallel)
-        programs = _compile_phases(learner, config, data, parallel, interrupts)
-        state = _initialize(learner, setup, data, checkpoints, say)
+        model, loss, compile_loss = build_with_teacher(config, setup.teacher, parallel)
+        programs = _compile_phases(compile_loss, loss.factors, config, data, parallel, interrupts)
+        state = _initialize(model, loss.metrics, setup, data, checkpoints, say)
         if run.is_writer:
             print_summary(state.params, config, parallel, data.phases)
         subject, baseline = curves_subject(config), unigram_loss(config, data)
@@ -124,7 +124,7 @@ def train(
                 report=report,
                 interrupts=interrupts,
                 profiler=profiler,
-                loss_factors=learner.loss_factors,
+                loss_factors=loss.factors,
                 decide=(lambda step: None) if budget is None else budget.decide,
             )
             state, decided = _run_phases(run, programs, state, make_loop, checkpoints)
@@ -132,7 +132,7 @@ def train(
                 run = require(budget, "the budget").save(decided)
                 report.set_total_steps(decided)
                 data = data.with_steps(run.config)
-                again = _compile_phases(learner, run.config, data, parallel, interrupts, programs)
+                again = _compile_phases(compile_loss, loss.factors, run.config, data, parallel, interrupts, programs)
                 state, _ = _run_phases(run, again, state, partial(make_loop, decide=lambda step: None), checkpoints)
         checkpoints.wait()
         interrupts.raise_if_signalled(int(state.step))
@@ -173,7 +173,8 @@ def _run_phases(
 
 
 def _compile_phases(
-    learner: Learner,
+    compile_loss: CompileLoss,
+    loss_factors: Mapping[str, float],
     config: PretrainConfig,
     data: PretrainingData,
     parallel: Parallelism,
@@ -185,7 +186,7 @@ def _compile_phases(
     Args:
         earlier: programs of the same run with another number of steps, whose evaluations are used again.
     """
-    eval_step = learner.compile(partial(make_eval_step, axis=parallel.axis), ())
+    eval_step = compile_loss(partial(make_eval_step, axis=parallel.axis), ())
     programs = []
     for number, phase in enumerate(data.phases):
         optimizer = make_optimizer(phase.phase.config.optimizer, data.total_steps)
@@ -196,14 +197,15 @@ def _compile_phases(
             dropout_rng=config.training.dropout_rng,
             axis=parallel.axis,
         )
-        new = PretrainingEvaluator(eval_step, learner.loss_factors, phase, parallel, interrupts)
+        new = PretrainingEvaluator(eval_step, loss_factors, phase, parallel, interrupts)
         evaluate = earlier[number].evaluate if earlier else new
-        programs.append(PhaseProgram(phase, learner.compile(make_step, (0,)), evaluate))
+        programs.append(PhaseProgram(phase, compile_loss(make_step, (0,)), evaluate))
     return programs
 
 
 def _initialize(
-    learner: Learner,
+    model: Initializable,
+    metrics: Sequence[str],
     setup: Setup,
     data: PretrainingData,
     checkpoints: Checkpointer | MultihostCheckpointer,
@@ -224,9 +226,9 @@ def _initialize(
         return init_mlm_bias(config.mlm_bias_init, counts, prediction.mlm_head, params)
 
     state = initialize_state(
-        learner.model,
+        model,
         make_optimizer(first.phase.config.optimizer, data.total_steps),
-        learner.metrics,
+        metrics,
         config.seed,
         reader,
         None if source is None else (source.origin, source.params),

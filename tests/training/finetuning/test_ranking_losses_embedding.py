@@ -16,7 +16,7 @@ from bert.model.dropout import Dropout
 from bert.model.heads import BertForEmbedding
 from bert.model.pooling import Pooling, pool
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
-from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, embedding_objective
+from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, make_embedding_loss
 from bert.training.finetuning.setup import TRAINED_MODES
 from bert.training.step import compute_gradients
 from tests.tiny_training import assert_same_gradients
@@ -207,7 +207,7 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
     def apply(params: Any, batch: Any, dropout: Dropout | None) -> Any:
         return embed_rows(MODEL, {"params": params}, batch, dropout)
 
-    objective = embedding_objective(
+    objective = make_embedding_loss(
         embedding_loss(EmbeddingConfig(loss=loss, temperature=0.3, matryoshka=[4]), parallel.axis), apply
     )
     step = parallel.compile(

@@ -14,7 +14,7 @@ from bert.model.dropout import Dropout
 from bert.model.heads import BertForMultipleChoice
 from bert.parallel.backends import PmapParallelism
 from bert.training.finetuning.ranking_losses import reranker_loss
-from bert.training.losses import task_objective
+from bert.training.losses import make_task_loss
 from bert.training.step import compute_gradients
 from tests.tiny_training import assert_same_gradients
 
@@ -74,7 +74,7 @@ def test_gradients_are_those_of_one_device_and_batch() -> None:
     found = []
     for devices, micro_batches in ((1, 1), (8, 2)):
         parallel = PmapParallelism(jax.devices()[:devices])
-        objective = task_objective(reranker_loss(RerankerConfig()), apply)
+        objective = make_task_loss(reranker_loss(RerankerConfig()), apply)
 
         def step(params: Any, batch: Any, objective: Any = objective, axis: Any = parallel.axis) -> Any:
             return compute_gradients(params, batch, objective, lambda rows: Dropout.for_step(3, 5, rows), axis)

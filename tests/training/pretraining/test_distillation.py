@@ -34,7 +34,7 @@ from bert.training.pretraining.distillation import (
     squared_distance,
     token_divergence,
 )
-from bert.training.pretraining.objectives import build_learner
+from bert.training.pretraining.objectives import build_with_teacher
 from bert.training.step import compute_gradients
 from tests.conftest import REPLACED, SMALL_RUN
 from tests.helpers import lines_of, state_of
@@ -47,16 +47,14 @@ NEW = ("teacher_token_loss", "teacher_hidden_loss", "teacher_sentence_loss")
 def gradients(config: PretrainConfig, teacher: Teacher, params=None, devices=1, micro_batches=1, drop=False):
     """Parameters, gradients and sums of one batch."""
     parallel = PmapParallelism(jax.devices()[:devices])
-    learner = build_learner(config, teacher, parallel)
+    model, _, compile_loss = build_with_teacher(config, teacher, parallel)
     if params is None:
-        params = jax.device_get(learner.model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
+        params = jax.device_get(model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
 
     def dropout(rows: jax.Array) -> Dropout | None:
         return Dropout.for_step(3, 5, rows) if drop else None
 
-    step = learner.compile(
-        lambda objective: lambda params, batch: compute_gradients(params, batch, objective, dropout), ()
-    )
+    step = compile_loss(lambda loss: lambda params, batch: compute_gradients(params, batch, loss, dropout), ())
     grads, sums = step(parallel.put_state(params), parallel.shard_batch(batch_of(0), micro_batches))
     return params, parallel.to_host(grads), parallel.to_host(sums)
 
@@ -169,7 +167,7 @@ def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: in
 def test_a_teacher_changes_neither_the_students_start_nor_its_own_loss() -> None:
     zeros = jnp.zeros((1, 8), jnp.int32)
     parallel = PmapParallelism(jax.devices()[:1])
-    plain = build_learner(config_of(), None, parallel).model.init(jax.random.key(0), zeros)["params"]
+    plain = build_with_teacher(config_of(), None, parallel)[0].init(jax.random.key(0), zeros)["params"]
     params, _, sums = gradients(config_of(), teacher_of(WIDE, head=False))
     assert set(sums) == {"mlm_loss", "mlm_accuracy", "teacher_hidden_loss", "teacher_sentence_loss"}
     assert set(params) == {*plain, "distillation"}

@@ -13,15 +13,17 @@ from bert.config import ModelConfig
 from bert.parallel.backends import PmapParallelism
 from bert.training.pretraining.distillation import Teacher
 from bert.training.pretraining.initialization import principal_directions, start_from_teacher, taken_layers
-from bert.training.pretraining.objectives import build_learner
+from bert.training.pretraining.objectives import build_with_teacher
 from tests.tiny_teacher import WIDE, config_of, teacher_of
 from tests.tiny_training import CONFIG
 
 
 def start(config: ModelConfig, teacher: Teacher):
     """Random parameters of a student, what they become, and what is logged."""
-    learner = build_learner(dataclasses.replace(config_of(), model=config), teacher, PmapParallelism(jax.devices()[:1]))
-    params = jax.device_get(learner.model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
+    model, _, _ = build_with_teacher(
+        dataclasses.replace(config_of(), model=config), teacher, PmapParallelism(jax.devices()[:1])
+    )
+    params = jax.device_get(model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
     said: list[str] = []
     return params, start_from_teacher(params, config, teacher, said.append), said
 

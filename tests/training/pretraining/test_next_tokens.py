@@ -24,7 +24,7 @@ from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.training.optimizer import make_optimizer
 from bert.training.pretraining.results import curves_subject
 from bert.training.step import TrainState, compute_gradients, make_train_step
-from bert.training.token_losses import next_token_objective
+from bert.training.token_losses import make_next_token_loss
 from tests.conftest import NEXT, SMALL_RUN
 from tests.helpers import assert_same_but_for_rounding, lines_of, state_of
 from tests.tiny_training import CONFIG, T, V, assert_same_gradients, batch_of
@@ -34,7 +34,7 @@ SIZES = dataclasses.replace(
     initializer_range=0.02,
 )  # fmt: skip
 MODEL = BertForCausalLM(SIZES)
-OBJECTIVE = next_token_objective(MODEL)
+OBJECTIVE = make_next_token_loss(MODEL)
 PARAMS = jax.jit(MODEL.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
 
 
@@ -51,7 +51,7 @@ def batch_of_next_tokens(step: int = 0) -> dict[str, np.ndarray]:
 @pytest.mark.medium
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_the_loss_by_hand(label_smoothing: float) -> None:
-    batch, objective = batch_of_next_tokens(), next_token_objective(MODEL, label_smoothing)
+    batch, objective = batch_of_next_tokens(), make_next_token_loss(MODEL, label_smoothing)
     losses, counts = jax.jit(lambda params, batch: objective.forward(params, batch, None))(PARAMS, batch)
     given = (batch["input_ids"], None, batch["attention_mask"])
     logits = np.asarray(jax.jit(MODEL.apply)({"params": PARAMS}, *given), np.float64)
@@ -107,7 +107,7 @@ def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: in
 def test_training_learns_a_batch_by_heart() -> None:
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=10), 150)
     parallel, batch = PmapParallelism(jax.devices()[:1]), batch_of_next_tokens()
-    objective = next_token_objective(BertForCausalLM(dataclasses.replace(SIZES, hidden_dropout_prob=0.0)))
+    objective = make_next_token_loss(BertForCausalLM(dataclasses.replace(SIZES, hidden_dropout_prob=0.0)))
     state = parallel.put_state(TrainState.create(PARAMS, optimizer, objective.metrics))
     step, placed = parallel.compile(make_train_step(objective, optimizer, 0)), parallel.shard_batch(batch, 1)
     losses = []

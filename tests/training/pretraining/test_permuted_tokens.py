@@ -18,7 +18,7 @@ from bert.data.pretraining.masking import Masking, PermutedMasking, philox_uint6
 from bert.model.dropout import Dropout
 from bert.model.pretraining import BertForMaskedLM, BertForPermutedLM, PermutedTokens
 from bert.parallel.backends import PmapParallelism
-from bert.training.losses import Objective, permuted_token_objective, pretraining_objective
+from bert.training.losses import Loss, make_permuted_token_loss, make_pretraining_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, compute_gradients, make_train_step
 from tests.conftest import SMALL_RUN
@@ -33,7 +33,7 @@ CITIES = ModelConfig(
 )  # fmt: skip
 
 
-def trained(model, objective: Objective, masking: Masking) -> dict:
+def trained(model, objective: Loss, masking: Masking) -> dict:
     """Parameters after 150 steps on rows of "new york" and, as often, of "los angeles", both of whose words are
     predicted."""
     ids = np.array([[CLS, NEW, YORK, SEP], [CLS, LOS, ANGELES, SEP]] * 8)
@@ -57,12 +57,12 @@ def test_new_york() -> None:
     settings = {"vocab_size": 9, "mask_id": MASK, "special_ids": range(5), "max_predictions": 2, "prob": 1.0}
     pairs = [(first, second) for first in (NEW, LOS) for second in (YORK, ANGELES)]
     masked_model = BertForMaskedLM(CITIES)
-    params = trained(masked_model, pretraining_objective(masked_model.apply, None), Masking(**settings))
+    params = trained(masked_model, make_pretraining_loss(masked_model.apply, None), Masking(**settings))
     chances = jax.nn.softmax(masked_model.apply({"params": params}, np.array([[CLS, MASK, MASK, SEP]])))[0, 1:3]
     masked = {pair: float(chances[0, pair[0]] * chances[1, pair[1]]) for pair in pairs}
 
     model = BertForPermutedLM(CITIES)
-    params = trained(model, permuted_token_objective(model.apply), PermutedMasking(**settings))
+    params = trained(model, make_permuted_token_loss(model.apply), PermutedMasking(**settings))
     ids = np.array([[CLS, *pair, SEP] for pair in pairs])
     ones = np.ones((len(ids), 2), np.int32)
     permuted = []
@@ -80,7 +80,7 @@ def test_new_york() -> None:
 
 
 MODEL = BertForPermutedLM(CONFIG)
-OBJECTIVE = permuted_token_objective(MODEL.apply)
+OBJECTIVE = make_permuted_token_loss(MODEL.apply)
 
 
 def batch_in_order() -> dict[str, np.ndarray]:

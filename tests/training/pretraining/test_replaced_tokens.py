@@ -18,7 +18,7 @@ from bert.config.yaml_io import load_config
 from bert.model.dropout import Dropout
 from bert.model.electra import Electra, MaskedTokens, make_generator_config
 from bert.parallel.backends import MeshParallel, PmapParallelism
-from bert.training.losses import replaced_token_objective
+from bert.training.losses import make_replaced_token_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.pretraining.results import curves_subject
 from bert.training.step import TrainState, compute_gradients, make_train_step
@@ -28,7 +28,7 @@ from tests.tiny_training import CONFIG, B, P, assert_same_gradients, batch_of
 
 SIZES = dataclasses.replace(CONFIG, embedding_size=8)
 MODEL = Electra(SIZES, make_generator_config(SIZES, 8))
-OBJECTIVE = replaced_token_objective(MODEL.apply, 50.0)
+OBJECTIVE = make_replaced_token_loss(MODEL.apply, 50.0)
 PARAMS = jax.jit(MODEL.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
 
 
