@@ -169,7 +169,7 @@ class TokenBatches:
         return -(-self.batch_sizes[length] // self.multiple) * self.multiple
 
 
-def make_batches(features: Rows, config: FinetuneConfig, row_shares: int, by_length: bool) -> TrainingBatches:
+def make_batches(rows: Rows, config: FinetuneConfig, row_shares: int, by_length: bool) -> TrainingBatches:
     """The training batches that a configuration asks for.
 
     Args:
@@ -178,14 +178,14 @@ def make_batches(features: Rows, config: FinetuneConfig, row_shares: int, by_len
     """
     training, data = config.training, config.data
     if training.tokens_per_batch is None:
-        return RowBatches(features.lengths, training.batch_size, config.seed, by_length)
-    one_row = features.batch(np.arange(1), int(features.lengths[0]), 1)["input_ids"]
+        return RowBatches(rows.lengths, training.batch_size, config.seed, by_length)
+    one_row = rows.batch(np.arange(1), int(rows.lengths[0]), 1)["input_ids"]
     sequences = math.prod(one_row.shape[:-1])  # several in a row with choices
-    lengths, rows = np.unique(features.lengths, return_inverse=True)
+    lengths, length_of_row = np.unique(rows.lengths, return_inverse=True)
     padded = [bucket_length(int(length), data.buckets, data.max_length) for length in lengths]
     sizes = {length: max(training.tokens_per_batch // (length * sequences), 1) for length in padded}
     multiple = row_shares * training.gradient_accumulation_steps
-    return TokenBatches(np.array(padded)[rows], sizes, config.seed, multiple)
+    return TokenBatches(np.array(padded)[length_of_row], sizes, config.seed, multiple)
 
 
 class FinetuningLoader:
@@ -223,8 +223,8 @@ class FinetuningLoader:
         return [self._padded_length(rows) for rows in self._epoch(step // self._steps_per_epoch)]
 
     def _padded_length(self, rows: np.ndarray) -> int:
-        data, longest = self._config.data, int(self._features.lengths[rows].max())
-        return bucket_length(longest, data.buckets, data.max_length)
+        data, length = self._config.data, int(self._features.lengths[rows].max())
+        return bucket_length(length, data.buckets, data.max_length)
 
     def _all_rows(self, step: int) -> np.ndarray:
         epoch, index = divmod(step, self._steps_per_epoch)

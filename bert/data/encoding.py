@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config.model import PairTruncation
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.tokenizer.hf_settings import NO_LIMIT, truncation_side
 from bert.tokenizer.library import encode_batch
@@ -118,7 +118,7 @@ def tokenize(
     max_length: int,
     labels: np.ndarray | None = None,
     pair_truncation: PairTruncation | None = None,
-) -> Features:
+) -> TokenRows:
     """Texts or pairs -> ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, at most ``max_length`` tokens; of RoBERTa
     ``<s> A </s>`` or ``<s> A </s></s> B </s>``.
 
@@ -148,7 +148,7 @@ def tokenize(
             segment_a_lengths.append(segment_a_length)
     if max(lengths, default=0) > max_length:  # the library never cuts special tokens
         raise UserError(f"max_length is {max_length}, but the special tokens of a row are more: use a larger number")
-    return Features(
+    return TokenRows(
         ids=np.concatenate(ids),
         offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         segment_a_lengths=np.array(segment_a_lengths, np.int32),
@@ -188,12 +188,12 @@ def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], literal: bool = False)
         texts: of any length.
         literal: whether the name of a special token in a text, such as "[SEP]", is ordinary characters.
     """
-    whole = (
+    untruncated = (
         prose_tokenizer(tokenizer)
         if literal
         else _truncating_tokenizer(tokenizer, NO_LIMIT, tokenizer.get_vocab_size())
     )
-    return [np.array(encoding.ids, np.int32) for encoding in encode_batch(whole, texts, add_special_tokens=False)]
+    return [np.array(encoding.ids, np.int32) for encoding in encode_batch(untruncated, texts, add_special_tokens=False)]
 
 
 @lru_cache(maxsize=8)
@@ -266,11 +266,11 @@ def widest_windows(starts: Sequence[int] | np.ndarray, ends: Sequence[int] | np.
     That is the lesser of the numbers of tokens left and right of it, plus a hundredth of the window's length; the first
     of several with as much. Every token is in a window; time and memory are in proportion to the windows' tokens.
     """
-    most = np.full(ends[-1], -1.0)
+    best_score = np.full(ends[-1], -1.0)
     widest = np.zeros(ends[-1], np.int64)
     for window, (start, end) in enumerate(zip(starts, ends, strict=True)):
         position = np.arange(end - start)
         score = np.minimum(position, position[::-1]) + 0.01 * (end - start)
-        here = np.flatnonzero(score > most[start:end]) + start
-        most[here], widest[here] = score[here - start], window
+        here = np.flatnonzero(score > best_score[start:end]) + start
+        best_score[here], widest[here] = score[here - start], window
     return widest

@@ -37,37 +37,37 @@ def as_list(inputs: Any) -> list[Any]:
         raise UserError(f"the inputs are {shown(inputs)}: pass a string or a list") from None
 
 
-def as_texts(given: Any, index: int, wanted: str, counts: Collection[int] = (1,)) -> tuple[str, ...]:
+def as_texts(value: Any, index: int, expected: str, counts: Collection[int] = (1,)) -> tuple[str, ...]:
     """The texts of one input: a string, or a tuple, list or array of strings.
 
     Args:
         number: of the input, from 1.
-        wanted: what it has to be, and the fix, for the error.
+        expected: what it has to be, and the fix, for the error.
         counts: numbers of texts that it may have.
 
     Raises:
         UserError: another number of texts, or something else than strings.
     """
-    texts = given.tolist() if isinstance(given, np.ndarray) else given
+    texts = value.tolist() if isinstance(value, np.ndarray) else value
     texts = [texts] if isinstance(texts, str) else texts
     if (
         not isinstance(texts, (list, tuple))
         or len(texts) not in counts
         or not all(isinstance(text, str) for text in texts)
     ):
-        raise UserError(f"input {index} is {shown(given)}, and {wanted}")
+        raise UserError(f"input {index} is {shown(value)}, and {expected}")
     return tuple(without_surrogates(text) for text in texts)
 
 
-def as_text_or_pair(given: Any, index: int, wanted: str = TEXT_OR_PAIR, counts: Collection[int] = (1, 2)) -> Text:
+def as_text_or_pair(value: Any, index: int, expected: str = TEXT_OR_PAIR, counts: Collection[int] = (1, 2)) -> Text:
     """One input as a text or a pair of texts, or only one of these by ``counts``. Raises UserError."""
-    texts = as_texts(given, index, wanted, counts)
+    texts = as_texts(value, index, expected, counts)
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-def as_filled_texts(name: str, given: Any) -> list[Text]:
+def as_filled_texts(name: str, value: Any) -> list[Text]:
     """Texts, or pairs of texts, of which none is empty. Raises UserError; ``name`` is that of one, for messages."""
-    texts = [as_text_or_pair(text, index) for index, text in enumerate(as_list(given), 1)]
+    texts = [as_text_or_pair(text, index) for index, text in enumerate(as_list(value), 1)]
     for index, text in enumerate(texts, 1):
         if not "".join(text).strip():
             raise UserError(f"{name} {index} is empty: write it or remove it")

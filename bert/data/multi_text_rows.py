@@ -11,22 +11,22 @@ from tokenizers import Tokenizer
 
 from bert.data.batching import bucket_length
 from bert.data.encoding import plain_ids, tokenize
-from bert.data.rows import IGNORE_INDEX, ChoiceFeatures, Features
+from bert.data.rows import IGNORE_INDEX, ChoiceRows, TokenRows
 from bert.errors import UserError
 from bert.tokenizer.special_tokens import special_ids
 
 
 @dataclass(frozen=True)
-class SequencePairs:
+class SourceTargetRows:
     """R sources, and their targets w1 to wn: the decoder reads ``[CLS] w1 ... wn`` and predicts ``w1 ... wn [SEP]``.
 
     Both sides of a batch are padded to one length, the targets at most to their maximum: a run compiles a program for
     each length, and not for each pair of lengths.
     """
 
-    sources: Features
+    sources: TokenRows
     """Without labels."""
-    targets: Features | None
+    targets: TokenRows | None
     """Rows ``[CLS] w1 ... wn [SEP]``; None where the split has no targets."""
     tokenizer: Tokenizer
     """Of the targets."""
@@ -61,10 +61,10 @@ class SequencePairs:
         target_ids = np.zeros((batch_size, target_length), np.int32)
         labels = np.full((batch_size, target_length), IGNORE_INDEX, np.int32)
         if self.targets is not None:
-            whole = self.targets.batch(rows, target_length + 1, batch_size)
-            real = whole["attention_mask"][:, 1:] > 0
-            target_ids[real] = whole["input_ids"][:, :-1][real]
-            labels[real] = whole["input_ids"][:, 1:][real]
+            full = self.targets.batch(rows, target_length + 1, batch_size)
+            real = full["attention_mask"][:, 1:] > 0
+            target_ids[real] = full["input_ids"][:, :-1][real]
+            labels[real] = full["input_ids"][:, 1:][real]
         return {**batch, "target_ids": target_ids, "labels": labels}
 
     def digest(self) -> str:
@@ -72,12 +72,12 @@ class SequencePairs:
         return self.sources.digest() + ("" if self.targets is None else self.targets.digest())
 
 
-def tokenize_pairs(
+def tokenize_sources(
     tokenizers: tuple[Tokenizer, Tokenizer],
     sources: Sequence[str],
     targets: Sequence[str] | None,
     max_lengths: tuple[int, int],
-) -> SequencePairs:
+) -> SourceTargetRows:
     """Sources and targets as rows.
 
     Args:
@@ -93,52 +93,52 @@ def tokenize_pairs(
     rows = tokenize(tokenizer, sources, max_lengths[0])
     start, end = target_boundaries(target_tokenizer)
     if targets is None:
-        return SequencePairs(rows, None, target_tokenizer, max_lengths[1])
-    most = max_lengths[1] - 1
+        return SourceTargetRows(rows, None, target_tokenizer, max_lengths[1])
+    max_tokens = max_lengths[1] - 1
     texts = [
-        np.concatenate([[start], ids[:most], [end]]).astype(np.int32)
+        np.concatenate([[start], ids[:max_tokens], [end]]).astype(np.int32)
         for ids in plain_ids(target_tokenizer, targets, literal=True)
     ]
     lengths = np.array([len(ids) for ids in texts], np.int64)
-    target_rows = Features(
+    target_rows = TokenRows(
         ids=np.concatenate([np.zeros(0, np.int32), *texts]),
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         segment_a_lengths=lengths.astype(np.int32),
         labels=None,
     )
-    return SequencePairs(rows, target_rows, target_tokenizer, max_lengths[1])
+    return SourceTargetRows(rows, target_rows, target_tokenizer, max_lengths[1])
 
 
 def target_boundaries(tokenizer: Tokenizer) -> tuple[int, int]:
     """Ids of the tokens that start a target and end it. Raises UserError for a vocabulary without one of them."""
     ids = special_ids(tokenizer)
     roles = {"start": ("cls", "bos"), "end": ("eos", "sep")}
-    found = {name: next((i for i in map(ids.find, names) if i is not None), None) for name, names in roles.items()}
-    for name, number in found.items():
+    boundaries = {name: next((i for i in map(ids.find, names) if i is not None), None) for name, names in roles.items()}
+    for name, number in boundaries.items():
         if number is None:
             raise UserError(
                 f"the target vocabulary has no {name} token ([CLS] and [SEP], <s> and </s>, or <|endoftext|>): use one "
                 "that has it"
             )
-    return int(found["start"] or 0), int(found["end"] or 0)
+    return int(boundaries["start"] or 0), int(boundaries["end"] or 0)
 
 
 @dataclass(frozen=True)
-class TextGroups:
+class QueryDocumentRows:
     """R queries, each with one or more documents, of which the first one is the right one.
 
     Documents are padded to the length of the batch, queries at most to that of the longest query: a run compiles a
     program for each length, and not for each pair of lengths.
     """
 
-    queries: Features
+    queries: TokenRows
     """Its labels are the scores of the rows, [R] float32; None for rows without scores."""
-    documents: ChoiceFeatures
+    documents: ChoiceRows
     query_numbers: np.ndarray
     """[R] int32: the same number for the same text."""
     document_numbers: np.ndarray
     """[documents of all rows] int32: the same number for the same text."""
-    longest_query: int
+    max_query_length: int
     """Most tokens that a query is padded to."""
     has_loss: bool = True
     """Whether the rows have what the loss needs."""
@@ -168,7 +168,7 @@ class TextGroups:
         """
         rows = np.asarray(rows)
         used = slice(0, len(rows))
-        batch = self.queries.batch(rows, min(length, self.longest_query), batch_size)
+        batch = self.queries.batch(rows, min(length, self.max_query_length), batch_size)
         documents = self.documents.batch(rows, length, batch_size)
         query_numbers = np.full(batch_size, -1, np.int32)
         query_numbers[used] = self.query_numbers[rows]
@@ -191,7 +191,7 @@ class TextGroups:
         return self.queries.digest() + self.documents.digest()
 
 
-def tokenize_groups(
+def tokenize_queries(
     tokenizer: Tokenizer,
     queries: Sequence[str],
     documents: Sequence[Sequence[str]],
@@ -199,7 +199,7 @@ def tokenize_groups(
     max_length: int,
     buckets: Sequence[int],
     has_loss: bool = True,
-) -> TextGroups:
+) -> QueryDocumentRows:
     """Queries and their documents as rows.
 
     Args:
@@ -212,13 +212,13 @@ def tokenize_groups(
     flat = [text for texts in documents for text in texts]
     offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
     rows = tokenize(tokenizer, queries, max_length, scores)
-    longest = bucket_length(int(rows.lengths.max(initial=0)), buckets, max_length)
-    return TextGroups(
+    max_query_length = bucket_length(int(rows.lengths.max(initial=0)), buckets, max_length)
+    return QueryDocumentRows(
         rows,
-        ChoiceFeatures(tokenize(tokenizer, flat, max_length), offsets, None),
+        ChoiceRows(tokenize(tokenizer, flat, max_length), offsets, None),
         number_texts(queries),
         number_texts(flat),
-        longest,
+        max_query_length,
         has_loss,
     )
 

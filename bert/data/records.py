@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-Rows = Iterator[tuple[int, Mapping[str, Any]]]
+NumberedRecords = Iterator[tuple[int, Mapping[str, Any]]]
 """(number of the line or row, its fields)."""
 
 SUFFIXES = (*TABLES, ".jsonl")
@@ -41,7 +41,7 @@ class Records:
 
     source: str
     """Where they are from, for sentences."""
-    rows: Rows
+    rows: NumberedRecords
     names: tuple[str, ...] | None = None
     """The fields that every row has; None where each row names its own."""
     unit: str = "line"
@@ -55,18 +55,18 @@ class Records:
         """The error for a row."""
         return UserError(f"{self.source}, {self.unit} {line_number}: {what}")
 
-    def require(self, line_number: int, fields: Collection[str], wanted: Mapping[str, str]) -> None:
+    def require(self, line_number: int, fields: Collection[str], required: Mapping[str, str]) -> None:
         """Raises UserError if a row (or, number 1, the header) lacks a field.
 
         Args:
           fields: the names that are there.
-          wanted: name that has to be there -> configuration key that says so.
+          required: name that has to be there -> configuration key that says so.
         """
-        for name, key in wanted.items():
+        for name, key in required.items():
             if name not in fields:
                 there, fix = quoted(fields), f"set {key} to the right one"
                 if key == "task" and self.unit == "line":
-                    fix += f", or name {', '.join(map(repr, wanted))} in the first line, with a tab between two names"
+                    fix += f", or name {', '.join(map(repr, required))} in the first line, with a tab between two names"
                 if key.startswith("data.columns.") and self.names is not None and self.unit == "line":
                     fix += ", or, if the first line is no header, name all columns in order as data.column_names"
                 raise self.error(line_number, f"no {name!r} among {there}: {fix}")
@@ -77,15 +77,15 @@ class Records:
         Raises:
           UserError: the error of the first row for which ``read`` raises one, with the numbers of all such rows.
         """
-        found: list[Value] = []
+        values: list[Value] = []
         faults: list[tuple[int, UserError]] = []
         for row in rows:
             try:
-                found.append(read(self, *row))
+                values.append(read(self, *row))
             except UserError as error:
                 faults.append((row[0], error))
         self.require_sound(faults)
-        return found
+        return values
 
     def require_sound(self, faults: Sequence[tuple[int, UserError]]) -> None:
         """Raises UserError if there are faults: the sentence of the first one, and the numbers of all rows with one."""
@@ -249,7 +249,7 @@ def _label_namer(feature: Any) -> Callable[[Any], Any] | None:
 
 def _named_rows(
     path: Path, rows: Table, names: tuple[str, ...], source: str, skip_short_rows: bool, notes: list[str]
-) -> Rows:
+) -> NumberedRecords:
     short: list[int] = []
     for line_number, cells in rows:
         if skip_short_rows and len(cells) < len(names):
@@ -267,7 +267,7 @@ def _named_rows(
         notes.append(WarningText(text))
 
 
-def _json_rows(path: Path) -> Rows:
+def _json_rows(path: Path) -> NumberedRecords:
     for line_number, line in numbered_lines(path, utf_16=True):
         if not line.strip():
             continue

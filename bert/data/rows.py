@@ -15,7 +15,7 @@ IGNORE_INDEX = -1
 
 
 @dataclass(frozen=True)
-class Features:
+class TokenRows:
     """R rows of different lengths, one after the other."""
 
     ids: np.ndarray
@@ -54,9 +54,11 @@ class Features:
         """
         rows = np.asarray(rows)
         lengths = self.lengths[rows]
-        longest = lengths.max(initial=0)
-        if len(rows) > batch_size or longest > length:
-            raise ValueError(f"{len(rows)} rows of up to {longest} tokens do not fit a batch [{batch_size}, {length}]")
+        max_length = lengths.max(initial=0)
+        if len(rows) > batch_size or max_length > length:
+            raise ValueError(
+                f"{len(rows)} rows of up to {max_length} tokens do not fit a batch [{batch_size}, {length}]"
+            )
         used = slice(0, len(rows))
         columns = np.arange(length)
         real = np.zeros((batch_size, length), bool)
@@ -92,10 +94,10 @@ class Features:
 
 
 @dataclass(frozen=True)
-class ChoiceFeatures:
+class ChoiceRows:
     """R rows of two or more choices each; every choice is its own sequence."""
 
-    sequences: Features
+    sequences: TokenRows
     """The choices of all rows, one after the other; without labels."""
     offsets: np.ndarray
     """[R + 1] int64: the choices of row r are the sequences offsets[r] to offsets[r + 1] - 1."""
@@ -155,10 +157,10 @@ def pad_and_stack(arrays: Sequence[np.ndarray], empty: Sequence[int] = (0,)) -> 
     """R arrays [T_r, ...] as one [R, longest T_r, ...] with zeros behind each; [0, *empty] where there are none."""
     if not len(arrays):
         return np.zeros((0, *empty), np.float32)
-    whole = np.zeros((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
-    for row, array in zip(whole, arrays, strict=True):
+    stacked = np.zeros((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    for row, array in zip(stacked, arrays, strict=True):
         row[: len(array)] = array
-    return whole
+    return stacked
 
 
 def _digest(*arrays: np.ndarray | None) -> str:
@@ -170,7 +172,7 @@ def _digest(*arrays: np.ndarray | None) -> str:
 
 
 class Rows(Protocol):
-    """R rows ready for the model: `bert.data.rows.Features`, `ChoiceFeatures`, or a task's own extension."""
+    """R rows ready for the model: `bert.data.rows.TokenRows`, `ChoiceRows`, or a task's own extension."""
 
     @property
     def labels(self) -> np.ndarray | None:

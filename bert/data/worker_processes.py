@@ -112,10 +112,10 @@ def _end_with_parent() -> None:
 
 def run_tasks(
     function: Callable[[Any, Any], Any],
-    given: Iterable[tuple[str, Any]],
+    named_values: Iterable[tuple[str, Any]],
     shared: Any,
-    most: int | None,
-    say: Callable[[str], None],
+    max_tasks: int | None,
+    log: Callable[[str], None],
 ) -> Iterator[tuple[int, Any]]:
     """Calls a function on the cluster that Ray finds, once for each of some values.
 
@@ -123,10 +123,10 @@ def run_tasks(
 
     Args:
         function: of one of the values, and of ``shared``.
-        given: names and values; a value is made when there is room for its task.
+        named_values: names and values; a value is made when there is room for its task.
         shared: sent once to each node.
-        most: calls that are made at once; None takes all cores of the cluster, also those of nodes that join it.
-        say: gets a line at the end if calls had to be made again.
+        max_tasks: calls that are made at once; None takes all cores of the cluster, also those of nodes that join it.
+        log: gets a line at the end if calls had to be made again.
 
     Yields:
         The number of a value, from 0, with what the function returned for it, as it is done.
@@ -137,7 +137,7 @@ def run_tasks(
     require_ray()
     import ray
 
-    values = enumerate(given)
+    values = enumerate(named_values)
     done = 0
     with _connection():
         started = ray.remote(_Starts).options(num_cpus=0, scheduling_strategy=_here()).remote()
@@ -147,7 +147,7 @@ def run_tasks(
         with _user_errors():
             while True:
                 cores = int(ray.cluster_resources().get("CPU", 1))
-                room = (most or TASKS_A_CORE * max(1, cores)) - len(pending)
+                room = (max_tasks or TASKS_A_CORE * max(1, cores)) - len(pending)
                 for number, (name, value) in itertools.islice(values, max(0, room)):
                     named = task.options(name=name)  # in Ray's dashboard, and as the worker's title
                     pending[named.remote(function, value, once, started)] = number
@@ -159,7 +159,7 @@ def run_tasks(
                 done += 1
                 yield number, result
             if again := ray.get(started.number.remote()) - done:
-                say(f"{again} {'tasks were' if again > 1 else 'task was'} run again, since their workers died")
+                log(f"{again} {'tasks were' if again > 1 else 'task was'} run again, since their workers died")
 
 
 def require_ray() -> None:

@@ -23,7 +23,7 @@ from bert.data.batching import bucket_length
 from bert.data.encoding import plain_ids, tokenize
 from bert.data.inputs import as_text_or_pair, as_texts
 from bert.data.multi_text_rows import target_boundaries
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.files import atomic_write
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
@@ -142,7 +142,7 @@ def _cross_attentions(
     return cast(tuple[jax.Array, ...], apply({"params": params}, *inputs, method=module.cross_attentions))
 
 
-def _pad_to_bucket(model: Pretrained, features: Features) -> dict[str, np.ndarray]:
+def _pad_to_bucket(model: Pretrained, features: TokenRows) -> dict[str, np.ndarray]:
     """A row, padded to a length for which a program is compiled once."""
     return features.batch(np.arange(1), _bucket(model, len(features.ids)), 1)
 
@@ -192,7 +192,7 @@ def _target_ids(tokenizer: Tokenizer, target: str | Continuation, end: int) -> l
     return [*plain_ids(tokenizer, [text], literal=True)[0].tolist(), end]
 
 
-def _cut(model: Pretrained, text: Text) -> tuple[Features, int]:
+def _cut(model: Pretrained, text: Text) -> tuple[TokenRows, int]:
     """The row of a text, and the number of tokens that did not fit the model."""
     features = tokenize(model.tokenizer, [text], model.config.max_position_embeddings)
     check_inputs(features.ids, model.config.known_vocab_size)

@@ -18,7 +18,7 @@ from bert.config import ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.inputs import check_count
 from bert.data.pretraining.packing import assign_packs, packing_arrays
-from bert.data.rows import ChoiceFeatures, Features, Rows
+from bert.data.rows import ChoiceRows, Rows, TokenRows
 from bert.errors import UserError, require
 from bert.model.encoder import Bert, EncoderOutput, Packing
 from bert.model.heads import HEADS
@@ -52,7 +52,7 @@ class PackedRows:
     num_rows: int
     packs: list[list[int]]
 
-    def batches(self, features: Features) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    def batches(self, features: TokenRows) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         """(numbers of the texts of a batch in the order of their tokens, the batch) of each.
 
         A batch has ``input_ids``, ``token_type_ids``, ``example_ids`` and ``position_ids``, [B, T] int32, the last two
@@ -76,7 +76,7 @@ class PackedRows:
 
 
 def pack_if_shorter(
-    features: Features, config: ModelConfig, batch_size: int, buckets: tuple[int, ...]
+    features: TokenRows, config: ModelConfig, batch_size: int, buckets: tuple[int, ...]
 ) -> PackedRows | None:
     """Packed rows of texts, or None where padded ones compute less, or where there are few.
 
@@ -167,7 +167,7 @@ class BatchedForward:
         return self._run(self.encoder, features, batch_size)
 
     def embed(
-        self, features: Features, pooling: Pooling, batch_size: int, skipped: np.ndarray | None = None
+        self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None = None
     ) -> np.ndarray:
         """Computes the embeddings of rows, [R, E] float32. Many short rows are packed, so that little is padding.
 
@@ -193,7 +193,7 @@ class BatchedForward:
             embeddings[rows] = pooling(states, mask, None if skipped is None else skipped[rows])
         return embeddings
 
-    def _encode_packed(self, packed: PackedRows, features: Features) -> Batches:
+    def _encode_packed(self, packed: PackedRows, features: TokenRows) -> Batches:
         """The hidden states [tokens, D] of the texts of each batch, one after the other."""
 
         def dispatched() -> Iterator[tuple[Any, Any]]:
@@ -220,10 +220,10 @@ class BatchedForward:
     def warm_up(self, num_rows: int, length: int) -> None:
         """Compiles the head, or without a task the encoder, for rows of a length."""
         offsets = length * np.arange(num_rows + 1, dtype=np.int64)
-        blank = Features(np.zeros(num_rows * length, np.int32), offsets, np.full(num_rows, length, np.int32), None)
+        blank = TokenRows(np.zeros(num_rows * length, np.int32), offsets, np.full(num_rows, length, np.int32), None)
         rows: Rows = blank
         if self._task is not None and self._task.head == "choices":
-            rows = ChoiceFeatures(blank, np.arange(num_rows + 1), None)
+            rows = ChoiceRows(blank, np.arange(num_rows + 1), None)
         for _ in self._run(self.encoder if self._task is None else self.head, rows, max(num_rows, 32)):
             pass
 

@@ -19,7 +19,7 @@ from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.encoding import plain_ids, tokenize
 from bert.data.inputs import check_count, shown
 from bert.data.multi_text_rows import target_boundaries
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.inference.decoding import Cache, Decoded, Prompts, beam_search, sample
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
@@ -313,7 +313,7 @@ class SequenceGenerator:
         return self.decode(rows, decoding, batch_size, numbers)
 
     def decode(
-        self, rows: Features, decoding: Decoding, batch_size: int, numbers: Sequence[int]
+        self, rows: TokenRows, decoding: Decoding, batch_size: int, numbers: Sequence[int]
     ) -> list[list[Continuation]]:
         """As `__call__`, of sources as rows."""
         check_count("batch_size", batch_size)
@@ -329,7 +329,7 @@ class SequenceGenerator:
 
     def _batches(
         self,
-        sources: Features,
+        sources: TokenRows,
         decoding: Decoding,
         batch_size: int,
         numbers: Sequence[int],
@@ -363,7 +363,7 @@ class SequenceGenerator:
 
         return jax.jit(run, static_argnums=(5, 6, 7))
 
-    def _check_lengths(self, texts: Sequence[str], rows: Features) -> None:
+    def _check_lengths(self, texts: Sequence[str], rows: TokenRows) -> None:
         longest = self._config.max_position_embeddings
         for text, length in zip(texts, rows.lengths, strict=True):
             if length > longest:

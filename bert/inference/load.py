@@ -106,7 +106,7 @@ def load_vocabulary(source: str | Path, say: Callable[[str], None] = log_message
     folder, _ = _find(source, weights=False)
     if google.is_google(folder) and not hf.is_hf_folder(folder):
         return google.read_tokenizer(folder, google.read_config(folder / google.CONFIG, say), say)
-    return load_tokenizer(folder if _is_run(folder) else tokenizer_folder(encoder_folder(folder)), say=say)
+    return load_tokenizer(folder if _is_run(folder) else tokenizer_folder(encoder_folder(folder)), log=say)
 
 
 def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:

@@ -15,8 +15,8 @@ import numpy as np
 from bert.config import Decoding, TaskDataConfig
 from bert.data.encoding import row_template, tokenize
 from bert.data.inputs import as_filled_texts, as_list, as_text_or_pair, check_count, shown
-from bert.data.multi_text_rows import SequencePairs, TextGroups
-from bert.data.rows import Features, Rows
+from bert.data.multi_text_rows import QueryDocumentRows, SourceTargetRows
+from bert.data.rows import Rows, TokenRows
 from bert.errors import UserError, on_one_line
 from bert.inference.forward import BUCKETS, BatchedForward, GraphForward, check_finite
 from bert.inference.language_model import ENCODER_DECODER
@@ -437,18 +437,18 @@ class Pretrained(SearchableModel):
 
     def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
         """What the task's head says of each row, in the order of the rows: see `bert.tasks.base.Outputs`."""
-        if isinstance(features, SequencePairs):
+        if isinstance(features, SourceTargetRows):
             found = self._sequence_generator.decode(
                 features.sources, self.decoding or Decoding(), batch_size, range(len(features))
             )
             return [np.array(best.token_ids, np.int32) for best, *_ in found]
-        if isinstance(features, TextGroups):
+        if isinstance(features, QueryDocumentRows):
             return self._embed_groups(features, batch_size)
-        if isinstance(self.task, EmbeddingTask) and isinstance(features, Features):
+        if isinstance(self.task, EmbeddingTask) and isinstance(features, TokenRows):
             return list(self._forward.embed(features, self.pooling or Pooling(), batch_size))
         return self._forward.apply_head(features, batch_size)
 
-    def _embed_groups(self, features: TextGroups, batch_size: int) -> Outputs:
+    def _embed_groups(self, features: QueryDocumentRows, batch_size: int) -> Outputs:
         """The embeddings of each row's query and documents side by side, 0 for a document that it lacks."""
         pooling, documents = self.pooling or Pooling(), features.documents
         queries, flat = (
@@ -459,14 +459,14 @@ class Pretrained(SearchableModel):
         texts[:, 1:][np.arange(texts.shape[1] - 1) < documents.choices[:, None]] = flat
         return list(texts.reshape(len(texts), -1))
 
-    def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[Features, Pooling]:
+    def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[TokenRows, Pooling]:
         texts = [as_text_or_pair(given, index) for index, given in enumerate(as_list(inputs), 1)]
         pooling = self.pooling or Pooling()
         if pooling.lowercase:
             texts = [_lower(text) for text in texts]
         return self._features(texts, pooling.max_length), pooling
 
-    def _encode_masked(self, text: Any) -> tuple[Features, np.ndarray]:
+    def _encode_masked(self, text: Any) -> tuple[TokenRows, np.ndarray]:
         """A text as one row, and the positions of its masks, at least one. Raises UserError where one is cut off."""
         if isinstance(text, list):
             raise UserError(f"the text is {shown(text)}: pass one string, or a tuple of two for a pair")
@@ -486,7 +486,7 @@ class Pretrained(SearchableModel):
             )
         return features, positions
 
-    def _features(self, texts: Sequence[Text], max_length: int | None = None) -> Features:
+    def _features(self, texts: Sequence[Text], max_length: int | None = None) -> TokenRows:
         longest = self.config.max_position_embeddings
         return tokenize(self.tokenizer, list(texts), min(longest, max_length or longest))
 

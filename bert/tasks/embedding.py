@@ -18,9 +18,9 @@ from bert import metrics
 from bert.config import EmbeddingConfig, FinetuneConfig, TaskDataConfig
 from bert.data import encoding
 from bert.data.inputs import as_texts
-from bert.data.multi_text_rows import number_texts, tokenize_groups
+from bert.data.multi_text_rows import number_texts, tokenize_queries
 from bert.data.records import Records
-from bert.data.rows import Features, Rows
+from bert.data.rows import Rows, TokenRows
 from bert.errors import UserError, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
@@ -151,7 +151,7 @@ class EmbeddingTask(ColumnFilesTask):
         if scores is not None and scores.ndim == 2:
             scores = scores[:, : max(map(len, documents))]
         has_loss = examples.labelled and (scores is not None or self.settings.loss != "margin_mse")
-        return tokenize_groups(tokenizer, queries, documents, scores, data.max_length, data.buckets, has_loss)
+        return tokenize_queries(tokenizer, queries, documents, scores, data.max_length, data.buckets, has_loss)
 
     def _cased(self, texts: Sequence[str], prompt: str = "") -> list[str]:
         texts = [prompt + text for text in texts]
@@ -161,7 +161,7 @@ class EmbeddingTask(ColumnFilesTask):
 
     def predict(self, outputs: Outputs, features: Any, examples: TextExamples) -> Any:
         """[texts * D] of each row, or [D] of texts alone -> `Cosines`, or the embeddings of texts alone as they are."""
-        if isinstance(features, Features):
+        if isinstance(features, TokenRows):
             return outputs
         texts = 1 + int(features.documents.choices.max())
         vectors = np.reshape(outputs, (len(outputs), texts, -1))[:, :2]
@@ -273,7 +273,7 @@ class LabelledTextsTask(EmbeddingTask):
         none: list[list[str]] = [[] for _ in texts]
         return TextExamples(texts, None, none, labels, found.ids, labels is not None, found.notes)
 
-    def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> Features:
+    def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> TokenRows:
         texts = self._cased(examples.queries, self.settings.query_prompt or "")
         if examples.scores is None:
             return encoding.tokenize(tokenizer, texts, data.max_length)

@@ -12,7 +12,7 @@ import numpy as np
 
 from bert.data.inputs import TEXT_OR_PAIR, WANTED, Text, as_text_or_pair
 from bert.data.records import Records
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.metrics.tagging_schemes import other_spelling
 from bert.tasks.base import Outputs, Task
 from bert.tasks.columns import Columns
@@ -94,7 +94,7 @@ class _PublishedRegression(_FlexibleInputs, RegressionTask):
     activation: Callable[[np.ndarray], np.ndarray] | None = None
     """Applied to the scores; None for none."""
 
-    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> np.ndarray:
+    def predict(self, outputs: Outputs, features: TokenRows, examples: Examples) -> np.ndarray:
         scores = super().predict(outputs, features, examples)
         return scores if self.activation is None else self.activation(scores)
 

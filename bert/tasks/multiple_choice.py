@@ -19,7 +19,7 @@ from bert.config.model import PairTruncation
 from bert.data import encoding
 from bert.data.inputs import as_texts
 from bert.data.records import read_records
-from bert.data.rows import ChoiceFeatures
+from bert.data.rows import ChoiceRows
 from bert.errors import UserError, quoted, require
 from bert.files import write_tsv
 from bert.tasks import split_files
@@ -179,7 +179,7 @@ def _ending_columns(names: Collection[str]) -> list[str]:
 
 def tokenize(
     tokenizer: Tokenizer, examples: Examples, max_length: int, pair_truncation: PairTruncation | None = None
-) -> ChoiceFeatures:
+) -> ChoiceRows:
     """A pair of context and choice, up to ``max_length`` tokens, for every choice; the longer is cut first."""
     pairs = [
         (context, choice)
@@ -188,7 +188,7 @@ def tokenize(
     ]
     offsets = np.cumsum([0, *map(len, examples.choices)], dtype=np.int64)
     rows = encoding.tokenize(tokenizer, pairs, max_length, pair_truncation=pair_truncation)
-    return ChoiceFeatures(rows, offsets, examples.labels)
+    return ChoiceRows(rows, offsets, examples.labels)
 
 
 def write_predictions(
@@ -252,10 +252,10 @@ class MultipleChoiceTask(Task):
         path = split_files.find_split_file(folder, FILES, split, "multiple choice")
         return read(path, None if split == "test" else True)
 
-    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> ChoiceFeatures:
+    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> ChoiceRows:
         return tokenize(tokenizer, examples, data.max_length, data.pair_truncation)
 
-    def predict(self, outputs: Outputs, features: ChoiceFeatures, examples: Examples) -> Chosen:
+    def predict(self, outputs: Outputs, features: ChoiceRows, examples: Examples) -> Chosen:
         """[C] scores of each row, of which its own come first -> the most likely choice."""
         pairs = zip(outputs, examples.choices, strict=True)
         shares = [metrics.softmax(np.nan_to_num(scores[: len(choices)])) for scores, choices in pairs]

@@ -15,7 +15,7 @@ from bert.config import FinetuneConfig, RerankerConfig, TaskDataConfig
 from bert.data import encoding
 from bert.data.inputs import as_texts
 from bert.data.records import Records
-from bert.data.rows import ChoiceFeatures
+from bert.data.rows import ChoiceRows
 from bert.errors import UserError, WarningText, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
@@ -145,7 +145,7 @@ class RerankerTask(ColumnFilesTask):
             raise UserError(f"all documents of {records.source} are equally relevant: {fix}")
         return examples
 
-    def features(self, tokenizer: Tokenizer, examples: RankedExamples, data: TaskDataConfig) -> ChoiceFeatures:
+    def features(self, tokenizer: Tokenizer, examples: RankedExamples, data: TaskDataConfig) -> ChoiceRows:
         pairs = [
             (query, document)
             for query, documents in zip(examples.queries, examples.documents, strict=True)
@@ -154,7 +154,7 @@ class RerankerTask(ColumnFilesTask):
         offsets = np.cumsum([0, *map(len, examples.documents)], dtype=np.int64)
         labels = None if examples.relevance is None else np.concatenate(examples.relevance)
         rows = encoding.tokenize(tokenizer, pairs, data.max_length, pair_truncation=data.pair_truncation)
-        return ChoiceFeatures(rows, offsets, labels)
+        return ChoiceRows(rows, offsets, labels)
 
     # Predictions
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from bert.config import TaskDataConfig
 from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
 from bert.data.inputs import as_texts
-from bert.data.multi_text_rows import SequencePairs, tokenize_pairs
+from bert.data.multi_text_rows import SourceTargetRows, tokenize_sources
 from bert.data.records import Records
 from bert.errors import UserError, require, without_surrogates
 from bert.metrics import text as text_metrics
@@ -158,13 +158,13 @@ class SequenceToSequenceTask(ColumnFilesTask):
             references = records.read_each(rows, _references)
         return TextPairs(found.texts[0], references, found.ids, found.notes)
 
-    def features(self, tokenizer: Tokenizer, examples: TextPairs, data: TaskDataConfig) -> SequencePairs:
+    def features(self, tokenizer: Tokenizer, examples: TextPairs, data: TaskDataConfig) -> SourceTargetRows:
         lengths = (data.max_length, min(data.max_target_length or data.max_length, data.max_length))
-        return tokenize_pairs(
+        return tokenize_sources(
             (tokenizer, self.target_tokenizer or tokenizer), examples.sources, examples.targets, lengths
         )
 
-    def predict(self, outputs: Outputs, features: SequencePairs, examples: TextPairs) -> Written:
+    def predict(self, outputs: Outputs, features: SourceTargetRows, examples: TextPairs) -> Written:
         """The token ids of each row, end token included, -> texts on one line each."""
         texts = [detokenize(features.tokenizer, ids.tolist()) for ids in outputs]
         return Written(list(one_line(texts)), lowercases(features.tokenizer))

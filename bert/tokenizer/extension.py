@@ -50,12 +50,12 @@ def select_new_words(tokenizer: Tokenizer, counts: WordCounts, number: int, min_
       number: most words.
       min_frequency: rarest word taken.
     """
-    vocab, unknown, found = tokenizer.get_vocab(), tokenizer.model.unk_token, []
+    vocab, unknown, new_words = tokenizer.get_vocab(), tokenizer.model.unk_token, []
     for word, count in counts.words.items():
         if count >= min_frequency and word not in vocab and len(word) <= MAX_INPUT_CHARS_PER_WORD:
             tokens = tuple(token.value for token in tokenizer.model.tokenize(word))
-            found.append(NewWord(word, count, tokens, unknown in tokens))
-    return sorted(found, key=lambda new: (-new.tokens_saved, new.word))[:number]
+            new_words.append(NewWord(word, count, tokens, unknown in tokens))
+    return sorted(new_words, key=lambda new: (-new.tokens_saved, new.word))[:number]
 
 
 def require_extensible(tokenizer: Tokenizer) -> None:

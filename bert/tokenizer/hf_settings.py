@@ -77,9 +77,9 @@ class TokenizerSettings:
 
         steps = tokenizer.normalizer
         if isinstance(steps, normalizers.BertNormalizer):
-            ours = {"lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars"}
-            for name, theirs in {**ours, "strip_accents": "strip_accents"}.items():
-                if (value := getattr(self, theirs)) is not None:
+            names = {"lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars"}
+            for name, key in {**names, "strip_accents": "strip_accents"}.items():
+                if (value := getattr(self, key)) is not None:
                     setattr(steps, name, value)
             tokenizer.normalizer = steps
         if self.truncation_side is not None:
@@ -178,11 +178,11 @@ def _class_of_model(folder: Path) -> Any:
 
 
 def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...]:
-    found: dict[int, tuple[str, dict[str, bool]]] = {}
-    for content_of_token, place in read_object(folder / ADDED).items():
-        if isinstance(place, bool) or not isinstance(place, int):
-            raise UserError(f"{folder / ADDED}: the number of {content_of_token!r} is {place!r}: copy the file again")
-        found[place] = (content_of_token, {})
+    added: dict[int, tuple[str, dict[str, bool]]] = {}
+    for text, token_id in read_object(folder / ADDED).items():
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise UserError(f"{folder / ADDED}: the number of {text!r} is {token_id!r}: copy the file again")
+        added[token_id] = (text, {})
     decoder = content.get("added_tokens_decoder") or {}
     tokens = decoder if isinstance(decoder, dict) else {"": decoder}
     for number, token in tokens.items():
@@ -193,8 +193,8 @@ def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, 
             or not isinstance(token.get("content"), str)
         ):
             raise UserError(f"{folder / SETTINGS}: added_tokens_decoder is no table of numbered tokens: copy it again")
-        found[int(number)] = (token["content"], {flag: bool(token[flag]) for flag in _TOKEN if flag in token})
-    return tuple((number, token, tuple(flags.items())) for number, (token, flags) in sorted(found.items()))
+        added[int(number)] = (token["content"], {flag: bool(token[flag]) for flag in _TOKEN if flag in token})
+    return tuple((token_id, text, tuple(flags.items())) for token_id, (text, flags) in sorted(added.items()))
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -104,8 +104,8 @@ def special_ids(tokenizer: Tokenizer) -> SpecialTokenIds:
     """Ids of the special tokens that a vocabulary has."""
     # One by one: the whole vocabulary takes longer to copy than a short text to answer.
     names = {name for tokens in TOKEN_SETS for name in tokens.values()}
-    found = {name: [tokenizer.token_to_id(text) for text in (name, HIDDEN + name)] for name in names}
-    known = {name: next(i for i in ids if i is not None) for name, ids in found.items() if set(ids) != {None}}
+    candidates = {name: [tokenizer.token_to_id(text) for text in (name, HIDDEN + name)] for name in names}
+    known = {name: next(i for i in ids if i is not None) for name, ids in candidates.items() if set(ids) != {None}}
     return SpecialTokenIds({role: known[name] for role, name in special_tokens(known).items()})
 
 

@@ -60,12 +60,12 @@ def train_unigram(texts: Iterable[str] | WordCounts, config: TokenizerConfig) ->
         special_tokens=list(TRAINED_SPECIAL_TOKENS),
         unk_token=ALBERT_TOKENS["unk"],
     )
-    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
-        lines: Iterable[str] = spool
+    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as copy:
+        lines: Iterable[str] = copy
         if isinstance(texts, WordCounts):
             counts, lines = texts.characters(), texts.lines()
         else:
-            counts = _spool(texts, spool, config)
+            counts = _copy_and_count(texts, copy, config)
         strip_accents = resolve_strip_accents(config, counts)
         if strip_accents != config.strip_accents:
             normalizer = _make_normalizer(config.lowercase, strip_accents)
@@ -168,23 +168,23 @@ def _with_equal_rest(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]
     return [(token, lowest if is_rest(token, score) else score) for token, score in pieces]
 
 
-def _spool(texts: Iterable[str], spool: TextIO, config: TokenizerConfig) -> dict[str, int]:
+def _copy_and_count(texts: Iterable[str], copy: TextIO, config: TokenizerConfig) -> dict[str, int]:
     """Writes normalized texts into a file, to be read from its start. Returns the counts of their characters."""
     normalizer = _make_normalizer(config.lowercase, config.strip_accents)
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
         line = normalizer.normalize_str(without_surrogates(text))
         counts.update(line)
-        spool.write(line + "\n")
-    spool.seek(0)
+        copy.write(line + "\n")
+    copy.seek(0)
     return counts
 
 
 def _left_out(counts: Mapping[str, int], config: TokenizerConfig) -> set[str]:
     """Characters that the vocabulary does not know: white space, those rarer than min_frequency and, of the others, the
     rarest beyond limit_alphabet, or beyond what fits a quarter of the vocabulary."""
-    least = len(TRAINED_SPECIAL_TOKENS) + 1
-    limit = config.limit_alphabet or max(config.vocab_size // 4, min(config.vocab_size - least, 256))
+    num_reserved = len(TRAINED_SPECIAL_TOKENS) + 1
+    limit = config.limit_alphabet or max(config.vocab_size // 4, min(config.vocab_size - num_reserved, 256))
     common = sorted((token for token in counts if not token.isspace()), key=lambda token: (-counts[token], token))
     kept = [token for token in common[:limit] if counts[token] >= config.min_frequency] or common[:1]
     return counts.keys() - kept

@@ -64,7 +64,7 @@ def word_steps(config: TokenizerConfig) -> WordSteps:
 
 
 def load_tokenizer(
-    path: str | Path, config: TokenizerConfig | None = None, say: Log = log_message, detect_casing: bool = False
+    path: str | Path, config: TokenizerConfig | None = None, log: Log = log_message, detect_casing: bool = False
 ) -> Tokenizer:
     """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt next to it, a SentencePiece file (.model),
     or a folder that holds one.
@@ -77,7 +77,7 @@ def load_tokenizer(
     Args:
       path: a file or a folder.
       config: how text is normalized if no file says so; None has the defaults.
-      say: called with remarks on the vocabulary and on how text is read.
+      log: called with remarks on the vocabulary and on how text is read.
       detect_casing: whether a folder's name or the tokens decide on lower-casing in place of ``config``.
 
     Raises:
@@ -97,17 +97,17 @@ def load_tokenizer(
     else:
         text = _read_utf8(file)
         settings.require_wordpiece(file.parent)
-        vocab = _parse_vocab(text, file, say)
+        vocab = _parse_vocab(text, file, log)
         _require_special_tokens(vocab, file)
         if detect_casing and settings.do_lower_case is None:
-            config = dataclasses.replace(config, lowercase=_detect_casing(file, vocab, say))
+            config = dataclasses.replace(config, lowercase=_detect_casing(file, vocab, log))
         strip_accents = None if config.strip_accents == "european" else config.strip_accents
         tokenizer = build_wordpiece(vocab, config.lowercase, strip_accents)
     with library_errors(f"{file.parent}: the files next to the vocabulary do not fit it", COPY_ALL):
         settings.apply(tokenizer, file.parent)
     check_post_processor(tokenizer, file)
     if file.suffix not in (".json", ".model"):
-        _check_normalization(file, tokenizer, settings, detect_casing, say)
+        _check_normalization(file, tokenizer, settings, detect_casing, log)
     if not special_ids(tokenizer).all or (
         is_wordpiece(tokenizer) and tokenizer.token_to_id(tokenizer.model.unk_token) is None
     ):
@@ -125,7 +125,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
     write_atomic(folder / "tokenizer.json", tokenizer.to_str(pretty=True) + "\n")
 
 
-def _detect_casing(file: Path, tokens: Iterable[str], say: Log) -> bool:
+def _detect_casing(file: Path, tokens: Iterable[str], log: Log) -> bool:
     """Whether to lower-case, by the name of a folder or the tokens."""
     name, capital = file.parent.resolve().name, _first_cased_token(tokens)
     if (sign := next((sign for sign in ("uncased", "cased") if sign in name.lower()), None)) is not None:
@@ -134,12 +134,12 @@ def _detect_casing(file: Path, tokens: Iterable[str], say: Log) -> bool:
         lowercase, why = True, "no token of the vocabulary has an upper-case letter"
     else:
         lowercase, why = False, f"the vocabulary has upper-case letters, as in {capital!r}"
-    say(f"text is {'lower-cased' if lowercase else 'not lower-cased'}: {why}")
+    log(f"text is {'lower-cased' if lowercase else 'not lower-cased'}: {why}")
     return lowercase
 
 
 def _check_normalization(
-    file: Path, tokenizer: Tokenizer, settings: TokenizerSettings, detected: bool, say: Log
+    file: Path, tokenizer: Tokenizer, settings: TokenizerSettings, detected: bool, log: Log
 ) -> None:
     """Reports tokens of a bare vocab.txt that no text becomes, unless the files next to it decide so."""
     (lowercase, strip_accents), tokens = normalization(tokenizer), tokenizer.get_vocab()
@@ -149,7 +149,7 @@ def _check_normalization(
             f"{file}: text is lower-cased, though the vocabulary has upper-case letters, as in {capital!r}; if that is "
             f'wrong, set tokenizer.lowercase to false or put {{"do_lower_case": false}} into {SETTINGS} next to it'
         )
-        say(WarningText(text))
+        log(WarningText(text))
     marked = sorted(filter(_has_marks, tokens))
     if strip_accents and len(marked) > _FEW * len(tokens) and settings.strip_accents is None:
         text = (
@@ -157,7 +157,7 @@ def _check_normalization(
             f'that is wrong, set tokenizer.strip_accents to false or put {{"strip_accents": false}} into {SETTINGS} '
             "next to it"
         )
-        say(WarningText(text))
+        log(WarningText(text))
 
 
 def _first_cased_token(tokens: Iterable[str]) -> str | None:
@@ -319,7 +319,7 @@ def _parse_byte_level(text: str, file: Path) -> Tokenizer:
         return parse_byte_level(text, _read_utf8(file.parent / "merges.txt"))
 
 
-def _parse_vocab(content: str, file: Path, say: Log) -> dict[str, int]:
+def _parse_vocab(content: str, file: Path, log: Log) -> dict[str, int]:
     """Token -> id, its line from 0. Only "\\n" ends a line: some tokens are other separators.
 
     Of equal lines the last one counts, as in transformers and in Google's ``load_vocab``. The others, each of which has
@@ -339,7 +339,7 @@ def _parse_vocab(content: str, file: Path, say: Log) -> dict[str, int]:
             f"{file}, line {vocab[first] + 1}: {first!r} is on line {repeated[0] + 1} already: the last line of a "
             f"token counts ({len(repeated):,} lines have no effect)"
         )
-        say(WarningText(text))
+        log(WarningText(text))
     return vocab
 
 

@@ -39,7 +39,7 @@ MAX_INPUT_CHARS_PER_WORD = 100
 UNUSED = "[unused{}]"
 """Name of a slot, numbered from 0: no text becomes such a token, since brackets are words of their own."""
 
-_LEAST_VOCAB_SIZE = 32
+_MIN_VOCAB_SIZE = 32
 _UNICODE_SIZE = 0x110000
 
 
@@ -61,15 +61,15 @@ def train_wordpiece(texts: Iterable[str] | WordCounts, config: TokenizerConfig) 
     """
     from tokenizers import Tokenizer, models, trainers
 
-    if config.vocab_size < _LEAST_VOCAB_SIZE:
-        raise UserError(f"tokenizer.vocab_size is {config.vocab_size}: it must be at least {_LEAST_VOCAB_SIZE}")
+    if config.vocab_size < _MIN_VOCAB_SIZE:
+        raise UserError(f"tokenizer.vocab_size is {config.vocab_size}: it must be at least {_MIN_VOCAB_SIZE}")
     draft = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
-        lines: Iterable[str] = spool
+    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as copy:
+        lines: Iterable[str] = copy
         if isinstance(texts, WordCounts):
             characters, lines = texts.characters(), texts.lines()
         else:
-            characters = _spool(texts, spool)
+            characters = _copy_and_count(texts, copy)
         steps, characters, strip_accents = _resolve_steps(characters, config)
         draft.normalizer = steps.normalizer
         draft.pre_tokenizer = texts.steps().pre_tokenizer if isinstance(texts, WordCounts) else steps.pre_tokenizer
@@ -151,14 +151,14 @@ def build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: Strip
     return tokenizer
 
 
-def _spool(texts: Iterable[str], spool: TextIO) -> dict[str, int]:
+def _copy_and_count(texts: Iterable[str], copy: TextIO) -> dict[str, int]:
     """Writes texts into a file, to be read from its start. Returns how often each character occurs."""
     counts = np.zeros(_UNICODE_SIZE, np.int64)
     for block in blocks(texts, characters=1 << 20):  # NumPy then counts 100 MB per second
         codes = np.frombuffer(block.encode("utf-32-le"), np.uint32)
         counts += np.bincount(codes, minlength=_UNICODE_SIZE)
-        spool.write(block)
-    spool.seek(0)
+        copy.write(block)
+    copy.seek(0)
     return {chr(code): int(counts[code]) for code in np.flatnonzero(counts)}
 
 

@@ -15,7 +15,7 @@ from bert.data.batching import (
     make_batches,
     token_batches,
 )
-from bert.data.rows import ChoiceFeatures, Features
+from bert.data.rows import ChoiceRows, TokenRows
 from bert.training.losses import LOSSES, make_task_loss
 from bert.training.step import compute_gradients
 
@@ -97,12 +97,12 @@ def test_the_last_smaller_batch_is_a_random_sample():
     assert abs(np.mean([lengths[batch].mean() for batch in last]) - lengths.mean()) < 2
 
 
-def random_rows(count: int, longest: int = 60) -> Features:
+def random_rows(count: int, longest: int = 60) -> TokenRows:
     """Rows of 3 tokens and more, whose label is a number of their own."""
     lengths = np.random.default_rng(0).integers(3, longest, count)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     labels = np.random.default_rng(1).standard_normal(count).astype(np.float32)
-    return Features(np.ones(offsets[-1], np.int32), offsets, lengths.astype(np.int32), labels)
+    return TokenRows(np.ones(offsets[-1], np.int32), offsets, lengths.astype(np.int32), labels)
 
 
 def config_by_tokens(tokens: int, **training) -> FinetuneConfig:
@@ -111,7 +111,7 @@ def config_by_tokens(tokens: int, **training) -> FinetuneConfig:
     return FinetuneConfig(data=data, training=TrainingConfig(epochs=1, tokens_per_batch=tokens, **training), seed=3)
 
 
-def token_loader(features: Features | ChoiceFeatures, tokens: int, row_shares: int = 1, **training) -> FinetuningLoader:
+def token_loader(features: TokenRows | ChoiceRows, tokens: int, row_shares: int = 1, **training) -> FinetuningLoader:
     config = config_by_tokens(tokens, **training)
     return FinetuningLoader(features, config, (0, 1), make_batches(features, config, row_shares, by_length=True))
 
@@ -177,7 +177,7 @@ def test_rows_of_batches_by_tokens_weigh_alike():
 
 
 def test_all_choices_of_a_row_count():
-    choices = ChoiceFeatures(random_rows(40, longest=16), np.arange(0, 41, 4), np.zeros(10, np.int32))
+    choices = ChoiceRows(random_rows(40, longest=16), np.arange(0, 41, 4), np.zeros(10, np.int32))
     assert token_loader(choices, 192).batch(0)["input_ids"].shape == (3, 4, 16)
     assert token_loader(choices, 64).batch(0)["input_ids"].shape == (1, 4, 16)
 
@@ -188,9 +188,9 @@ def test_evaluation_holds_every_row_once_sorted_by_length():
 
 
 @pytest.fixture
-def features() -> Features:
+def features() -> TokenRows:
     """[CLS] 11 [SEP] | [CLS] 12 13 [SEP] 14 [SEP] | [CLS] [SEP]"""
-    return Features(
+    return TokenRows(
         ids=np.array([2, 11, 3, 2, 12, 13, 3, 14, 3, 2, 3], np.int32),
         offsets=np.array([0, 3, 9, 11]),
         segment_a_lengths=np.array([3, 4, 2], np.int32),
@@ -226,7 +226,7 @@ def test_a_batch_of_no_rows_weighs_nothing(features):
 
 
 def test_rows_without_labels(features):
-    unlabelled = Features(features.ids, features.offsets, features.segment_a_lengths, None)
+    unlabelled = TokenRows(features.ids, features.offsets, features.segment_a_lengths, None)
     assert unlabelled.batch(np.array([2]), length=2, batch_size=1)["labels"].tolist() == [0]
 
 

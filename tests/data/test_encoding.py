@@ -14,7 +14,7 @@ from bert.config import DataConfig, TaskDataConfig
 from bert.data.corpus.documents import split_sentences
 from bert.data.encoding import RowTemplate, post_processor, row_template
 from bert.data.pretraining import build, dataset
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.tasks import find_task, multiple_choice
 from bert.tasks.question_answering import span_features
@@ -32,7 +32,7 @@ def roberta() -> Tokenizer:
     return byte_level_tokenizer()
 
 
-def rows_of(tokenizer: Tokenizer, features: Features) -> list[str]:
+def rows_of(tokenizer: Tokenizer, features: TokenRows) -> list[str]:
     """The tokens of each row with spaces between."""
     rows = np.split(features.ids, features.offsets[1:-1])
     return [" ".join(tokenizer.id_to_token(int(number)) or "" for number in row) for row in rows]

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert.data.encoding import tokenize
-from bert.data.rows import IGNORE_INDEX, ChoiceFeatures, Features
+from bert.data.rows import IGNORE_INDEX, ChoiceRows, TokenRows
 from tests.tasks.letter_examples import WORDS, question_tokenizer
 
 # Rows of 3, 2, 4 and 2 tokens.
 OFFSETS = np.array([0, 3, 5, 9, 11])
-PLAIN = Features(np.arange(1, 12, dtype=np.int32), OFFSETS, np.array([3, 2, 2, 2], np.int32), None)
+PLAIN = TokenRows(np.arange(1, 12, dtype=np.int32), OFFSETS, np.array([3, 2, 2, 2], np.int32), None)
 
 
 def test_scores_and_spans_keep_their_shape() -> None:
@@ -37,7 +37,7 @@ def test_lengths_are_taken_once_and_are_no_part_of_what_the_rows_are() -> None:
     assert rows.digest() == digest
     assert pickle.loads(pickle.dumps(rows)).lengths.tolist() == [3, 2, 4, 2]
     assert dataclasses.replace(rows, offsets=np.array([0, 1, 11])).lengths.tolist() == [1, 10]
-    choices = ChoiceFeatures(rows, np.array([0, 1, 4]), None)
+    choices = ChoiceRows(rows, np.array([0, 1, 4]), None)
     assert choices.lengths is choices.lengths
     assert choices.choices is choices.choices
 
@@ -52,7 +52,7 @@ def test_labels_of_tokens_are_padded_with_ignored_ones() -> None:
 
 
 def test_choices_are_padded_to_the_most_that_a_row_has() -> None:
-    choices = ChoiceFeatures(PLAIN, np.array([0, 1, 4]), np.array([0, 2], np.int32))
+    choices = ChoiceRows(PLAIN, np.array([0, 1, 4]), np.array([0, 2], np.int32))
     assert (len(choices), choices.lengths.tolist(), choices.choices.tolist()) == (2, [3, 4], [1, 3])
     batch = choices.batch(np.array([1, 0]), 4, 3)
     assert batch["input_ids"].tolist() == [
@@ -71,7 +71,7 @@ def test_choices_are_padded_to_the_most_that_a_row_has() -> None:
 def test_digests_tell_tokens_and_labels_apart() -> None:
     labelled = dataclasses.replace(PLAIN, labels=np.arange(4, dtype=np.int32))
     other = dataclasses.replace(PLAIN, labels=np.arange(1, 5, dtype=np.int32))
-    choices = [ChoiceFeatures(PLAIN, np.array([0, at, 4]), np.array([0, 1], np.int32)) for at in (1, 2)]
+    choices = [ChoiceRows(PLAIN, np.array([0, at, 4]), np.array([0, 1], np.int32)) for at in (1, 2)]
     assert len({rows.digest() for rows in (PLAIN, labelled, other, *choices)}) == 5
     assert labelled.digest() == dataclasses.replace(labelled).digest()
 

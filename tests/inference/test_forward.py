@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.inference import forward
 from bert.inference.forward import BUCKETS, pack_if_shorter
 from bert.model.decoders import BertForCausalLM
@@ -20,10 +20,10 @@ from tests.tiny_models import CONFIG, model_of
 PUBLISHED = dataclasses.replace(CONFIG, hidden_size=384, intermediate_size=1536, max_position_embeddings=512)
 
 
-def rows_of(lengths: np.ndarray) -> Features:
+def rows_of(lengths: np.ndarray) -> TokenRows:
     """Rows of these lengths, whose ids count all tokens."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return Features(np.arange(1, offsets[-1] + 1, dtype=np.int32), offsets, lengths.astype(np.int32), None)
+    return TokenRows(np.arange(1, offsets[-1] + 1, dtype=np.int32), offsets, lengths.astype(np.int32), None)
 
 
 def test_padding_of_mixed_lengths_is_under_a_twentieth_and_every_token_is_there_once() -> None:

@@ -17,7 +17,7 @@ import yaml
 import bert
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
-from bert.data.multi_text_rows import TextGroups
+from bert.data.multi_text_rows import QueryDocumentRows
 from bert.model.pooling import Pooling
 from tests.conftest import SMALL_MODEL
 from tests.helpers import (
@@ -143,7 +143,7 @@ def test_an_interrupted_run_ends_the_same(trained: Path, data: Path, tmp_path: P
     def train(folder: Path) -> int:
         return run(folder, data)
 
-    assert_interrupted_run_ends_the_same(train, tmp_path / "run", trained, TextGroups, monkeypatch)
+    assert_interrupted_run_ends_the_same(train, tmp_path / "run", trained, QueryDocumentRows, monkeypatch)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from bert.commands.finetune import _show, main
 from bert.commands.glue_zip import main as glue_zip
 from bert.commands.predict import main as predict
 from bert.config import FinetuneConfig, TaskDataConfig
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.runs.folder import RunFolder, open_run
 from bert.training.finetuning.seeds import aggregate_seeds, finetune_seeds
 from bert.training.means import should_stop_early
@@ -30,7 +30,7 @@ def results_of(folder: Path) -> dict:
 
 def interrupted_at(batches: int, monkeypatch: pytest.MonkeyPatch, *arguments, **options) -> int:
     """The status of a run that gets a SIGTERM before its batch of that number."""
-    batch, calls = Features.batch, []
+    batch, calls = TokenRows.batch, []
 
     def interrupt(self, *arguments):
         calls.append(1)
@@ -39,7 +39,7 @@ def interrupted_at(batches: int, monkeypatch: pytest.MonkeyPatch, *arguments, **
         return batch(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Features, "batch", interrupt)
+        patch.setattr(TokenRows, "batch", interrupt)
         return run(*arguments, **options)
 
 

@@ -16,7 +16,7 @@ import pytest
 import bert
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
-from bert.data.rows import ChoiceFeatures
+from bert.data.rows import ChoiceRows
 from tests.conftest import SMALL_MODEL
 from tests.helpers import (
     REPOSITORY,
@@ -109,7 +109,7 @@ def test_an_interrupted_run_ends_the_same(trained: Path, data: Path, tmp_path: P
     def train(folder: Path) -> int:
         return run(folder, data)
 
-    assert_interrupted_run_ends_the_same(train, tmp_path / "run", trained, ChoiceFeatures, monkeypatch)
+    assert_interrupted_run_ends_the_same(train, tmp_path / "run", trained, ChoiceRows, monkeypatch)
 
 
 @pytest.mark.slow

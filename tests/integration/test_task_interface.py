@@ -19,7 +19,7 @@ from bert.commands.finetune import main as finetune
 from bert.commands.predict import main as predict
 from bert.config import TaskDataConfig
 from bert.data import encoding
-from bert.data.rows import IGNORE_INDEX, Features
+from bert.data.rows import IGNORE_INDEX, TokenRows
 from bert.model.encoder import Bert
 from bert.model.layers import dense
 from bert.tasks import TASKS, find_task
@@ -102,7 +102,7 @@ class Letters(Task):
         lines = [line.split(" ", 1) for line in (folder / f"{split}.txt").read_text().splitlines()]
         return Lines([text for _, text in lines], None if split == "test" else [letter for letter, _ in lines])
 
-    def features(self, tokenizer, examples: Lines, data: TaskDataConfig) -> Features:
+    def features(self, tokenizer, examples: Lines, data: TaskDataConfig) -> TokenRows:
         rows = encoding.tokenize(tokenizer, examples.texts, data.max_length)
         if not examples.labelled:
             return rows

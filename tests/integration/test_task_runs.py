@@ -19,7 +19,7 @@ import bert
 from bert import metrics
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.tasks.token_classification import conll
 from tests.conftest import SMALL_MODEL
 from tests.helpers import FILLERS, NAMES, lines_of, questions, words
@@ -278,7 +278,7 @@ def test_multiple_choice_learns_and_answers(choice_run: Path, choice_data: Path,
 
 
 def test_an_interrupted_run_ends_the_same(squad_run, squad_data, tmp_path, monkeypatch, capsys) -> None:
-    batch, calls = Features.batch, []
+    batch, calls = TokenRows.batch, []
 
     def interrupt(self, *arguments):
         calls.append(1)
@@ -288,7 +288,7 @@ def test_an_interrupted_run_ends_the_same(squad_run, squad_data, tmp_path, monke
 
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(Features, "batch", interrupt)
+        patch.setattr(TokenRows, "batch", interrupt)
         assert run(folder, squad_data, "squad2") == 143
     assert not (folder / "predictions").exists()
     assert main([f"--config={folder / 'config.yaml'}"]) == 0

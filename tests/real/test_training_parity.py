@@ -11,7 +11,7 @@ from flax import traverse_util
 
 from bert.config import ModelConfig, OptimizerConfig
 from bert.data.batching import bucket_length, epoch_batches
-from bert.data.rows import IGNORE_INDEX, Features
+from bert.data.rows import IGNORE_INDEX, TokenRows
 from bert.interchange import families
 from bert.model.decoders import BertForCausalLM
 from bert.model.dropout import Dropout
@@ -206,7 +206,7 @@ ADDED_TO_EVERY_TOKEN = (("qa_outputs", "bias"), ("bert", "encoder", f"layer_{LAY
 of the keys: what is left is rounding, from which AdamW makes small steps."""
 
 
-def rows_of_heads(head: str, padded: bool) -> Features:
+def rows_of_heads(head: str, padded: bool) -> TokenRows:
     """Rows of a question and a context, some of them with padding, that the heads of single tokens learn from."""
     random = np.random.default_rng(1)
     rows = HEAD_STEPS * B - 5  # the last batch is smaller than the others
@@ -218,12 +218,12 @@ def rows_of_heads(head: str, padded: bool) -> Features:
         labels = np.array([(first[0], first[0] + 1) if len(first) else (0, 0) for first in firsts])
     else:  # of two tokens in three
         labels = np.where(np.arange(offsets[-1]) % 3 > 0, ids % LABELS, IGNORE_INDEX)
-    return Features(
+    return TokenRows(
         ids.astype(np.int32), offsets, np.full(rows, 6), labels.astype(np.int32), token_labels=head == "tokens"
     )
 
 
-def head_batches(features: Features) -> list[tuple[dict[str, np.ndarray], int]]:
+def head_batches(features: TokenRows) -> list[tuple[dict[str, np.ndarray], int]]:
     """Batches of an epoch, padded to one of two lengths, and the number of rows in each."""
     made = []
     for number, rows in enumerate(epoch_batches(features.lengths, B, seed=0, epoch=0)):

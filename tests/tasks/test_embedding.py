@@ -12,7 +12,7 @@ import pytest
 
 from bert.config import ColumnsConfig, EmbeddingConfig, FinetuneConfig, TaskDataConfig, TrainingConfig
 from bert.config.resume import DERIVED_KEYS
-from bert.data.multi_text_rows import TextGroups
+from bert.data.multi_text_rows import QueryDocumentRows
 from bert.errors import UserError
 from bert.tasks import make_task
 from bert.tasks.embedding import EmbeddingTask
@@ -48,7 +48,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_tokenizer(file)
 
 
-def rows_of(task: EmbeddingTask, tokenizer: Any, examples: TextExamples) -> TextGroups:
+def rows_of(task: EmbeddingTask, tokenizer: Any, examples: TextExamples) -> QueryDocumentRows:
     return task.features(tokenizer, examples, TaskDataConfig(max_length=16, buckets=[8]))
 
 

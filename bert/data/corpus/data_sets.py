@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROWS_AT_ONCE = 256
 """Rows in memory together: documents may be long."""
 
-Rows = Generator[tuple[int, tuple[Any, ...]], None, None]
+NumberedValues = Generator[tuple[int, tuple[Any, ...]], None, None]
 
 
 def is_saved_dataset(folder: str) -> bool:
@@ -56,7 +56,7 @@ def hub_stream(source: str) -> IterableDataset:
     return cast("IterableDataset", _load_from_hub(source, streaming=True))
 
 
-def hub_rows(source: str, file: int, columns: Sequence[str]) -> Rows:
+def hub_rows(source: str, file: int, columns: Sequence[str]) -> NumberedValues:
     """Rows of one of the files of `hub_stream`, by its number."""
     stream, row = hub_stream(source), 0
     try:
@@ -69,7 +69,7 @@ def hub_rows(source: str, file: int, columns: Sequence[str]) -> Rows:
         raise damaged(f"{source}, file {file + 1},", f" after row {row}", error) from None
 
 
-def dataset_rows(source: str, columns: Sequence[str]) -> Rows:
+def dataset_rows(source: str, columns: Sequence[str]) -> NumberedValues:
     """Rows of a data set."""
     import pyarrow as pa
 
@@ -83,7 +83,7 @@ def dataset_rows(source: str, columns: Sequence[str]) -> Rows:
         raise damaged(source, f" after row {row}", error) from None
 
 
-def parquet_rows(path: Path | str, columns: Sequence[str]) -> Rows:
+def parquet_rows(path: Path | str, columns: Sequence[str]) -> NumberedValues:
     """Rows of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -105,7 +105,7 @@ def parquet_rows(path: Path | str, columns: Sequence[str]) -> Rows:
         raise unreadable(path, error) from None
 
 
-def _numbered(table: pa.Table | pa.RecordBatch, columns: Sequence[str], row: int) -> Rows:
+def _numbered(table: pa.Table | pa.RecordBatch, columns: Sequence[str], row: int) -> NumberedValues:
     """The rows of a table, of which the first is number ``row`` + 1."""
     places = [table.schema.get_all_field_indices(name)[0] for name in columns]
     values = zip(*(table.column(place).to_pylist() for place in places), strict=True)

@@ -146,12 +146,12 @@ def read_prose(packages: frozenset[str]) -> tuple[ModuleProse, ...]:
       UserError: a package that is not installed.
     """
     modules = sorted(_modules(packages), key=lambda module: (module.split, module.name))
-    found = _parse_modules(modules)
-    paragraphs = [paragraph for docstrings in found for docstring in docstrings for paragraph in docstring]
+    parsed = _parse_modules(modules)
+    paragraphs = [paragraph for docstrings in parsed for docstring in docstrings for paragraph in docstring]
     is_new = iter(_find_new(paragraphs))
     return tuple(
         ModuleProse(module, tuple(kept for docstring in docstrings if (kept := tuple(_take(docstring, is_new)))))
-        for module, docstrings in zip(modules, found, strict=True)
+        for module, docstrings in zip(modules, parsed, strict=True)
     )
 
 

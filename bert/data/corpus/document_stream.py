@@ -94,8 +94,8 @@ def _text_files(url: str) -> dict[str, int | None]:
     if "*" not in url and len(files) > 1:
         files = {name: size for name, size in files.items() if name.lower().endswith(FOLDER_SUFFIXES)}
         if not files:
-            wanted = ", ".join("*" + suffix for suffix in FOLDER_SUFFIXES)
-            raise UserError(f"{url} holds no corpus file: it needs {wanted}, in it or below it")
+            suffixes = ", ".join("*" + suffix for suffix in FOLDER_SUFFIXES)
+            raise UserError(f"{url} holds no corpus file: it needs {suffixes}, in it or below it")
     for name in files:
         require_readable_kind(name)
     return files
@@ -119,7 +119,7 @@ def stream_fingerprint(files: Iterable[StreamFile]) -> str:
 
 
 @dataclass
-class Place:
+class ReadPosition:
     """Where a reader is among the files of a group.
 
     Attributes:
@@ -135,7 +135,7 @@ class Place:
     size: int = 0
 
 
-Position = tuple[tuple[int, ...], ...]
+ReaderState = tuple[tuple[int, ...], ...]
 """The places of a reader, one for each group, as tuples: JSON and arrays can hold them."""
 
 
@@ -167,13 +167,13 @@ class DocumentReader:
         files: Sequence[StreamFile],
         config: DataConfig,
         reader: tuple[int, int] = (0, 1),
-        position: Position | None = None,
+        state: ReaderState | None = None,
         skipped: Skipped | None = None,
     ) -> None:
         """
         Args:
             reader: (index, count).
-            position: where to begin; None for the start.
+            state: where to begin; None for the start.
             skipped: counts documents without text.
         """
         self._skipped = skipped or Skipped()
@@ -182,46 +182,51 @@ class DocumentReader:
         groups = range(1 if weights is None else len(weights))
         self._weights = np.array([1.0] if weights is None else weights)
         self._files = [[file for file in files if weights is None or file.entry == group] for group in groups]
-        self._places = [Place(*place) for place in position] if position else [Place() for _ in groups]
-        self._documents = [self._read_group(group, self._places[group]) for group in groups]
+        self._positions = [ReadPosition(*position) for position in state] if state else [ReadPosition() for _ in groups]
+        self._documents = [self._read_group(group, self._positions[group]) for group in groups]
 
     @property
-    def position(self) -> Position:
+    def state(self) -> ReaderState:
         """Where a reader has to begin to read what this one reads next."""
-        return tuple(astuple(place) for place in self._places)
+        return tuple(astuple(position) for position in self._positions)
 
     def __iter__(self) -> Iterator[StreamedDocument]:
         return self
 
     def __next__(self) -> StreamedDocument:
-        sizes = np.array([place.size for place in self._places])
+        sizes = np.array([position.size for position in self._positions])
         return next(self._documents[int(np.argmin(sizes / self._weights))])
 
-    def _read_group(self, group: int, place: Place) -> Iterator[StreamedDocument]:
-        files, own_files = self._files[group], len(self._files[group]) >= self._count
-        mine = range(self._index, len(files), self._count) if own_files else range(len(files))
-        found = place != Place()
+    def _read_group(self, group: int, position: ReadPosition) -> Iterator[StreamedDocument]:
+        files = self._files[group]
+        has_own_files = len(files) >= self._count
+        own_files = range(self._index, len(files), self._count) if has_own_files else range(len(files))
+        has_documents = position != ReadPosition()
         while True:
-            words = np.random.Philox(key=np.array([self._config.seed, place.passes], np.uint64)).random_raw(len(mine))
-            for number in np.argsort(words, kind="stable")[place.file :].tolist():
-                file, skipped = files[mine[number]], place.documents
+            words = np.random.Philox(key=np.array([self._config.seed, position.passes], np.uint64)).random_raw(
+                len(own_files)
+            )
+            for number in np.argsort(words, kind="stable")[position.file :].tolist():
+                file, skipped = files[own_files[number]], position.documents
                 # Of the readers that read the same rows, the first one counts.
-                counted = self._skipped if own_files or self._index == 0 else None
+                counted = self._skipped if has_own_files or self._index == 0 else None
                 documents = file.documents(self._config, counted)
                 for index, document in enumerate(itertools.islice(documents, skipped, None), skipped):
-                    place.documents = index + 1
-                    if not own_files and index % self._count != self._index:
+                    position.documents = index + 1
+                    if not has_own_files and index % self._count != self._index:
                         continue
                     if not has_text(document):
                         self._skipped.add(file.source)
                     else:
-                        found = True
-                        streamed = StreamedDocument(file.entry, (group, mine[number], index), place.passes, document)
-                        place.size += streamed.size
+                        has_documents = True
+                        streamed = StreamedDocument(
+                            file.entry, (group, own_files[number], index), position.passes, document
+                        )
+                        position.size += streamed.size
                         yield streamed
-                place.file, place.documents = place.file + 1, 0
-            place.passes, place.file = place.passes + 1, 0
-            if not found:
+                position.file, position.documents = position.file + 1, 0
+            position.passes, position.file = position.passes + 1, 0
+            if not has_documents:
                 count = "" if self._count == 1 else f" for each of {self._count} readers"
                 raise UserError(
                     f"data.train holds no text{count}: name a corpus with more documents, or lower data.stream_readers"
@@ -244,6 +249,6 @@ def head_documents(files: Sequence[StreamFile], config: DataConfig, size: int) -
             if document.passes == 0:
                 count += 1
                 yield document.entry, document.document
-            elif all(passes for passes, *_ in reader.position):
+            elif all(passes for passes, *_ in reader.state):
                 readers.remove(reader)
     skipped.log()

@@ -277,8 +277,8 @@ def _expand(entry: str) -> list[str]:
             files = [name for name in names if name.lower().endswith(FOLDER_SUFFIXES) and not name.startswith(".")]
             inside += [os.path.join(folder, name) for name in (*saved, *files)]
         if not inside:
-            wanted = ", ".join("*" + suffix for suffix in FOLDER_SUFFIXES)
-            raise UserError(f"the folder {entry} holds no corpus file: it needs {wanted}, in it or below it")
+            suffixes = ", ".join("*" + suffix for suffix in FOLDER_SUFFIXES)
+            raise UserError(f"the folder {entry} holds no corpus file: it needs {suffixes}, in it or below it")
         return sorted(inside)
     if os.path.exists(entry):
         require_readable_kind(entry)

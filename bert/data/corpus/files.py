@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypedDict, Unpack, cast
 
 from bert.config import HUB_PREFIX, DataConfig
-from bert.data.corpus.data_sets import Rows, dataset_rows, hub_rows, is_saved_dataset, parquet_rows
+from bert.data.corpus.data_sets import NumberedValues, dataset_rows, hub_rows, is_saved_dataset, parquet_rows
 from bert.errors import (
     UTF16_MARKS,
     UTF32_MARKS,
@@ -117,8 +117,8 @@ class Skipped:
     def log(self) -> None:
         """Logs a warning with their number, if there are any."""
         if self.count:
-            found = "1 document without text is" if self.count == 1 else f"{self.count:,} documents without text are"
-            warn_once(f"warning: {found} skipped, the first one in {self.first}")
+            documents = "document without text is" if self.count == 1 else "documents without text are"
+            warn_once(f"warning: {self.count:,} {documents} skipped, the first one in {self.first}")
 
 
 def read_documents(source: str, skipped: Skipped | None = None, **how: Unpack[Reading]) -> Iterator[Document]:
@@ -160,7 +160,7 @@ def text_columns(how: Reading) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
-def row_documents(rows: Rows, source: str, unit: str, skipped: Skipped, how: Reading) -> Iterator[Document]:
+def row_documents(rows: NumberedValues, source: str, unit: str, skipped: Skipped, how: Reading) -> Iterator[Document]:
     """Documents of numbered rows.
 
     Args:
@@ -222,15 +222,15 @@ def require_readable_kind(path: str) -> None:
     """Raises UserError for a file whose name says that it is no text."""
     if corpus_format(path) == "parquet":
         return
-    wanted = f".txt or .jsonl (plain or with {', '.join(DECOMPRESSORS)}) or .parquet"
+    kinds = f".txt or .jsonl (plain or with {', '.join(DECOMPRESSORS)}) or .parquet"
     name = _unpacked_name(path)
     if name.endswith(".json"):
         raise UserError(
             f'{path} may be one value of JSON: if it has one object with a "text" on each line, call it .jsonl; else '
-            f"convert it to {wanted}"
+            f"convert it to {kinds}"
         )
     if name.endswith((*_UNREADABLE, *_UNPACKED)):
-        raise UserError(f"{path} is of a kind that is not read: convert it to {wanted}")
+        raise UserError(f"{path} is of a kind that is not read: convert it to {kinds}")
 
 
 def _open(path: Path | str) -> io.BufferedIOBase:
@@ -332,12 +332,12 @@ def _check_first_line(path: Path | str, line: str, columns: list[str]) -> None:
     if line.startswith(("{", "[")):
         with contextlib.suppress(ValueError):
             record = load_json(line)
-    found = next((row for row in (record if isinstance(record, list) else [record]) if isinstance(row, dict)), {})
-    if named := [column for column in columns if isinstance(found.get(column), str)]:
+    fields = next((row for row in (record if isinstance(record, list) else [record]) if isinstance(row, dict)), {})
+    if named := [column for column in columns if isinstance(fields.get(column), str)]:
         raise UserError(f'{path} holds JSON with a "{named[0]}" but its name is that of plain text: {fix}')
     folder = os.path.dirname(path) or "."
-    if found:
-        keys = listed(found)
+    if fields:
+        keys = listed(fields)
         warn_once(
             f"warning: text files in {folder} hold JSON with {keys}, which is read as plain text: {fix}, and set "
             "data.text_field"
@@ -388,7 +388,7 @@ def _whole_text(path: Path | str, columns: list[str]) -> Generator[str, None, No
     yield "".join(parts)
 
 
-def _json_rows(path: Path | str, columns: list[str]) -> Rows:
+def _json_rows(path: Path | str, columns: list[str]) -> NumberedValues:
     with contextlib.closing(numbered_lines(path)) as lines:
         for line_number, line in lines:
             if is_blank(line):

@@ -38,7 +38,7 @@ vocabulary has under 0.1% unknown tokens in English."""
 
 
 def corpus_vocabulary(
-    data: DataConfig, config: TokenizerConfig, say: Callable[[str], None], engine: Engine = "local"
+    data: DataConfig, config: TokenizerConfig, log: Callable[[str], None], engine: Engine = "local"
 ) -> Tokenizer:
     """A vocabulary of ``data.train``, or of a stream's head, kept in the cache: the same corpus and settings train it
     once.
@@ -64,11 +64,11 @@ def corpus_vocabulary(
         require_documents(data)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with blocking_lock(folder, lambda: say("waiting for another process that trains the same vocabulary")):
+            with blocking_lock(folder, lambda: log("waiting for another process that trains the same vocabulary")):
                 if not file.is_file() and not (copy and copy.download()):
                     head = f" on the first {HEAD_CHARACTERS:,} characters of the stream" if data.streaming else ""
-                    say(f"training a vocabulary of up to {config.vocab_size:,} tokens{head}")
-                    tokenizer = train_vocabulary(data, config, say, engine)
+                    log(f"training a vocabulary of up to {config.vocab_size:,} tokens{head}")
+                    tokenizer = train_vocabulary(data, config, log, engine)
                     folder.mkdir(exist_ok=True)
                     save_tokenizer(tokenizer, folder)
         except OSError as error:
@@ -82,12 +82,12 @@ def corpus_vocabulary(
 
 
 def train_vocabulary(
-    data: DataConfig, config: TokenizerConfig, say: Callable[[str], None], engine: Engine = "local"
+    data: DataConfig, config: TokenizerConfig, log: Callable[[str], None], engine: Engine = "local"
 ) -> Tokenizer:
     """A vocabulary of ``data.train``; arguments and errors as of `corpus_vocabulary`."""
     from bert.tokenizer.vocabulary import train_tokenizer, word_steps
 
-    texts = count_corpus_words(data, word_steps(config), say, engine) if engine == "ray" else _lines(data)
+    texts = count_corpus_words(data, word_steps(config), log, engine) if engine == "ray" else _lines(data)
     tokenizer = train_tokenizer(texts, config)
     report_size(tokenizer, config, "data.train")
     return tokenizer
@@ -103,7 +103,7 @@ def report_size(tokenizer: Tokenizer, config: TokenizerConfig, text: str, sectio
 
 
 def count_corpus_words(
-    data: DataConfig, steps: WordSteps, say: Callable[[str], None], engine: Engine = "local"
+    data: DataConfig, steps: WordSteps, log: Callable[[str], None], engine: Engine = "local"
 ) -> WordCounts:
     """Counts the words of ``data.train``, or of a stream's head.
 
@@ -115,10 +115,10 @@ def count_corpus_words(
     if engine == "local":
         return count_words(_lines(data), steps)
     counts = WordCounts()
-    given = ((f"words-{number:05d}", block) for number, block in enumerate(blocks(_lines(data), SHARD_BYTES)))
-    for _, counted in run_tasks(count_block, given, steps, data.num_workers, say):
+    named_blocks = ((f"words-{number:05d}", block) for number, block in enumerate(blocks(_lines(data), SHARD_BYTES)))
+    for _, counted in run_tasks(count_block, named_blocks, steps, data.num_workers, log):
         counts.words.update(counted.words)
-    say(f"{counts.words.total():,} words were counted, {len(counts.words):,} different ones")
+    log(f"{counts.words.total():,} words were counted, {len(counts.words):,} different ones")
     return counts
 
 
@@ -152,7 +152,7 @@ class Losses(NamedTuple):
 
     def warnings(self, unknown_token: str, text: str = "data.train") -> list[str]:
         """A sentence on each loss that is large."""
-        found = []
+        warnings = []
         if self.unknown > UNKNOWN_WARNING:
             train = (
                 "most are in words of over 100 characters, so train one of tokenizer.kind unigram or byte_level"
@@ -160,16 +160,16 @@ class Losses(NamedTuple):
                 else "use a vocabulary of the corpus' language and script, or train one"
             )
             share = f"{self.unknown:.1%} of the characters of {text}"
-            found.append(f"{share} become {unknown_token} and are lost: {train}")
+            warnings.append(f"{share} become {unknown_token} and are lost: {train}")
         if self.removed > REMOVED_WARNING:
             marks = all(unicodedata.category(character)[0] == "M" for character in self.most_removed)
             fix = "train one with --tokenizer.strip_accents false" if marks else "train another one"
             shown = ", ".join(f"U+{ord(c):04X} {unicodedata.name(c, '')}".strip() for c in self.most_removed)
-            found.append(
+            warnings.append(
                 f"the vocabulary's normalizer removes {self.removed:.1%} of the characters of {text} ({shown}): use a "
                 f"vocabulary that keeps them, or {fix}"
             )
-        return found
+        return warnings
 
 
 def measure_losses(tokenizer: Tokenizer, texts: Iterable[str]) -> Losses:
@@ -196,8 +196,10 @@ def measure_losses(tokenizer: Tokenizer, texts: Iterable[str]) -> Losses:
                 size = len("".join(text[start:end].split()))
                 unknown += size
                 too_long += size if is_wordpiece and size > MAX_INPUT_CHARS_PER_WORD else 0
-    most = "".join(character for character, _ in removed.most_common(3))
-    return Losses(min(unknown / total, 1.0), min(too_long / total, 1.0), min(removed.total() / total, 1.0), most)
+    most_removed = "".join(character for character, _ in removed.most_common(3))
+    return Losses(
+        min(unknown / total, 1.0), min(too_long / total, 1.0), min(removed.total() / total, 1.0), most_removed
+    )
 
 
 def warn_of_losses(

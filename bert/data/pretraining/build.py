@@ -141,14 +141,14 @@ def build_shard_subset(
             with blocking_lock(folder, lambda: progress(WAITING, 0, None)):
                 tasks = [] if index.exists() else _shard_tasks(folder, config, progress)
             # Duplicates of a shard have its number: their text is tokenised once.
-            mine = [task for task in tasks if int(task.name[-5:]) % shard_count == shard - 1]
+            own_tasks = [task for task in tasks if int(task.name[-5:]) % shard_count == shard - 1]
             try:
-                _build(mine, tasks, folder, config, tokenizer, progress)
+                _build(own_tasks, tasks, folder, config, tokenizer, progress)
             except FileNotFoundError:
                 if not index.exists():  # else another process has built everything, and cleared its work away
                     raise
             if copy:
-                files, own = ([name for task in some for name in task.files] for some in (tasks, mine))
+                files, own = ([name for task in some for name in task.files] for some in (tasks, own_tasks))
                 copy.exchange(own, files)
             with blocking_lock(folder, lambda: progress(WAITING, 0, None)):
                 if not index.exists():
@@ -356,11 +356,11 @@ def _split_documents(
         documents = head_documents(stream_files(config.train), config, HEAD_CHARACTERS)
     else:
         documents = numbered_documents(config.train, **reading(config))
-    train = _open_or_write_store(work / "spool", documents, "data.train", progress, new_only)
+    train = _open_or_write_store(work / "documents", documents, "data.train", progress, new_only)
     order = train.order(config.seed)
     if config.eval is not None:
         documents = numbered_documents(config.eval, **reading(config))
-        held_out = _open_or_write_store(work / "spool-eval", documents, "data.eval", progress)
+        held_out = _open_or_write_store(work / "documents-eval", documents, "data.eval", progress)
         return {"eval": (held_out, held_out.order(config.seed)), "train": (train, order)}
     count = max(minimum, round(config.eval_fraction * train.number_of_documents))
     if (left := train.number_of_documents - count) < minimum:
@@ -381,12 +381,12 @@ def require_documents(config: DataConfig) -> None:
     if config.eval is not None:
         sources.append(("data.eval", config.eval, minimum))
     for key, source, needed in sources:
-        found = sum(1 for _ in itertools.islice(numbered_documents(source, **reading(config)), needed))
-        if found < needed:
-            raise _too_few_documents(key, found, config)
+        count = sum(1 for _ in itertools.islice(numbered_documents(source, **reading(config)), needed))
+        if count < needed:
+            raise _too_few_documents(key, count, config)
 
 
-def _too_few_documents(key: str, found: int, config: DataConfig) -> UserError:
+def _too_few_documents(key: str, count: int, config: DataConfig) -> UserError:
     needed, reason = OBJECTIVES[config.objective].documents, ""
     if key == "data.train" and config.eval is None:
         parts = "two to train on and two to hold out" if needed == 2 else "one to train on and one to hold out"
@@ -399,7 +399,7 @@ def _too_few_documents(key: str, found: int, config: DataConfig) -> UserError:
         fix = "with data.verbatim each text file is one document: add files, or set data.eval"
     elif config.document_per_line:
         fix = "with data.document_per_line each line is one: add lines"
-    return UserError(f"{key} holds {_count_of_documents(found)}: at least {needed} are needed{reason}; {fix}")
+    return UserError(f"{key} holds {_count_of_documents(count)}: at least {needed} are needed{reason}; {fix}")
 
 
 def _open_or_write_store(
@@ -441,10 +441,10 @@ def _read_finished(task: ShardSpec, work: Path) -> ShardSummary | None:
     """The summary of a shard that is complete on disk, or None."""
     try:
         summary = ShardSummary(**load_json((work / f"{task.name}.json").read_text(encoding="utf-8")))
-        whole = file_sha256(task.file) == summary.sha256
+        is_whole = file_sha256(task.file) == summary.sha256
     except (OSError, ValueError, TypeError):
         return None
-    return summary if whole else None
+    return summary if is_whole else None
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:

@@ -127,9 +127,9 @@ class Masking:
         object.__setattr__(self, "continuing", continuing)
         object.__setattr__(self, "ordinary_ids", np.flatnonzero(maskable).astype(np.int32))
         lengths = np.arange(2**16 + 1)
-        wanted = np.floor(lengths * self.prob + 0.5).astype(np.int64)  # half up: never NumPy's half to even
-        wanted[1:] = np.clip(wanted[1:], 1, self.max_predictions)
-        object.__setattr__(self, "predictions_of", wanted)
+        num_predictions = np.floor(lengths * self.prob + 0.5).astype(np.int64)  # half up: never NumPy's half to even
+        num_predictions[1:] = np.clip(num_predictions[1:], 1, self.max_predictions)
+        object.__setattr__(self, "predictions_of", num_predictions)
         object.__setattr__(self, "predictions_per_row", lru_cache(self._predictions_per_row))
 
     def _predictions_per_row(self, sequence_length: int, examples: int = 1) -> int:
@@ -140,10 +140,11 @@ class Masking:
         if examples == 1:
             return self.max_predictions
         alone = self.predictions_of[np.maximum(np.arange(sequence_length + 1) - 2, 0)]
-        most = alone
+        together = alone
         for _ in range(examples - 1):  # one example more, of every length that the others leave
-            most = np.array([(most[: room + 1] + alone[room::-1]).max() for room in range(sequence_length + 1)])
-        return int(most[-1])
+            sums = (together[: room + 1] + alone[room::-1] for room in range(sequence_length + 1))
+            together = np.array([predictions.max() for predictions in sums])
+        return int(together[-1])
 
     def uint64s_per_row(self, sequence_length: int, examples: int = 1) -> int:
         """64-bit random words a row of T tokens takes: fixed, and a multiple of Philox's block."""
@@ -174,8 +175,8 @@ class Masking:
             a prediction and 0 for an unused place.
         """
         length = input_ids.shape[1]
-        most = self.predictions_per_row(length, 1 if example_length is None else example_length.shape[1])
-        count = min(most, length)
+        width = self.predictions_per_row(length, 1 if example_length is None else example_length.shape[1])
+        count = min(width, length)
         draws = words.view(np.uint32)
         if example_length is None:
             positions, used = self._choose_positions(input_ids, draws[:, :length])
@@ -187,7 +188,7 @@ class Masking:
         fate = draws[:, length : length + count]
         corrupted = np.where(fate < _share(self.mask_share), np.int32(self.mask_id), original)
         if self.random_share:
-            choice = draws[:, length + most : length + most + count].astype(np.uint64)
+            choice = draws[:, length + width : length + width + count].astype(np.uint64)
             random_ids = self.ordinary_ids.take((choice * np.uint64(len(self.ordinary_ids))) >> np.uint64(32))
             corrupted = np.where(fate >= _share(1 - self.random_share), random_ids, corrupted)
         output = input_ids.astype(np.int32, order="C")
@@ -198,9 +199,13 @@ class Masking:
             "masked_lm_ids": np.where(used, original, 0).astype(np.int32),
             "masked_lm_weights": used.astype(np.float32),
         }
-        if count < most:
-            predicted = {name: np.pad(value, ((0, 0), (0, most - count))) for name, value in predicted.items()}
-        return {"input_ids": output, **predicted, **self._draw_more(draws[:, length + most : length + 2 * most])}
+        if count < width:
+            predicted = {name: np.pad(value, ((0, 0), (0, width - count))) for name, value in predicted.items()}
+        return {
+            "input_ids": output,
+            **predicted,
+            **self._draw_more(draws[:, length + width : length + 2 * width]),
+        }
 
     def _draw_more(self, draws: UInt32[np.ndarray, "B P"]) -> dict[str, Float32[np.ndarray, "B P"]]:
         """Arrays of the batch besides those of ``__call__``, by the second draw of each predicted token."""
@@ -212,10 +217,10 @@ class Masking:
         """Positions [B, min(P, T)], ascending and 0 where unused, and which of them are used, by draws [B, T]."""
         count = min(self.max_predictions, input_ids.shape[1])
         maskable = self.maskable.take(input_ids)
-        wanted = self.predictions_of[np.count_nonzero(maskable, axis=1)]
+        num_predictions = self.predictions_of[np.count_nonzero(maskable, axis=1)]
         if len(self.continuing_ids):
-            return self._whole_words(input_ids, maskable, wanted, draws, count)
-        return self._single_tokens(maskable, wanted, draws, count)
+            return self._whole_words(input_ids, maskable, num_predictions, draws, count)
+        return self._single_tokens(maskable, num_predictions, draws, count)
 
     def _choose_in_examples(
         self,
@@ -243,11 +248,11 @@ class Masking:
     @staticmethod
     def _single_tokens(
         maskable: Bool[np.ndarray, "B T"],
-        wanted: Integer[np.ndarray, " B"],
+        num_predictions: Integer[np.ndarray, " B"],
         draws: UInt32[np.ndarray, "B T"],
         count: int,
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
-        """Positions [B, count], ascending and 0 where unused, and which of them are used, of ``wanted`` [B] tokens."""
+        """Positions [B, count], ascending and 0 where unused, and which are used: ``num_predictions`` [B] per row."""
         length = maskable.shape[1]
         # One sortable key a token: 32 random bits above its position, so keys never tie. Tokens that may not be
         # chosen get the largest keys; the `wanted` smallest of a row are its choice.
@@ -257,7 +262,7 @@ class Masking:
         keys[~maskable] = np.uint64(2**64 - 1)
         smallest = np.partition(keys, count - 1, axis=1)[:, :count] if count < length else keys
         smallest = np.sort(smallest, axis=1)
-        used = np.arange(count) < wanted[:, None]
+        used = np.arange(count) < num_predictions[:, None]
         positions = np.where(used, smallest & np.uint64(0xFFFF), np.uint64(0xFFFF)).astype(np.int32)
         positions.sort(axis=1)
         positions[~used] = 0
@@ -267,11 +272,11 @@ class Masking:
         self,
         input_ids: Integer[np.ndarray, "B T"],
         maskable: Bool[np.ndarray, "B T"],
-        wanted: Integer[np.ndarray, " B"],
+        num_predictions: Integer[np.ndarray, " B"],
         draws: UInt32[np.ndarray, "B T"],
         count: int,
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
-        """As ``_single_tokens``: words in random order, each taken if no more than ``wanted`` tokens come together.
+        """Like ``_single_tokens``, but takes whole words in random order, at most ``num_predictions`` tokens in all.
 
         A word is a token and those that continue it; one that truncation left without its beginning starts where the
         row has it. As in google-research/bert ``create_masked_lm_predictions`` a word that is too long is passed over,
@@ -290,11 +295,11 @@ class Masking:
         keys |= draws.astype(np.uint64) << np.uint64(32)
         starts &= maskable
         keys = np.where(starts, keys, np.uint64(2**64 - 1))
-        most = int(np.count_nonzero(starts, axis=1).max(initial=0))
-        keys = np.sort(keys, axis=1)[:, :most].T
+        max_words = int(np.count_nonzero(starts, axis=1).max(initial=0))
+        keys = np.sort(keys, axis=1)[:, :max_words].T
         sizes = (keys & np.uint64(0xFFFF)).astype(np.int32)  # 65535 where a row has no more words
-        left, taken, turns = wanted.astype(np.int32), np.empty((most, rows), bool), 0
-        while turns < most and (turns % 8 or left.any()):
+        left, taken, turns = num_predictions.astype(np.int32), np.empty((max_words, rows), bool), 0
+        while turns < max_words and (turns % 8 or left.any()):
             np.less_equal(sizes[turns], left, out=taken[turns])
             left -= sizes[turns] * taken[turns]
             turns += 1
@@ -302,7 +307,7 @@ class Masking:
         size = sizes[turn, row]
         first = row * length + (keys[turn, row] >> np.uint64(16) & np.uint64(0xFFFF)).astype(np.int64)
         tokens = (np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())).astype(np.int32)
-        used = np.arange(count) < (wanted - left)[:, None]
+        used = np.arange(count) < (num_predictions - left)[:, None]
         positions = np.zeros((rows, count), np.int32)
         positions[used] = np.sort(tokens) % np.int32(length)
         return positions, used

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bert.data.pretraining.packing import Columns
 from bert.data.pretraining.segments import (
     Pair,
     rows_across_documents,
@@ -25,8 +26,6 @@ from bert.data.pretraining.segments import (
 
 if TYPE_CHECKING:
     from bert.data.encoding import RowTemplate
-
-Columns = dict[str, np.ndarray]
 
 NEXT_ID = "next_id"
 """Column [R] of blocks: the token that follows the last one of a row; -1 if there is none."""

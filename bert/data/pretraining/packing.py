@@ -14,7 +14,7 @@ EXAMPLE_LENGTH = "example_length"
 """Column [R, K] that tells packed rows from others: tokens of each example, special ones included."""
 
 
-def shortest_pack_first(histogram: np.ndarray, most: int) -> list[tuple[int, tuple[int, ...]]]:
+def shortest_pack_first(histogram: np.ndarray, max_examples: int) -> list[tuple[int, tuple[int, ...]]]:
     """Packs for examples of these lengths: SPFHP of Krell et al., section 3.2.
 
     From the longest examples to the shortest, each goes into the pack with the most room left, if it fits there, or
@@ -23,55 +23,55 @@ def shortest_pack_first(histogram: np.ndarray, most: int) -> list[tuple[int, tup
 
     Args:
       histogram: number of examples of each length 0 ... T, integers [T + 1].
-      most: examples K that a pack may hold.
+      max_examples: examples K that a pack may hold.
 
     Returns:
       (number of packs, lengths of the examples in each), with the longest example first.
     """
-    longest = len(histogram) - 1
-    with_room: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(longest + 1)]
+    max_length = len(histogram) - 1
+    with_room: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(max_length + 1)]
     full: list[tuple[int, tuple[int, ...]]] = []
 
     def keep(count: int, pack: tuple[int, ...]) -> None:
         if count:
-            (full if len(pack) == most else with_room[longest - sum(pack)]).append((count, pack))
+            (full if len(pack) == max_examples else with_room[max_length - sum(pack)]).append((count, pack))
 
-    for length in range(longest, 0, -1):
+    for length in range(max_length, 0, -1):
         left = int(histogram[length])
-        for room in range(longest, length - 1, -1):  # a pack that was given one comes by again with less room
+        for room in range(max_length, length - 1, -1):  # a pack that was given one comes by again with less room
             while left and with_room[room]:
                 count, pack = with_room[room].pop()
-                given = min(count, left)
-                left -= given
-                keep(given, (*pack, length))
-                keep(count - given, pack)
-        together = min(most, longest // length)
+                number = min(count, left)
+                left -= number
+                keep(number, (*pack, length))
+                keep(count - number, pack)
+        together = min(max_examples, max_length // length)
         keep(left // together, (length,) * together)
         keep(min(left % together, 1), (length,) * (left % together))
     return [*full, *(group for groups in with_room for group in groups)]
 
 
-def assign_packs(lengths: np.ndarray, longest: int, most: int) -> list[list[int]]:
+def assign_packs(lengths: np.ndarray, max_length: int, max_examples: int) -> list[list[int]]:
     """Which examples share a row: indices of examples, each once, ascending in a pack, packs by their first.
 
     Args:
-      lengths: tokens of each example, [E] integers from 1 to ``longest``.
-      longest: T.
-      most: K.
+      lengths: tokens of each example, [E] integers from 1 to ``max_length``.
+      max_length: T.
+      max_examples: K.
     """
-    histogram = np.bincount(lengths, minlength=longest + 1)
+    histogram = np.bincount(lengths, minlength=max_length + 1)
     of_length = np.split(np.argsort(lengths, kind="stable"), np.cumsum(histogram)[:-1])
     waiting = [iter(indices.tolist()) for indices in of_length]
-    packs = (pack for count, pack in shortest_pack_first(histogram, most) for _ in range(count))
+    packs = (pack for count, pack in shortest_pack_first(histogram, max_examples) for _ in range(count))
     return sorted(sorted(next(waiting[length]) for length in pack) for pack in packs)
 
 
-def pack_rows(columns: Columns, most: int, pad: int) -> Columns:
+def pack_rows(columns: Columns, max_examples: int, pad: int) -> Columns:
     """Rows of one example -> rows of up to K.
 
     Args:
       columns: of an objective: input_ids [E, T], length, segment_a_length and perhaps a label [E].
-      most: K.
+      max_examples: K.
       pad: id of padding.
 
     Returns:
@@ -79,11 +79,11 @@ def pack_rows(columns: Columns, most: int, pad: int) -> Columns:
       where a row has fewer examples.
     """
     ids, lengths = columns["input_ids"], columns["length"]
-    longest = ids.shape[1]
-    packs = assign_packs(lengths, longest, most)
+    max_length = ids.shape[1]
+    packs = assign_packs(lengths, max_length, max_examples)
     order = np.concatenate([np.array(pack, np.int64) for pack in packs])
     sizes = np.array([len(pack) for pack in packs])
-    taken = np.arange(most) < sizes[:, None]
+    taken = np.arange(max_examples) < sizes[:, None]
 
     def per_example(values: np.ndarray) -> np.ndarray:
         spread = np.zeros(taken.shape, values.dtype)
@@ -92,9 +92,9 @@ def pack_rows(columns: Columns, most: int, pad: int) -> Columns:
 
     example_length = per_example(lengths)
     total = example_length.sum(axis=1, dtype=np.int32)
-    rows = np.full((len(packs), longest), pad, ids.dtype)
+    rows = np.full((len(packs), max_length), pad, ids.dtype)
     # The tokens of the examples, one after the other, are those of the packed rows.
-    rows[np.arange(longest) < total[:, None]] = ids[order][np.arange(longest) < lengths[order][:, None]]
+    rows[np.arange(max_length) < total[:, None]] = ids[order][np.arange(max_length) < lengths[order][:, None]]
     rest = {name: per_example(values) for name, values in columns.items() if name not in ("input_ids", "length")}
     return {"input_ids": rows, "length": total, EXAMPLE_LENGTH: example_length, **rest}
 

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert.config import DataConfig
-from bert.data.corpus.document_stream import DocumentReader, Position, StreamedDocument, StreamFile
+from bert.data.corpus.document_stream import DocumentReader, ReaderState, StreamedDocument, StreamFile
 from bert.data.corpus.files import Document, Skipped
 from bert.data.pretraining.loader import PretrainingLoader
-from bert.data.pretraining.objectives import OBJECTIVES, Columns
-from bert.data.pretraining.packing import pack_rows
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.packing import Columns, pack_rows
 from bert.data.pretraining.shards import draw_rows, row_settings, tokenize
 from bert.data.worker_processes import WorkerPool, start_worker
 from bert.errors import LOGGER, UserError, require
@@ -62,13 +62,13 @@ class Start:
         chunk: number of the first chunk that is read.
         block: number of the first block that is given.
         first_row: number of that block's first row.
-        position: the place of the chunk in the corpus; empty at the beginning.
+        state: of the reader at the beginning of the chunk; empty at the start of the corpus.
     """
 
     chunk: int = 0
     block: int = 0
     first_row: int = 0
-    position: Position = ()
+    state: ReaderState = ()
 
 
 @dataclass(frozen=True)
@@ -113,16 +113,16 @@ class StreamSpec:
     window: int
 
     def chunks(
-        self, position: Position, skipped: Skipped | None = None
-    ) -> Iterator[tuple[Position, list[StreamedDocument]]]:
+        self, state: ReaderState, skipped: Skipped | None = None
+    ) -> Iterator[tuple[ReaderState, list[StreamedDocument]]]:
         """Where each chunk begins, and its documents: at least as many as the objective needs. It ends with a pass,
         unless the corpus is mixed by weights. ``skipped`` counts documents without text."""
         config = self.config
-        reader = DocumentReader(self.files, config, (self.reader, config.stream_readers), position or None, skipped)
-        minimum, begin, size = OBJECTIVES[config.objective].documents, reader.position, 0
+        reader = DocumentReader(self.files, config, (self.reader, config.stream_readers), state or None, skipped)
+        minimum, begin, size = OBJECTIVES[config.objective].documents, reader.state, 0
         documents: list[StreamedDocument] = []
         while True:
-            end, document = reader.position, next(reader)
+            end, document = reader.state, next(reader)
             if len(documents) >= minimum:
                 is_new_pass = config.mixture_weights is None and document.passes > documents[0].passes
                 if size >= self.chunk_size or is_new_pass:
@@ -148,9 +148,9 @@ def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterato
     """
     window, row, without_rows, skipped = spec.window, start.first_row, 0, Skipped()
     waiting: deque[list[Columns]] = deque([] for _ in range(window))
-    positions: deque[Position] = deque(maxlen=window)
-    for chunk, (position, documents) in enumerate(spec.chunks(start.position, skipped), start.chunk):
-        positions.append(position)
+    states: deque[ReaderState] = deque(maxlen=window)
+    for chunk, (state, documents) in enumerate(spec.chunks(start.state, skipped), start.chunk):
+        states.append(state)
         columns = chunk_rows(spec, chunk, documents, tokenizer)
         without_rows = 0 if len(columns["length"]) else without_rows + 1
         if without_rows == CHUNKS_WITHOUT_ROWS:
@@ -169,9 +169,9 @@ def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterato
             continue  # the first blocks lack the rows of earlier chunks
         block = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         order = np.argsort(_random_words(_ORDER_IN_BLOCK, spec, chunk, len(block["length"])), kind="stable")
-        again = Start(max(0, chunk - window + 1), chunk, row, positions[0])
+        again = Start(max(0, chunk - window + 1), chunk, row, states[0])
         row += len(order)
-        size = sum(size for *_, size in position) + sum(document.size for document in documents)
+        size = sum(size for *_, size in state) + sum(document.size for document in documents)
         yield Block(again, _chosen(block, order), size, documents[0].passes, skipped.count)
 
 
@@ -295,7 +295,7 @@ class RowReader:
         """Where to begin to have a row, as far as that is known."""
         known = (*self._starts, *(block.start for block in self._blocks))
         return max(
-            (start for start in known if start.first_row <= row), key=lambda start: (start.first_row, start.position)
+            (start for start in known if start.first_row <= row), key=lambda start: (start.first_row, start.state)
         )
 
     def close(self) -> None:
@@ -334,14 +334,14 @@ class StreamedRows:
         num_readers: R, of all hosts.
     """
 
-    def __init__(self, readers: Sequence[RowReader], say: Callable[[str], None]) -> None:
+    def __init__(self, readers: Sequence[RowReader], log: Callable[[str], None]) -> None:
         """
         Args:
-            say: logs the rate.
+            log: logs the rate.
         """
         self._readers = {reader.spec.reader: reader for reader in readers}
         self.num_readers = readers[0].spec.config.stream_readers
-        self._say = say
+        self._log = log
         self._report_time: float | None = None
         self._reported_size, self._reported_wait, self._reported_skipped = 0, 0.0, 0
 
@@ -352,14 +352,14 @@ class StreamedRows:
     def take(self, indices: np.ndarray) -> Columns:
         """Rows by number, as of `bert.data.pretraining.dataset.ShardReader`: those of a reader one after the other."""
         owners, rows = indices % self.num_readers, indices // self.num_readers
-        places = {reader: np.flatnonzero(owners == reader) for reader in np.unique(owners).tolist()}
-        for reader, mine in places.items():  # all start before one is waited for
-            self._readers[reader].seek(int(rows[mine[0]]))
+        indices_of = {reader: np.flatnonzero(owners == reader) for reader in np.unique(owners).tolist()}
+        for reader, own in indices_of.items():  # all start before one is waited for
+            self._readers[reader].seek(int(rows[own[0]]))
         taken: Columns = {}
-        for reader, mine in places.items():
-            for name, values in self._readers[reader].take(rows[mine]).items():
+        for reader, own in indices_of.items():
+            for name, values in self._readers[reader].take(rows[own]).items():
                 column = taken.setdefault(name, np.empty((len(indices), *values.shape[1:]), np.int32))
-                column[mine] = values
+                column[own] = values
         self._report()
         return taken
 
@@ -378,11 +378,11 @@ class StreamedRows:
         newest = [reader.newest for reader in self._readers.values() if reader.newest]
         size, waited = sum(block.size for block in newest), sum(reader.waited for reader in self._readers.values())
         if self._report_time is None:
-            self._say(f"stream: the first rows are there, {waited:.1f} seconds after the start of its readers")
+            self._log(f"stream: the first rows are there, {waited:.1f} seconds after the start of its readers")
         elif (seconds := now - self._report_time) < REPORT_SECONDS:
             return
         else:
-            self._say(
+            self._log(
                 f"stream: {(size - self._reported_size) / 1e6 / seconds:.2f} MB of text per second, read by "
                 f"{len(newest)} processes in pass {1 + min(block.passes for block in newest)}; training waited "
                 f"{(waited - self._reported_wait) / seconds:.0%} of the time"

@@ -116,10 +116,10 @@ def sentence_order_pairs(
 
 
 def truncate_pair(
-    a_start: int, a_end: int, b_start: int, b_end: int, longest: int, draw: random.Random
+    a_start: int, a_end: int, b_start: int, b_end: int, max_length: int, draw: random.Random
 ) -> tuple[int, int, int, int]:
-    """Two ranges cut to ``longest`` tokens together: one by one from the longer, front or back by chance."""
-    for _ in range(a_end - a_start + b_end - b_start - longest):
+    """Two ranges cut to ``max_length`` tokens together: one by one from the longer, front or back by chance."""
+    for _ in range(a_end - a_start + b_end - b_start - max_length):
         front = draw.random() < 0.5
         if a_end - a_start > b_end - b_start:
             a_start, a_end = a_start + front, a_end - (not front)
@@ -145,9 +145,9 @@ def _random_segment(
     return first, _chunk_end(sentences, first, first + 1, documents[other + 1], room)
 
 
-def _target(longest: int, short_seq_prob: float, draw: random.Random) -> int:
+def _target(max_length: int, short_seq_prob: float, draw: random.Random) -> int:
     """Tokens that a chunk is to have: the longest, or now and then fewer."""
-    return 2 + _randint(draw, longest - 1) if draw.random() < short_seq_prob else longest
+    return 2 + _randint(draw, max_length - 1) if draw.random() < short_seq_prob else max_length
 
 
 def _chunk_end(sentences: list[int], start: int, end: int, stop: int, target: int) -> int:

@@ -21,8 +21,8 @@ from bert.data.cache import WORK
 from bert.data.corpus.document_store import Documents, DocumentStore
 from bert.data.encoding import RowTemplate, row_template
 from bert.data.pretraining import segments
-from bert.data.pretraining.objectives import OBJECTIVES, Columns
-from bert.data.pretraining.packing import pack_rows
+from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.packing import Columns, pack_rows
 from bert.data.pretraining.tokenization import TokenizedDocuments, tokenize_documents, tokenize_sentences
 from bert.errors import UserError
 from bert.files import write_atomic

@@ -25,7 +25,7 @@ BATCH_OF_SENTENCES = 4096
 STRETCH, BATCH_OF_STRETCHES = 4096, 256
 """Characters of a document that are tokenised as one text, up to the next place to cut, and texts in one call."""
 
-MOST_STRETCHES, LONGEST_STRETCH = 1 << 17, 64
+MAX_STRETCHES, MAX_STRETCH_LENGTH = 1 << 17, 64
 """Stretches between spaces whose tokens are kept, some 30 MB, and the characters of the longest of them."""
 
 BEFORE_WORD = re.compile(r"(?<=\S)[ \n](?=\S)")
@@ -49,14 +49,14 @@ def tokenize_sentences(
     store: Documents,
     indices: np.ndarray,
     tokenizer: Tokenizer,
-    longest: int,
+    max_length: int,
     languages: tuple[str, ...],
     one_sentence_per_line: bool,
 ) -> TokenizedDocuments:
     """Tokenizes the documents of these indices, sentence by sentence.
 
-    A sentence of more than ``longest`` tokens, as many as fit a row, is cut into even pieces of about half that: if a
-    corpus has no punctuation, truncation would throw most of it away.
+    A sentence of more than ``max_length`` tokens, which does not fit a row, is cut into even pieces of about half that
+    length: without punctuation in a corpus, truncation would discard most of it.
 
     Args:
       languages: language code of each corpus; a single entry applies to all of them.
@@ -72,7 +72,7 @@ def tokenize_sentences(
                 yield sentence, owner
 
     tokens, length, owner = _tokenize(sentences(), tokenizer, BATCH_OF_SENTENCES)
-    pieces = np.where(length > longest, -(-length // (longest // 2)), np.minimum(length, 1))
+    pieces = np.where(length > max_length, -(-length // (max_length // 2)), np.minimum(length, 1))
     sentence, owner = np.repeat(np.arange(len(pieces)), pieces), np.repeat(owner, pieces)
     piece = np.arange(len(sentence)) - (np.cumsum(pieces) - pieces)[sentence]
     length = length[sentence] // pieces[sentence] + (piece < length[sentence] % pieces[sentence])
@@ -156,7 +156,7 @@ class StretchEncoder:
     def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """All tokens, and the number of each text's tokens."""
         known = self._known
-        if len(known) > MOST_STRETCHES:
+        if len(known) > MAX_STRETCHES:
             known.clear()
         stretches = [text.split(" ") for text in texts]
         flat = list(itertools.chain.from_iterable(stretches))
@@ -165,7 +165,7 @@ class StretchEncoder:
         known.update((stretch, tuple(encoding.ids)) for stretch, encoding in zip(new, encodings, strict=True))
         tokens = list(map(known.__getitem__, flat))
         for stretch in new:
-            if len(stretch) > LONGEST_STRETCH:
+            if len(stretch) > MAX_STRETCH_LENGTH:
                 del known[stretch]
         counts = np.fromiter(map(len, tokens), np.int64, len(flat))
         ends = np.cumsum(np.fromiter(map(len, stretches), np.int64, len(texts)))

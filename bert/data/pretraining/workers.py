@@ -119,19 +119,19 @@ class ShardText:
 
 
 def build_shards_on_ray(
-    tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, most: int | None, say: Callable[[str], None]
+    tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, max_tasks: int | None, log: Callable[[str], None]
 ) -> Iterator[str]:
     """As `bert.data.pretraining.workers.build_shards`, by the cluster that Ray finds.
 
     Args:
-        most, say: as of `bert.data.worker_processes.run_tasks`; ``most`` is a number of shards.
+        most, log: as of `bert.data.worker_processes.run_tasks`; ``max_tasks`` is a number of shards.
 
     Raises:
         UserError: a shard cannot be built, or as of `run_tasks`.
     """
     groups = groups_of(tasks)
-    given = ((group[0].name, text_of(group)) for group in groups)
-    for number, files in run_tasks(_build_on_ray, given, tokenizer.to_str(), most, say):
+    texts = ((group[0].name, text_of(group)) for group in groups)
+    for number, files in run_tasks(_build_on_ray, texts, tokenizer.to_str(), max_tasks, log):
         _write_files(files, groups[number], work)
         yield from (task.name for task in groups[number])
 
@@ -145,7 +145,7 @@ def text_of(group: list[ShardSpec]) -> ShardText:
     return ShardText(group, list(zip(sources, task.store.read(different), strict=True)), order)
 
 
-def build_from_text(given: ShardText, tokenizer: Tokenizer) -> dict[str, bytes]:
+def build_from_text(text: ShardText, tokenizer: Tokenizer) -> dict[str, bytes]:
     """The files of the shards, by their names.
 
     Args:
@@ -153,22 +153,22 @@ def build_from_text(given: ShardText, tokenizer: Tokenizer) -> dict[str, bytes]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        store = write_store(given.documents, folder / "spool", lambda number: None)
-        np.save(folder / "order.npy", given.order)
+        store = write_store(text.documents, folder / "documents", lambda number: None)
+        np.save(folder / "order.npy", text.order)
         here = [
             dataclasses.replace(
-                task, folder=folder, store=store, order=folder / "order.npy", first=0, last=len(given.order)
+                task, folder=folder, store=store, order=folder / "order.npy", first=0, last=len(text.order)
             )
-            for task in given.tasks
+            for task in text.tasks
         ]
         build_and_record(here, tokenizer, folder)
-        names = [f"{task.name}{ending}" for task in given.tasks for ending in (".arrow", ".npy", ".json")]
+        names = [f"{task.name}{ending}" for task in text.tasks for ending in (".arrow", ".npy", ".json")]
         return {name: (folder / name).read_bytes() for name in names}
 
 
-def _build_on_ray(given: ShardText, tokenizer: str) -> dict[str, bytes]:
+def _build_on_ray(text: ShardText, tokenizer: str) -> dict[str, bytes]:
     """What a task of the cluster does."""
-    return build_from_text(given, parse_literal_tokenizer(tokenizer))
+    return build_from_text(text, parse_literal_tokenizer(tokenizer))
 
 
 def _write_files(files: dict[str, bytes], group: list[ShardSpec], work: Path) -> None:

@@ -183,7 +183,7 @@ def read_tokenizer(folder: Path, config: ModelConfig, say: Log = log_message) ->
     Raises:
         UserError: no vocabulary, a malformed one, or one with more tokens than the embedding has rows.
     """
-    tokenizer = load_tokenizer(folder, say=say, detect_casing=True)
+    tokenizer = load_tokenizer(folder, log=say, detect_casing=True)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     return tokenizer
 

@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.data.encoding import RowTemplate, encode_with_offsets, row_template, widest_windows
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.errors import UserError, require
 from bert.tokenizer.special_tokens import special_ids
 
@@ -50,7 +50,7 @@ class Example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows(Features):
+class Windows(TokenRows):
     """R rows of a question and a window of its context, as pairs; those of a question follow each other.
 
     Labels are [R, 2] int32, columns of the row with the answer's first and last token: 0, [CLS], if the window does not
@@ -73,7 +73,7 @@ class Windows(Features):
         return self.examples
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """As `Features.batch`; a row whose answer is not known weighs nothing in the loss."""
+        """As `TokenRows.batch`; a row whose answer is not known weighs nothing in the loss."""
         batch = super().batch(rows, length, batch_size)
         batch["weights"][: len(rows)] = self.known[rows] if self.labels is not None else 1
         return batch

@@ -19,7 +19,7 @@ from bert.config import TaskDataConfig
 from bert.data import encoding
 from bert.data.inputs import WANTED, Text, as_texts
 from bert.data.records import Records
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.errors import UserError, WarningText, quoted, require
 from bert.files import write_tsv
 from bert.tasks.base import Task
@@ -140,7 +140,7 @@ class SentenceTask(Task):
         labels, label_words = self._encode(records, columns, split == "train")
         return dataclasses.replace(examples, labels=labels, label_words=label_words, notes=tuple(records.notes))
 
-    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> Features:
+    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> TokenRows:
         return encoding.tokenize(tokenizer, examples.texts, data.max_length, examples.labels, data.pair_truncation)
 
     def sample(self, examples: Examples) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert import metrics
 from bert.data.records import Records
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.errors import UserError, require
 from bert.runs.plots import draw_confusion_matrix
 from bert.tasks.base import Outputs, Task
@@ -60,7 +60,7 @@ class ClassificationTask(LabelTask):
     def rows_by_label(self, examples: Examples) -> np.ndarray:
         return np.bincount(examples.known_labels, minlength=self.num_labels)
 
-    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> ClassificationPredictions:
+    def predict(self, outputs: Outputs, features: TokenRows, examples: Examples) -> ClassificationPredictions:
         """[L] logits of each row -> the most likely label; a NaN counts as 0."""
         probabilities = metrics.softmax(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
         return ClassificationPredictions(probabilities.argmax(-1), probabilities)
@@ -159,7 +159,7 @@ class RegressionTask(SentenceTask):
     def problem_type(self) -> str:
         return "regression"
 
-    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> np.ndarray:
+    def predict(self, outputs: Outputs, features: TokenRows, examples: Examples) -> np.ndarray:
         """[1] of each row -> [R]; a NaN counts as 0."""
         return np.nan_to_num(np.reshape(outputs, len(outputs)))
 

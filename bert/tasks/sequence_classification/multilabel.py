@@ -13,7 +13,7 @@ import numpy as np
 
 from bert import metrics
 from bert.data.records import Records
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.errors import UserError, require
 from bert.tasks.base import Outputs
 from bert.tasks.columns import Columns, is_missing, label_text
@@ -65,7 +65,7 @@ class MultilabelTask(LabelTask):
         counts: np.ndarray = examples.known_labels.sum(axis=0, dtype=np.int64)
         return counts
 
-    def predict(self, outputs: Outputs, features: Features, examples: Examples) -> MultilabelPredictions:
+    def predict(self, outputs: Outputs, features: TokenRows, examples: Examples) -> MultilabelPredictions:
         """[L] logits of each row -> its labels; a NaN counts as 0."""
         return self.decide(self._probabilities(outputs))
 
@@ -76,7 +76,7 @@ class MultilabelTask(LabelTask):
             probabilities >= thresholds, probabilities, np.broadcast_to(thresholds, self.num_labels)
         )
 
-    def tune(self, outputs: Outputs, features: Features, examples: Examples) -> MultilabelTask:
+    def tune(self, outputs: Outputs, features: TokenRows, examples: Examples) -> MultilabelTask:
         """With the best thresholds for the main metric, unless it has some."""
         return self if self.label_thresholds else self.with_best_thresholds(self._probabilities(outputs), examples)
 

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.data.encoding import ROWS_AT_ONCE, prose_tokenizer, row_template, widest_windows, window_starts
-from bert.data.rows import IGNORE_INDEX, Features
+from bert.data.rows import IGNORE_INDEX, TokenRows
 from bert.errors import UserError, listed
 from bert.metrics.tagging_schemes import (
     extract_entities,
@@ -27,7 +27,7 @@ from bert.tokenizer.vocabulary import after_space
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordFeatures(Features):
+class WordFeatures(TokenRows):
     """R rows of the tokens of some words, each as of one text: a long sentence has several rows, each word its label in
     one of them. Labels are those of tokens, IGNORE_INDEX except where ``words`` has a word; None if there are no tags.
     """

@@ -194,7 +194,7 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
 
     Args:
         model: `bert.model.heads.BertForEmbedding`.
-        batch: as `bert.data.multi_text_rows.TextGroups` makes it, or `bert.data.rows.Features` of single texts.
+        batch: as `bert.data.multi_text_rows.QueryDocumentRows` makes it, or `bert.data.rows.TokenRows` of single texts.
     """
     inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
     if "document_ids" not in batch:

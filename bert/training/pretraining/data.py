@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from bert.config import DataConfig, PretrainConfig, TokenizerConfig
 from bert.config.pretraining import Phase, phase_configs, resolve_phases
-from bert.data.corpus.document_stream import Place, stream_files
+from bert.data.corpus.document_stream import ReadPosition, stream_files
 from bert.data.corpus.documents import corpus_files
 from bert.data.corpus.vocabulary import corpus_vocabulary, measure_losses, sample_texts, warn_of_losses
 from bert.data.pretraining import build
@@ -303,13 +303,13 @@ def _read(path: Path) -> dict[str, list[list[list[int]]]]:
 
 def _to_integers(start: Start, groups: int) -> list[int]:
     """As many for each start; that of the whole stream has no places of the groups of files yet."""
-    places = start.position or [astuple(Place())] * groups
+    places = start.state or [astuple(ReadPosition())] * groups
     return [start.chunk, start.block, start.first_row, *itertools.chain.from_iterable(places)]
 
 
 def _to_start(integers: Sequence[int]) -> Start:
     chunk, block, first_row, *rest = integers
-    size = len(astuple(Place()))
+    size = len(astuple(ReadPosition()))
     places = zip(*(rest[field::size] for field in range(size)), strict=True)
     return Start(chunk, block, first_row, tuple(places))
 

@@ -99,7 +99,7 @@ def test_a_reader_continues_from_every_place(
     first = DocumentReader(files, config, reader)
     places, documents = [], []
     for _ in range(90):
-        places.append(first.position)
+        places.append(first.state)
         documents.append(next(first))
     for number, place in enumerate(places):
         again = DocumentReader(files, config, reader, json.loads(json.dumps(place)))

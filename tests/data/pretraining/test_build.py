@@ -190,7 +190,7 @@ def test_interrupted_build_is_never_whole_and_goes_on_with_what_is_missing(small
     before = done[2].stat().st_mtime_ns
     again = build_examples(config_of(place), tokenizer, tmp_path / "cut", lambda *args: stages.append(args))
     assert ("building examples", 1, len(whole.train) + len(whole.eval)) in stages
-    assert not any(stage.startswith("reading") for stage, *_ in stages), "the spool was whole"
+    assert not any(stage.startswith("reading") for stage, *_ in stages), "the document store was whole"
     assert done[2].stat().st_mtime_ns == before
     assert digest(again) == digest(whole)
     (again.folder / "index.json").unlink()

@@ -53,7 +53,7 @@ def test_any_text_has_the_tokens_of_the_whole(tmp_path_factory: pytest.TempPathF
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tokenizer_of(tmp_path, True)
     encode = StretchEncoder(tokenizer)
-    monkeypatch.setattr(tokenization, "MOST_STRETCHES", 50)
+    monkeypatch.setattr(tokenization, "MAX_STRETCHES", 50)
     for number in range(40):
         texts = [f"a{number}b{place} abc" for place in range(10)] + ["d" * 65]
         np.testing.assert_array_equal(encode(texts)[0], encode_texts(tokenizer, texts)[0])

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import BertProcessing
 
 from bert.config import TaskDataConfig
-from bert.data.rows import Features
+from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.tasks import TASKS, find_task
 from bert.tasks.sequence_classification import ClassificationPredictions, Examples, glue
@@ -156,7 +156,7 @@ def make_examples(texts_a: list[str], texts_b: list[str] | None = None) -> Examp
     return Examples(texts_a, texts_b, labels, [str(row) for row in range(len(texts_a))])
 
 
-def tokenize(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Features:
+def tokenize(tokenizer: Tokenizer, examples: Examples, max_length: int) -> TokenRows:
     return SST2.features(tokenizer, examples, TaskDataConfig(max_length=max_length))
 
 

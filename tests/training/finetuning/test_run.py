@@ -132,9 +132,9 @@ def test_a_damaged_best_checkpoint_is_said_and_the_newest_used(finetuned: Path, 
 def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path, monkeypatch, capsys) -> None:
     import signal
 
-    from bert.data.rows import Features
+    from bert.data.rows import TokenRows
 
-    batch, calls = Features.batch, []
+    batch, calls = TokenRows.batch, []
 
     def interrupt(self, *arguments):
         calls.append(1)
@@ -144,7 +144,7 @@ def test_an_interrupted_run_ends_the_same(finetuned, pretrained, sst2, tmp_path,
 
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(Features, "batch", interrupt)
+        patch.setattr(TokenRows, "batch", interrupt)
         assert run(folder, sst2, f"--init={pretrained}") == 143
     assert "resume with: bert finetune --config" in capsys.readouterr().out
     assert main([f"--config={folder / 'config.yaml'}"]) == 0

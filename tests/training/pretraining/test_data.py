@@ -149,7 +149,7 @@ def test_places_survive_json(tmp_path: Path) -> None:
     start = Start(3, 6, 120, ((0, 1, 2, 3), (4, 5, 6, 7)))
     assert _to_start(_to_integers(start, 2)) == start
     beginning = _to_start(_to_integers(Start(), 2))
-    assert beginning == Start(position=((0,) * 4,) * 2)
+    assert beginning == Start(state=((0,) * 4,) * 2)
 
 
 @pytest.mark.slow
