@@ -18,11 +18,11 @@ from bert.files import is_temporary, read_json
 from bert.inference.load import load_run_tokenizer, load_target_tokenizer
 from bert.interchange.pooling import encoder_folder, read_pooling
 from bert.interchange.tensor_files import PICKLE, SAFETENSORS, read_tensors
-from bert.runs.checkpoint import read_frozen_weights
 from bert.runs.checkpoint_directory import SAVING, CheckpointDirectory, has_params_only, verify_manifest
 from bert.runs.environment import read_environment
 from bert.runs.folder import ENVIRONMENT_FILE, FROZEN_WEIGHTS, LOGGER_RUNS_FILE, STREAM_FILE, TARGET_TOKENIZER
 from bert.runs.metrics_log import read_metrics, read_results
+from bert.runs.orbax_io import read_frozen_weights
 from bert.tasks import question_answering
 from bert.tasks.token_classification import conll
 from bert.tokenizer.vocabulary import load_tokenizer

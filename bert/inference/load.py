@@ -166,7 +166,8 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
 
 def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretrained:
     # Imported here because it takes a fifth of a second, which other sources need not wait for.
-    from bert.runs.checkpoint import Checkpointer, read_frozen_weights
+    from bert.runs.checkpoint import Checkpointer
+    from bert.runs.orbax_io import read_frozen_weights
 
     config = load_run_config(path)
     if isinstance(config, FinetuneConfig) and config.num_seeds > 1:

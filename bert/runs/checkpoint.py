@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import safetensors
-from flax import traverse_util
-from safetensors.numpy import load_file
+from typing import Any, Protocol
 
 from bert.errors import UserError, WarningText
-from bert.files import atomic_write, require_utf8, write_safetensors
+from bert.files import require_utf8
+from bert.parallel.backends import Parallelism
 from bert.parallel.devices import local_devices
+from bert.parallel.multihost import broadcast_from_main, is_multihost
 from bert.runs.checkpoint_directory import (
     BEST,
     TRAINING_STATE,
     CheckpointDirectory,
     has_params_only,
     verify_manifest,
-    write_manifest,
 )
-from bert.runs.folder import FROZEN_WEIGHTS
+from bert.runs.checkpoint_storage import LocalStorage, MultihostStorage, Restored, Storage
+from bert.runs.folder import RunFolder
 from bert.runs.orbax_io import (
     PARAMS,
     Place,
@@ -34,41 +31,50 @@ from bert.runs.orbax_io import (
     is_io_error,
     keep_whole,
     load_items,
+    num_bytes,
     quiet_orbax,
-    remove_paths,
     restore_into,
-    save_items,
     to_items,
 )
+
+
+class Checkpoints(Protocol):
+    """States of a run by step, as a training loop saves and restores them: a `Checkpointer`."""
+
+    def save(self, step: int, state: Any) -> None: ...
+
+    def set_best(self, step: int) -> None: ...
+
+    def restore(self, like: Any = None) -> Restored | None: ...
 
 
 class Checkpointer:
     """Saves and restores the checkpoints of one run. One process writes; any number may read meanwhile.
 
-    Close it, or use it in a ``with``: a save that the end of the interpreter overtakes is lost.
+    Close it, or use it in a ``with``: a save that is still running when the interpreter exits is lost.
     """
 
     def __init__(
         self,
         folder: Path,
         max_to_keep: int | None,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         after_save: Callable[[], None] = lambda: None,
-        place: Place = keep_whole,
+        storage: Storage | None = None,
     ):
-        """Opens ``folder`` (RUN/checkpoints), which the first save makes.
+        """Opens ``folder`` (RUN/checkpoints), which the first save creates.
 
         Args:
-          max_to_keep: how many of the newest checkpoints stay; None is 1.
-          say: logs which damaged ones were passed over, and what is used instead.
-          after_save: is called in the background once a checkpoint is in place.
-          place: of which arrays a restored state has this host's parts.
+          max_to_keep: how many of the newest checkpoints are kept; None means 1.
+          log: receives a message about each damaged checkpoint, and which one is used instead.
+          after_save: called in the background thread after each save.
+          storage: how hosts share the checkpoints; None for one host.
         """
         require_utf8(folder)
         self._directory = CheckpointDirectory(folder, max_to_keep)
-        self._say = say
+        self._log = log
         self._after_save = after_save
-        self._place = place
+        self._storage = storage or LocalStorage()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._while_saving = contextlib.ExitStack()
@@ -84,55 +90,54 @@ class Checkpointer:
         return self._directory.path
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, oldest first; whether one is damaged shows when it is read."""
+        """Steps of the complete checkpoints, oldest first. Damage is detected only when a checkpoint is read."""
         return self._directory.steps()
 
     # Writing
 
     def save(self, step: int, state: Any, *, wait: bool = False) -> None:
-        """Begins to save ``state`` as ``step``, after a save still under way has ended.
+        """Starts to save ``state`` as ``step``, after the save before has finished.
 
-        An older checkpoint of the same step is replaced once the new one is complete.
+        An older checkpoint of the same step is replaced once the new one is complete. On several hosts, nothing is
+        saved while an error is handled if the state is in parts: the other hosts do not save theirs.
 
         Args:
-          state: pytree of NumPy arrays, not to be changed before the save has ended, of arrays in parts, and of Python
-            numbers.
-          wait: return when it has ended.
+          state: pytree of NumPy arrays, of arrays in parts, and of Python numbers. Arrays must not change before the
+            save has finished.
+          wait: return only when the save has finished.
 
         Raises:
-          UserError: the save before this one failed; with ``wait``, this one too.
+          UserError: the save before failed; with ``wait``, also if this one failed.
         """
-        self.wait()
+        if not self._storage.can_save(state):
+            return
+        self._finish_save()
         self._while_saving.close()
         self._while_saving.enter_context(quiet_orbax())  # until it is closed: a failed save ends before its writes
         self._saving = self._worker.submit(self._save, step, to_items(state))
         if wait:
-            self.wait()
+            self._finish_save()
 
     def wait(self) -> None:
-        """Waits until nothing is being saved. Raises UserError, once, if the save failed."""
-        saving = self._saving
-        if saving is None:
-            return
-        try:
-            saving.result()
-        finally:
-            if saving.done():  # not after a Ctrl-C inside result(): then the save still runs
-                self._saving = None
+        """Waits until nothing is being saved, on all hosts. Raises UserError, once, if the save failed."""
+        self._finish_save()
+        self._storage.sync()
 
     def close(self) -> None:
         """Waits for the last save and ends the background thread. Raises UserError if that save failed."""
         try:
-            self.wait()
+            self._finish_save()
         finally:
             self._worker.shutdown()
             self._while_saving.close()
 
     def set_best(self, step: int) -> None:
-        """Keeps the parameters of ``step`` besides the newest checkpoints, instead of those of the best one before.
+        """Keeps the parameters of ``step`` in addition to the newest checkpoints, in place of the best step before.
 
-        Call it just before or after ``save(step)``: the next save might delete it.
+        Call it just before or after ``save(step)``: the next save might delete the step.
         """
+        if not self._storage.is_writer:
+            return
         try:
             self._directory.set_best(step)
         except OSError as error:
@@ -142,12 +147,15 @@ class Checkpointer:
             ) from error
 
     def thin_out(self) -> None:
-        """Removes what is not to be kept, as each save does: at a run's end, after the last `set_best`.
+        """Deletes checkpoints that need not be kept, as each save does. Call it after the last `set_best` of a run.
 
         Raises:
-          UserError: the save before this failed, or a file cannot be removed.
+          UserError: the save before failed, or a file cannot be removed.
         """
-        self.wait()
+        self._storage.call_on_main(self._thin_out)
+
+    def _thin_out(self) -> None:
+        self._finish_save()
         try:
             if steps := self.steps():
                 self._directory.remove_incomplete()
@@ -158,15 +166,26 @@ class Checkpointer:
                 "again"
             ) from error
 
+    def _finish_save(self) -> None:
+        """Waits for the save of this host. Raises UserError, once, if it failed."""
+        saving = self._saving
+        if saving is None:
+            return
+        try:
+            saving.result()
+        finally:
+            if saving.done():  # not after a Ctrl-C inside result(): then the save still runs
+                self._saving = None
+
     def _save(self, step: int, items: dict[str, Any]) -> None:
         """Saves in the background thread."""
         directory = self._directory
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write(step, items)
+            self._storage.write(directory, step, items)
         except Exception as error:
             directory.discard_draft(step)
-            if not is_io_error(error):  # a bug: let it be seen
+            if not is_io_error(error):  # a bug
                 raise
             good = directory.good_steps
             raise UserError(
@@ -176,46 +195,44 @@ class Checkpointer:
             ) from error
         self._after_save()
 
-    def _write(self, step: int, items: dict[str, Any]) -> None:
-        directory = self._directory
-        directory.remove_incomplete()
-        save_items(directory.draft(step), items)
-        self._complete(step)
+    # Reading: the same checkpoint on all hosts
 
-    def _complete(self, step: int) -> None:
-        """Puts a draft in place that has all of a checkpoint but its manifest."""
-        directory = self._directory
-        remove_paths(directory.draft(step))
-        write_manifest(directory.draft(step), step)
-        directory.commit(step)
-        directory.apply_retention(step)
-
-    # Reading
-
-    def restore(self, like: Any = None, step: int | None = None) -> tuple[int, Any] | None:
-        """Reads the newest undamaged checkpoint, or that of ``step``; None if there is none at all.
+    def restore(self, like: Any = None, step: int | None = None) -> Restored | None:
+        """Reads the newest undamaged checkpoint, or the one of ``step``; None if there is none at all.
 
         Args:
-          like: pytree of arrays (or anything with shape and dtype) and Python numbers; the state comes back
+          like: pytree of arrays (or anything with shape and dtype) and Python numbers; the state is returned
             in its structure. None: nested dicts of arrays; fields and indices have become string keys.
-          step: this checkpoint and no other.
+          step: reads only this checkpoint.
 
         Returns:
-          (step, state), the state's leaves NumPy arrays; with ``like``, those that are placed in parts.
+          (step, state). The state's leaves are NumPy arrays; with ``like``, arrays in parts are `jax.Array`.
 
         Raises:
-          UserError: every checkpoint is damaged or holds parameters alone, ``step`` is missing, damaged or such a
-            one, or ``like`` does not fit.
+          UserError: every checkpoint is damaged or has only parameters, ``step`` is missing, damaged or has only
+            parameters, or ``like`` does not fit.
         """
-        restored = self._load_newest((PARAMS, TRAINING_STATE), step, keep_whole if like is None else self._place)
+        read = partial(self._restore, like)
+        return self._storage.read(partial(read, step), read)
+
+    def restore_params(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
+        """Like ``restore``, but reads only the ``params`` of the saved state, as nested dicts of arrays."""
+        return self._storage.read(partial(self._restore_params, step), self._restore_params)
+
+    def restore_best_params(self) -> tuple[int, dict[str, Any]] | None:
+        """Reads the parameters of the best step, or of the newest good step if that one is damaged or missing."""
+        return self._storage.read(self._restore_best_params, self._restore_params)
+
+    def _restore(self, like: Any, step: int | None) -> Restored | None:
+        place = keep_whole if like is None else self._storage.place
+        restored = self._load_newest((PARAMS, TRAINING_STATE), step, place)
         if restored is None:
             return None
         step, items = restored
         state = items.pop(TRAINING_STATE, {}) | items
         return step, state if like is None else restore_into(like, state, self.folder / str(step))
 
-    def restore_params(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
-        """As ``restore``, but reads only the ``params`` of the saved state, as nested dicts of arrays."""
+    def _restore_params(self, step: int | None = None) -> Restored | None:
         restored = self._load_newest((PARAMS,), step, keep_whole)
         if restored is None:
             return None
@@ -224,22 +241,21 @@ class Checkpointer:
             raise UserError(f"checkpoint {self.folder / str(step)} holds no {PARAMS}: it is not one of a training run")
         return step, items[PARAMS]
 
-    def restore_best_params(self) -> tuple[int, dict[str, Any]] | None:
-        """As ``restore_params`` of the best step; of the newest good one if that is damaged or missing."""
+    def _restore_best_params(self) -> Restored | None:
         best = self._directory.best
         if best is not None:
             try:
-                return self.restore_params(best)
+                return self._restore_params(best)
             except UserError as error:
-                self._say(WarningText(f"{error}; the newest good checkpoint is used instead"))
+                self._log(WarningText(f"{error}; the newest good checkpoint is used instead"))
         elif fault := self._directory.best_fault:
-            self._say(WarningText(fault))
-        return self.restore_params()
+            self._log(WarningText(fault))
+        return self._restore_params()
 
     def _load_newest(self, names: tuple[str, ...], step: int | None, place: Place) -> tuple[int, dict[str, Any]] | None:
         """(step, items) of the newest good checkpoint; None if there is no checkpoint."""
-        self.wait()
-        local_devices()  # if JAX has none, this says so; reading would fail, and the checkpoint be called damaged
+        self._finish_save()
+        local_devices()  # raises if JAX has none; reading would fail, and the checkpoint would count as damaged
         find = partial(self._candidates, step, resumable=TRAINING_STATE in names)
         candidates = find()
         while True:
@@ -265,7 +281,7 @@ class Checkpointer:
                     problems = [f"orbax cannot read it: {describe_error(error)}"]
                 else:
                     for damage in damages:
-                        self._say(WarningText(f"{damage}; using the checkpoint of step {candidate} instead"))
+                        self._log(WarningText(f"{damage}; using the checkpoint of step {candidate} instead"))
                     return candidate, items
             self._directory.damaged.add(candidate)
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -301,48 +317,48 @@ class Checkpointer:
         return whole
 
 
-Params = dict[str, Any]
+def make_checkpointer(run: RunFolder[Any], log: Callable[[str], None], parallel: Parallelism) -> Checkpointer:
+    """Returns the checkpoints of a run, for one host or for several."""
+
+    def log_as_info(text: str) -> None:
+        log(str(text))  # without `WarningText`: the steps before and after are in the log of the run
+
+    storage: Storage | None = None
+    if is_multihost():
+        place = parallel.host_sharding if run.config.training.average_checkpoints == 1 else keep_whole
+        storage = MultihostStorage(place, run.mirror, run.pull)
+    return Checkpointer(run.checkpoints, run.config.training.max_to_keep, log_as_info, run.push, storage)
 
 
-def params_checksum(params: Params) -> str:
-    """SHA-256 of the names, shapes, types and values of parameters."""
-    digest = hashlib.sha256()
-    for name, array in sorted(traverse_util.flatten_dict(params, sep="/").items()):
-        digest.update(f"{name} {array.shape} {array.dtype}".encode())
-        digest.update(np.asarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def write_frozen_weights(run: Path, params: Params) -> None:
-    """Writes the file into a run's folder. Raises OSError."""
-    flat = traverse_util.flatten_dict(params, sep="/")
-    with atomic_write(run / FROZEN_WEIGHTS) as temporary:
-        write_safetensors(temporary, flat)
-        temporary.chmod((run / "config.yaml").stat().st_mode)  # the library gives its file to the owner alone
-
-
-def read_frozen_weights(run: Path, checksum: str | None) -> Params:
-    """The parameters in the file.
+def require_space(run: RunFolder[Any], state: Any, log: Callable[[str], None]) -> None:
+    """Compares the free space of a run's disk with the size of its checkpoints, before the first step.
 
     Args:
-        run: the run's folder.
-        checksum: of the parameters that the run began with.
+        run: the run.
+        state: what its checkpoints hold.
+        log: logs that a later checkpoint may find no room.
 
     Raises:
-        UserError: the file is missing or damaged, or holds others.
+        UserError: not even one checkpoint fits.
     """
-    file = run / FROZEN_WEIGHTS
-    try:
-        params = traverse_util.unflatten_dict(load_file(file), sep="/")
-    except FileNotFoundError:
-        raise UserError(
-            f"{file} is missing, which the run's adapters belong to: copy it from the original run"
-        ) from None
-    except (OSError, TypeError, AttributeError, ValueError, safetensors.SafetensorError) as error:
-        raise UserError(f"{file} cannot be read ({error}): copy it from the original run") from None
-    if params_checksum(params) != checksum:
-        raise UserError(
-            f"{file} does not hold the weights that the run's adapters belong to (lora.checksum in config.yaml): copy "
-            "it from the original run"
-        )
-    return params
+
+    def check() -> None:
+        needed, disk = num_bytes(state) / 1e6, shutil.disk_usage(run.path)
+        free = disk.free / 1e6
+        if not disk.total:  # as some network file systems report
+            return
+        room = f"the disk of {run.path} has {free:,.1f} MB of free space"
+        if free < needed:
+            raise UserError(
+                f"{room}, and a checkpoint needs {needed:,.1f} MB: free some, or pass an --output_dir on another disk"
+            )
+        # A new checkpoint is complete before the oldest one is removed.
+        kept = run.config.training.max_to_keep or 1
+        more = kept + 1 - len(CheckpointDirectory(run.checkpoints).steps())
+        if free < more * needed:
+            log(
+                f"{room}, and {more} more checkpoints of {needed:,.1f} MB are kept at once (training.max_to_keep "
+                f"{kept}): a later one may find no room"
+            )
+
+    broadcast_from_main(check)

@@ -1,10 +1,11 @@
-"""Training states as orbax items on the disk, and orbax's errors in words."""
+"""Arrays of a run on disk: training states as orbax items, and the frozen weights of adapters as safetensors."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import functools
+import hashlib
 import logging
 import os
 import re
@@ -18,10 +19,15 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import safetensors
+from flax import traverse_util
+from safetensors.numpy import load_file
 
 from bert.errors import UserError, first_line
+from bert.files import atomic_write, write_safetensors
 from bert.parallel.sharding import path_str
 from bert.runs.checkpoint_directory import TRAINING_STATE
+from bert.runs.folder import FROZEN_WEIGHTS
 
 PARAMS = "params"
 """Item with the parameters, which inference reads alone; `TRAINING_STATE` is the other one."""
@@ -254,3 +260,50 @@ def _errno(error: Exception) -> int | None:
     # tensorstore, which writes for orbax, raises ValueError, whose text has the code in one of two forms
     match = re.search(r"(?:os_error_code='|OS error )(\d+)", str(error))
     return int(match[1]) if match else None
+
+
+Params = dict[str, Any]
+
+
+def params_checksum(params: Params) -> str:
+    """SHA-256 of the names, shapes, types and values of parameters."""
+    digest = hashlib.sha256()
+    for name, array in sorted(traverse_util.flatten_dict(params, sep="/").items()):
+        digest.update(f"{name} {array.shape} {array.dtype}".encode())
+        digest.update(np.asarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def write_frozen_weights(run: Path, params: Params) -> None:
+    """Writes the file into a run's folder. Raises OSError."""
+    flat = traverse_util.flatten_dict(params, sep="/")
+    with atomic_write(run / FROZEN_WEIGHTS) as temporary:
+        write_safetensors(temporary, flat)
+        temporary.chmod((run / "config.yaml").stat().st_mode)  # the library gives its file to the owner alone
+
+
+def read_frozen_weights(run: Path, checksum: str | None) -> Params:
+    """The parameters in the file.
+
+    Args:
+        run: the run's folder.
+        checksum: of the parameters that the run began with.
+
+    Raises:
+        UserError: the file is missing or damaged, or holds others.
+    """
+    file = run / FROZEN_WEIGHTS
+    try:
+        params = traverse_util.unflatten_dict(load_file(file), sep="/")
+    except FileNotFoundError:
+        raise UserError(
+            f"{file} is missing, which the run's adapters belong to: copy it from the original run"
+        ) from None
+    except (OSError, TypeError, AttributeError, ValueError, safetensors.SafetensorError) as error:
+        raise UserError(f"{file} cannot be read ({error}): copy it from the original run") from None
+    if params_checksum(params) != checksum:
+        raise UserError(
+            f"{file} does not hold the weights that the run's adapters belong to (lora.checksum in config.yaml): copy "
+            "it from the original run"
+        )
+    return params

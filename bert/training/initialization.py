@@ -27,7 +27,7 @@ LabelRows = Mapping[str, Sequence[int | None]]
 
 
 class CheckpointReader(Protocol):
-    """Where the run's own states are: `Checkpointer`, or `MultihostCheckpointer`."""
+    """States of the run: a `Checkpointer`."""
 
     def restore(self, like: Any = None) -> tuple[int, Any] | None: ...
 

@@ -19,7 +19,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from bert.runs import checkpoint, checkpoint_directory, orbax_io
+from bert.runs import checkpoint, checkpoint_directory, checkpoint_storage, orbax_io
 
 folder, place = Path(sys.argv[1]), sys.argv[2]
 state = lambda value: {"params": {"w": np.full((64, 64), value, np.float32)}}
@@ -31,7 +31,7 @@ saver.save(2, state(2), wait=True)
 if place == "in orbax":
     orbax_io.ocp.CompositeCheckpointHandler.finalize = kill
 if place == "in the manifest":
-    checkpoint.write_manifest = kill
+    checkpoint_storage.write_manifest = kill
 rename = os.replace
 # The second one is between, as saving step 2 again first renames the old one.
 if place in ("before the rename", "between the renames"):

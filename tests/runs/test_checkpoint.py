@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bert.errors import UserError
-from bert.runs import checkpoint, orbax_io
+from bert.runs import checkpoint, checkpoint_storage, orbax_io
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.checkpoint_directory import CheckpointDirectory, verify_manifest
 from tests.runs.checkpoint_states import bits, flip_one, make_state
@@ -194,7 +194,7 @@ def fails(error: Exception):
     return function
 
 
-@pytest.mark.parametrize("part", ["orbax.checkpoint.Checkpointer.save", "bert.runs.checkpoint.write_manifest"])
+@pytest.mark.parametrize("part", ["orbax.checkpoint.Checkpointer.save", "bert.runs.checkpoint_storage.write_manifest"])
 def test_a_save_that_fails_is_told_once_and_leaves_the_last_good_one(saver, monkeypatch, part):
     saver.save(1, make_state(1), wait=True)
     with monkeypatch.context() as patched:
@@ -223,7 +223,7 @@ def test_tensorstore_s_errors_are_told_in_words(saver, monkeypatch):
 
 
 def test_a_bug_is_not_dressed_up_as_a_full_disk(saver, monkeypatch):
-    monkeypatch.setattr(checkpoint, "write_manifest", fails(ZeroDivisionError()))
+    monkeypatch.setattr(checkpoint_storage, "write_manifest", fails(ZeroDivisionError()))
     saver.save(1, make_state())
     with pytest.raises(ZeroDivisionError):
         saver.wait()
@@ -233,7 +233,7 @@ def test_a_bug_is_not_dressed_up_as_a_full_disk(saver, monkeypatch):
 def test_a_failed_replacement_leaves_what_it_was_to_replace(saver, monkeypatch):
     saver.save(1, make_state(1), wait=True)
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "write_manifest", fails(PermissionError(errno.EACCES, "Permission denied")))
+        patched.setattr(checkpoint_storage, "write_manifest", fails(PermissionError(errno.EACCES, "Permission denied")))
         with pytest.raises(UserError, match="Permission denied"):
             saver.save(1, make_state(2), wait=True)
     assert bits(saver.restore(make_state())[1]) == bits(make_state(1))

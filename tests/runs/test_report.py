@@ -13,9 +13,9 @@ from bert.config import PretrainConfig
 from bert.errors import LOGGER, UserError
 from bert.metrics import higher_is_better
 from bert.runs import report
+from bert.runs.checkpoint import require_space
 from bert.runs.folder import RunFolder
 from bert.runs.metrics_log import MetricsLog, atomic_write, read_metrics, write_results
-from bert.runs.multihost_checkpoint import require_space
 from bert.runs.plots import Subject, plot_curves
 from bert.runs.report import Divergence, Progress, RunReport, StepCosts, format_duration, format_metrics, log_table
 

@@ -48,10 +48,10 @@ SAVING = """
 import os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from bert.runs import checkpoint
+from bert.runs import checkpoint, checkpoint_storage
 from bert.runtime.interrupts import InterruptHandler
 
-checkpoint.write_manifest = lambda *_: time.sleep(60)  # a save that takes its time
+checkpoint_storage.write_manifest = lambda *_: time.sleep(60)  # a save that takes its time
 with InterruptHandler(), checkpoint.Checkpointer(Path(sys.argv[1]), 2, print) as saver:
     saver.save(1, {"params": {"w": np.ones(3)}})
     os.kill(os.getpid(), signal.SIGINT)

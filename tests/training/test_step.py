@@ -186,7 +186,7 @@ def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batc
         eval_every=6,
     )
     listener = Memory()
-    with Checkpointer(folder, max_to_keep=2, say=lambda text: None) as checkpoints, InterruptHandler() as stop:
+    with Checkpointer(folder, max_to_keep=2, log=lambda text: None) as checkpoints, InterruptHandler() as stop:
         loop = TrainLoop(
             config=config,
             end_step=steps,
@@ -219,7 +219,7 @@ def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batc
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("whole")
     params, lines = train(folder)
-    with Checkpointer(folder, max_to_keep=2, say=lambda text: None) as checkpoints:
+    with Checkpointer(folder, max_to_keep=2, log=lambda text: None) as checkpoints:
         _, state = checkpoints.restore(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))
     return params, lines, state
 
@@ -232,7 +232,7 @@ def test_interruption_does_not_matter_bit_for_bit(tmp_path: Path, uninterrupted,
     params, after = train(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
     assert before + after == expected_lines
-    with Checkpointer(tmp_path, max_to_keep=2, say=lambda text: None) as checkpoints:
+    with Checkpointer(tmp_path, max_to_keep=2, log=lambda text: None) as checkpoints:
         step, state = checkpoints.restore(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))
     assert step == 12
     jax.tree.map(np.testing.assert_array_equal, state, expected_state)

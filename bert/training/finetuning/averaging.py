@@ -30,7 +30,7 @@ class AveragedState(struct.PyTreeNode):
 
 
 class Checkpoints(Protocol):
-    """Storage of states: a `Checkpointer`, or a `MultihostCheckpointer` on several hosts."""
+    """Storage of states: a `Checkpointer`."""
 
     def save(self, step: int, state: Any) -> None: ...
 

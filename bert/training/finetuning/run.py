@@ -19,10 +19,10 @@ from bert.model.lora import NOTHING_FROZEN, FrozenWeights
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log
+from bert.runs.checkpoint import make_checkpointer, require_space
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
-from bert.runs.multihost_checkpoint import make_checkpointer, require_space
 from bert.runs.report import StepCosts, make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler

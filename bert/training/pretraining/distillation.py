@@ -30,7 +30,7 @@ from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
 from bert.model.names import PROJECTIONS
 from bert.model.pretraining import BertForMaskedLM
-from bert.runs.checkpoint import params_checksum
+from bert.runs.orbax_io import params_checksum
 from bert.tokenizer.vocabulary import embedding_rows, tokenizer_fingerprint
 from bert.training.initialization import Log, Params
 from bert.training.losses import Batch, Loss, WeightedSums, apply_to_batch, pretraining_losses

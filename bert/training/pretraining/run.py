@@ -14,11 +14,10 @@ from bert.config import PretrainConfig
 from bert.errors import UserError, log_info, require
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
-from bert.runs.checkpoint import Checkpointer
+from bert.runs.checkpoint import Checkpointer, make_checkpointer, require_space
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
-from bert.runs.multihost_checkpoint import MultihostCheckpointer, make_checkpointer, require_space
 from bert.runs.report import StepCosts, make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
@@ -208,7 +207,7 @@ def _initialize(
     metrics: Sequence[str],
     setup: Setup,
     data: PretrainingData,
-    checkpoints: Checkpointer | MultihostCheckpointer,
+    checkpoints: Checkpointer,
     say: Log,
 ) -> TrainState:
     config, source = setup.run.config, setup.init_model

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,8 +10,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert.errors import UserError
+from bert.runs.checkpoint import Checkpointer
 from bert.runs.checkpoint_directory import MANIFEST, listed_files, write_manifest
-from bert.runs.multihost_checkpoint import MultihostCheckpointer
+from bert.runs.checkpoint_storage import MultihostStorage
 from bert.runs.orbax_io import PARAMS, keep_whole, load_items, save_items, save_parts
 
 WEIGHTS = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -58,19 +57,23 @@ def test_a_whole_array_comes_back_in_parts(halves: NamedSharding, tmp_path: Path
     np.testing.assert_array_equal(kernel, WEIGHTS)
 
 
-def test_parts_are_not_saved_after_an_error_which_one_host_has_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    saved: list[int] = []
-    checkpoints: Any = SimpleNamespace(save=lambda step, state: saved.append(step))
-    hosts = MultihostCheckpointer(checkpoints, lambda: None)
+def test_parts_are_not_saved_after_an_error_which_one_host_has_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {PARAMS: {"kernel": WEIGHTS}, "step": 1}
+    storage = MultihostStorage(keep_whole, mirror=None, pull=lambda: None)
+    with Checkpointer(tmp_path / "checkpoints", 3, print, storage=storage) as checkpoints:
 
-    def after_an_error(step: int) -> None:
-        try:
-            raise UserError("the data cannot be read")
-        except UserError:
-            hosts.save(step, {"kernel": WEIGHTS})
+        def save_after_an_error(step: int) -> None:
+            try:
+                raise UserError("the data cannot be read")
+            except UserError:
+                checkpoints.save(step, state)
 
-    after_an_error(1)
-    monkeypatch.setattr("bert.runs.multihost_checkpoint.is_part", lambda leaf: True)
-    after_an_error(2)
-    hosts.save(3, {"kernel": WEIGHTS})
-    assert saved == [1, 3]
+        save_after_an_error(1)
+        checkpoints.wait()
+        monkeypatch.setattr("bert.runs.checkpoint_storage.is_part", lambda leaf: True)
+        save_after_an_error(2)
+        checkpoints.save(3, state, wait=True)
+        assert checkpoints.steps() == [1, 3]
+        np.testing.assert_array_equal(checkpoints.restore_params(3)[1]["kernel"], WEIGHTS)
