@@ -1,6 +1,7 @@
 """One model of each kind that the page has tabs for."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -15,17 +16,31 @@ LONG = dataclasses.replace(CONFIG, max_position_embeddings=48)
 MULTILABEL = published_task("classification", "topics", ("no", "yes", "maybe"), "multi_label_classification")
 
 
+class Models(dict[str, bert.Pretrained]):
+    """Models by kind, each made when it is first used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, kind: str) -> bert.Pretrained:
+        self[kind] = self._make(kind)
+        return self[kind]
+
+    def _make(self, kind: str) -> bert.Pretrained:
+        if kind == "mlm":
+            return model_of(self.folder, BertForPreTraining(LONG), None)
+        if kind == "encoder":
+            model = self["mlm"]
+            return dataclasses.replace(model, params={"bert": model.params["bert"]}, architecture="Bert")
+        if kind == "causal":
+            return language_model()
+        if kind == "encoder_decoder":
+            return encoder_decoder(self.folder)
+        task = {**TASKS, "multilabel": MULTILABEL}[kind]
+        model = model_of(self.folder, HEADS[task.head](LONG, task.num_labels), task)
+        return dataclasses.replace(model, data=dataclasses.replace(DATA, max_length=48))
+
+
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bert.Pretrained]:
-    folder = tmp_path_factory.mktemp("models")
-    tasks = {**TASKS, "multilabel": MULTILABEL}
-    made = {name: model_of(folder, HEADS[task.head](LONG, task.num_labels), task) for name, task in tasks.items()}
-    mlm = model_of(folder, BertForPreTraining(LONG), None)
-    data = dataclasses.replace(DATA, max_length=48)
-    return {
-        **{name: dataclasses.replace(model, data=data) for name, model in made.items()},
-        "mlm": mlm,
-        "encoder": dataclasses.replace(mlm, params={"bert": mlm.params["bert"]}, architecture="Bert"),
-        "causal": language_model(),
-        "encoder_decoder": encoder_decoder(folder),
-    }
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))

@@ -112,6 +112,7 @@ def test_a_prompt_and_its_continuation_end_with_the_position_table() -> None:
             endless.generate(["a", "e" * count])
 
 
+@pytest.mark.medium
 def test_any_text_is_a_prompt_and_its_bytes_come_back(model: Pretrained) -> None:
     hostile = ["\0", "\r\n", " \n ", "a\u200d", "🙂", "a \ud83d b", "</s>", "<s>x", " two  spaces "]
     answers = model.generate(hostile, max_tokens=4, details=True)

@@ -315,6 +315,7 @@ def yaml_file(draw: Callable) -> bytes:
     return text + draw(st.sampled_from([b"", b"", b"", b"\xff", b"\0", b"\n---\n"]))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("examples", [10, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig])
 def test_a_configuration_comes_back_or_a_sentence_does(tmp_path: Path, kind: type, examples: int) -> None:

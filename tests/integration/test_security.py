@@ -261,7 +261,7 @@ DEEP, LONG = "[" * 100_000, "9" * 5_000
         "seed: !!int abc\n",
         "seed: !!timestamp abc\n",
         "seed: 2024-99-99\n",
-        DEEP,
+        pytest.param(DEEP, marks=pytest.mark.medium),
         "{a: " * 3_000,
         "",
     ],
@@ -304,6 +304,7 @@ def test_hostile_side_files_of_a_run_are_one_error_or_passed_over(tmp_path: Path
     assert _describe(content) == "another process"
 
 
+@pytest.mark.medium
 def test_a_config_that_was_cut_off_is_an_error(tmp_path: Path) -> None:
     """Also that of an older version, which has no digests and may lack newer keys."""
     config = PretrainConfig(output_dir="run", seed=3)

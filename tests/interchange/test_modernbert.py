@@ -23,6 +23,7 @@ def folder(made, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.medium
 def test_names_and_settings_are_modernberts(folder: Path, made) -> None:
     tensors, content = load_file(folder / "model.safetensors"), read_json(folder / "config.json")
     block = {"attn_norm", "attn.Wqkv", "attn.Wo", "mlp_norm", "mlp.Wi", "mlp.Wo"}

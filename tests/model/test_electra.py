@@ -84,6 +84,7 @@ def test_the_discriminator_reads_the_samples_and_the_labels_say_where_they_diffe
     np.testing.assert_allclose(output.detection_logits, expected, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_a_perfect_generator_leaves_nothing_to_find() -> None:
     """With an output bias that leaves one token, which is what every row holds."""
     bias = PARAMS["generator"]["predictions"]["bias"].at[7].set(1e4)
@@ -94,6 +95,7 @@ def test_a_perfect_generator_leaves_nothing_to_find() -> None:
     assert not np.asarray(output.replaced).any()
 
 
+@pytest.mark.medium
 def test_the_generator_alone_is_a_masked_language_model_over_the_same_embeddings() -> None:
     config, params = extract_generator(CONFIG, PARAMS)
     assert (config.hidden_size, config.intermediate_size, config.num_attention_heads) == (4, 16, 1)
@@ -110,6 +112,7 @@ def test_the_generators_heads_divide_its_width(width: int, heads: int) -> None:
     assert (generator.num_attention_heads, generator.embedding_width) == (heads, 8)
 
 
+@pytest.mark.medium
 def test_without_narrow_embeddings_the_generator_has_the_discriminators_width_projected() -> None:
     config = ModelConfig(V, 16, 1, 2, 32, max_position_embeddings=T)
     model = Electra(config, make_generator_config(config, 4))

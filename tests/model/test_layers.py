@@ -42,6 +42,7 @@ def test_self_attention_is_cross_attention_over_itself_and_heads_are_apart() -> 
     np.testing.assert_allclose(cross, by_hand, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_causal_attention_does_not_see_the_future() -> None:
     attention = Attention(CONFIG)
     x = jax.random.normal(jax.random.key(2), (2, 6, 32))

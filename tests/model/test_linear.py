@@ -94,6 +94,7 @@ def test_what_other_platforms_compute_is_what_a_cpu_does(monkeypatch, name, dtyp
         assert relative(one, other) <= limit
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("dtype", "limit"), [(jnp.float32, 3e-7), (jnp.bfloat16, 5e-3)])
 def test_gelu_is_as_derived(dtype, limit):
     x = jnp.linspace(-9, 9, 2001)

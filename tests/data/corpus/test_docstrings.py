@@ -125,6 +125,7 @@ def test_prose_is_english_and_has_no_code() -> None:
     assert all(len(" ".join(document).split()) >= 30 for document in found)
 
 
+@pytest.mark.medium
 def test_it_mixes_with_files(tmp_path) -> None:
     (tmp_path / "a.txt").write_text("mine")
     assert list(documents([str(tmp_path / "a.txt"), REAL])) == [["mine"], *docstring_documents(REAL)]
