@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +26,9 @@ MODEL = BertForPreTraining(CONFIG)
 OBJECTIVE = make_pretraining_loss(MODEL.apply)
 
 
-PARAMS = jax.jit(MODEL.init)(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"]
+@functools.cache
+def initial_params() -> Any:
+    return jax.jit(MODEL.init)(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"]
 
 
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 12)

@@ -1,6 +1,8 @@
 """Disentangled attention: by hand, pair by pair, and the same in every way of running the layers."""
 
+import functools
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +27,8 @@ X = jax.random.normal(jax.random.key(1), (3, 9, 12))
 KEYS = jnp.arange(9)[None] < jnp.array([[9], [4], [7]])
 
 
-def drawn_parameters() -> dict:
+@functools.cache
+def initial_params() -> Any:
     """With random biases and LayerNorm, which begin as zeros and ones."""
     leaves, tree = jax.tree.flatten(jax.jit(Encoder(CONFIG).init)(jax.random.key(0), X, Mask()))
     keys = jax.random.split(jax.random.key(2), len(leaves))
@@ -34,12 +37,9 @@ def drawn_parameters() -> dict:
     )
 
 
-PARAMS = drawn_parameters()
-
-
 def weights_by_hand(row: np.ndarray, real: int) -> np.ndarray:
     """The weights [N, T, S] of the first layer, by a loop over the pairs of the tokens that are not padding."""
-    params = jax.tree.map(np.asarray, PARAMS["params"])
+    params = jax.tree.map(np.asarray, initial_params()["params"])
     table, norm = params["relative_attention_embeddings"]["embedding"], params["relative_attention_norm"]
     centred = table - table.mean(-1, keepdims=True)
     vectors = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + CONFIG.layer_norm_eps)
@@ -62,7 +62,7 @@ def weights_by_hand(row: np.ndarray, real: int) -> np.ndarray:
 
 
 def test_pair_by_pair() -> None:
-    states = jax.jit(partial(Encoder(CONFIG).apply, intermediates=True))(PARAMS, X, Mask(keys=KEYS))
+    states = jax.jit(partial(Encoder(CONFIG).apply, intermediates=True))(initial_params(), X, Mask(keys=KEYS))
     for row, real in enumerate((9, 4, 7)):
         expected = weights_by_hand(np.asarray(X[row]), real)
         np.testing.assert_allclose(states.attentions[0][row, :, :real], expected[:, :real], atol=1e-5)
@@ -71,11 +71,13 @@ def test_pair_by_pair() -> None:
 def test_every_way_of_running_the_layers() -> None:
     """Padding that is cut off, packed rows, the kernel, the loop, recomputation and a cache change nothing."""
     apply = jax.jit(Encoder(CONFIG).apply)
-    expected = apply(PARAMS, X, Mask(keys=KEYS)).last_hidden_state
-    np.testing.assert_allclose(apply(PARAMS, X[1:2, :4], Mask()).last_hidden_state, expected[1:2, :4], atol=1e-5)
+    expected = apply(initial_params(), X, Mask(keys=KEYS)).last_hidden_state
+    np.testing.assert_allclose(
+        apply(initial_params(), X[1:2, :4], Mask()).last_hidden_state, expected[1:2, :4], atol=1e-5
+    )
     packed = jnp.concatenate([X[1:2, :4], X[2:, :7], X[:1, :2]], axis=1)
     examples = jnp.array([[1] * 4 + [2] * 7 + [0] * 2])
-    found = apply(PARAMS, packed, Mask(examples=examples)).last_hidden_state[0]
+    found = apply(initial_params(), packed, Mask(examples=examples)).last_hidden_state[0]
     np.testing.assert_allclose(found[:11], jnp.concatenate([expected[1, :4], expected[2, :7]]), atol=1e-5)
 
     def value_and_gradients(execution: LayerExecution):
@@ -83,7 +85,7 @@ def test_every_way_of_running_the_layers() -> None:
             states = Encoder(CONFIG, execution=execution).apply(params, X, Mask(keys=KEYS))
             return jnp.sum(jnp.sin(states.last_hidden_state) * KEYS[..., None])
 
-        return jax.jit(jax.value_and_grad(loss))(PARAMS)
+        return jax.jit(jax.value_and_grad(loss))(initial_params())
 
     plain = value_and_gradients(LayerExecution())
     table = plain[1]["params"]["relative_attention_embeddings"]["embedding"]
@@ -97,10 +99,10 @@ def test_every_way_of_running_the_layers() -> None:
 def test_decoding_with_a_cache() -> None:
     @jax.jit
     def whole_and_parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        whole = Encoder(CONFIG).apply(PARAMS, x, Mask(causal=True)).last_hidden_state
+        whole = Encoder(CONFIG).apply(initial_params(), x, Mask(causal=True)).last_hidden_state
         cache, outputs = make_cache(CONFIG, 3, 12, jnp.float32), []
         for start, part in [(0, x[:, :6]), (6, x[:, 6:])]:
-            states = Encoder(CONFIG).apply(PARAMS, part, Mask(start=start, causal=True), cache=cache)
+            states = Encoder(CONFIG).apply(initial_params(), part, Mask(start=start, causal=True), cache=cache)
             cache = states.cache
             outputs.append(states.last_hidden_state)
         return whole, jnp.concatenate(outputs, axis=1)

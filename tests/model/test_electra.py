@@ -1,5 +1,8 @@
 """Generator, discriminator, and the sampling between them."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +23,13 @@ V, T, P, B = 300, 12, 3, 4
 CONFIG = ModelConfig(V, 16, 2, 2, 32, max_position_embeddings=T, initializer_range=0.2, embedding_size=8)
 MODEL = Electra(CONFIG, make_generator_config(CONFIG, 4))
 IDS = jnp.asarray(np.random.default_rng(0).integers(5, V, (B, T)), jnp.int32)
-PARAMS = jax.jit(MODEL.init)(jax.random.key(0), IDS)["params"]
+
+
+@functools.cache
+def initial_params() -> Any:
+    return jax.jit(MODEL.init)(jax.random.key(0), IDS)["params"]
+
+
 apply, sample = jax.jit(MODEL.apply), jax.jit(sample_tokens)
 
 
@@ -70,7 +79,7 @@ def test_the_largest_random_number_is_a_token_of_the_vocabulary(width: int) -> N
 @pytest.mark.medium
 def test_the_discriminator_reads_the_samples_and_the_labels_say_where_they_differ() -> None:
     places = masked(np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]], np.float32))
-    output = apply({"params": PARAMS}, IDS, None, None, places)
+    output = apply({"params": initial_params()}, IDS, None, None, places)
     sampled = np.asarray(sample(output.prediction_logits, places.uniforms))
     filled, replaced = np.array(IDS), np.zeros((B, T))
     for row, place in zip(*np.nonzero(places.weights), strict=True):
@@ -80,28 +89,33 @@ def test_the_discriminator_reads_the_samples_and_the_labels_say_where_they_diffe
     assert replaced.sum() > 2
     np.testing.assert_array_equal(output.replaced, replaced)
     discriminator = BertForReplacedTokenDetection(CONFIG)
-    expected = jax.jit(discriminator.apply)({"params": {k: v for k, v in PARAMS.items() if k != "generator"}}, filled)
+    expected = jax.jit(discriminator.apply)(
+        {"params": {k: v for k, v in initial_params().items() if k != "generator"}}, filled
+    )
     np.testing.assert_allclose(output.detection_logits, expected, atol=1e-6)
 
 
 @pytest.mark.medium
 def test_a_perfect_generator_leaves_nothing_to_find() -> None:
     """With an output bias that leaves one token, which is what every row holds."""
-    bias = PARAMS["generator"]["predictions"]["bias"].at[7].set(1e4)
-    generator = {**PARAMS["generator"], "predictions": {**PARAMS["generator"]["predictions"], "bias": bias}}
+    bias = initial_params()["generator"]["predictions"]["bias"].at[7].set(1e4)
+    generator = {
+        **initial_params()["generator"],
+        "predictions": {**initial_params()["generator"]["predictions"], "bias": bias},
+    }
     places = masked().replace(ids=jnp.full((B, P), 7, jnp.int32))
     ids = jnp.full((B, T), 7, jnp.int32)
-    output = apply({"params": {**PARAMS, "generator": generator}}, ids, None, None, places)
+    output = apply({"params": {**initial_params(), "generator": generator}}, ids, None, None, places)
     assert not np.asarray(output.replaced).any()
 
 
 @pytest.mark.medium
 def test_the_generator_alone_is_a_masked_language_model_over_the_same_embeddings() -> None:
-    config, params = extract_generator(CONFIG, PARAMS)
+    config, params = extract_generator(CONFIG, initial_params())
     assert (config.hidden_size, config.intermediate_size, config.num_attention_heads) == (4, 16, 1)
     places = masked()
     alone = jax.jit(BertForMaskedLM(config).apply)({"params": params}, IDS, None, None, places.positions)
-    together = apply({"params": PARAMS}, IDS, None, None, places).prediction_logits
+    together = apply({"params": initial_params()}, IDS, None, None, places).prediction_logits
     np.testing.assert_allclose(together, alone, atol=1e-6)
 
 

@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,13 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 MODEL = Bert(CONFIG)
 IDS = jax.random.randint(jax.random.key(1), (3, 12), 0, 99)
-PARAMS = jax.jit(MODEL.init)(jax.random.key(0), IDS)
+
+
+@functools.cache
+def initial_params() -> Any:
+    return jax.jit(MODEL.init)(jax.random.key(0), IDS)
+
+
 apply = jax.jit(MODEL.apply, static_argnames="intermediates")
 
 SIZES = {
@@ -64,17 +71,17 @@ def test_the_encoder_without_positions_is_permutation_equivariant(pre_layer_norm
 def test_padding_changes_nothing() -> None:
     mask = jnp.ones((3, 12), jnp.int32)
     segments = jnp.tile(jnp.arange(12) // 6, (3, 1))
-    alone = apply(PARAMS, IDS, segments, mask)
+    alone = apply(initial_params(), IDS, segments, mask)
     padded = [jnp.pad(a, ((0, 0), (0, 8)), constant_values=fill) for a, fill in ((IDS, 7), (segments, 1), (mask, 0))]
-    with_padding = apply(PARAMS, *padded)
+    with_padding = apply(initial_params(), *padded)
     np.testing.assert_allclose(alone.last_hidden_state, with_padding.last_hidden_state[:, :12], atol=1e-5)
     np.testing.assert_allclose(alone.pooled_output, with_padding.pooled_output, atol=1e-5)
 
 
 @pytest.mark.medium
 def test_intermediates_on_request_only() -> None:
-    assert apply(PARAMS, IDS).hidden_states == ()
-    output = apply(PARAMS, IDS, intermediates=True)
+    assert apply(initial_params(), IDS).hidden_states == ()
+    output = apply(initial_params(), IDS, intermediates=True)
     assert [h.shape for h in output.hidden_states] == [(3, 12, 32)] * 3
     assert [a.shape for a in output.attentions] == [(3, 4, 12, 12)] * 2
     np.testing.assert_array_equal(output.hidden_states[-1], output.last_hidden_state)
@@ -88,7 +95,7 @@ def test_bfloat16_computes_in_bfloat16_over_float32_parameters() -> None:
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     output = jax.jit(model.apply)(params, IDS)
     assert output.prediction_logits.dtype == output.seq_relationship_logits.dtype == jnp.float32
-    assert jax.jit(Bert(CONFIG, jnp.bfloat16).apply)(PARAMS, IDS).last_hidden_state.dtype == jnp.bfloat16
+    assert jax.jit(Bert(CONFIG, jnp.bfloat16).apply)(initial_params(), IDS).last_hidden_state.dtype == jnp.bfloat16
     exact = jax.jit(BertForPreTraining(CONFIG).apply)(params, IDS)
     # bfloat16 has 8 bits of mantissa; over two layers the logits (of size 1) keep about two digits.
     assert 0 < np.abs(exact.prediction_logits - output.prediction_logits).max() < 0.1
@@ -221,7 +228,7 @@ def test_padding_and_dropout_are_as_without_the_option(option: str) -> None:
 def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
     """By the root of 2 L = 4 sublayers, and nothing else changes (Radford et al. 2019, section 2.3)."""
     scaled = jax.jit(Bert(dataclasses.replace(CONFIG, residual_init="scaled")).init)(jax.random.key(0), IDS)
-    plain, scaled = (flatten_dict(params["params"], sep="/") for params in (PARAMS, scaled))
+    plain, scaled = (flatten_dict(params["params"], sep="/") for params in (initial_params(), scaled))
     for path, kernel in plain.items():
         residual = "/layer_" in path and path.endswith("output/kernel")
         np.testing.assert_allclose(scaled[path], kernel / 2 if residual else kernel, rtol=1e-6)

@@ -8,7 +8,7 @@ import pytest
 
 from bert.model.linear import gelu, linear, tied_logits
 from bert.training.losses import cross_entropy
-from tests.tiny_training import OBJECTIVE, PARAMS, batch_of
+from tests.tiny_training import OBJECTIVE, batch_of, initial_params
 
 ROWS, WIDTH, OUT = (3, 5), 16, 24
 
@@ -113,24 +113,27 @@ def pretraining_loss(params):
 @pytest.mark.medium
 def test_forward_mode_and_hessian_vector_products_without_the_custom_backward(monkeypatch):
     """Against the gradient, and the difference of two gradients, of the backward passes written for CPUs."""
-    direction = jax.tree.map(lambda array: 0.1 * normal(4, *array.shape), PARAMS)
+    direction = jax.tree.map(lambda array: 0.1 * normal(4, *array.shape), initial_params())
     gradient = jax.jit(jax.grad(pretraining_loss))
     step = 1e-2
     ahead, behind = (
-        gradient(jax.tree.map(lambda p, d, way=way: p + way * step * d, PARAMS, direction)) for way in (1, -1)
+        gradient(jax.tree.map(lambda p, d, way=way: p + way * step * d, initial_params(), direction)) for way in (1, -1)
     )
     difference = jax.tree.map(lambda a, b: (a - b) / (2 * step), ahead, behind)
     slope = sum(
-        jnp.vdot(g, d) for g, d in zip(jax.tree.leaves(gradient(PARAMS)), jax.tree.leaves(direction), strict=True)
+        jnp.vdot(g, d)
+        for g, d in zip(jax.tree.leaves(gradient(initial_params())), jax.tree.leaves(direction), strict=True)
     )
     with pytest.raises(TypeError, match="custom_vjp"):
-        jax.jvp(pretraining_loss, (PARAMS,), (direction,))
+        jax.jvp(pretraining_loss, (initial_params(),), (direction,))
 
     monkeypatch.setenv("BERT_NO_CUSTOM_VJP", "1")
-    _, tangent = jax.jit(lambda *given: jax.jvp(pretraining_loss, (given[0],), (given[1],)))(PARAMS, direction)
+    _, tangent = jax.jit(lambda *given: jax.jvp(pretraining_loss, (given[0],), (given[1],)))(
+        initial_params(), direction
+    )
     assert tangent == pytest.approx(float(slope), rel=1e-4)
     product = jax.jit(lambda *given: jax.jvp(jax.grad(pretraining_loss), (given[0],), (given[1],))[1])
-    found = jax.flatten_util.ravel_pytree(product(PARAMS, direction))[0]
+    found = jax.flatten_util.ravel_pytree(product(initial_params(), direction))[0]
     assert relative(found, jax.flatten_util.ravel_pytree(difference)[0]) <= 1e-2
 
 

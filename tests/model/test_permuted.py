@@ -1,7 +1,9 @@
 """Permuted prediction: which tokens a prediction depends on, and how it stands to masked prediction."""
 
 import dataclasses
+import functools
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,13 @@ CONFIG = ModelConfig(
 """Rotary and relative positions at once, which both read the positions of the mask."""
 MODEL = BertForPermutedLM(CONFIG)
 IDS = jax.random.randint(jax.random.key(0), (3, T), 5, V)
-PARAMS = jax.jit(MODEL.init)(jax.random.key(1), IDS)["params"]
+
+
+@functools.cache
+def initial_params() -> Any:
+    return jax.jit(MODEL.init)(jax.random.key(1), IDS)["params"]
+
+
 ORDER = np.array([[7, 2, 10, 3], [1, 4, 9, 0], [5, 3, 0, 0]], np.int32)
 WEIGHTS = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]], np.float32)
 TOKENS = PermutedTokens(jnp.asarray(ORDER), jnp.full((3, P), MASK), jnp.asarray(WEIGHTS))
@@ -49,14 +57,14 @@ def test_the_mask_by_hand() -> None:
 def test_gradients_of_tokens_that_are_not_seen_are_exactly_zero(kernel: str) -> None:
     """The gradient of each prediction with respect to the embedding of each token, all layers through."""
     model = BertForPermutedLM(CONFIG, execution=LayerExecution(attention=kernel))
-    table = PARAMS["bert"]["embeddings"]["word"]["embedding"]
+    table = initial_params()["bert"]["embeddings"]["word"]["embedding"]
     # Each place reads a row of the table of its own, and [MASK] another.
     ids = jnp.arange(5, 5 + T)[None].repeat(3, axis=0)
 
     def scores(table: jax.Array, row: int, number: int) -> jax.Array:
-        embeddings = {**PARAMS["bert"]["embeddings"], "word": {"embedding": table}}
-        head = {**PARAMS["predictions"], "decoder": jax.lax.stop_gradient(table)}
-        params = {"bert": {**PARAMS["bert"], "embeddings": embeddings}, "predictions": head}
+        embeddings = {**initial_params()["bert"]["embeddings"], "word": {"embedding": table}}
+        head = {**initial_params()["predictions"], "decoder": jax.lax.stop_gradient(table)}
+        params = {"bert": {**initial_params()["bert"], "embeddings": embeddings}, "predictions": head}
         untied = model.clone(config=dataclasses.replace(CONFIG, tie_word_embeddings=False))
         return untied.apply({"params": params}, ids, None, REAL, TOKENS)[row, number].std()
 
@@ -72,15 +80,15 @@ def test_gradients_of_tokens_that_are_not_seen_are_exactly_zero(kernel: str) -> 
 @pytest.mark.medium
 def test_the_first_prediction_is_that_of_masked_language_modelling() -> None:
     """All predicted tokens are [MASK] to it: position compensation. One that comes later knows more."""
-    logits = jax.jit(MODEL.apply)({"params": PARAMS}, IDS, None, REAL, TOKENS)
+    logits = jax.jit(MODEL.apply)({"params": initial_params()}, IDS, None, REAL, TOKENS)
     masked = np.array(IDS)
     for row in range(3):
         masked[row, ORDER[row, WEIGHTS[row] > 0]] = MASK
-    expected = jax.jit(BertForMaskedLM(CONFIG).apply)({"params": PARAMS}, masked, None, REAL, ORDER)
+    expected = jax.jit(BertForMaskedLM(CONFIG).apply)({"params": initial_params()}, masked, None, REAL, ORDER)
     np.testing.assert_allclose(logits[:, 0], expected[:, 0], atol=2e-5)
     assert np.abs(logits[0, 1:] - expected[0, 1:]).max(-1).min() > 0.01
     masked[0, ORDER[0, :-1]] = np.array(IDS)[0, ORDER[0, :-1]]
-    last = BertForMaskedLM(CONFIG).apply({"params": PARAMS}, masked, None, REAL, ORDER)[0, -1]
+    last = BertForMaskedLM(CONFIG).apply({"params": initial_params()}, masked, None, REAL, ORDER)[0, -1]
     assert np.abs(logits[0, -1] - last).max() > 1e-4, "one [MASK] that the others do not see until they may"
 
 

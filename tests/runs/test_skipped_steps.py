@@ -17,7 +17,7 @@ from bert.runs.report import RunReport
 from bert.training.loop import InterruptHandler, TrainLoop
 from bert.training.optimizer import learning_rate_schedule
 from bert.training.step import TrainState, make_train_step
-from tests.tiny_training import OBJECTIVE, OPTIMIZER, PARAMS, B, TinyLoader, batch_of
+from tests.tiny_training import OBJECTIVE, OPTIMIZER, B, TinyLoader, batch_of, initial_params
 
 STEPS = 8
 
@@ -35,11 +35,12 @@ class DamagedLoader(TinyLoader):
         return batch
 
 
-def train(folder: Path, bad: set[int], devices: int = 1, most: int = 10, params=PARAMS, optimizer=OPTIMIZER):
+def train(folder: Path, bad: set[int], devices: int = 1, most: int = 10, params=None, optimizer=OPTIMIZER):
     """Eight steps, those in ``bad`` with a damaged batch, as commands run them; returns the state that is saved."""
     parallel = PmapParallelism(jax.devices()[:devices])
     intervals = {"log_every": 2, "checkpoint_every": 3, "eval_every": STEPS}
     config = TrainingConfig(steps=STEPS, batch_size=B, max_consecutive_nonfinite_steps=most, **intervals)
+    params = initial_params() if params is None else params
     state = TrainState.create(params, optimizer, OBJECTIVE.metrics)
     with Checkpointer(folder / "checkpoints", 2, print) as checkpoints, InterruptHandler() as stop:
         restored = checkpoints.restore(state)
@@ -62,14 +63,14 @@ def train(folder: Path, bad: set[int], devices: int = 1, most: int = 10, params=
 
 def saved(folder: Path) -> TrainState:
     with Checkpointer(folder / "checkpoints", 2, print) as checkpoints:
-        return checkpoints.restore(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))[1]
+        return checkpoints.restore(TrainState.create(initial_params(), OPTIMIZER, OBJECTIVE.metrics))[1]
 
 
 def without(skipped: set[int]) -> TrainState:
     """The state after the other steps alone."""
     parallel = PmapParallelism(jax.devices()[:1])
     step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,))
-    state = TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)
+    state = TrainState.create(initial_params(), OPTIMIZER, OBJECTIVE.metrics)
     for step in set(range(STEPS)) - skipped:
         state = state.replace(step=np.int32(step))
         state, _ = step_fn(parallel.put_state(state), parallel.shard_batch(batch_of(step), 1))
@@ -115,7 +116,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_the_weights(tmp_path: Path
 def test_every_device_decides_alike() -> None:
     parallel = PmapParallelism(jax.devices()[:8])
     step_fn = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, seed=3), donate=(0,))
-    state = parallel.put_state(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))
+    state = parallel.put_state(TrainState.create(initial_params(), OPTIMIZER, OBJECTIVE.metrics))
     for batch, skipped in (
         (DamagedLoader({0}).batch(0), [1, 1]),
         (DamagedLoader({1}).batch(1), [2, 2]),
@@ -146,7 +147,7 @@ def test_too_many_in_a_row_end_the_run_with_a_diagnosis_and_the_state_before(tmp
 
 @pytest.mark.medium
 def test_weights_that_are_not_finite_are_told_from_a_bad_batch(tmp_path: Path) -> None:
-    params = jax.tree.map(np.array, PARAMS)
+    params = jax.tree.map(np.array, initial_params())
     params["bert"]["encoder"]["layer_0"]["output"]["kernel"][0, 0] = np.inf
     with pytest.raises(UserError, match="the last 3 steps up to step 3 were skipped"):
         train(tmp_path, set(), most=3, params=params)
@@ -160,7 +161,7 @@ def test_an_update_that_is_not_finite_is_skipped_though_the_gradient_is(tmp_path
 
     with pytest.raises(UserError, match=r"loss and gradient are finite .* the optimizer's update is not"):
         train(tmp_path, set(), most=2, optimizer=optax.GradientTransformation(OPTIMIZER.init, update))
-    jax.tree.map(np.testing.assert_array_equal, saved(tmp_path).params, PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, saved(tmp_path).params, initial_params())
 
 
 def skip_of(step: int, **norms: float) -> SkippedStep:

@@ -30,7 +30,17 @@ from bert.training.step import (
     make_eval_step,
     make_train_step,
 )
-from tests.tiny_training import CONFIG, OBJECTIVE, OPTIMIZER, PARAMS, B, T, TinyLoader, assert_same_gradients, batch_of
+from tests.tiny_training import (
+    CONFIG,
+    OBJECTIVE,
+    OPTIMIZER,
+    B,
+    T,
+    TinyLoader,
+    assert_same_gradients,
+    batch_of,
+    initial_params,
+)
 
 
 @functools.cache
@@ -42,7 +52,7 @@ def gradients(devices: int, micro_batches: int, generator: str | None):
         return None if generator is None else Dropout.for_step(3, 5, rows, generator)
 
     step = parallel.compile(lambda params, batch: compute_gradients(params, batch, OBJECTIVE, dropout))
-    grads, sums = step(parallel.put_state(PARAMS), parallel.shard_batch(batch_of(0), micro_batches))
+    grads, sums = step(parallel.put_state(initial_params()), parallel.shard_batch(batch_of(0), micro_batches))
     copies = jax.tree.map(np.asarray, grads)
     jax.tree.map(lambda g: np.testing.assert_array_equal(g, np.broadcast_to(g[:1], g.shape)), copies)
     return parallel.to_host(grads), parallel.to_host(sums)
@@ -83,7 +93,7 @@ def test_a_step_for_lengths_is_the_step_and_traces_its_update_once(devices: int)
     optimizer = OPTIMIZER._replace(update=counted)
     in_two = compile_bucketed_train_step(OBJECTIVE, optimizer, 3, "hash", parallel)
     in_one = parallel.compile(make_train_step(OBJECTIVE, OPTIMIZER, 3), donate=(0,))
-    states = [parallel.put_state(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)) for _ in range(2)]
+    states = [parallel.put_state(TrainState.create(initial_params(), OPTIMIZER, OBJECTIVE.metrics)) for _ in range(2)]
     for number, length in enumerate((T, T - 4, T)):
         batch = batch_of(number)
         cut = {name: batch[name][:, :length] for name in ("input_ids", "token_type_ids", "attention_mask")}
@@ -108,7 +118,9 @@ def test_a_mean_of_means_would_have_been_noticed() -> None:
 
         return jax.lax.pmean(jax.grad(loss)(params), AXIS)
 
-    grads = parallel.to_host(parallel.compile(wrong)(parallel.put_state(PARAMS), parallel.shard_batch(batch_of(0), 1)))
+    grads = parallel.to_host(
+        parallel.compile(wrong)(parallel.put_state(initial_params()), parallel.shard_batch(batch_of(0), 1))
+    )
     right = gradients(1, 1, None)[0]["predictions"]["transform"]["kernel"]
     assert np.linalg.norm(grads["predictions"]["transform"]["kernel"] - right) > 0.1 * np.linalg.norm(right)
 
@@ -125,7 +137,7 @@ def test_evaluation_over_devices_counts_every_row_once() -> None:
     for devices in (1, 8):
         parallel = PmapParallelism(jax.devices()[:devices])
         sums = parallel.compile(make_eval_step(OBJECTIVE))(
-            parallel.put_state(PARAMS), parallel.shard_batch(batch_of(1))
+            parallel.put_state(initial_params()), parallel.shard_batch(batch_of(1))
         )
         fetched = parallel.to_host(sums)
         assert fetched["nsp_loss"][1] == batch_of(1)["next_sentence_weights"].sum()
@@ -201,7 +213,7 @@ def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batc
             report=listener,
             interrupts=stop,
         )
-        state = TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics)
+        state = TrainState.create(initial_params(), OPTIMIZER, OBJECTIVE.metrics)
         restored = checkpoints.restore(state)
         if restored is not None:
             state = restored[1]
@@ -220,7 +232,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("whole")
     params, lines = train(folder)
     with Checkpointer(folder, max_to_keep=2, log=lambda text: None) as checkpoints:
-        _, state = checkpoints.restore(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))
+        _, state = checkpoints.restore(TrainState.create(initial_params(), OPTIMIZER, OBJECTIVE.metrics))
     return params, lines, state
 
 
@@ -233,7 +245,7 @@ def test_interruption_does_not_matter_bit_for_bit(tmp_path: Path, uninterrupted,
     jax.tree.map(np.testing.assert_array_equal, params, expected)
     assert before + after == expected_lines
     with Checkpointer(tmp_path, max_to_keep=2, log=lambda text: None) as checkpoints:
-        step, state = checkpoints.restore(TrainState.create(PARAMS, OPTIMIZER, OBJECTIVE.metrics))
+        step, state = checkpoints.restore(TrainState.create(initial_params(), OPTIMIZER, OBJECTIVE.metrics))
     assert step == 12
     jax.tree.map(np.testing.assert_array_equal, state, expected_state)
 

@@ -27,7 +27,7 @@ from bert.training.finetuning.initialization import EncoderDecoderInit, is_froze
 from bert.training.initialization import Initializable
 from bert.training.step import TrainState, compile_bucketed_train_step
 from tests.helpers import OPTIONS, run, state_of
-from tests.tiny_training import CONFIG, OBJECTIVE, OPTIMIZER, PARAMS, assert_same_gradients, batch_of
+from tests.tiny_training import CONFIG, OBJECTIVE, OPTIMIZER, assert_same_gradients, batch_of, initial_params
 
 LORA = ("--lora.rank=2", "--lora.alpha=4", "--optimizer.learning_rate=1e-2", "--training.epochs=2")
 
@@ -202,7 +202,7 @@ def test_every_head_and_every_decoder_has_its_adapters() -> None:
 def first_moments(devices: int, mesh: tuple[int, int, int] | None) -> dict:
     """A tenth of the gradients of a batch, and the loss."""
     parallel = PmapParallelism(jax.devices()[:devices]) if mesh is None else MeshParallel(mesh, jax.devices())
-    frozen, trained = split(PARAMS, rank=2)
+    frozen, trained = split(initial_params(), rank=2)
     trained = jax.tree.map(lambda leaf: leaf + np.float32(0.1), trained)
     step = compile_bucketed_train_step(OBJECTIVE, OPTIMIZER, 3, "hash", parallel, FrozenWeights(frozen, 2.0))
     state = parallel.put_state(TrainState.create(trained, OPTIMIZER, OBJECTIVE.metrics))

@@ -24,7 +24,11 @@ from tests.tiny_training import assert_same_gradients
 T, B, C = 8, 16, 3
 CONFIG = ModelConfig(61, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.3)
 MODEL = BertForEmbedding(CONFIG)
-PARAMS = jax.jit(MODEL.init)(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"]
+
+
+@functools.cache
+def initial_params() -> Any:
+    return jax.jit(MODEL.init)(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"]
 
 
 def batch_of(rows: int = B) -> dict[str, np.ndarray]:
@@ -216,7 +220,7 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
         )
     )
     batch = labelled(batch_of()) if loss == "same_label" else batch_of()
-    grads, sums = step(parallel.put_state(PARAMS), parallel.shard_batch(batch, micro_batches))
+    grads, sums = step(parallel.put_state(initial_params()), parallel.shard_batch(batch, micro_batches))
     return parallel.to_host(grads), parallel.to_host(sums)
 
 
@@ -242,7 +246,8 @@ def test_negatives_are_those_of_all_devices_and_micro_batches(place: str, micro_
 def test_micro_batches_by_themselves_would_have_been_noticed() -> None:
     """Fewer negatives, another gradient."""
     whole, halves = gradients("one", 1, "in_batch")[1], 0.0
-    vectors = np.asarray(jax.jit(lambda batch: embed_rows(MODEL, {"params": PARAMS}, batch, None))(batch_of()))
+    variables = {"params": initial_params()}
+    vectors = np.asarray(jax.jit(lambda batch: embed_rows(MODEL, variables, batch, None))(batch_of()))
     for rows in (slice(0, B // 2), slice(B // 2, B)):
         halves += sums_of(vectors.reshape(B, 1 + C, -1)[rows], {k: v[rows] for k, v in batch_of().items()})[0]
     assert halves < 0.9 * sums_of(vectors.reshape(B, 1 + C, -1), batch_of())[0]
@@ -256,7 +261,8 @@ def test_each_text_of_a_row_has_its_own_dropout() -> None:
     batch["document_mask"][:], batch["input_ids"][:] = batch["attention_mask"][:1], batch["input_ids"][:1]
     batch["attention_mask"][:] = batch["attention_mask"][:1]
     dropout = Dropout.for_step(0, 0, jnp.asarray(batch["rows"]))
-    dropped = np.asarray(jax.jit(lambda batch: embed_rows(MODEL, {"params": PARAMS}, batch, dropout))(batch))
+    variables = {"params": initial_params()}
+    dropped = np.asarray(jax.jit(lambda batch: embed_rows(MODEL, variables, batch, dropout))(batch))
     texts = dropped.reshape(B * (1 + C), -1)
     assert len(np.unique(texts.round(5), axis=0)) == B * (1 + C)
 

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +36,11 @@ SIZES = dataclasses.replace(
 )  # fmt: skip
 MODEL = BertForCausalLM(SIZES)
 OBJECTIVE = make_next_token_loss(MODEL)
-PARAMS = jax.jit(MODEL.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
+
+
+@functools.cache
+def initial_params() -> Any:
+    return jax.jit(MODEL.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
 
 
 def batch_of_next_tokens(step: int = 0) -> dict[str, np.ndarray]:
@@ -52,9 +57,9 @@ def batch_of_next_tokens(step: int = 0) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_the_loss_by_hand(label_smoothing: float) -> None:
     batch, objective = batch_of_next_tokens(), make_next_token_loss(MODEL, label_smoothing)
-    losses, counts = jax.jit(lambda params, batch: objective.forward(params, batch, None))(PARAMS, batch)
+    losses, counts = jax.jit(lambda params, batch: objective.forward(params, batch, None))(initial_params(), batch)
     given = (batch["input_ids"], None, batch["attention_mask"])
-    logits = np.asarray(jax.jit(MODEL.apply)({"params": PARAMS}, *given), np.float64)
+    logits = np.asarray(jax.jit(MODEL.apply)({"params": initial_params()}, *given), np.float64)
     total, smoothed, hits, tokens = 0.0, 0.0, 0, 0
     for row, place in np.argwhere(batch["next_token_weights"] > 0):
         label = batch["input_ids"][row, place + 1]
@@ -81,7 +86,7 @@ def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | Non
         )
     )
     placed = parallel.shard_batch(batch_of_next_tokens(), micro_batches)
-    return parallel.to_host(compiled(parallel.put_state(PARAMS), placed))
+    return parallel.to_host(compiled(parallel.put_state(initial_params()), placed))
 
 
 @pytest.mark.medium
@@ -108,7 +113,7 @@ def test_training_learns_a_batch_by_heart() -> None:
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=10), 150)
     parallel, batch = PmapParallelism(jax.devices()[:1]), batch_of_next_tokens()
     objective = make_next_token_loss(BertForCausalLM(dataclasses.replace(SIZES, hidden_dropout_prob=0.0)))
-    state = parallel.put_state(TrainState.create(PARAMS, optimizer, objective.metrics))
+    state = parallel.put_state(TrainState.create(initial_params(), optimizer, objective.metrics))
     step, placed = parallel.compile(make_train_step(objective, optimizer, 0)), parallel.shard_batch(batch, 1)
     losses = []
     for _ in range(150):

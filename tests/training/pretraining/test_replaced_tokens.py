@@ -5,6 +5,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +30,11 @@ from tests.tiny_training import CONFIG, B, P, assert_same_gradients, batch_of
 SIZES = dataclasses.replace(CONFIG, embedding_size=8)
 MODEL = Electra(SIZES, make_generator_config(SIZES, 8))
 OBJECTIVE = make_replaced_token_loss(MODEL.apply, 50.0)
-PARAMS = jax.jit(MODEL.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
+
+
+@functools.cache
+def initial_params() -> Any:
+    return jax.jit(MODEL.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
 
 
 def batch_to_detect(step: int = 0) -> dict[str, np.ndarray]:
@@ -45,10 +50,10 @@ def batch_to_detect(step: int = 0) -> dict[str, np.ndarray]:
 @pytest.mark.medium
 def test_the_losses_by_hand() -> None:
     batch = batch_to_detect()
-    losses, counts = jax.jit(lambda params, batch: OBJECTIVE.forward(params, batch, None))(PARAMS, batch)
+    losses, counts = jax.jit(lambda params, batch: OBJECTIVE.forward(params, batch, None))(initial_params(), batch)
     targets = (batch["masked_lm_ids"], batch["masked_lm_weights"])
     output = jax.jit(MODEL.apply)(
-        {"params": PARAMS},
+        {"params": initial_params()},
         batch["input_ids"],
         batch["token_type_ids"],
         batch["attention_mask"],
@@ -83,7 +88,7 @@ def test_the_generator_learns_nothing_from_the_discriminator() -> None:
 
     def gradient_of(name: str):
         loss = lambda params, batch: OBJECTIVE.forward(params, batch, None)[0][name][0]  # noqa: E731
-        return jax.jit(jax.grad(loss))(PARAMS, batch_to_detect())
+        return jax.jit(jax.grad(loss))(initial_params(), batch_to_detect())
 
     grads = gradient_of("disc_loss")
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(grads["generator"]))
@@ -102,7 +107,7 @@ def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | Non
         )
     )
     placed = parallel.shard_batch(batch_to_detect(), micro_batches)
-    return parallel.to_host(compiled(parallel.put_state(PARAMS), placed))
+    return parallel.to_host(compiled(parallel.put_state(initial_params()), placed))
 
 
 @pytest.mark.medium
@@ -128,7 +133,7 @@ def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: in
 def test_the_step_minimises_the_weighted_sum() -> None:
     parallel, optimizer = PmapParallelism(jax.devices()[:1]), make_optimizer(OptimizerConfig(), 10)
     step = parallel.compile(make_train_step(OBJECTIVE, optimizer, 0))
-    state = parallel.put_state(TrainState.create(PARAMS, optimizer, OBJECTIVE.metrics))
+    state = parallel.put_state(TrainState.create(initial_params(), optimizer, OBJECTIVE.metrics))
     after, outcome = step(state, parallel.shard_batch(batch_to_detect(), 1))
     sums = parallel.to_host(after.sums)
     means = {name: total / weight for name, (total, weight) in sums.items()}
@@ -139,7 +144,7 @@ def test_the_step_minimises_the_weighted_sum() -> None:
 def test_training_learns_a_batch_by_heart() -> None:
     optimizer = make_optimizer(OptimizerConfig(learning_rate=5e-3, warmup_steps=10), 300)
     parallel, batch = PmapParallelism(jax.devices()[:1]), batch_to_detect()
-    state = parallel.put_state(TrainState.create(PARAMS, optimizer, OBJECTIVE.metrics))
+    state = parallel.put_state(TrainState.create(initial_params(), optimizer, OBJECTIVE.metrics))
     step, placed = parallel.compile(make_train_step(OBJECTIVE, optimizer, 0)), parallel.shard_batch(batch, 1)
     sums = []
     for _ in range(300):
