@@ -5,15 +5,15 @@ Ids are those of SentencePiece, shifted as the model's family does.
 
 from __future__ import annotations
 
-import collections
 import math
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from bert.errors import UserError
+from bert.protobuf import Fields, last_value, parse_message, values
 from bert.tokenizer.hf_settings import SETTINGS, TokenizerSettings, read_object
 from bert.tokenizer.special_tokens import ALBERT_TOKENS, BERT_TOKENS, ROBERTA_TOKENS
 from bert.tokenizer.unigram import WORD_START
@@ -28,9 +28,6 @@ MODELS = {UNIGRAM: "Unigram", 2: "BPE", 3: "word", 4: "character"}
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
-Fields = dict[int, list[int | bytes]]
-
-Value = TypeVar("Value", int, bytes)
 
 FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
 """Names in published folders; the last, of XLM-RoBERTa, is of a Unigram model, too."""
@@ -96,29 +93,29 @@ def parse_sentencepiece(data: bytes, file: Path) -> Content:
 
 
 def _parse(data: bytes) -> Content:
-    model = _fields(data)
-    trainer, steps = (_fields(_values(model, number, bytes)[-1]) for number in (2, 3))  # the last parts of a file
-    if charsmap := _last(steps, 2, b""):
+    model = parse_message(data)
+    trainer, steps = (parse_message(values(model, number, bytes)[-1]) for number in (2, 3))  # the last parts of a file
+    if charsmap := last_value(steps, 2, b""):
         _require_whole_map(charsmap)
     return Content(
-        pieces=[_piece(_fields(piece)) for piece in _values(model, 1, bytes)],
-        model=_last(trainer, 3, UNIGRAM),
-        splits=_last(trainer, 22, 1),
-        suffix=_last(trainer, 24, 0),
-        byte_fallback=_last(trainer, 35, 0),
+        pieces=[_piece(parse_message(piece)) for piece in values(model, 1, bytes)],
+        model=last_value(trainer, 3, UNIGRAM),
+        splits=last_value(trainer, 22, 1),
+        suffix=last_value(trainer, 24, 0),
+        byte_fallback=last_value(trainer, 35, 0),
         charsmap=charsmap,
-        rule=_last(steps, 1, b""),
-        prefix=_last(steps, 3, 1),
-        trims=_last(steps, 4, 1),
-        escapes=_last(steps, 5, 1),
+        rule=last_value(steps, 1, b""),
+        prefix=last_value(steps, 3, 1),
+        trims=last_value(steps, 4, 1),
+        escapes=last_value(steps, 5, 1),
     )
 
 
 def _piece(fields: Fields) -> Piece:
-    text, (score,) = _last(fields, 1, b"").decode(), struct.unpack("<f", _last(fields, 2, bytes(4)))
+    text, (score,) = last_value(fields, 1, b"").decode(), struct.unpack("<f", last_value(fields, 2, bytes(4)))
     if not text or not math.isfinite(score):
         raise ValueError("a piece without a text or a score")
-    return Piece(text, score, _last(fields, 3, NORMAL))
+    return Piece(text, score, last_value(fields, 3, NORMAL))
 
 
 def _require_whole_map(charsmap: bytes) -> None:
@@ -136,50 +133,6 @@ def _require_whole_map(charsmap: bytes) -> None:
     texts.decode()
     if any(place >= len(texts) or texts[place] & 0xC0 == 0x80 for place in places.tolist()):
         raise ValueError("a key without a text")
-
-
-def _fields(data: bytes) -> Fields:
-    """The values of a message by field number, of the wire types 0 (integers), 1, 2 and 5 (bytes)."""
-    found: Fields = collections.defaultdict(list)
-    place = 0
-    while place < len(data):
-        key, place = _varint(data, place)
-        if (wire := key & 7) == 0:
-            value, place = _varint(data, place)
-            found[key >> 3].append(value)
-            continue
-        size, place = _varint(data, place) if wire == 2 else ({1: 8, 5: 4}[wire], place)
-        if size > len(data) - place:
-            raise ValueError("a field beyond the end")
-        found[key >> 3].append(data[place : place + size])
-        place += size
-    return found
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """The integer at a place, seven bits a byte from the lowest on, and the place behind it."""
-    value = data[place]
-    if value < 0x80:
-        return value, place + 1
-    value &= 0x7F
-    for shift in range(7, 70, 7):
-        place += 1
-        value |= (data[place] & 0x7F) << shift
-        if data[place] < 0x80:
-            return value, place + 1
-    raise ValueError("an integer of more than 64 bits")
-
-
-def _values(fields: Fields, number: int, kind: type[Value]) -> list[Value]:
-    values = [value for value in fields.get(number, []) if isinstance(value, kind)]
-    if len(values) < len(fields.get(number, [])):
-        raise ValueError("a field of another type")
-    return values
-
-
-def _last(fields: Fields, number: int, default: Value) -> Value:
-    values = _values(fields, number, type(default))
-    return values[-1] if values else default
 
 
 def build_sentencepiece(data: bytes, file: Path, settings: TokenizerSettings) -> Tokenizer:

@@ -12,6 +12,7 @@ ORDER = (
         "errors",
         "files",
         "remote",
+        "protobuf",
         "metrics",
         "config",
         "parallel",

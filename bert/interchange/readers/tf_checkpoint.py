@@ -19,6 +19,7 @@ import numpy as np
 
 from bert.errors import UserError, require
 from bert.files import require_content
+from bert.protobuf import MalformedMessage, last_value, parse_message, read_varint, values
 
 DTYPES: dict[int, np.dtype] = {
     1: np.dtype("<f4"),
@@ -102,7 +103,7 @@ class Bundle:
             parsed = {key.decode(): _parse_entry(value) for key, value in table.items() if key[0]}
         except _Unsupported as fault:
             raise UserError(f"{self._index} {fault}") from None
-        except (_Damaged, UnicodeDecodeError) as fault:
+        except (_Damaged, MalformedMessage, UnicodeDecodeError) as fault:
             _fail(self._index, str(fault))
         self.entries: dict[str, Entry] = parsed
 
@@ -204,9 +205,9 @@ def _read_block(content: bytes, handle: tuple[int, int]) -> Iterator[tuple[bytes
         raise _Damaged("a block is too short")
     key = b""
     while begin < end:
-        shared, begin = _varint(content, begin)
-        fresh, begin = _varint(content, begin)
-        length, begin = _varint(content, begin)
+        shared, begin = read_varint(content, begin)
+        fresh, begin = read_varint(content, begin)
+        length, begin = read_varint(content, begin)
         if shared > len(key) or begin + fresh + length > end:
             raise _Damaged("a block contradicts itself")
         key = key[:shared] + content[begin : begin + fresh]
@@ -217,77 +218,33 @@ def _read_block(content: bytes, handle: tuple[int, int]) -> Iterator[tuple[bytes
 
 def _handle(content: bytes, at: int) -> tuple[tuple[int, int], int]:
     """A block's (offset, size), and where the next thing begins."""
-    offset, at = _varint(content, at)
-    size, at = _varint(content, at)
+    offset, at = read_varint(content, at)
+    size, at = read_varint(content, at)
     return (offset, size), at
-
-
-def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """A number of up to 64 bits in groups of seven, lowest first, and where the next thing begins."""
-    value = 0
-    for index, octet in enumerate(content[at : at + 10]):
-        value |= (octet & 0x7F) << 7 * index
-        if octet < 0x80:
-            if (index and not octet) or value >= 1 << 64:
-                break  # not how any program writes it
-            return value, at + index + 1
-    raise _Damaged("a number in it is malformed")
-
-
-def _fields(message: int | bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a protocol buffer's fields in order: whole numbers, and bytes for all that is nested."""
-    if isinstance(message, int):
-        raise _Damaged("a message in it is malformed")
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        field, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, at = _varint(message, at)
-            yield field, value
-            continue
-        if wire == 2:
-            size, at = _varint(message, at)
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-        else:
-            raise _Damaged("a message in it is malformed")
-        content, at = message[at : at + size], at + size
-        if at > len(message):
-            raise _Damaged("a message in it is cut short")
-        yield field, content if wire == 2 else int.from_bytes(content, "little")
 
 
 def _parse_header(message: bytes) -> tuple[int, bool]:
     """BundleHeaderProto: number of data files, and whether the tensors' bytes are big-endian."""
-    fields = dict(_fields(message))
-    needed = _number(dict(_fields(fields.get(3, b""))), 2)
+    fields = parse_message(message)
+    needed = last_value(parse_message(last_value(fields, 3, b"")), 2, 0)
     if needed > _VERSION:
         raise _Unsupported(
             f"needs a reader of version {needed}, this is one of {_VERSION}: save it with an older TensorFlow"
         )
-    return _number(fields, 1), _number(fields, 2) == _BIG_ENDIAN
+    return last_value(fields, 1, 0), last_value(fields, 2, 0) == _BIG_ENDIAN
 
 
 def _parse_entry(message: bytes) -> Entry:
-    """BundleEntryProto."""
-    fields = dict(_fields(message))
+    """BundleEntryProto. Numbers that are 0 are not stored."""
+    fields = parse_message(message)
     # TensorShapeProto: field 2, repeated, is a dimension, whose field 1 is its size.
-    dims = (dict(_fields(dim)) for field, dim in _fields(fields.get(2, b"")) if field == 2)
+    dims = map(parse_message, values(parse_message(last_value(fields, 2, b"")), 2, bytes))
     return Entry(
-        dtype=_number(fields, 1),
-        shape=tuple(_number(dim, 1) for dim in dims),
-        shard=_number(fields, 3),
-        offset=_number(fields, 4),
-        size=_number(fields, 5),
-        checksum=_number(fields, 6),
+        dtype=last_value(fields, 1, 0),
+        shape=tuple(last_value(dim, 1, 0) for dim in dims),
+        shard=last_value(fields, 3, 0),
+        offset=last_value(fields, 4, 0),
+        size=last_value(fields, 5, 0),
+        checksum=int.from_bytes(last_value(fields, 6, b""), "little"),
         partitioned=7 in fields,
     )
-
-
-def _number(fields: dict[int, int | bytes], field: int) -> int:
-    """A field of a message; those that are 0 are not stored."""
-    value = fields.get(field, 0)
-    if not isinstance(value, int):
-        raise _Damaged("a message in it is malformed")
-    return value
