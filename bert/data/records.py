@@ -271,16 +271,22 @@ def _json_rows(path: Path) -> NumberedRecords:
     for line_number, line in numbered_lines(path, utf_16=True):
         if not line.strip():
             continue
-        if line.lstrip().startswith("["):
-            raise UserError(
-                f"{path}, line {line_number}: no object of named fields: write {{...}} on each line; jq -c '.[]' makes "
-                "such lines of a JSON array"
-            )
         try:
-            fields = parse_json(line)
+            yield line_number, parse_record(line)
         except ValueError as error:
-            reason = getattr(error, "msg", str(error))
-            raise UserError(f"{path}, line {line_number}: not JSON ({reason}): fix or remove the line") from None
-        if not isinstance(fields, dict):
-            raise UserError(f"{path}, line {line_number}: no object of named fields: write {{...}} on each line")
-        yield line_number, fields
+            raise UserError(f"{path}, line {line_number}: {error}") from None
+
+
+def parse_record(line: str) -> dict[str, Any]:
+    """Returns the object in a line of a ``.jsonl`` file. Raises ValueError, with a message and a fix, for others."""
+    if line.lstrip().startswith("["):
+        raise ValueError(
+            "no object of named fields: write {...} on each line; jq -c '.[]' makes such lines of a JSON array"
+        )
+    try:
+        fields = parse_json(line)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({getattr(error, 'msg', str(error))}): fix or remove the line") from None
+    if not isinstance(fields, dict):
+        raise ValueError("no object of named fields: write {...} on each line")
+    return fields

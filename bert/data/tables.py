@@ -11,7 +11,7 @@ import contextlib
 import csv
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +30,10 @@ CELL_LIMIT = 2**31 - 1
 _CELL = re.compile(r'"([^"]*(?:""[^"]*)*)"|[^"\t]*')
 
 Table = Iterator[tuple[int, list[str]]]
-"""(number of the line, cells) of the rows of a table."""
+"""(line number, cells) of the rows of a table."""
+
+FaultyTable = Iterator[tuple[int, list[str] | str]]
+"""Like `Table`, with a message in place of the cells of a row that cannot be read."""
 
 TABLES = (".tsv", ".txt", ".csv")
 """Ends of the names of tables."""
@@ -153,33 +156,51 @@ def file_suffix(path: Path) -> str:
 def table_rows(
     path: Path, header: Sequence[str] | None = None, literal_quotes: bool = False, keep_empty: bool = False
 ) -> tuple[Table, list[str]]:
-    """The rows of a ``.tsv``, ``.txt`` or ``.csv`` file, the header among them, and notes on an unusual dialect.
+    """Returns the rows of a ``.tsv``, ``.txt`` or ``.csv`` file, the header among them, and notes on its dialect.
 
     Args:
-      header, literal_quotes: as for `read_records`.
-      keep_empty: whether an empty line between others is a row of one empty cell, and not an error.
+      header, literal_quotes: see `read_records`.
+      keep_empty: return an empty line between others as a row of one empty cell; otherwise it is an error.
+
+    Raises:
+      UserError: with the file and line; also while the rows are read.
     """
-    dialect = Dialect("\t", quoted=False) if literal_quotes else table_dialect(path, header)
-    if not dialect.quoted:
-        rows = _unquoted_rows(path, keep_empty)
-    else:
-        rows = _csv_rows(csv_reader((f"{line}\n" for _, line in _sound_lines(path)), dialect.delimiter), path)
+    dialect, rows = open_table(path, header, literal_quotes)
     notes = []
     if dialect.delimiter != "," and file_suffix(path) == ".csv":
         notes = [f"{path}: read as columns between {DELIMITERS[dialect.delimiter]}"]
     if dialect.delimiter == "\t" and dialect.quoted:
         notes.append(f"{path}: read as quoted in the way of CSV: the quotes around cells are removed")
-    return rows, notes
+    return _sound_rows(path, rows, dialect.quoted, keep_empty), notes
 
 
-def table_dialect(path: Path, header: Sequence[str] | None = None) -> Dialect:
-    """The delimiter of a ``.tsv``, ``.txt`` or ``.csv`` file, and whether it is quoted."""
-    with contextlib.closing(numbered_lines(path, utf_16=True)) as lines:
+def open_table(
+    path: Path, header: Sequence[str] | None = None, literal_quotes: bool = False, errors: str = "strict"
+) -> tuple[Dialect, FaultyTable]:
+    """Returns the dialect of a table and its rows, in which an empty line is a row without cells.
+
+    Args:
+      header, literal_quotes: see `read_records`.
+      errors: the error handler of `bytes.decode` for bytes that are not UTF-8. With any other than strict, NUL
+        characters are accepted as well.
+    """
+    dialect = Dialect("\t", quoted=False) if literal_quotes else table_dialect(path, header, errors)
+    lines = numbered_lines(path, utf_16=True, errors=errors)
+    if errors == "strict":
+        lines = _without_nul(path, lines)
+    if dialect.quoted:
+        return dialect, _quoted_rows(csv_reader((f"{line}\n" for _, line in lines), dialect.delimiter))
+    return dialect, ((line_number, line.split("\t") if line else []) for line_number, line in lines)
+
+
+def table_dialect(path: Path, header: Sequence[str] | None = None, errors: str = "strict") -> Dialect:
+    """Returns the delimiter of a ``.tsv``, ``.txt`` or ``.csv`` file, and whether it is quoted."""
+    with contextlib.closing(numbered_lines(path, utf_16=True, errors=errors)) as lines:
         return detect_dialect((line for _, line in lines), file_suffix(path) == ".csv", header)
 
 
-def _sound_lines(path: Path) -> Iterator[tuple[int, str]]:
-    for line_number, line in numbered_lines(path, utf_16=True):
+def _without_nul(path: Path, lines: Iterable[tuple[int, str]]) -> Generator[tuple[int, str], None, None]:
+    for line_number, line in lines:
         if "\0" in line:
             raise UserError(
                 f"{path}, line {line_number}: a NUL character, the file is damaged or not UTF-8: copy it again"
@@ -187,37 +208,34 @@ def _sound_lines(path: Path) -> Iterator[tuple[int, str]]:
         yield line_number, line
 
 
-def _unquoted_rows(path: Path, keep_empty: bool) -> Table:
-    empty: list[int] = []  # lines, not counted where they end the file
-    for line_number, line in _sound_lines(path):
-        if not line:
-            empty.append(line_number)
-            continue
-        if empty and (not keep_empty or empty[0] == 1):
-            raise UserError(f"{path}, line {empty[0]}: the line is empty: remove it")
-        yield from ((before, [""]) for before in empty)
-        empty = []
-        yield line_number, line.split("\t")
-
-
-def _csv_rows(reader: Any, path: Path) -> Table:
-    """(line where it begins, cells) of each row of a `csv_reader` that is not empty.
-
-    Raises:
-      UserError: the file and line that is not CSV.
-    """
+def _quoted_rows(reader: Any) -> FaultyTable:
+    """Yields the rows of a `csv_reader` with the number of the line where each begins."""
     while True:
         line_number = reader.line_num + 1
         try:
-            cells = next(reader)
+            yield line_number, next(reader)
         except StopIteration:
             return
         except csv.Error as error:
             if "new-line character" in str(error):
-                raise UserError(
-                    f"{path}, line {line_number}: a carriage return within the line: end lines with a line feed, or "
-                    "put the cell in quotes"
-                ) from None
-            raise UserError(f"{path}, line {line_number}: not CSV ({error}): fix its quotes") from None
-        if cells:
-            yield line_number, cells
+                fix = "end lines with a line feed, or put the cell in quotes"
+                yield line_number, f"a carriage return within the line: {fix}"
+            else:
+                yield line_number, f"not CSV ({error}): fix its quotes"
+
+
+def _sound_rows(path: Path, rows: FaultyTable, quoted: bool, keep_empty: bool) -> Table:
+    """Yields the rows that are not empty. Raises UserError for a faulty row and, without quotes, for an empty line."""
+    empty: list[int] = []  # numbers of empty lines, which may end a file
+    for line_number, cells in rows:
+        if isinstance(cells, str):
+            raise UserError(f"{path}, line {line_number}: {cells}")
+        if not cells:
+            if not quoted:
+                empty.append(line_number)
+            continue
+        if empty and (not keep_empty or empty[0] == 1):
+            raise UserError(f"{path}, line {empty[0]}: the line is empty: remove it")
+        yield from ((number, [""]) for number in empty)
+        empty = []
+        yield line_number, cells

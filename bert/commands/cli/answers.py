@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import itertools
 import json
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from bert.data.corpus.files import numbered_lines
-from bert.data.tables import NOT_LINES, conversion, csv_reader, detect_dialect, file_suffix
+from bert.data.records import parse_record
+from bert.data.tables import NOT_LINES, conversion, file_suffix, open_table
 from bert.errors import UTF8_HINT, UserError
-from bert.files import atomic_write, parse_json
+from bert.files import atomic_write
 from bert.remote import exists, is_url, writable
 from bert.runtime.process import is_stdout_closed
 
@@ -31,9 +31,6 @@ EMPTY_LINE = "an empty line: write a row or remove the line"
 
 Numbered = Iterator[tuple[int, str]]
 """(number from 1, line without its end); bytes that are not UTF-8 are lone surrogates."""
-
-Rows = Iterator[tuple[int, list[str] | str]]
-"""(number of its first line, cells, or the sentence that says what is wrong with them)."""
 
 
 class Input(NamedTuple):
@@ -161,12 +158,9 @@ def _json_input(line_number: int, line: str, task: Task) -> Input:
     if not _is_utf8(line):
         return Input(line_number, _shown(line), error=NOT_UTF8)
     try:
-        fields = parse_json(line)
+        fields = parse_record(line)
     except ValueError as error:
-        reason = getattr(error, "msg", str(error))
-        return Input(line_number, line, error=f"not JSON ({reason}): fix or remove the line")
-    if not isinstance(fields, dict):
-        return Input(line_number, line, error="not an object of named fields: write {...} on each line")
+        return Input(line_number, line, error=str(error))
     return _row(line_number, line, fields, task)
 
 
@@ -181,11 +175,7 @@ def _row(line_number: int, text: str, fields: Mapping[str, Any], task: Task) -> 
 def _table_inputs(path: Path, task: Task) -> Iterator[Input]:
     """The inputs below the line that names the columns, or of all lines where the configuration names them."""
     given = task.unnamed_table_columns
-    dialect = detect_dialect((line for _, line in _lines(path)), file_suffix(path) == ".csv", given or None)
-    if dialect.quoted:
-        rows = _quoted_rows(csv_reader((f"{line}\n" for _, line in _lines(path)), dialect.delimiter))
-    else:
-        rows = ((line_number, line.split("\t") if line else []) for line_number, line in _lines(path))
+    dialect, rows = open_table(path, given or None, errors="surrogateescape")
     line_number, first = next(rows, (1, []))
     if isinstance(first, str):
         raise UserError(f"{path}, line {line_number}: {first}")
@@ -193,17 +183,6 @@ def _table_inputs(path: Path, task: Task) -> Iterator[Input]:
     if names and not _has_names(names, path, line_number, task):
         names, rows = list(given), itertools.chain([(line_number, first)], rows)
     return (_table_row(line_number, cells, names, dialect.delimiter, task) for line_number, cells in rows)
-
-
-def _quoted_rows(reader: Any) -> Rows:
-    while True:
-        line_number = reader.line_num + 1
-        try:
-            yield line_number, next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield line_number, f"not CSV ({error}): fix its quotes"
 
 
 def _has_names(first: list[str], path: Path, line_number: int, task: Task) -> bool:
