@@ -90,15 +90,16 @@ def evaluation_batches(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
-def local_slice(batch: dict[str, np.ndarray], process: tuple[int, int]) -> dict[str, np.ndarray]:
-    """The rows of this host, the index-th of count, in a batch of all."""
+def host_slice(batch_size: int, process: tuple[int, int]) -> slice:
+    """Returns the rows of a global batch that a host reads: the part ``index`` of ``count`` parts of equal size."""
     index, count = process
+    rows = batch_size // count
+    return slice(index * rows, (index + 1) * rows)
 
-    def share(array: np.ndarray) -> np.ndarray:
-        rows = len(array) // count
-        return array[index * rows : (index + 1) * rows]
 
-    return {name: share(array) for name, array in batch.items()}
+def host_rows(batch: dict[str, np.ndarray], process: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Returns a host's rows of a global batch."""
+    return {name: array[host_slice(len(array), process)] for name, array in batch.items()}
 
 
 class TrainingBatches(Protocol):
@@ -204,10 +205,9 @@ class FinetuningLoader:
 
     def row_indices(self, step: int) -> np.ndarray:
         """[B] indices of this host's rows of a batch."""
-        index, count = self._process
         rows = self._all_rows(step)
-        share = self._batches.padded_rows(self._padded_length(rows)) // count
-        return rows[index * share : (index + 1) * share]
+        size = self._batches.padded_rows(self._padded_length(rows))
+        return rows[host_slice(size, self._process)]
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         rows = self._all_rows(step)
@@ -216,7 +216,7 @@ class FinetuningLoader:
         batch = {**self._features.batch(rows, length, size), "rows": np.arange(size, dtype=np.int32)}
         if self._batches.mean_rows is not None:
             batch["mean_rows"] = np.full(size, self._batches.mean_rows / size, np.float32)
-        return local_slice(batch, self._process)
+        return host_rows(batch, self._process)
 
     def lengths(self, step: int) -> list[int]:
         """Padded lengths of the batches of the epoch to which a step belongs."""

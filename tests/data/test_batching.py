@@ -12,6 +12,7 @@ from bert.data.batching import (
     bucket_length,
     epoch_batches,
     evaluation_batches,
+    host_slice,
     make_batches,
     token_batches,
 )
@@ -235,3 +236,10 @@ def test_what_does_not_fit_is_refused_instead_of_cut(features):
         features.batch(np.array([0, 1]), length=5, batch_size=2)
     with pytest.raises(ValueError, match="do not fit"):
         features.batch(np.array([0, 2]), length=5, batch_size=1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_hosts_divide_a_batch(count: int) -> None:
+    parts = [np.arange(8)[host_slice(8, (index, count))] for index in range(count)]
+    assert np.concatenate(parts).tolist() == list(range(8))
+    assert {len(part) for part in parts} == {8 // count}

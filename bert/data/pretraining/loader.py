@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from bert.config import DataConfig
+from bert.data.batching import host_slice
 from bert.data.pretraining.masking import (
     MASKINGS,
     Masking,
@@ -74,32 +75,29 @@ class PretrainingLoader:
         ``rows`` numbers the rows within the global batch, so that dropout can be drawn for a row wherever it runs.
         """
         chosen = self.row_indices(step)
-        local, first = len(chosen), self._first
+        first = self._host_slice.start
         examples = self.rows.take(chosen)
         words_per_row = random_uint64s_per_row(self.predictions, examples)
         if self.static_masking:
             words = philox_uint64_of_rows((_FROZEN + self.seed, 0), chosen, words_per_row)
         else:
-            words = philox_uint64((_MASKS + self.seed, step), first, local, words_per_row)
+            words = philox_uint64((_MASKS + self.seed, step), first, len(chosen), words_per_row)
         return masked_batch(examples, self.predictions, words, first)
 
     def row_indices(self, step: int) -> np.ndarray:
         """[B] indices, among all ``rows``, of this host's rows of the batch of ``step``."""
-        local = self.batch_size // self.process[1]
-        first = self.first_row + (step - self.first_step) * self.batch_size + self._first
-        positions = np.arange(first, first + local)
+        first = self.first_row + (step - self.first_step) * self.batch_size
+        positions = np.arange(first, first + self.batch_size)[self._host_slice]
         epochs, within = np.divmod(positions, len(self.rows))
-        chosen = np.empty(local, dtype=np.int64)
+        chosen = np.empty(len(positions), dtype=np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             chosen[here] = self._permutation(int(epoch))[within[here]]
         return chosen
 
     @property
-    def _first(self) -> int:
-        """Number, within the global batch, of this host's first row."""
-        index, count = self.process
-        return index * (self.batch_size // count)
+    def _host_slice(self) -> slice:
+        return host_slice(self.batch_size, self.process)
 
     def _draw_permutation(self, epoch: int) -> np.ndarray:
         stream = np.random.Philox(key=np.array([_ORDER + self.seed, epoch], dtype=np.uint64))
@@ -142,15 +140,14 @@ def held_out_batches(
     The last batch is filled up with empty rows whose weights are 0, so that every batch has one shape and every row
     counts once.
     """
-    index, count = process
-    local = batch_size // count
+    own = host_slice(batch_size, process)
     for start in range(0, len(rows), batch_size):
-        first = start + index * local
-        chosen = np.arange(first, min(first + local, len(rows)))
+        chosen = np.arange(start + own.start, min(start + own.stop, len(rows)))
         some = chosen if len(chosen) else np.zeros(1, dtype=np.int64)
         examples = rows.take(some)
         words = philox_uint64((_HELD_OUT, 0), int(some[0]), len(some), random_uint64s_per_row(predictions, examples))
-        batch = masked_batch(examples, predictions, words, first - start)
+        batch = masked_batch(examples, predictions, words, own.start)
+        local = own.stop - own.start
         if len(chosen) < local:
             batch = {name: _pad_rows(value[: len(chosen)], local) for name, value in batch.items()}
         yield batch

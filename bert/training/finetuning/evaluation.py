@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert.config import Decoding, FinetuneConfig
-from bert.data.batching import bucket_length, evaluation_batches, local_slice
+from bert.data.batching import bucket_length, evaluation_batches, host_rows
 from bert.inference.decoding import Decoded
 from bert.inference.generate import decode_targets, most_tokens
 from bert.inference.sampling import DecodingArrays
@@ -72,7 +72,7 @@ class BatchedEvaluator:
 
     def _shard_batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:
         """A batch on the devices."""
-        return self._parallel.shard_batch(local_slice(self._batch(split, rows, length), self._parallel.process))
+        return self._parallel.shard_batch(host_rows(self._batch(split, rows, length), self._parallel.process))
 
     def _batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, np.ndarray]:
         return split.features.batch(rows, length, self._config.training.rows_per_evaluation)
