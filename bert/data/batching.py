@@ -1,4 +1,4 @@
-"""Which rows of a fine-tuning task go into which batch: pure functions of lengths, seed and epoch."""
+"""Assigns rows to the batches of fine-tuning, by pure functions of lengths, seed and epoch, and batches to hosts."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from bert.config import FinetuneConfig
 from bert.data.rows import Rows
 
 BATCHES_A_WINDOW = 16
-"""Rows are sorted by length within so many batches: enough to cut padding, too few to order the epoch."""
+"""Number of batches within which rows are sorted by length: enough to save padding, too few to order an epoch."""
 
 
 def bucket_length(length: int, buckets: Sequence[int], max_length: int) -> int:
-    """The smallest of ``buckets`` that holds ``length`` tokens; ``max_length`` is the largest."""
+    """Returns the smallest of ``buckets`` and ``max_length`` that holds ``length`` tokens."""
     if length > max_length:
-        raise ValueError(f"{length} tokens are more than max_length {max_length}")
+        raise ValueError(f"{length} tokens exceed max_length {max_length}")
     return min((size for size in buckets if length <= size < max_length), default=max_length)
 
 
 def epoch_batches(
     lengths: np.ndarray, batch_size: int, seed: int, epoch: int, by_length: bool = True
 ) -> list[np.ndarray]:
-    """Row numbers of each training batch of an epoch: every row once, the last batch smaller if rows run out.
+    """Returns the row indices of each training batch of an epoch. Every row occurs once; the last batch may be smaller.
 
     Args:
       lengths: [R] tokens of each row.
-      seed, epoch: the key of the Philox stream that everything is drawn from.
-      by_length: rows of a batch have similar lengths, which saves padding; otherwise they are a random sample.
+      seed, epoch: key of the Philox stream from which everything is drawn.
+      by_length: put rows of similar lengths into a batch, which saves padding, instead of a random sample.
     """
     permutation = _permutations(seed, epoch)
     order = permutation(len(lengths))
-    # The remainder is taken before any sorting: a random sample, not the longest rows of the last window.
+    # The remainder is split off before sorting, so that it is a random sample, not the longest rows of the last window.
     whole = len(order) - len(order) % batch_size
     batches: list[np.ndarray] = []
     for start in range(0, whole, BATCHES_A_WINDOW * batch_size):
@@ -53,15 +53,15 @@ def epoch_batches(
 def token_batches(
     padded_lengths: np.ndarray, batch_sizes: Mapping[int, int], seed: int, epoch: int
 ) -> list[np.ndarray]:
-    """Row numbers of each training batch of an epoch, whose number of rows depends on their length: every row once.
+    """Returns the row indices of each training batch of an epoch whose batch size depends on the length of its rows.
 
-    Rows of one length that do not fill a batch join those of the next one, so that every epoch has as many batches,
-    and at most one of them is smaller than its length allows.
+    Every row occurs once. Rows of one length that do not fill a batch join the rows of the next length. All epochs
+    therefore have the same number of batches, and at most one batch is smaller than its length allows.
 
     Args:
-      padded_lengths: [R] length that each row is padded to.
-      batch_sizes: rows of a batch by their padded length.
-      seed, epoch: the key of the Philox stream that everything is drawn from.
+      padded_lengths: [R] length to which each row is padded.
+      batch_sizes: padded length -> rows of a batch.
+      seed, epoch: key of the Philox stream from which everything is drawn.
     """
     permutation = _permutations(seed, epoch)
     order = permutation(len(padded_lengths))
@@ -78,14 +78,14 @@ def token_batches(
 
 
 def _permutations(seed: int, epoch: int) -> Callable[[int], np.ndarray]:
-    """n -> the next random permutation of n numbers."""
+    """Returns a function that draws the next random permutation of n numbers."""
     stream = np.random.Philox(key=np.array([seed, epoch], np.uint64))
-    # Not Generator.permutation: NumPy promises the raw words for ever, not what its generators make of them.
+    # Not Generator.permutation: NumPy guarantees a stable stream of raw words, but not stable Generator methods.
     return lambda n: np.argsort(stream.random_raw(n), kind="stable")
 
 
 def evaluation_batches(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """Row numbers of each evaluation batch, shortest rows first: every row once, the last may be smaller."""
+    """Returns the row indices of each evaluation batch, shortest rows first. The last batch may be smaller."""
     order = np.argsort(lengths, kind="stable")
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
@@ -107,21 +107,21 @@ class TrainingBatches(Protocol):
 
     @property
     def mean_rows(self) -> float | None:
-        """Rows of the mean batch, if batches have different numbers of rows."""
+        """Mean number of rows of a batch; None if all batches but the last have the same number."""
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Returns the number of batches of an epoch."""
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
-        """Row numbers of each batch."""
+        """Returns the row indices of each batch."""
 
     def padded_rows(self, length: int) -> int:
-        """B of a batch that is padded to a length: its rows, and rows of no weight."""
+        """Returns the number of rows B, fill rows included, of a batch padded to a length."""
 
 
 @dataclass(frozen=True)
 class RowBatches:
-    """Batches of ``batch_size`` rows, the last one of an epoch smaller (`epoch_batches`)."""
+    """Batches of ``batch_size`` rows (`epoch_batches`)."""
 
     lengths: np.ndarray
     batch_size: int
@@ -141,10 +141,9 @@ class RowBatches:
 
 @dataclass(frozen=True)
 class TokenBatches:
-    """Batches of as many rows as their padded length allows (`token_batches`).
+    """Batches with as many rows as their padded length allows (`token_batches`).
 
-    The number of devices and micro-batches, whose product is ``multiple``, only changes how many rows of no weight fill
-    a batch.
+    Fill rows make the size of a batch a multiple of ``multiple``, the number of devices times micro-batches.
     """
 
     padded_lengths: np.ndarray
@@ -171,11 +170,11 @@ class TokenBatches:
 
 
 def make_batches(rows: Rows, config: FinetuneConfig, row_shares: int, by_length: bool) -> TrainingBatches:
-    """The training batches that a configuration asks for.
+    """Returns the training batches of a configuration.
 
     Args:
-      row_shares: in how many shares the devices divide the rows of a batch.
-      by_length: see `epoch_batches`; batches by tokens always have rows of similar lengths.
+      row_shares: number of shares into which the devices divide the rows of a batch.
+      by_length: see `epoch_batches`; batches sized by tokens always have rows of similar lengths.
     """
     training, data = config.training, config.data
     if training.tokens_per_batch is None:
@@ -190,10 +189,10 @@ def make_batches(rows: Rows, config: FinetuneConfig, row_shares: int, by_length:
 
 
 class FinetuningLoader:
-    """Step -> its batch, padded to a bucket, and filled up with rows of no weight.
+    """Makes the batch of a step: this host's rows, padded to a bucket, and fill rows of weight 0.
 
-    Of several hosts, each has its own rows of it. Batches of different numbers of rows have ``mean_rows`` [B] as well,
-    which adds up to the rows of the mean batch.
+    Batches with different numbers of rows also have ``mean_rows`` [B], whose sum over the global batch is the mean
+    number of rows.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ class FinetuningLoader:
         self._epoch = lru_cache(maxsize=2)(batches.epoch)
 
     def row_indices(self, step: int) -> np.ndarray:
-        """[B] indices of this host's rows of a batch."""
+        """Returns the indices of this host's rows of a batch, without fill rows."""
         rows = self._all_rows(step)
         size = self._batches.padded_rows(self._padded_length(rows))
         return rows[host_slice(size, self._process)]
@@ -219,7 +218,7 @@ class FinetuningLoader:
         return host_rows(batch, self._process)
 
     def lengths(self, step: int) -> list[int]:
-        """Padded lengths of the batches of the epoch to which a step belongs."""
+        """Returns the padded lengths of all batches of the epoch to which a step belongs."""
         return [self._padded_length(rows) for rows in self._epoch(step // self._steps_per_epoch)]
 
     def _padded_length(self, rows: np.ndarray) -> int:

@@ -1,6 +1,6 @@
-"""The folder of built examples and of vocabularies, and its copy in an object store.
+"""The cache folder of built examples and vocabularies, and its copy in an object store.
 
-Machines that share the store make each set once. A set is copied with one file last, without which it is not complete.
+Machines that share the store build each set once. One file of a set is copied last and marks the copy as complete.
 """
 
 from __future__ import annotations
@@ -15,33 +15,32 @@ from bert.files import atomic_write, is_temporary, user_cache_dir
 from bert.remote import ObjectStore, is_inside, is_url
 
 WORK = "work"
-"""Folder in that of a set with what is removed once it is complete."""
+"""Subfolder of a set for intermediate files, removed when the set is complete."""
 
 
 def cache_folder(config: DataConfig, cache_dir: Path | None = None) -> Path:
-    """The folder of built examples and of vocabularies, on this machine.
-
-    Raises UserError if none is set and there is no home folder.
-    """
+    """Returns the local cache folder. Raises UserError if none is configured and there is no home folder."""
     named = cache_dir or config.cache_dir
     if named and not is_url(named):
         return Path(named).expanduser()
     caches = user_cache_dir()
     if caches is None and named:
-        raise UserError(f"{named} has no place for its local copy: set XDG_CACHE_HOME to a folder")
+        raise UserError(
+            f"data.cache_dir is {named}, but there is no home folder for its local copy: set XDG_CACHE_HOME to a folder"
+        )
     if caches is None:
-        raise UserError("data.cache_dir is null, and the user has no home folder: name a folder, --data.cache_dir DIR")
+        raise UserError("data.cache_dir is null, but the user has no home folder: name a folder, --data.cache_dir DIR")
     return caches / "examples"
 
 
 @dataclass(frozen=True)
 class CacheCopy:
-    """The copy of a folder of the cache. All methods raise UserError if the store cannot be used.
+    """Synchronizes a folder of the cache with an object store. All methods raise UserError if the store fails.
 
     Attributes:
-        folder: on this machine.
-        last: name of the file that completes it.
-        store: the copy.
+        folder: local folder.
+        last: name of the file that marks the folder as complete.
+        store: copy of the folder.
     """
 
     folder: Path
@@ -49,17 +48,17 @@ class CacheCopy:
     store: ObjectStore
 
     def download(self) -> bool:
-        """Copies the folder to this machine. Returns whether the store has all of it."""
+        """Downloads the folder. Returns False if the store does not have all of it."""
         names = self.store.files()
         if self.last not in names:
             return False
         self.receive(name for name in names if name != self.last and not name.startswith(f"{WORK}/"))
         self.receive([self.last])
-        LOGGER.info(f"{self.store.url} is copied to {self.folder}")
+        LOGGER.info(f"copied {self.store.url} to {self.folder}")
         return True
 
     def upload(self) -> None:
-        """Copies the complete folder to the store, if that has not all of it, and removes parts from there."""
+        """Uploads the complete folder unless the store has it, and removes intermediate files from the store."""
         present = set(self.store.files())
         if self.last in present:
             return
@@ -70,14 +69,13 @@ class CacheCopy:
         for name in present:
             if name.startswith(f"{WORK}/"):
                 self.store.remove(name)
-        LOGGER.info(f"{self.folder} is copied to {self.store.url}")
+        LOGGER.info(f"copied {self.folder} to {self.store.url}")
 
     def exchange(self, own: Iterable[str], parts: list[str]) -> None:
-        """Copies the parts of this machine to the store. If it then has all parts, or the complete folder, they are
-        copied to this machine.
+        """Uploads the parts built on this machine, and downloads the other parts or the folder if all are there.
 
         Args:
-            own: names of the parts that this machine has made.
+            own: names of the parts that this machine has built.
             parts: names of all parts.
         """
         self.send(own)
@@ -85,19 +83,19 @@ class CacheCopy:
         if self.last not in present and present.issuperset(parts):
             try:
                 self.receive(parts)
-            except UserError:  # another machine has completed the folder, and removed parts
+            except UserError:  # another machine has completed the folder and removed the parts
                 if not self.download():
                     raise
         elif self.last in present:
             self.download()
 
     def send(self, names: Iterable[str]) -> None:
-        """Copies files to the store, in this order."""
+        """Uploads files in this order."""
         for name in names:
             self.store.upload(self.folder / name, name)
 
     def receive(self, names: Iterable[str]) -> None:
-        """Copies files to this machine that it lacks, each whole or not at all, in this order."""
+        """Downloads missing files in this order, each atomically."""
         for name in names:
             path = self.folder / name
             if not path.exists():
@@ -106,7 +104,7 @@ class CacheCopy:
 
 
 def cache_copy(config: DataConfig, folder: Path, last: str) -> CacheCopy | None:
-    """The copy of a folder below `cache_folder`, if ``data.cache_dir`` is a URL. Raises UserError."""
+    """Returns the copy of a folder below `cache_folder` if ``data.cache_dir`` is a URL. Raises UserError."""
     if not is_url(config.cache_dir or ""):
         return None
     relative = folder.relative_to(cache_folder(config)).as_posix()

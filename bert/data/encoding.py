@@ -1,7 +1,8 @@
-"""Texts as rows of token ids: the special tokens of a row, truncation, and windows over a long input.
+"""Encodes texts as rows of token ids: special tokens, truncation, and windows over a long input.
 
-BERT's rows are ``[CLS] A [SEP]`` and ``[CLS] A [SEP] B [SEP]`` with token types 0 and 1, RoBERTa's ``<s> A </s>`` and
-``<s> A </s></s> B </s>`` with token types 0 alone. Every module that lays out rows takes them from here.
+BERT's rows are ``[CLS] A [SEP]`` and ``[CLS] A [SEP] B [SEP]`` with token types 0 and 1. RoBERTa's rows are
+``<s> A </s>`` and ``<s> A </s></s> B </s>``, and all token types are 0. The layout is read from the tokenizer's
+post-processor.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Count = TypeVar("Count", int, np.ndarray)
 
 ROWS_AT_ONCE = 4096
-"""Texts tokenized in one call: enough to make calls cheap, few enough to bound memory."""
+"""Texts per call of the tokenizer: enough to make calls cheap, few enough to bound memory."""
 
 
 @dataclass(frozen=True)
@@ -57,28 +58,28 @@ class RowTemplate:
         return len(self.types_of_special)
 
     def room(self, max_length: int) -> int:
-        """Tokens of the texts in a row of ``max_length`` tokens."""
+        """Returns the number of text tokens that fit a row of ``max_length`` tokens."""
         return max_length - self.size
 
     def segment_a_length(self, first: Count, second: Count) -> Count:
-        """Tokens of type 0 in a row whose texts have so many tokens; those of type 1 follow them."""
+        """Returns the number of tokens of type 0, from the numbers of tokens of A and B. Type 1 follows type 0."""
         return first + second * (1 - self.type_of_second) + self.types_of_special.count(0)
 
     def row(self, first: Sequence[int] | np.ndarray, second: Sequence[int] | np.ndarray = ()) -> np.ndarray:
-        """int32 ids of the row of one text, or of two."""
+        """Returns the int32 ids of the row of one text, or of two."""
         parts = (self.prefix, first, self.separator, second, self.suffix)
         return np.concatenate([np.asarray(part, np.int32) for part in parts])
 
 
 def row_template(tokenizer: Tokenizer, pair: bool = False) -> RowTemplate:
-    """The template of a tokenizer's rows of one text, or of a pair.
+    """Returns the template of a tokenizer's rows of one text, or of a pair.
 
     Raises:
-      UserError: special tokens are missing, or token types other than 0s and then 1s.
+      UserError: special tokens are missing, or token types are not 0s followed by 1s.
     """
     from tokenizers import Tokenizer, models
 
-    # The post-processor holds the ids it adds. Texts of one known token show where it adds them.
+    # The post-processor holds the ids that it adds. Texts of one known token show where it adds them.
     probe = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     probe.post_processor = post_processor(tokenizer)
     encoding = probe.encode("a", "a") if pair else probe.encode("a")
@@ -86,7 +87,7 @@ def row_template(tokenizer: Tokenizer, pair: bool = False) -> RowTemplate:
     types = encoding.type_ids
     if types[texts[0]] != 0 or set(types) - {0, 1} or types != sorted(types):
         raise UserError(
-            f"the tokenizer's post-processor gives the tokens of a row the types {types}, and a row needs 0s, then 1s: "
+            f"the tokenizer's post-processor assigns the token types {types}, but a row needs 0s followed by 1s: "
             "use a tokenizer with BERT's or RoBERTa's post-processor"
         )
     ids, first, last = encoding.ids, texts[0], texts[-1]
@@ -100,7 +101,7 @@ def row_template(tokenizer: Tokenizer, pair: bool = False) -> RowTemplate:
 
 
 def post_processor(tokenizer: Tokenizer) -> PostProcessor:
-    """The tokenizer's own post-processor; BERT's or RoBERTa's, by its special tokens, if it has none."""
+    """Returns the tokenizer's post-processor, or BERT's or RoBERTa's, depending on its special tokens."""
     from tokenizers.processors import BertProcessing, RobertaProcessing
 
     if tokenizer.post_processor is not None:
@@ -119,12 +120,11 @@ def tokenize(
     labels: np.ndarray | None = None,
     pair_truncation: PairTruncation | None = None,
 ) -> TokenRows:
-    """Texts or pairs -> ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, at most ``max_length`` tokens; of RoBERTa
-    ``<s> A </s>`` or ``<s> A </s></s> B </s>``.
+    """Encodes texts or pairs of texts as rows of at most ``max_length`` tokens.
 
-    The longer text of a pair is cut first: as by ``longest_first`` of the library `tokenizers`, or with
-    ``pair_truncation`` google as by ``_truncate_seq_pair`` of google-research/bert (run_classifier.py). ``tokenizer``
-    stays as it is.
+    The longer text of a pair is cut first: like ``longest_first`` of the library `tokenizers`, or with
+    ``pair_truncation`` google like ``_truncate_seq_pair`` of google-research/bert (run_classifier.py). ``tokenizer``
+    is not changed.
 
     Raises:
       UserError: ``max_length`` has no room for the special tokens, or the tokenizer fails on a text.
@@ -147,7 +147,7 @@ def tokenize(
             lengths.append(len(row))
             segment_a_lengths.append(segment_a_length)
     if max(lengths, default=0) > max_length:  # the library never cuts special tokens
-        raise UserError(f"max_length is {max_length}, but the special tokens of a row are more: use a larger number")
+        raise UserError(f"max_length is {max_length}, but a row has more special tokens: use a larger number")
     return TokenRows(
         ids=np.concatenate(ids),
         offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
@@ -160,7 +160,7 @@ def tokenize(
 def _google_row(
     tokenizer: Tokenizer, template: RowTemplate, pair: tuple[str, str], max_length: int
 ) -> tuple[np.ndarray, int]:
-    """The row of a pair that fills it, and its tokens of type 0."""
+    """Returns a truncated pair as a row, and its number of tokens of type 0."""
     first, second = plain_ids(tokenizer, pair)
     kept = google_pair_lengths(len(first), len(second), template.room(max_length))
     from_end = truncation_side(tokenizer) == "left"
@@ -172,7 +172,7 @@ def _google_row(
 
 
 def google_pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Tokens that are left of two texts. While both do not fit, the longer loses one, of equals the second."""
+    """Returns the lengths of two truncated texts. The longer one loses tokens first; of equal ones, the second."""
     excess = max(first + second - room, 0)
     cut = min(excess, abs(first - second))  # until both are equal
     first, second = (first - cut, second) if first > second else (first, second - cut)
@@ -181,12 +181,10 @@ def google_pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], literal: bool = False) -> list[np.ndarray]:
-    """The int32 ids of each text alone, without special tokens around it.
+    """Returns the int32 ids of each text, not truncated and without special tokens. ``tokenizer`` is not changed.
 
     Args:
-        tokenizer: stays as it is.
-        texts: of any length.
-        literal: whether the name of a special token in a text, such as "[SEP]", is ordinary characters.
+        literal: read the name of a special token in a text, such as "[SEP]", as ordinary characters.
     """
     untruncated = (
         prose_tokenizer(tokenizer)
@@ -198,8 +196,11 @@ def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], literal: bool = False)
 
 @lru_cache(maxsize=8)
 def _truncating_tokenizer(tokenizer: Tokenizer, max_length: int, tokens: int) -> Tokenizer:
-    """A copy that cuts and does not pad. Kept, since a copy of 30,000 tokens takes longer than a short answer should;
-    ``tokens``, their number, is there to notice tokens that were added since."""
+    """Returns a copy that truncates and does not pad.
+
+    Copies are cached because copying a vocabulary takes longer than encoding a few texts. ``tokens``, the size of the
+    vocabulary, is part of the cache key: tokens may be added to a tokenizer.
+    """
     copy = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
     copy.no_padding()
     copy.enable_truncation(max_length, strategy="longest_first", direction=truncation_side(tokenizer))
@@ -208,16 +209,16 @@ def _truncating_tokenizer(tokenizer: Tokenizer, max_length: int, tokens: int) ->
 
 
 def prose_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy that neither cuts nor pads, to which "[SEP]" and its like in a text are ordinary characters; kept, too."""
+    """Returns a cached copy that neither truncates nor pads, and reads "[SEP]" in a text as ordinary characters."""
     return _prose_tokenizer(tokenizer, tokenizer.get_vocab_size())[0]
 
 
 def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The ids [T] and the first and last characters [T, 2] int32 of each text's tokens, without special tokens.
+    """Yields the ids [T] and the character offsets [T, 2] int32 of each text's tokens, without special tokens.
 
-    The library leaves the space in front of a word out of a byte-level token even if the pre-tokenizer has added that
-    space, as RobBERT's does for each word: the token would begin one letter late. Here only spaces of the text are
-    left out.
+    The library removes the space in front of a word from the offsets of a byte-level token even if the pre-tokenizer
+    has added that space, as RobBERT's does for each word; the token would start one letter late. Here only spaces of
+    the text are removed.
     """
     literal, trims = _prose_tokenizer(tokenizer, tokenizer.get_vocab_size())
     for first in range(0, len(texts), ROWS_AT_ONCE):
@@ -239,7 +240,7 @@ def _without_spaces(text: str, start: int, end: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=8)
 def _prose_tokenizer(tokenizer: Tokenizer, tokens: int) -> tuple[Tokenizer, bool]:
-    """The copy, and whether the original leaves spaces out of the characters that a token covers; the copy does not."""
+    """Returns the copy, which keeps spaces in the offsets of tokens, and whether the original removes them."""
     copy = literal_tokenizer(tokenizer)
     copy.no_padding()
     copy.no_truncation()
@@ -255,16 +256,16 @@ def _prose_tokenizer(tokenizer: Tokenizer, tokens: int) -> tuple[Tokenizer, bool
 
 
 def window_starts(tokens: int, room: int) -> np.ndarray:
-    """[windows] first token of each: half of ``room`` apart, the last one as far to the right as it goes."""
+    """Returns the first token of each window. They are ``room // 2`` apart, and the last window ends with the text."""
     last = max(tokens - room, 0)
     return np.array([*range(0, last, max(room // 2, 1)), last])
 
 
 def widest_windows(starts: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray) -> np.ndarray:
-    """[tokens] number of the window in which each token has most context, by run_squad.py's rule.
+    """Returns, for each token, the index of the window with the most context around it: the rule of run_squad.py.
 
-    That is the lesser of the numbers of tokens left and right of it, plus a hundredth of the window's length; the first
-    of several with as much. Every token is in a window; time and memory are in proportion to the windows' tokens.
+    The context is the smaller of the numbers of tokens to the left and right, plus 0.01 times the window's length.
+    The first of equal windows counts. Every token must be in a window.
     """
     best_score = np.full(ends[-1], -1.0)
     widest = np.zeros(ends[-1], np.int64)

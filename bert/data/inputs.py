@@ -1,4 +1,4 @@
-"""Checks of the inputs of `Pretrained`, so that there is one answer per input, or a UserError."""
+"""Checks the inputs of `Pretrained`, so that each input has one answer or raises a UserError."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ Text = str | tuple[str, str]
 TEXT_OR_PAIR = "a text or a pair of texts is needed: pass a string or a tuple of two strings"
 
 WANTED = {1: "a single text: pass a string", 2: "a pair of texts: pass a list of tuples of two strings"}
-"""What a model of so many texts takes, and the fix."""
+"""Number of texts per input -> what is expected, and the fix."""
 
 shown = shorten
 
 
 def as_list(inputs: Any) -> list[Any]:
-    """The inputs as a list; a string is one input.
-
-    Raises:
-        UserError: not an ordered collection of inputs.
-    """
+    """Returns the inputs as a list; a string is one input. Raises UserError for unordered collections and others."""
     if isinstance(inputs, str):
         return [inputs]
-    if hasattr(inputs, "columns"):  # as a list, a data frame is the names of its columns
+    if hasattr(inputs, "columns"):  # list(frame) would be the names of its columns
         raise UserError("the inputs are a data frame: pass one of its columns")
     if isinstance(inputs, (bytes, bytearray, Mapping, Set)):
         raise UserError(f"the inputs are {shown(inputs)}: pass a string or a list")
@@ -38,15 +34,15 @@ def as_list(inputs: Any) -> list[Any]:
 
 
 def as_texts(value: Any, index: int, expected: str, counts: Collection[int] = (1,)) -> tuple[str, ...]:
-    """The texts of one input: a string, or a tuple, list or array of strings.
+    """Returns the texts of one input: a string, or a tuple, list or array of strings.
 
     Args:
-        number: of the input, from 1.
-        expected: what it has to be, and the fix, for the error.
-        counts: numbers of texts that it may have.
+        index: number of the input, from 1.
+        expected: the error message: what is expected, and the fix.
+        counts: allowed numbers of texts.
 
     Raises:
-        UserError: another number of texts, or something else than strings.
+        UserError: another number of texts, or values that are not strings.
     """
     texts = value.tolist() if isinstance(value, np.ndarray) else value
     texts = [texts] if isinstance(texts, str) else texts
@@ -55,18 +51,18 @@ def as_texts(value: Any, index: int, expected: str, counts: Collection[int] = (1
         or len(texts) not in counts
         or not all(isinstance(text, str) for text in texts)
     ):
-        raise UserError(f"input {index} is {shown(value)}, and {expected}")
+        raise UserError(f"input {index} is {shown(value)}, but {expected}")
     return tuple(without_surrogates(text) for text in texts)
 
 
 def as_text_or_pair(value: Any, index: int, expected: str = TEXT_OR_PAIR, counts: Collection[int] = (1, 2)) -> Text:
-    """One input as a text or a pair of texts, or only one of these by ``counts``. Raises UserError."""
+    """Returns one input as a text or a pair of texts, as ``counts`` allows. Raises UserError."""
     texts = as_texts(value, index, expected, counts)
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
 def as_filled_texts(name: str, value: Any) -> list[Text]:
-    """Texts, or pairs of texts, of which none is empty. Raises UserError; ``name`` is that of one, for messages."""
+    """Returns texts or pairs of texts. Raises UserError for an empty one, which the message calls ``name``."""
     texts = [as_text_or_pair(text, index) for index, text in enumerate(as_list(value), 1)]
     for index, text in enumerate(texts, 1):
         if not "".join(text).strip():
@@ -75,6 +71,6 @@ def as_filled_texts(name: str, value: Any) -> list[Text]:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raises UserError for an argument that is not a whole number of at least 1."""
+    """Raises UserError for an argument that is not an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise UserError(f"{name} is {shown(value)}: pass a whole number of at least 1")

@@ -1,4 +1,4 @@
-"""Rows of several texts, each tokenized by itself: a source and its target, a query and its documents."""
+"""Rows of several texts that are tokenized separately: a source and its target, a query and its documents."""
 
 from __future__ import annotations
 
@@ -18,43 +18,42 @@ from bert.tokenizer.special_tokens import special_ids
 
 @dataclass(frozen=True)
 class SourceTargetRows:
-    """R sources, and their targets w1 to wn: the decoder reads ``[CLS] w1 ... wn`` and predicts ``w1 ... wn [SEP]``.
+    """R sources and their targets w1 ... wn. The decoder reads ``[CLS] w1 ... wn`` and predicts ``w1 ... wn [SEP]``.
 
-    Both sides of a batch are padded to one length, the targets at most to their maximum: a run compiles a program for
-    each length, and not for each pair of lengths.
+    Both sides of a batch are padded to one length (the targets at most to their maximum), so that a run compiles a
+    program per length and not per pair of lengths.
     """
 
     sources: TokenRows
-    """Without labels."""
     targets: TokenRows | None
-    """Rows ``[CLS] w1 ... wn [SEP]``; None where the split has no targets."""
+    """Rows ``[CLS] w1 ... wn [SEP]``; None if the split has no targets."""
     tokenizer: Tokenizer
-    """Of the targets."""
+    """Tokenizer of the targets."""
     max_target_length: int
-    """Most tokens that the decoder reads in a row."""
+    """Maximum number of tokens that the decoder reads in a row."""
 
     def __len__(self) -> int:
         return len(self.sources)
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The targets' token ids; None where the split has none."""
+        """The targets' token ids; None if the split has no targets."""
         return None if self.targets is None else self.targets.ids
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """[R] tokens of each row's longer side."""
+        """[R] number of tokens of the longer side of each row."""
         if self.targets is None:
             return self.sources.lengths
         return np.maximum(self.sources.lengths, self.targets.lengths - 1)
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """The given rows, padded to S = ``length`` tokens of source and B = ``batch_size`` rows.
+        """Returns the batch of some rows, padded to S = ``length`` tokens of source and B = ``batch_size`` rows.
 
         Returns:
-          input_ids, token_type_ids, attention_mask [B, S] int32 of the sources; target_ids [B, T] int32, what the
-          decoder reads; labels [B, T] int32, the tokens that follow them, IGNORE_INDEX in padding; weights [B] float32,
-          1 for a row asked for.
+          input_ids, token_type_ids, attention_mask [B, S] int32 of the sources; target_ids [B, T] int32, the input of
+          the decoder; labels [B, T] int32, the tokens that follow them, IGNORE_INDEX in padding; weights [B] float32,
+          0 for fill rows.
         """
         batch = self.sources.batch(rows, length, batch_size)
         target_length = min(length, self.max_target_length)
@@ -68,7 +67,7 @@ class SourceTargetRows:
         return {**batch, "target_ids": target_ids, "labels": labels}
 
     def digest(self) -> str:
-        """Of the tokens of both sides."""
+        """Returns a hash of the tokens of both sides."""
         return self.sources.digest() + ("" if self.targets is None else self.targets.digest())
 
 
@@ -78,13 +77,12 @@ def tokenize_sources(
     targets: Sequence[str] | None,
     max_lengths: tuple[int, int],
 ) -> SourceTargetRows:
-    """Sources and targets as rows.
+    """Encodes sources and targets as rows.
 
     Args:
-      tokenizers: of the sources, and of the targets.
-      sources: texts.
-      targets: a text for each; None for none.
-      max_lengths: most tokens of a source with its special tokens, and of a target with its start or its end.
+      tokenizers: tokenizer of the sources, and of the targets.
+      targets: a text for each source, or None.
+      max_lengths: maximum tokens of a source with its special tokens, and of a target with its start or end token.
 
     Raises:
       UserError: the target vocabulary has no token for the start or the end of a text.
@@ -110,7 +108,7 @@ def tokenize_sources(
 
 
 def target_boundaries(tokenizer: Tokenizer) -> tuple[int, int]:
-    """Ids of the tokens that start a target and end it. Raises UserError for a vocabulary without one of them."""
+    """Returns the ids of the start and end tokens of a target. Raises UserError for a vocabulary without them."""
     ids = special_ids(tokenizer)
     roles = {"start": ("cls", "bos"), "end": ("eos", "sep")}
     boundaries = {name: next((i for i in map(ids.find, names) if i is not None), None) for name, names in roles.items()}
@@ -125,46 +123,46 @@ def target_boundaries(tokenizer: Tokenizer) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class QueryDocumentRows:
-    """R queries, each with one or more documents, of which the first one is the right one.
+    """R queries, each with one or more documents; the first document is the right one.
 
-    Documents are padded to the length of the batch, queries at most to that of the longest query: a run compiles a
-    program for each length, and not for each pair of lengths.
+    Documents are padded to the length of the batch, queries at most to ``max_query_length``, so that a run compiles a
+    program per length and not per pair of lengths.
     """
 
     queries: TokenRows
-    """Its labels are the scores of the rows, [R] float32; None for rows without scores."""
+    """Labels are the scores of the rows, [R] float32, or None."""
     documents: ChoiceRows
     query_numbers: np.ndarray
-    """[R] int32: the same number for the same text."""
+    """[R] int32: equal texts have equal numbers."""
     document_numbers: np.ndarray
-    """[documents of all rows] int32: the same number for the same text."""
+    """[documents of all rows] int32: equal texts have equal numbers."""
     max_query_length: int
-    """Most tokens that a query is padded to."""
+    """Maximum length to which queries are padded."""
     has_loss: bool = True
-    """Whether the rows have what the loss needs."""
+    """Whether a loss can be computed."""
 
     def __len__(self) -> int:
         return len(self.queries)
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The scores, or the numbers of the documents; None for rows without a loss."""
+        """The scores, or the numbers of the documents; None if no loss can be computed."""
         if not self.has_loss:
             return None
         return self.document_numbers if self.queries.labels is None else self.queries.labels
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """[R] tokens of the longest text of each row."""
+        """[R] number of tokens of the longest text of each row."""
         return np.maximum(self.queries.lengths, self.documents.lengths)
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """The given rows, padded to T = ``length`` tokens of each of C documents and B = ``batch_size`` rows.
+        """Returns the batch of some rows, with C documents padded to T = ``length`` and B = ``batch_size`` rows.
 
         Returns:
           input_ids, token_type_ids, attention_mask [B, Q] int32 of the queries; document_ids, document_types,
-          document_mask [B, C, T] int32; query_numbers [B] and document_numbers [B, C] int32, -1 for a document that a
-          row lacks; labels [B] float32, the scores, 0 where there are none; weights [B] float32, 1 for a row asked for.
+          document_mask [B, C, T] int32; query_numbers [B] and document_numbers [B, C] int32, -1 for documents that only
+          fill a row; labels [B] float32, the scores or 0; weights [B] float32, 0 for fill rows.
         """
         rows = np.asarray(rows)
         used = slice(0, len(rows))
@@ -173,9 +171,9 @@ class QueryDocumentRows:
         query_numbers = np.full(batch_size, -1, np.int32)
         query_numbers[used] = self.query_numbers[rows]
         has = documents["choice_mask"][used] > 0
-        places = self.documents.offsets[rows][:, None] + np.arange(has.shape[1])
+        indices = self.documents.offsets[rows][:, None] + np.arange(has.shape[1])
         document_numbers = np.full((batch_size, has.shape[1]), -1, np.int32)
-        document_numbers[used][has] = self.document_numbers[places[has]]
+        document_numbers[used][has] = self.document_numbers[indices[has]]
         return {
             **batch,
             "labels": batch["labels"].astype(np.float32),
@@ -187,7 +185,7 @@ class QueryDocumentRows:
         }
 
     def digest(self) -> str:
-        """Of the tokens and the scores."""
+        """Returns a hash of the tokens and scores."""
         return self.queries.digest() + self.documents.digest()
 
 
@@ -200,14 +198,13 @@ def tokenize_queries(
     buckets: Sequence[int],
     has_loss: bool = True,
 ) -> QueryDocumentRows:
-    """Queries and their documents as rows.
+    """Encodes queries and their documents as rows.
 
     Args:
-      queries: R texts.
-      documents: one or more for each.
+      documents: one or more documents for each of R queries.
       scores: [R] float32, or None.
-      max_length: most tokens of a text, special ones included.
-      buckets: lengths that batches are padded to.
+      max_length: maximum tokens of a text, special tokens included.
+      buckets: lengths to which batches are padded.
     """
     flat = [text for texts in documents for text in texts]
     offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
@@ -224,6 +221,6 @@ def tokenize_queries(
 
 
 def number_texts(texts: Sequence[str]) -> np.ndarray:
-    """[texts] int32: the same number for the same text, in the order in which they first come."""
+    """Numbers texts in order of first occurrence, int32 [texts]; equal texts have equal numbers."""
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)

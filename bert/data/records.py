@@ -1,4 +1,4 @@
-"""Labelled data as rows with named fields, one at a time: TSV, CSV and JSONL files, plain or packed, and data sets.
+"""Reads labelled data as records with named fields: TSV, CSV and JSONL files, plain or compressed, and data sets.
 
 The first line of a table names the columns, unless the names are given (`bert.data.tables`).
 """
@@ -30,52 +30,52 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 NumberedRecords = Iterator[tuple[int, Mapping[str, Any]]]
-"""(number of the line or row, its fields)."""
+"""(number of the line or row, fields)."""
 
 SUFFIXES = (*TABLES, ".jsonl")
 
 
 @dataclass(frozen=True)
 class Records:
-    """The rows of one file, or of one split of a data set. They are read as they are asked for, once."""
+    """The records of one file, or of one split of a data set. They are read lazily, and only once."""
 
     source: str
-    """Where they are from, for sentences."""
+    """File or data set, for messages."""
     rows: NumberedRecords
     names: tuple[str, ...] | None = None
-    """The fields that every row has; None where each row names its own."""
+    """The fields that all records have; None if each record names its fields, as in JSONL."""
     unit: str = "line"
-    """What the rows' numbers count, from 1."""
+    """The unit that is counted from 1, for messages."""
     notes: list[str] = field(default_factory=list)
-    """Sentences for the user on how the file is read; complete once all rows are."""
+    """Remarks for the user on how the file is read; complete when all records have been read."""
     declared_labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Field of class labels -> their names in the order of their numbers, if a data set declares them."""
+    """Field of class labels -> names in the order of their numbers, if the data set declares them."""
 
     def error(self, line_number: int, what: str) -> UserError:
-        """The error for a row."""
+        """Returns the error for a record."""
         return UserError(f"{self.source}, {self.unit} {line_number}: {what}")
 
     def require(self, line_number: int, fields: Collection[str], required: Mapping[str, str]) -> None:
-        """Raises UserError if a row (or, number 1, the header) lacks a field.
+        """Raises UserError if a record, or the header, lacks a field.
 
         Args:
-          fields: the names that are there.
-          required: name that has to be there -> configuration key that says so.
+          fields: names of the present fields.
+          required: name of a required field -> configuration key that requires it.
         """
         for name, key in required.items():
             if name not in fields:
-                there, fix = quoted(fields), f"set {key} to the right one"
+                present, fix = quoted(fields), f"set {key} to the right one"
                 if key == "task" and self.unit == "line":
                     fix += f", or name {', '.join(map(repr, required))} in the first line, with a tab between two names"
                 if key.startswith("data.columns.") and self.names is not None and self.unit == "line":
                     fix += ", or, if the first line is no header, name all columns in order as data.column_names"
-                raise self.error(line_number, f"no {name!r} among {there}: {fix}")
+                raise self.error(line_number, f"no {name!r} among {present}: {fix}")
 
     def read_each(self, rows: Iterable[tuple[Any, ...]], read: Callable[..., Value]) -> list[Value]:
-        """Returns what ``read`` makes of each row, a tuple whose first element is the row's number.
+        """Returns ``read(self, *row)`` of each row, a tuple that starts with the row's number.
 
         Raises:
-          UserError: the error of the first row for which ``read`` raises one, with the numbers of all such rows.
+          UserError: the error of the first row for which ``read`` raises one, and the numbers of all such rows.
         """
         values: list[Value] = []
         faults: list[tuple[int, UserError]] = []
@@ -88,7 +88,7 @@ class Records:
         return values
 
     def require_sound(self, faults: Sequence[tuple[int, UserError]]) -> None:
-        """Raises UserError if there are faults: the sentence of the first one, and the numbers of all rows with one."""
+        """Raises UserError if there are faults: the message of the first one, and the numbers of all faulty rows."""
         if not faults:
             return
         numbers = sorted({line_number for line_number, _ in faults})
@@ -110,13 +110,13 @@ def read_records(
     literal_quotes: bool = False,
     skip_short_rows: bool = False,
 ) -> Records:
-    """The rows of a ``.tsv`` (or ``.txt``), ``.csv`` or ``.jsonl`` file, packed or not.
+    """Returns the records of a ``.tsv`` (or ``.txt``), ``.csv`` or ``.jsonl`` file, plain or compressed.
 
     Args:
       header: the columns of a file whose first line does not name them.
-      header_if: words by which a first line is known to name the columns in spite of ``header``.
-      literal_quotes: whether the file has tabs and no quoting, whatever its quotes look like.
-      skip_short_rows: whether to leave out rows with too few columns, and empty lines, and to count them in a note.
+      header_if: words that identify a first line as a header although ``header`` is given.
+      literal_quotes: read the file as separated by tabs, without quoting.
+      skip_short_rows: leave out rows with too few columns and empty lines, and count them in a note.
 
     Raises:
       UserError: a name of another kind, an empty file; while reading: the line, what is wrong with it, and the fix.
@@ -145,10 +145,10 @@ def read_records(
 
 
 def read_texts(path: Path, name: str) -> list[str]:
-    """Texts of a file: one a line, or the column ``text`` of a ``.jsonl``, ``.csv`` or ``.tsv`` file.
+    """Returns the texts of a file: its lines, or the column ``text`` of a ``.jsonl``, ``.csv`` or ``.tsv`` file.
 
     Args:
-      name: of one text, for sentences.
+      name: what a text is called in messages.
 
     Raises:
       UserError: there is no such file, or a text is empty.
@@ -173,18 +173,18 @@ def read_texts(path: Path, name: str) -> list[str]:
 
 
 def is_dataset_dict(source: str) -> bool:
-    """Whether this is ``hub:NAME`` or a folder in which ``datasets`` saved several splits."""
+    """Returns whether this is ``hub:NAME`` or a folder in which ``datasets`` saved several splits."""
     return source.startswith(HUB_PREFIX) or (Path(source) / "dataset_dict.json").is_file()
 
 
 def open_splits(source: str, config: str | None = None) -> DatasetDict:
-    """The splits of ``hub:NAME[:CONFIG]``, or of a folder that ``datasets`` saved.
+    """Returns the splits of ``hub:NAME[:CONFIG]``, or of a folder that ``datasets`` saved.
 
     Args:
-      config: of a data set on the hub that is named without one.
+      config: default of ``:CONFIG``.
 
     Raises:
-      UserError: it cannot be loaded.
+      UserError: the data set cannot be loaded.
     """
     import datasets
 
@@ -202,7 +202,7 @@ def open_splits(source: str, config: str | None = None) -> DatasetDict:
 
 
 def dataset_records(source: str, splits: DatasetDict, split: str) -> Records:
-    """The rows of one split; where a field is a number with a name (a class label), they have the name, or None."""
+    """Returns the records of one split. Class labels are replaced by their names, missing ones by None."""
     if split not in splits:
         raise UserError(f"{source} has no split {split!r} but {', '.join(splits)}: name one of these")
     # Plain values, whatever format the data set was saved with; answers.text rather than answers: {text: ...}.
@@ -217,7 +217,7 @@ def dataset_records(source: str, splits: DatasetDict, split: str) -> Records:
 
 
 def class_label_names(feature: Any) -> tuple[str, ...]:
-    """Returns the names of a class label, or of a list of them, in the order of their numbers; () for others."""
+    """Returns the names of a class label, or of a list of them, in the order of their numbers; else ()."""
     if hasattr(feature, "int2str"):
         return tuple(feature.names or ())
     return class_label_names(feature.feature) if hasattr(feature, "feature") else ()
@@ -240,7 +240,7 @@ def _declared_labels(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _label_namer(feature: Any) -> Callable[[Any], Any] | None:
-    """Number -> name of a class label, list -> list of a list of them; None for any other feature."""
+    """Returns a function from a class label (or a list of them) to its name; None for any other feature."""
     if hasattr(feature, "int2str"):
         return lambda value: None if value is None or value < 0 else feature.int2str(value)
     inner = _label_namer(feature.feature) if hasattr(feature, "feature") else None

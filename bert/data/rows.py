@@ -1,4 +1,4 @@
-"""Tokenized rows of a fine-tuning task, without padding, and the padded batches taken from them."""
+"""Tokenized rows of a fine-tuning task, and the padded batches made of them."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from typing import Protocol
 import numpy as np
 
 IGNORE_INDEX = -1
-"""Label of a token that has none: special tokens, padding, the tokens of a word after its first."""
+"""Label of tokens without a label: special tokens, padding, and all tokens of a word but the first."""
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """R rows of different lengths, one after the other."""
+    """R rows of different lengths, concatenated."""
 
     ids: np.ndarray
-    """[tokens of all rows] int32, special ones included."""
+    """[tokens of all rows] int32, special tokens included."""
     offsets: np.ndarray
     """[R + 1] int64: row r is ids[offsets[r] : offsets[r + 1]]."""
     segment_a_lengths: np.ndarray
-    """[R] int32: tokens of type 0; the others of the row have type 1. In BERT's rows these are segment A, with [CLS]
-    and its [SEP], and segment B; in RoBERTa's every token has type 0."""
+    """[R] int32: tokens of type 0 in a row; the rest has type 1. In BERT's rows type 0 is segment A with [CLS] and
+    its [SEP]; in RoBERTa's rows all tokens have type 0."""
     labels: np.ndarray | None
-    """[R, ...]: [R] int32 labels, [R] float32 scores, [R, 2] int32 places of an answer; or, with ``token_labels``,
-    [tokens of all rows] int32, one per token or IGNORE_INDEX. None where the split has none."""
+    """[R, ...]: [R] int32 labels, [R] float32 scores, [R, 2] int32 positions of an answer; or, with ``token_labels``,
+    [tokens of all rows] int32, a label or IGNORE_INDEX per token. None if the split has no labels."""
     pad_token_id: int = 0
     token_labels: bool = False
-    """Whether ``labels`` are those of tokens."""
+    """Whether there is a label per token instead of one per row."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """[R] tokens of each row. Kept: every batch asks for some, and there may be millions."""
+        """[R] tokens of each row. Cached, because every batch reads it and there may be millions of rows."""
         return np.diff(self.offsets)
 
     @property
     def input_numbers(self) -> np.ndarray:
-        """[R] number of the input that each row was made from; several rows of a long input have the same one."""
+        """[R] index of the input of each row; several rows of a long input have the same one."""
         return np.arange(len(self))
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """The given rows, padded to T = ``length`` tokens and B = ``batch_size`` rows; fill rows weigh 0.
+        """Returns the batch of some rows, padded to T = ``length`` tokens and B = ``batch_size`` rows.
 
         Returns:
-          input_ids, token_type_ids, attention_mask [B, T] int32, labels [B, ...] or [B, T] (0, and IGNORE_INDEX for
-          tokens, in fill rows and padding; [B] zeros where there are none), weights [B] float32, 1 for a row asked for.
+          input_ids, token_type_ids, attention_mask [B, T] int32; labels [B, ...], or [B, T] for tokens (0 in fill rows,
+          IGNORE_INDEX for tokens without a label; zeros [B] without labels); weights [B] float32, 0 for fill rows.
         """
         rows = np.asarray(rows)
         lengths = self.lengths[rows]
@@ -89,43 +89,43 @@ class TokenRows:
         }
 
     def digest(self) -> str:
-        """Of tokens and labels."""
+        """Returns a hash of the tokens and labels."""
         return _digest(self.ids, self.offsets, self.segment_a_lengths, self.labels)
 
 
 @dataclass(frozen=True)
 class ChoiceRows:
-    """R rows of two or more choices each; every choice is its own sequence."""
+    """R rows of two or more choices each; each choice is a sequence."""
 
     sequences: TokenRows
-    """The choices of all rows, one after the other; without labels."""
+    """The choices of all rows, concatenated, without labels."""
     offsets: np.ndarray
     """[R + 1] int64: the choices of row r are the sequences offsets[r] to offsets[r + 1] - 1."""
     labels: np.ndarray | None
-    """[R] int32, the number of the right choice within its row; or [choices of all rows] float32, the grade of each;
-    None where the split has none."""
+    """[R] int32, index of the right choice within its row; or [choices of all rows] float32, the grade of each choice;
+    None if the split has no labels."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """[R] tokens of each row's longest choice."""
+        """[R] number of tokens of the longest choice of each row."""
         return np.maximum.reduceat(self.sequences.lengths, self.offsets[:-1])
 
     @cached_property
     def choices(self) -> np.ndarray:
-        """[R] choices of each row."""
+        """[R] number of choices of each row."""
         return np.diff(self.offsets)
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """The given rows, padded to C choices (the most that any row has), T = ``length`` tokens, B rows.
+        """Returns the batch of some rows, padded to C = the maximum of choices, T = ``length`` and B = ``batch_size``.
 
         Returns:
-          input_ids, token_type_ids, attention_mask [B, C, T] int32, choice_mask [B, C] int32 (1 for a choice that
-          the row has), labels [B] int32, or [B, C] float32 of grades (0 where there are none), weights [B] float32,
-          1 for a row asked for. A choice that a row lacks is a copy of its first one, a fill row a copy of the first
-          row: attention needs something to look at.
+          input_ids, token_type_ids, attention_mask [B, C, T] int32; choice_mask [B, C] int32, 0 for choices that only
+          fill a row; labels [B] int32, or grades [B, C] float32 (0 without labels); weights [B] float32, 0 for fill
+          rows. A filled choice copies the first one of its row, a fill row copies the first row, because attention
+          needs at least one token.
         """
         rows = np.asarray(rows)
         if len(rows) > batch_size:
@@ -149,12 +149,12 @@ class ChoiceRows:
         }
 
     def digest(self) -> str:
-        """Of tokens, choices and labels."""
+        """Returns a hash of the tokens, choices and labels."""
         return _digest(np.frombuffer(self.sequences.digest().encode(), np.uint8), self.offsets, self.labels)
 
 
 def pad_and_stack(arrays: Sequence[np.ndarray], empty: Sequence[int] = (0,)) -> np.ndarray:
-    """R arrays [T_r, ...] as one [R, longest T_r, ...] with zeros behind each; [0, *empty] where there are none."""
+    """Stacks R arrays [T_r, ...], padded with zeros to the longest; returns [0, *empty] without arrays."""
     if not len(arrays):
         return np.zeros((0, *empty), np.float32)
     stacked = np.zeros((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
@@ -172,24 +172,24 @@ def _digest(*arrays: np.ndarray | None) -> str:
 
 
 class Rows(Protocol):
-    """R rows ready for the model: `bert.data.rows.TokenRows`, `ChoiceRows`, or a task's own extension."""
+    """R rows for the model: `bert.data.rows.TokenRows`, `ChoiceRows`, or the rows of a task."""
 
     @property
     def labels(self) -> np.ndarray | None:
-        """As the task's loss takes them; None where the rows have none, and so no loss (other than train's)."""
+        """The labels that the task's loss needs; None if the rows have none, and then no loss is computed."""
 
     @property
     def lengths(self) -> np.ndarray:
-        """[R] tokens of each row, by which rows are put into buckets."""
+        """[R] number of tokens of each row, which decides its bucket."""
 
     def __len__(self) -> int: ...
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """The rows padded to T = ``length`` and B = ``batch_size``.
+        """Returns the batch of some rows, padded to T = ``length`` and B = ``batch_size``.
 
-        Returns ``input_ids``, ``token_type_ids``, ``attention_mask`` ([B, T], or [B, C, T] with choices), ``labels``
-        as the task's loss takes them, ``weights`` [B], 0 for rows that only fill the batch.
+        It has ``input_ids``, ``token_type_ids``, ``attention_mask`` ([B, T], or [B, C, T] with choices), the ``labels``
+        that the task's loss needs, and ``weights`` [B], 0 for fill rows.
         """
 
     def digest(self) -> str:
-        """Of tokens and labels: a run does not resume with others."""
+        """Returns a hash of the tokens and labels, with which a run checks on resume that its data is the same."""

@@ -1,8 +1,8 @@
-"""Tables in TSV and CSV files: how their cells are separated and quoted, and their rows.
+"""Reads tables in TSV and CSV files: detects how cells are separated and quoted, and splits lines into cells.
 
-The delimiter of a CSV file (comma, tab or semicolon) is that of its first row; a quoted cell may hold delimiters,
-doubled quotes and line ends. TSV has no quoting, as in GLUE (a ``"`` is a character, a line is a row), unless all its
-quotes are those of a CSV writer.
+The first row of a CSV file decides its delimiter (comma, tab or semicolon); a quoted cell may hold delimiters, doubled
+quotes and line ends. TSV has no quoting, as in GLUE (a ``"`` is a character, a line is a row), unless all its quotes
+look like those of a CSV writer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     pass
 
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons"}
-"""Between the cells of a ``.csv`` file; the first that fits is taken."""
+"""Delimiters of ``.csv`` files, in order of preference."""
 
 CELL_LIMIT = 2**31 - 1
-"""Longest cell in characters: the largest number that the csv module takes on every platform."""
+"""Maximum characters of a cell: the largest limit that the csv module accepts on every platform."""
 
 _CELL = re.compile(r'"([^"]*(?:""[^"]*)*)"|[^"\t]*')
 
@@ -36,10 +36,10 @@ FaultyTable = Iterator[tuple[int, list[str] | str]]
 """Like `Table`, with a message in place of the cells of a row that cannot be read."""
 
 TABLES = (".tsv", ".txt", ".csv")
-"""Ends of the names of tables."""
+"""Suffixes of tables."""
 
 NOT_LINES = (".json", ".conll", ".parquet", ".arrow", ".xlsx", ".zip")
-"""Ends of names of files that do not have one text, or one row, a line."""
+"""Suffixes of files that do not have one text or row per line."""
 
 CONVERSIONS = {
     ".xlsx": "save the sheet as CSV",
@@ -50,7 +50,7 @@ CONVERSIONS = {
     ".json": "write one JSON object on each line of a .jsonl file, for example with jq -c '.[]'",
     ".zip": "unpack it",
 }
-"""End of the name of a file that is not read -> how to get one that is."""
+"""Suffix of a file that cannot be read -> how to convert it."""
 
 
 class Dialect(NamedTuple):
@@ -58,19 +58,16 @@ class Dialect(NamedTuple):
 
     delimiter: str
     quoted: bool
-    """Whether a quoted cell may hold delimiters, doubled quotes and line ends; otherwise a ``"`` is a character."""
+    """Whether a quoted cell may hold delimiters, doubled quotes and line ends; otherwise ``"`` is a character."""
 
 
 def detect_dialect(lines: Iterable[str], is_csv: bool, header: Sequence[str] | None = None) -> Dialect:
-    """The dialect of a file.
-
-    A ``.csv`` file has the delimiter of its first row. A table with tabs is quoted only if `is_quoted`, whatever the
-    file is called.
+    """Returns the dialect of a file. A table with tabs is quoted only if `is_quoted`, also in a ``.csv`` file.
 
     Args:
-      lines: the lines of the file, without their ends.
+      lines: lines of the file, without line ends.
       is_csv: whether the file is called ``.csv``; otherwise the delimiter is a tab.
-      header: the names of the columns of a file whose first row does not have them.
+      header: names of the columns of a file whose first row does not have them.
     """
     lines = iter(lines)
     first = next(lines, "")
@@ -79,18 +76,18 @@ def detect_dialect(lines: Iterable[str], is_csv: bool, header: Sequence[str] | N
 
 
 def csv_reader(lines: Iterable[str], delimiter: str = ",", strict: bool = True) -> Any:
-    """A `csv.reader` that has no limit on the length of a cell and, if ``strict``, accepts no unsound quotes."""
-    csv.field_size_limit(CELL_LIMIT)  # a setting of the module: there is none of the reader
+    """Returns a `csv.reader` without a limit on the length of a cell; if ``strict``, it rejects misplaced quotes."""
+    csv.field_size_limit(CELL_LIMIT)  # only the module has this setting
     return csv.reader(lines, delimiter=delimiter, strict=strict)
 
 
 def is_quoted(lines: Iterable[str]) -> bool:
-    """Whether a table with tabs is quoted in the way of a CSV writer (pandas, Excel).
+    """Returns whether a table with tabs was quoted by a CSV writer (pandas, Excel).
 
-    In such a file a ``"`` occurs only in cells that are enclosed in quotes as a whole, with each quote inside doubled,
-    and a cell is enclosed because it needs it (a tab, a line end or a quote inside; for Excel also a comma), or all
-    texts are, the header among them. One cell with any other quote, as in the files of GLUE, makes all quotes
-    characters.
+    In such a file a ``"`` occurs only in cells that are completely enclosed in quotes, with inner quotes doubled.
+    Either a cell is enclosed because it contains a tab, a line end or a quote (for Excel also a comma), or all texts
+    are enclosed, including the header. One cell with any other quote, as in the files of GLUE, makes all quotes
+    ordinary characters.
     """
     width, evidence, everything, odd = 0, False, False, False
     pending: list[str] = []
@@ -112,13 +109,13 @@ def is_quoted(lines: Iterable[str]) -> bool:
         if not everything and not all(set(cell) & set('\t\r\n",;') for cell in inner):
             return False
         if len(pending) > 1 and all(line.count("\t") + 1 == width for line in pending):
-            return False  # each line is a row by itself
+            return False  # each line is a row
         pending = []
     return not pending and (evidence or everything)
 
 
 def _unquote(row: Sequence[str]) -> list[str | None] | None:
-    """What is in the quotes of each cell of a row, None for a cell without quotes; None for an unsound row."""
+    """Returns the quoted text of each cell of a row, None for a cell without quotes; None for a malformed row."""
     text, offset = "\n".join(row), 0
     cells: list[str | None] = []
     while True:
@@ -132,7 +129,7 @@ def _unquote(row: Sequence[str]) -> list[str | None] | None:
 
 
 def _delimiter(first: str, width: int) -> str:
-    """The delimiter that divides a first row into ``width`` cells, or else (also where ``width`` is 0) into several."""
+    """Returns the delimiter that splits a first row into ``width`` cells, or if none does, into several cells."""
     rows = {delimiter: csv_reader([first.replace("\r", " ")], delimiter, strict=False) for delimiter in DELIMITERS}
     counts = {delimiter: len(next(row, ())) for delimiter, row in rows.items()}
     fitting = [delimiter for delimiter, count in counts.items() if count == width]
@@ -140,14 +137,16 @@ def _delimiter(first: str, width: int) -> str:
 
 
 def conversion(path: Path) -> str:
-    """Returns how to convert a file by the end of its name, as the end of a message; nothing if that is not known."""
+    """Returns how to convert a file of another kind, as the end of a message; an empty string if unknown."""
     fix = CONVERSIONS.get(file_suffix(path))
     return "" if fix is None else f"; {fix}"
 
 
 def file_suffix(path: Path) -> str:
-    """The end of a file's name in lower case, without that of a packed file: ``.csv`` of train.csv.gz; ``.ndjson`` is
-    ``.jsonl``."""
+    """Returns a file's suffix in lower case, without the suffix of a compressed file: ``.csv`` for train.csv.gz.
+
+    ``.ndjson`` is returned as ``.jsonl``.
+    """
     name = path.name.lower()
     suffix = Path(name.removesuffix(next((packed for packed in DECOMPRESSORS if name.endswith(packed)), ""))).suffix
     return ".jsonl" if suffix == ".ndjson" else suffix

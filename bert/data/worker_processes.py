@@ -1,7 +1,7 @@
-"""Worker processes of this machine, and tasks of a Ray cluster.
+"""Worker processes on this machine, and tasks on a Ray cluster.
 
-A task carries what its call reads, and its result comes back to the process that started it. So the nodes share no
-disk with that process, and need nothing but this package. Which node makes a call, and how often, changes no result.
+A Ray task carries its inputs and returns its result to the process that started it. The nodes therefore share no disk
+with that process and need only this package. Results do not depend on which node runs a task, or how often.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from typing import Any, Self
 from bert.errors import UserError, require
 
 _SWAPPING = threading.Lock()
-"""Held while another module takes the place of __main__."""
+"""Held while __main__ is replaced by an empty module."""
 
 RETRIES = 10
-"""How often a call is made again after its worker died; then there is an error."""
+"""Maximum number of retries of a task whose worker died."""
 
 TASKS_A_CORE = 2
-"""Tasks that are started for each core: one that runs, one that waits with what it reads."""
+"""Tasks submitted per core: one that runs and one that waits with its inputs."""
 
 
 def available_cores() -> int:
-    """Cores this process may use; macOS does not report it, and has all of them."""
+    """Returns the number of cores that this process may use; all cores where the system does not report it (macOS)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerPool(ProcessPoolExecutor):
-    """Worker processes: spawned, since a fork of a process with threads may hang.
+    """A pool of spawned processes, because forking a process with threads may hang.
 
-    In a ``with`` statement, a SIGTERM ends the workers before this process: those that are starting would print a
-    traceback after its end.
+    In a ``with`` statement, SIGTERM ends the workers before this process. Otherwise workers that are still starting
+    would print a traceback.
 
     Args:
-        processes: their number.
-        initializer: called in each with ``initargs``; it calls `start_worker`.
+        processes: number of processes.
+        initializer: called in each process with ``initargs``; it must call `start_worker`.
     """
 
     def __init__(self, processes: int, initializer: Callable[..., None], initargs: tuple[Any, ...] = ()) -> None:
@@ -72,9 +72,9 @@ class WorkerPool(ProcessPoolExecutor):
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Starts the processes that are missing, and hands one of them the call."""
-        # A spawned process first runs the file of __main__, here the user's script: without `if __name__ ==
-        # "__main__"` it would train a second time. Workers need nothing of it.
+        """Submits a call, and starts missing processes."""
+        # A spawned process first runs the file of __main__, the user's script. Without `if __name__ == "__main__"` it
+        # would train a second time.
         with _SWAPPING:
             script = sys.modules["__main__"]
             sys.modules["__main__"] = types.ModuleType("__main__")
@@ -85,8 +85,8 @@ class WorkerPool(ProcessPoolExecutor):
 
 
 def _terminate(*_: object) -> None:
-    """Ends the workers, and then this process."""
-    if _SWAPPING.locked():  # a worker is starting, which is not known yet: try again soon
+    """Ends the workers, then this process."""
+    if _SWAPPING.locked():  # a worker that is starting is not listed yet: try again soon
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
         return
     for process in multiprocessing.active_children():
@@ -98,14 +98,14 @@ def _terminate(*_: object) -> None:
 
 
 def start_worker() -> None:
-    """Prepares a worker process; the ``initializer`` of a pool calls it."""
-    # Ctrl-C reaches the whole group: the parent answers it, and ends its workers.
+    """Prepares a worker process; to be called by the ``initializer`` of a pool."""
+    # Ctrl-C reaches the whole process group. The parent handles it and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A worker waits for its next task on a pipe it holds both ends of: it would never see its parent die."""
+    """Ends a worker with its parent. The pipe would stay open, because the worker holds both of its ends."""
     multiprocessing.connection.wait([require(multiprocessing.parent_process(), "the parent").sentinel])
     os._exit(1)
 
@@ -117,22 +117,22 @@ def run_tasks(
     max_tasks: int | None,
     log: Callable[[str], None],
 ) -> Iterator[tuple[int, Any]]:
-    """Calls a function on the cluster that Ray finds, once for each of some values.
+    """Calls a function for each of some values on a Ray cluster.
 
-    Ray's own rules say which: that of RAY_ADDRESS, else one that runs on this machine, else all cores of this machine.
+    Ray selects the cluster: RAY_ADDRESS, else one that runs on this machine, else all cores of this machine.
 
     Args:
-        function: of one of the values, and of ``shared``.
-        named_values: names and values; a value is made when there is room for its task.
+        function: called as ``function(value, shared)``.
+        named_values: (name, value) pairs; a value is computed when its task can be submitted.
         shared: sent once to each node.
-        max_tasks: calls that are made at once; None takes all cores of the cluster, also those of nodes that join it.
-        log: gets a line at the end if calls had to be made again.
+        max_tasks: maximum number of concurrent calls. None: use all cores of the cluster, including nodes that join.
+        log: receives a line at the end if tasks were retried.
 
     Yields:
-        The number of a value, from 0, with what the function returned for it, as it is done.
+        The index of a value and the function's result, in order of completion.
 
     Raises:
-        UserError: Ray is not installed or cannot be reached, a call raised one, or its workers died too often.
+        UserError: Ray is not installed or cannot be reached, a call raised a UserError, or its workers died too often.
     """
     require_ray()
     import ray
@@ -165,12 +165,12 @@ def run_tasks(
 def require_ray() -> None:
     """Raises UserError if Ray is not installed."""
     spec = importlib.util.find_spec("ray")
-    if spec is None or spec.origin is None:  # a folder of this name, such as Ray's own in /tmp, is no package
+    if spec is None or spec.origin is None:  # a folder of this name, such as Ray's in /tmp, is no package
         raise UserError("--engine ray needs Ray, which is not installed: use pip install 'bert-jax[ray]'")
 
 
 class _Starts:
-    """Counts the tasks that began, those of dead workers included; an actor next to the process that started it."""
+    """Actor that counts the started tasks, including tasks whose worker died."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -183,7 +183,7 @@ class _Starts:
 
 
 def _call(function: Callable[[Any, Any], Any], value: Any, shared: Any, started: Any) -> Any:
-    """What a task of the cluster does."""
+    """Body of a Ray task."""
     import ray
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a worker
@@ -193,16 +193,16 @@ def _call(function: Callable[[Any, Any], Any], value: Any, shared: Any, started:
 
 @contextlib.contextmanager
 def _connection() -> Iterator[None]:
-    """A connection to the cluster, kept if there was one before."""
+    """Connects to the cluster; an existing connection is used and stays open."""
     import ray
 
     if ray.is_initialized():
         yield
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get("RAY_ADDRESS", "")
     try:
-        if named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would wait for minutes
+        if named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # fails at once; Ray would wait for minutes
             socket.create_connection((named[1], int(named[2])), timeout=10).close()
         ray.init(log_to_driver=False, logging_level="warning")
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
@@ -218,7 +218,7 @@ def _connection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _user_errors() -> Iterator[None]:
-    """What went wrong in a task becomes a UserError: that of the task, or one about its workers."""
+    """Converts errors of Ray and UserErrors of tasks into UserError."""
     from ray.exceptions import RayError, RayTaskError
 
     try:
@@ -240,7 +240,7 @@ def _user_errors() -> Iterator[None]:
 
 
 def _here() -> Any:
-    """The place of an actor that must live as long as this process."""
+    """Returns the scheduling strategy of an actor that must live on the node of this process."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

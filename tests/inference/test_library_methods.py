@@ -75,7 +75,7 @@ def test_rows_and_outputs_are_those_of_encode(finetuned: Path) -> None:
     answers = [max(answer.probabilities.values()) for answer in model.predict(["ba ko", "ri"])]
     np.testing.assert_allclose(probabilities.max(axis=-1)[:2], answers, atol=1e-5)
     assert model.tokenize("ba ko ri tu", max_length=3)["input_ids"].shape == (1, 3)
-    with pytest.raises(bert.UserError, match="max_length is 1, but the special tokens of a row are more"):
+    with pytest.raises(bert.UserError, match="max_length is 1, but a row has more special tokens"):
         model.tokenize("ba ko ri tu", max_length=1)
     encoder = model.apply(**rows, method=encode)
     np.testing.assert_allclose(encoder.pooled_output, model.encode(TEXTS).pooled_output, atol=1e-5)

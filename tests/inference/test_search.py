@@ -82,7 +82,7 @@ def test_texts_are_searched_as_their_embeddings_are(models: dict[str, Any], monk
         ((["a"], []), "the corpus has no documents: pass at least one"),
         ((["a"], ["b", " "]), "document 2 is empty: write it or remove it"),
         (([""], ["b"]), "query 1 is empty: write it or remove it"),
-        ((["a"], ["b", 3]), "input 2 is 3, and a text or a pair"),
+        ((["a"], ["b", 3]), "input 2 is 3, but a text or a pair"),
         ((["a"], ["b"], 0), "top_k is 0: pass a whole number of at least 1"),
         ((["a"], np.zeros((4, 3))), r"the corpus has the shape \[4, 3\], and embeddings of made have 8 numbers"),
         ((["a"], np.zeros((0, 8))), "the corpus has no documents"),
