@@ -32,12 +32,11 @@ from bert.config.pretraining import phase_configs
 from bert.config.run_file import config_class_of_run, load_run_config
 from bert.data.pretraining.masking import Masking
 from bert.errors import UserError
-from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.load import fetch_model, load
 from bert.model.decoders import BertForSequenceToSequence
 from bert.model.electra import make_generator_config
 from bert.model.heads import BertForMultipleChoice
-from bert.model.names import pretraining_architecture
+from bert.model.names import ENCODER_DECODER, pretraining_architecture
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.environment import read_environment
 from bert.runs.folder import KINDS, run_and_step

@@ -38,7 +38,6 @@ def main(argv: list[str]) -> int:
         raise UserError(f"{file} does not exist or is not a file: name a file of text")
 
     from bert.data.corpus.files import Skipped, read_documents, require_readable_kind
-    from bert.inference.language_model import LanguageModel
     from bert.inference.load import load
     from bert.tokenizer.library import keeps_spaces
 
@@ -49,7 +48,7 @@ def main(argv: list[str]) -> int:
     if not any(texts):
         raise UserError(f"{arguments.file} holds no text: name a file that does")
     model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
-    scores = LanguageModel.score(model, texts, stride=arguments.stride, batch_size=arguments.batch_size)
+    scores = model.score_texts(texts, stride=arguments.stride, batch_size=arguments.batch_size)
     nats, tokens = -sum(score.log_probability for score in scores), sum(score.num_tokens for score in scores)
     if not tokens:
         raise UserError(f"{arguments.file} has no token in the model's vocabulary: name a file that does")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from bert.data.inputs import Text
 from bert.errors import UserError, without_surrogates
 from bert.inference.attention_maps import compute_attention_map, make_page
-from bert.inference.language_model import ENCODER_DECODER
-from bert.inference.pretrained import Pretrained, Text
-from bert.model.names import has_decoder
+from bert.inference.pretrained import Pretrained
+from bert.model.names import ENCODER_DECODER, has_decoder
 from bert.runs.metrics_log import read_results
 from bert.tasks.base import Task
 from bert.tasks.embedding import EmbeddingTask

@@ -21,14 +21,14 @@ from tokenizers import Tokenizer
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length
 from bert.data.encoding import plain_ids, tokenize
-from bert.data.inputs import as_text_or_pair, as_texts
+from bert.data.inputs import Text, as_text_or_pair, as_texts
 from bert.data.multi_text_rows import target_boundaries
 from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.files import atomic_write
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.inference.generate import Continuation
-from bert.inference.pretrained import Params, Pretrained, Text
+from bert.inference.pretrained import Params, Pretrained
 from bert.model.decoders import BertForSequenceToSequence
 from bert.model.encoder import Bert
 from bert.model.names import has_decoder

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.inputs import check_count
+from bert.data.multi_text_rows import QueryDocumentRows
 from bert.data.pretraining.packing import assign_packs, packing_arrays
 from bert.data.rows import ChoiceRows, Rows, TokenRows
 from bert.errors import UserError, require
@@ -106,6 +107,23 @@ def pack_if_shorter(
 BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
 """Lengths that inputs are padded to; a program is compiled for each length and number of rows."""
 
+
+class EncodeOutput(NamedTuple):
+    """Result of `Pretrained.encode`; T is the length of the longest text in tokens.
+
+    Attributes:
+        last_hidden_state: [B, T, D] float32, zero at padding.
+        pooled_output: [B, D] float32; None for a model without a pooler.
+        attention_mask: [B, T] int32, 1 for tokens and 0 for padding.
+        embeddings: [B, E] float32, the hidden states pooled as the model declares (`Pretrained.pooling`).
+    """
+
+    last_hidden_state: np.ndarray
+    pooled_output: np.ndarray | None
+    attention_mask: np.ndarray
+    embeddings: np.ndarray
+
+
 Batches = Iterator[tuple[np.ndarray, Any]]
 """(row indices, outputs as NumPy arrays) of each batch."""
 
@@ -192,6 +210,32 @@ class BatchedForward:
             mask = (np.arange(states.shape[1]) < features.lengths[rows, None]).astype(np.int32)
             embeddings[rows] = pooling(states, mask, None if skipped is None else skipped[rows])
         return embeddings
+
+    def embed_groups(self, groups: QueryDocumentRows, pooling: Pooling, batch_size: int) -> Outputs:
+        """Computes the embeddings of each row's query and documents side by side, zero for missing documents."""
+        documents = groups.documents
+        queries, flat = (self.embed(rows, pooling, batch_size) for rows in (groups.queries, documents.sequences))
+        texts = np.zeros((len(groups), 1 + documents.choices.max(), queries.shape[1]), np.float32)
+        texts[:, 0] = queries
+        texts[:, 1:][np.arange(texts.shape[1] - 1) < documents.choices[:, None]] = flat
+        return list(texts.reshape(len(texts), -1))
+
+    def encode_all(self, features: TokenRows, pooling: Pooling, batch_size: int) -> EncodeOutput:
+        """Computes hidden states, pooled outputs and embeddings of all rows, padded to the longest row."""
+        count, longest, width = len(features), int(features.lengths.max(initial=0)), self._config.hidden_size
+        hidden = np.zeros((count, longest, width), np.float32)
+        pooled = np.zeros((count, width), np.float32)
+        embeddings = np.zeros((count, pooling.embedding_size(width)), np.float32)
+        mask = (np.arange(longest) < features.lengths[:, None]).astype(np.int32)
+        for rows, output in self.encode(features, batch_size):
+            states = output.last_hidden_state[: len(rows), :longest]
+            token_mask = mask[rows, : states.shape[1]]
+            hidden[rows, : states.shape[1]] = states * token_mask[:, :, None]
+            embeddings[rows] = pooling(states, token_mask)
+            if output.pooled_output is not None:
+                pooled[rows] = output.pooled_output[: len(rows)]
+        check_finite(range(count), embeddings)
+        return EncodeOutput(hidden, pooled if self.has_pooler else None, mask, embeddings)
 
     def _encode_packed(self, packed: PackedRows, features: TokenRows) -> Batches:
         """The hidden states [tokens, D] of the texts of each batch, one after the other."""

@@ -60,6 +60,38 @@ def make_decoding(settings: Mapping[str, Any]) -> Decoding:
     return decoding
 
 
+def complete_decoding(evaluated: Decoding | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns settings of `Pretrained.generate`, completed by those that an encoder-decoder was evaluated with.
+
+    A temperature in ``settings`` replaces the evaluated beams, and beams replace the evaluated sampling.
+    """
+    if evaluated is None:
+        return settings
+    defaults, plain = vars(evaluated), vars(Decoding())
+    replaced: tuple[str, ...] = ()
+    if settings.get("temperature") and "beams" not in settings:
+        replaced = ("beams", "num_samples")
+    elif isinstance(beams := settings.get("beams"), int) and beams > 1 and "temperature" not in settings:
+        replaced = ("temperature", "top_k", "top_p")
+    return {**defaults, **{name: plain[name] for name in replaced}, **settings}
+
+
+def generate_texts(
+    generator: TextGenerator | SequenceGenerator,
+    texts: list[str],
+    decoding: Decoding,
+    batch_size: int,
+    numbers: Sequence[int] | None,
+) -> list[list[Continuation]]:
+    """Returns the continuations of each text. Raises UserError for ``numbers`` that are invalid or of another count."""
+    numbers = list(range(len(texts)) if numbers is None else numbers)
+    if any(not isinstance(number, (int, np.integer)) or not 0 <= number < 2**31 for number in numbers):
+        raise UserError("numbers has an entry that is not a whole number from 0 to 2,147,483,647: pass another")
+    if len(numbers) != len(texts):
+        raise UserError(f"numbers has {len(numbers)} entries for {len(texts)} prompts: pass one for each")
+    return generator(texts, decoding, batch_size, numbers)
+
+
 @dataclass(frozen=True)
 class StopTexts:
     """Finds texts in new tokens: a `bert.inference.decoding.Stop`.

@@ -16,7 +16,6 @@ from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
 from bert.config.run_file import check_vocabulary, load_run_config
 from bert.errors import UserError, log_message, shorten, system_errors_as_user_errors
 from bert.files import path_text
-from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
@@ -25,7 +24,7 @@ from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import tokenizer_folder
 from bert.model.heads import HEADS
 from bert.model.lora import FrozenWeights
-from bert.model.names import PROJECTIONS, pretraining_architecture
+from bert.model.names import ENCODER_DECODER, PROJECTIONS, pretraining_architecture
 from bert.model.pooling import Pooling, find_activation
 from bert.parallel.devices import require_no_fork
 from bert.remote import fetch, is_url

@@ -1,12 +1,13 @@
-"""What `bert.load` returns: a model that reads texts and answers."""
+"""`Pretrained`, the object that `bert.load` returns."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, get_args, overload
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,72 +15,74 @@ import numpy as np
 
 from bert.config import Decoding, TaskDataConfig
 from bert.data.encoding import row_template, tokenize
-from bert.data.inputs import as_filled_texts, as_list, as_text_or_pair, check_count, shown
+from bert.data.inputs import Text, as_list, as_text_or_pair, as_texts, check_count
 from bert.data.multi_text_rows import QueryDocumentRows, SourceTargetRows
 from bert.data.rows import Rows, TokenRows
-from bert.errors import UserError, on_one_line
-from bert.inference.forward import BUCKETS, BatchedForward, GraphForward, check_finite
-from bert.inference.language_model import ENCODER_DECODER
-from bert.inference.scoring import TEMPLATE, best_label, entailment_labels, hypotheses
-from bert.inference.searchable import LABELS_SHOWN, PromptName, SearchableModel
-from bert.interchange.bundle import build_module
-from bert.metrics import softmax
+from bert.errors import UserError, log_message, on_one_line, system_errors_as_user_errors
+from bert.inference.export import TOLERANCE, save_model
+from bert.inference.forward import BUCKETS, BatchedForward, EncodeOutput, GraphForward
+from bert.inference.generate import SequenceGenerator, TextGenerator, complete_decoding, generate_texts, make_decoding
+from bert.inference.scoring import (
+    TEMPLATE,
+    MaskPrediction,
+    TextScorer,
+    check_stride,
+    encode_masked,
+    rank_tokens,
+    zero_shot_labels,
+)
+from bert.inference.search import (
+    Mining,
+    RankedDocument,
+    SearchResults,
+    VectorIndex,
+    cosines,
+    mine_negatives,
+    rank_documents,
+    require_scores_of_pairs,
+    search_corpus,
+)
+from bert.interchange import hub
+from bert.interchange.bundle import ModelBundle, build_module
 from bert.model.electra import extract_generator
+from bert.model.names import ENCODER_DECODER
 from bert.model.pooling import Pooling
 from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
 from bert.tasks.columns import ColumnFilesTask, labelled_examples
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.question_answering import ANSWER_SETTINGS, SquadTask
-from bert.tokenizer.hf_settings import NO_LIMIT
-from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.vocabulary import embedding_rows, token_text
+from bert.tokenizer.vocabulary import embedding_rows
 
-Text = str | tuple[str, str]
 Params = dict[str, Any]
 
+PromptName = Literal["query", "document"]
+"""Role of a text in retrieval."""
 
-class EncodeOutput(NamedTuple):
-    """What `Pretrained.encode` returns; T is the longest text's, in tokens.
-
-    Attributes:
-        last_hidden_state: [B, T, D] float32, zero at padding.
-        pooled_output: [B, D] float32; None for a model without pooler.
-        attention_mask: [B, T] int32, 1 for a token and 0 for padding.
-        embeddings: [B, E] float32, the hidden states pooled as the model declares (`Pretrained.pooling`).
-    """
-
-    last_hidden_state: np.ndarray
-    pooled_output: np.ndarray | None
-    attention_mask: np.ndarray
-    embeddings: np.ndarray
-
-
-class MaskPrediction(NamedTuple):
-    """One candidate for a [MASK]: the token, its probability, its id."""
-
-    token: str
-    probability: float
-    token_id: int
+LABELS_SHOWN = 8
+"""Maximum number of labels in the summary of a model."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Pretrained(SearchableModel):
-    """A model with its vocabulary, ready to be asked.
+class Pretrained(ModelBundle):
+    """A model with its tokenizer and task, ready for inference.
 
     Attributes:
-        task: the task it was fine-tuned for, or None.
-        data: how the task's rows were made.
+        task: the task that the model was fine-tuned for, or None.
+        data: how rows of the task are built.
+        num_feature_layers: number of last layers that a head over a frozen encoder reads; None for other heads.
+        graph: file of an ONNX graph that ONNX Runtime executes instead of the compiled JAX functions, or None.
     """
 
     architecture: str = "BertForPreTraining"
     task: Task | None = None
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    num_feature_layers: int | None = None
+    graph: Path | None = None
 
     def __repr__(self) -> str:
         """A few lines: source, architecture, sizes, parameters, vocabulary, task and labels."""
-        sizes = self.config
-        labels = self.labels
+        sizes, labels = self.config, self.labels
         more = f", ... ({len(labels)} labels)" if len(labels) > LABELS_SHOWN else ""
         lines = {
             "source": self.origin,
@@ -94,25 +97,67 @@ class Pretrained(SearchableModel):
         }
         return "\n".join(["Pretrained", *(f"  {name}: {on_one_line(value)}" for name, value in lines.items() if value)])
 
+    # The model as arrays.
+
+    @cached_property
+    def module(self) -> Any:
+        """The Flax module of `params`."""
+        layers = self.num_feature_layers
+        more = {} if layers is None else {"num_feature_layers": layers}
+        return build_module(self).clone(dtype=jnp.dtype(self.dtype), **more)
+
+    def apply(self, *inputs: Any, **named: Any) -> Any:
+        """Returns ``module.apply`` with `params`; the inputs are arrays, for example the result of `tokenize`."""
+        require_no_fork()
+        return self.module.apply({"params": self._device_params}, *inputs, **named)
+
+    def tokenize(self, texts: str | Sequence[Text], max_length: int | None = None) -> dict[str, np.ndarray]:
+        """Returns rows padded to the longest one, as arguments of `apply`: [B, T] int32 each.
+
+        Args:
+            texts: texts, or pairs of texts as tuples. A string is a batch of one text.
+            max_length: maximum number of tokens of a row; None for the number of positions of the model.
+
+        Raises:
+            UserError: an input is not a text or a pair of texts, or ``max_length`` leaves no room beside the special
+                tokens.
+        """
+        if max_length is not None:
+            check_count("max_length", max_length)
+        rows = [as_text_or_pair(given, index) for index, given in enumerate(as_list(texts), 1)]
+        features = self._features(rows, max_length)
+        batch = features.batch(np.arange(len(rows)), int(features.lengths.max(initial=1)), len(rows))
+        return {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+
+    def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
+        """Returns the outputs of the task's head, one array per row (see `bert.tasks.base.Outputs`)."""
+        if isinstance(features, SourceTargetRows):
+            decoding = self.decoding or Decoding()
+            results = self._sequence_generator.decode(features.sources, decoding, batch_size, range(len(features)))
+            return [np.array(best.token_ids, np.int32) for best, *_ in results]
+        if isinstance(features, QueryDocumentRows):
+            return self._forward.embed_groups(features, self.pooling or Pooling(), batch_size)
+        if isinstance(self.task, EmbeddingTask) and isinstance(features, TokenRows):
+            return list(self._forward.embed(features, self.pooling or Pooling(), batch_size))
+        return self._forward.apply_head(features, batch_size)
+
     def warm_up(self, lengths: Iterable[int] | None = None, batch_sizes: Iterable[int] = (1,)) -> None:
-        """Compiles `predict`, or without a task `embed` and `encode`, for the given shapes, so that no request waits.
+        """Compiles `predict` (without a task `embed` and `encode`) for the given shapes, so that no request waits.
 
         Lengths are rounded up to one of `BUCKETS`, numbers of inputs to a power of two; each pair compiles once.
 
         Args:
-            lengths: tokens of the inputs, special ones included; None for every length that is read.
-            batch_sizes: inputs of one call; those above 32 as they are passed as ``batch_size``.
+            lengths: numbers of tokens, special tokens included; None for all buckets up to the model's maximum.
+            batch_sizes: numbers of inputs per call. Values above 32 apply to calls with that ``batch_size``.
 
         Raises:
-            UserError: a number below 1, a model that writes texts, or a task of multiple choice, which compiles for
-                each number of choices.
+            UserError: a number is below 1; or the model is an encoder-decoder or a multiple choice model, which
+                compile for each target length or number of choices.
         """
         if self.architecture == "BertForMultipleChoice" and self.task is not None:
             raise UserError(f"{self.task.name} compiles for each number of choices: call predict with such questions")
         if self.architecture == ENCODER_DECODER:
-            raise UserError(
-                f"{self.source} writes texts, which compiles for each length of these: call predict instead"
-            )
+            raise UserError(f"{self.source} compiles for each length of the generated texts: call predict instead")
         limit = (self.pooling or Pooling()).max_length if self.task is None else self.data.max_length
         longest = min(limit or self.config.max_position_embeddings, self.config.max_position_embeddings)
         lengths, batch_sizes = ([*BUCKETS, longest] if lengths is None else list(lengths)), list(batch_sizes)
@@ -124,192 +169,156 @@ class Pretrained(SearchableModel):
             for rows in batch_sizes:
                 self._forward.warm_up(rows, length)
 
-    def encode(self, texts: str | Sequence[Text], batch_size: int = 32) -> EncodeOutput:
-        """Hidden states of texts, and of pairs of texts given as tuples; longer ones than the model's are cut.
+    # Embeddings and search.
 
-        A string is a batch of one text (B = 1). A sentence-transformers folder may declare a shorter length, and that
-        texts are lower-cased first. Of many texts, `embed` takes less memory and time.
+    def encode(self, texts: str | Sequence[Text], batch_size: int = 32) -> EncodeOutput:
+        """Returns the hidden states of texts, or of pairs of texts as tuples; texts that are too long are truncated.
+
+        A string is a batch of one text (B = 1). A sentence-transformers folder may declare a shorter maximum length or
+        lowercasing. `embed` is faster and needs less memory for many texts.
 
         Raises:
             UserError: an input is not a text or a pair of texts, or ``batch_size`` is not at least 1.
         """
         features, pooling = self._features_to_pool(texts)
-        longest = int(features.lengths.max(initial=0))
-        hidden = np.zeros((len(features), longest, self.config.hidden_size), np.float32)
-        pooled = np.zeros((len(features), self.config.hidden_size), np.float32)
-        embeddings = np.zeros((len(features), self.embedding_size), np.float32)
-        mask = (np.arange(longest) < features.lengths[:, None]).astype(np.int32)
-        for rows, output in self._forward.encode(features, batch_size):
-            states = output.last_hidden_state[: len(rows), :longest]
-            token_mask = mask[rows, : states.shape[1]]
-            hidden[rows, : states.shape[1]] = states * token_mask[:, :, None]
-            embeddings[rows] = pooling(states, token_mask)
-            if output.pooled_output is not None:
-                pooled[rows] = output.pooled_output[: len(rows)]
-        check_finite(range(len(features)), embeddings)
-        return EncodeOutput(hidden, pooled if self._forward.has_pooler else None, mask, embeddings)
+        return self._forward.encode_all(features, pooling, batch_size)
 
     def embed(self, texts: str | Sequence[Text], batch_size: int = 32, prompt: PromptName | None = None) -> np.ndarray:
-        """The embeddings of `encode` alone, [B, E] float32, or [E] for a string.
+        """Returns the embeddings of texts, [B, E] float32, or [E] for a string.
 
-        In memory are the hidden states of two batches at once. Many short texts share rows, in which each attends to
-        itself, so that little of what is computed is padding.
+        At most two batches of hidden states are in memory. Many short texts share rows, in which each text attends
+        only to itself, so that little padding is computed.
 
         Args:
-            texts: as of `encode`.
-            batch_size: texts at once.
-            prompt: query or document: texts begin with this prompt of the model, if it has one.
+            texts: texts, or pairs of texts as tuples.
+            batch_size: number of texts per batch.
+            prompt: ``query`` or ``document`` prepends the model's prompt of that name, if it has one.
 
         Raises:
-            UserError: as `encode`; or there is no such prompt.
+            UserError: see `encode`; or ``prompt`` has another value.
         """
         if isinstance(texts, str):
             return self.embed([texts], batch_size, prompt)[0]
-        texts, pooling = self._prompted(as_list(texts), prompt), self.pooling or Pooling()
-        skipped = None
-        if prompt is not None and not pooling.include_prompt:
-            is_single = np.array([isinstance(text, str) for text in texts], bool)
-            skipped = np.where(is_single, self._prompt_tokens(getattr(pooling, f"{prompt}_prompt")), 0)
-        return self._forward.embed(*self._features_to_pool(texts), batch_size, skipped)
-
-    def _prompt_tokens(self, prompt: str) -> int:
-        """Tokens of a row in front of the text that follows a prompt, as sentence-transformers counts them."""
-        if not prompt:
-            return 0
-        features, _ = self._features_to_pool([prompt])
-        return len(features.ids) - bool(row_template(self.tokenizer, pair=False).suffix)
-
-    def _prompted(self, texts: list[Any], prompt: PromptName | None) -> list[Any]:
-        """Texts with a prompt in front; pairs stay as they are."""
         if prompt not in (None, *get_args(PromptName)):
             raise UserError(f"prompt is {prompt!r}: pass {' or '.join(get_args(PromptName))}, or None for none")
-        start = "" if prompt is None else getattr(self.pooling or Pooling(), f"{prompt}_prompt")
-        return [start + text if isinstance(text, str) else text for text in texts]
+        texts, pooling, skipped = as_list(texts), self.pooling or Pooling(), None
+        if prompt is not None:
+            start = getattr(pooling, f"{prompt}_prompt")
+            if start and not pooling.include_prompt:
+                # As sentence-transformers counts them: the prompt's row without the special token at its end.
+                features, _ = self._features_to_pool([start])
+                count = len(features.ids) - bool(row_template(self.tokenizer, pair=False).suffix)
+                skipped = np.array([count * isinstance(text, str) for text in texts], int)
+            texts = [start + text if isinstance(text, str) else text for text in texts]
+        return self._forward.embed(*self._features_to_pool(texts), batch_size, skipped)
 
-    def tokenize(self, texts: str | Sequence[Text], max_length: int | None = None) -> dict[str, np.ndarray]:
-        """Rows as the model reads them, padded to the longest: arguments of `apply`, [B, T] int32 each.
-
-        Args:
-            texts: texts, or pairs of texts as tuples. A string is a batch of one text.
-            max_length: tokens of a row at most; None for as many as the position table has.
+    def similarity(self, texts: str | Sequence[Text], others: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
+        """Returns the cosine of each text's embedding with each of the others, [A, B] float32; a string is one text.
 
         Raises:
-            UserError: an input is not a text or a pair of texts, or ``max_length`` has no room for
-                the special tokens.
+            UserError: see `embed`.
         """
-        if max_length is not None:
-            check_count("max_length", max_length)
-        rows = [as_text_or_pair(given, index) for index, given in enumerate(as_list(texts), 1)]
-        features = self._features(rows, max_length)
-        batch = features.batch(np.arange(len(rows)), int(features.lengths.max(initial=1)), len(rows))
-        return {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+        return cosines(*(self.embed([side] if isinstance(side, str) else side, batch_size) for side in (texts, others)))
 
-    @cached_property
-    def module(self) -> Any:
-        """The Flax module that `params` fills."""
-        layers = self.num_feature_layers
-        more = {} if layers is None else {"num_feature_layers": layers}
-        return build_module(self).clone(dtype=jnp.dtype(self.dtype), **more)
+    def search(
+        self,
+        queries: str | Sequence[Text],
+        corpus: Sequence[Text] | np.ndarray | VectorIndex,
+        top_k: int = 10,
+        batch_size: int = 32,
+    ) -> SearchResults:
+        """Returns the documents whose embeddings have the highest cosine with each query's embedding.
 
-    def apply(self, *inputs: Any, **named: Any) -> Any:
-        """``module.apply`` of `params`: what the model computes of arrays, for instance of those of `tokenize`."""
-        require_no_fork()
-        return self.module.apply({"params": self._device_params}, *inputs, **named)
-
-    def score(self, data: Any, *, stride: int | None = None, batch_size: int = 8) -> Any:
-        """The task's scores of labelled rows; or, of a left-to-right language model, the log-probability of texts.
+        The search is exact, except in an approximate index. Documents are embedded and compared in blocks, so that
+        embeddings of the whole corpus are never in memory. Queries and documents begin with the model's prompts.
 
         Args:
-            data: of a task on custom data the path of a labelled file, or rows in memory: dictionaries by column, a
-                ``pandas.DataFrame`` or a ``datasets.Dataset``. Of a language model, texts: see `LanguageModel.score`.
-            stride: of windows over texts.
-            batch_size: rows or windows at once.
+            queries: texts. A string is one query; its result has no axis of queries.
+            corpus: texts; or embeddings [N, D] from ``embed(texts, prompt="document")``, to search them repeatedly; or
+                a FAISS index of embeddings of length 1 with the inner product as metric. An index may find fewer than
+                ``top_k`` documents; missing ones have the number -1.
+            top_k: number of documents per query, at most the size of the corpus.
+            batch_size: number of texts per batch.
+
+        Raises:
+            UserError: see `embed`; or there are no documents, a text is empty, or embeddings have another width.
+        """
+        if isinstance(queries, str):
+            indices, scores = self.search([queries], corpus, top_k, batch_size)
+            return SearchResults(indices[0], scores[0])
+
+        def embed(texts: Sequence[Text], role: PromptName) -> np.ndarray:
+            return self.embed(texts, batch_size, role)
+
+        return search_corpus(embed, queries, corpus, top_k, self.embedding_size, self.source)
+
+    def rank(
+        self, query: str, documents: Sequence[str], label: str = "1", batch_size: int = 32
+    ) -> list[RankedDocument]:
+        """Returns the documents sorted by the score that a cross-encoder gives to the pair of query and document.
+
+        Args:
+            query: a text.
+            documents: texts.
+            label: label whose probability is the score of a classifier; rerankers and regression models ignore it.
+            batch_size: number of pairs per batch.
+
+        Raises:
+            UserError: the model neither classifies nor scores pairs of texts or lacks the label; or a text is empty.
+        """
+        return rank_documents(self.answers, self.require_pair_scores(label), query, documents, label, batch_size)
+
+    def require_pair_scores(self, label: str) -> Task:
+        """Returns the task, which scores pairs of texts. Raises UserError as `rank`."""
+        if self.task is None and self.problem_type is None:
+            raise UserError(
+                f"{self.source} is an encoder without scores for pairs of texts: use a reranker, or use search, which "
+                "compares embeddings"
+            )
+        return require_scores_of_pairs(self.require_task(), label, self.source)
+
+    def mine_negatives(
+        self,
+        rows: Any,
+        corpus: Sequence[str] | None = None,
+        *,
+        scorer: Pretrained | None = None,
+        label: str = "1",
+        num_negatives: int = 4,
+        top_k: int = 50,
+        margin: float = 0.0,
+        relative_margin: float = 0.05,
+        batch_size: int = 32,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> list[dict[str, Any]]:
+        """Returns the rows with hard negatives: documents that a search finds and that are no positives of the query.
+
+        A document whose score is close to the positive's may be a correct answer without a label. A negative's score
+        is therefore lower by at least ``margin`` plus ``relative_margin`` times the size of the positive's score.
+
+        Args:
+            rows: dictionaries with ``query`` and ``positive``, a data frame, or the path of a file with these columns.
+            corpus: documents; None for the positives of all rows.
+            scorer: a cross-encoder whose scores replace the cosine for the positive and the documents found.
+            label: label of a classifier as scorer (see `rank`).
+            num_negatives: maximum number of negatives per row; those with the highest scores are chosen.
+            top_k: number of documents found per query, from which negatives are chosen.
+            margin: minimum difference of the scores.
+            relative_margin: minimum difference as a share of the positive's score.
+            batch_size: number of texts per batch.
+            say: logs the numbers of negatives.
 
         Returns:
-            A dictionary of the task's metrics; or a `TextScore` for each text.
+            The rows with ``negatives``, a list of texts, and ``score``, the scores of the positive and each negative.
 
         Raises:
-            UserError: the task reads its own files, a row lacks a column or has an unknown label; or as
-                `LanguageModel.score`.
+            UserError: a row has no positive, or has negatives already; a document is empty; the corpus is too small;
+                or see `embed` and `rank`.
         """
-        if self.task is None:
-            return super().score(data, stride=stride, batch_size=batch_size)
-        if not isinstance(self.task, ColumnFilesTask):
-            raise UserError(
-                f"{self.task.name} reads its own files, whose scores are in results.json: use a model of a custom task"
-            )
-        examples = labelled_examples(self.task, data)
-        features = self.task.features(self.tokenizer, examples, self.data)
-        return self.task.score(self.task.predict(self.outputs(features, batch_size), features, examples), examples)
+        settings = Mining(num_negatives, top_k, margin, relative_margin)
+        return mine_negatives(self, rows, corpus, scorer, label, settings, batch_size, say)
 
-    def fill_mask(self, text: Text, top_k: int = 5) -> list[list[MaskPrediction]]:
-        """The ``top_k`` most likely tokens for each [MASK] of a text, masks in order, most likely first.
-
-        A run with data.prediction replaced answers by its generator.
-
-        Args:
-            text: a string, or a tuple of two for a pair.
-            top_k: proposals for each [MASK].
-
-        Raises:
-            UserError: no [MASK] in the text, one beyond the length that the model reads, or a model without the MLM
-                head (a fine-tuned one).
-        """
-        check_count("top_k", top_k)
-        if "generator" in self.params:
-            return self.generator.fill_mask(text, top_k)
-        if self.config.causal:
-            raise UserError(f"{self.source} reads left to right and has no masked-LM head: use generate")
-        if self.architecture == ENCODER_DECODER:
-            raise UserError(f"{self.source} writes texts and has no masked-LM head: use generate")
-        if "predictions" not in self.params:
-            raise UserError(f"{self.source} has no masked-LM head to fill masks with: load a pretraining run")
-        features, positions = self._encode_masked(text)
-        logits = self._forward.predict_masks(features)
-        predictions = []
-        for position in positions:
-            probabilities = softmax(logits[0, position, : embedding_rows(self.tokenizer)])
-            best = np.argsort(-probabilities, kind="stable")[:top_k]
-            predictions.append(
-                [MaskPrediction(token_text(self.tokenizer, int(i)), float(probabilities[i]), int(i)) for i in best]
-            )
-        return predictions
-
-    @cached_property
-    def generator(self) -> Pretrained:
-        """The generator of a run with data.prediction replaced, as a masked language model.
-
-        Raises:
-            UserError: the model has none.
-        """
-        if "generator" not in self.params:
-            raise UserError(f"{self.source} has no generator: use a pretraining run with data.prediction replaced")
-        config, params = extract_generator(self.config, self.params)
-        return dataclasses.replace(self, config=config, params=params, architecture="BertForMaskedLM")
-
-    @overload
-    def predict(
-        self,
-        inputs: str,
-        batch_size: int = 32,
-        *,
-        null_score_diff_threshold: float | None = None,
-        doc_stride: int | None = None,
-        max_answer_length: int | None = None,
-        n_best: int | None = None,
-    ) -> Any: ...
-
-    @overload
-    def predict(
-        self,
-        inputs: Sequence[Any],
-        batch_size: int = 32,
-        *,
-        null_score_diff_threshold: float | None = None,
-        doc_stride: int | None = None,
-        max_answer_length: int | None = None,
-        n_best: int | None = None,
-    ) -> list[Any]: ...
+    # The fine-tuned task.
 
     def predict(
         self,
@@ -321,29 +330,27 @@ class Pretrained(SearchableModel):
         max_answer_length: int | None = None,
         n_best: int | None = None,
     ) -> Any:
-        """The fine-tuned task's answers, one per input in their order: named tuples, as the task has them.
+        """Returns one answer per input, in their order, as the named tuples of the task.
 
-        Rows are made as those of dev were: an input longer than ``data.max_length`` is cut, by tasks with windows read
-        through several. A published model, whose ``max_length`` is not known, cuts where its position table ends.
+        Rows are built as those of dev were: an input longer than ``data.max_length`` is truncated, or split into
+        windows by tasks that have them. A published model without a known ``max_length`` uses all its positions.
 
-        A model that answers questions and does not declare a threshold always gives an answer, as the pipeline of
-        transformers does by default. The probability counts no answer as one of the candidates: it is near 0 if the
-        model finds that there is none.
+        A question answering model without a declared threshold always returns an answer, like the pipeline of
+        transformers. Its probability counts "no answer" as a candidate, so it is near 0 if there is no answer.
 
         Args:
-            inputs: a list of texts, or of what else the task takes: tuples of a pair of texts, of a question with its
-                context or with its choices. A string is one text, and its answer is not in a list.
-            batch_size: rows at once.
-            null_score_diff_threshold: of a model that answers questions, as the three arguments below: the answer is
-                empty if the score of no answer exceeds the best answer's by more than this; 0 gives the likelier one.
-            doc_stride: tokens between the starts of the windows through which a long context is read.
-            max_answer_length: longest answer in tokens.
-            n_best: each answer becomes a list of at most this number of different ones, the most likely first. None
-                gives the answer without a list.
+            inputs: texts, or what else the task reads: tuples of two texts, of a question and its context, or of a
+                question and its choices. A string is one text, and its answer is not in a list.
+            batch_size: number of rows per batch.
+            null_score_diff_threshold: for question answering, like the arguments below: the answer is empty if the
+                score of "no answer" exceeds the best answer's by more than this; 0 returns the likelier one.
+            doc_stride: tokens between the starts of the windows of a long context.
+            max_answer_length: maximum number of tokens of an answer.
+            n_best: each answer becomes a list of at most this many different answers, the most likely first.
 
         Raises:
-            UserError: the model was not fine-tuned for a task that is answered here; an input is not what the task
-                takes; a setting is not the task's or cannot work; or ``batch_size`` is not at least 1.
+            UserError: the model has no task that can be predicted, an input does not fit the task, or a setting is
+                invalid or belongs to another task.
         """
         values = (null_score_diff_threshold, doc_stride, max_answer_length, n_best)
         settings: dict[str, Any] = dict(zip(ANSWER_SETTINGS, values, strict=True))
@@ -354,25 +361,18 @@ class Pretrained(SearchableModel):
         return self.answers(task, as_list(inputs), batch_size, data)
 
     def with_answer_settings(self, settings: Mapping[str, Any]) -> Task:
-        """The task with settings of `predict`. Raises UserError for one that is not the task's, or cannot work."""
+        """Returns the task with settings of `predict`. Raises UserError for settings of another task or bad values."""
         task = self.require_task()
         if isinstance(task, SquadTask):
             return task.with_answer_settings(settings)
-        if given := next((name for name, value in settings.items() if value is not None), None):
-            raise UserError(f"{given} is for models that answer questions, and {self.source} does not: remove it")
+        if name := next((name for name, value in settings.items() if value is not None), None):
+            raise UserError(f"{name} is for question answering models, but {self.source} is none: remove it")
         return task
 
     def answers(
         self, task: Task, inputs: Sequence[Any], batch_size: int, data: TaskDataConfig | None = None
     ) -> list[Any]:
-        """Returns the result of `predict` for a list and a task that reads the model's head.
-
-        Args:
-            task: the task.
-            inputs: as of `predict`.
-            batch_size: rows at once.
-            data: how rows are made; None for `data`.
-        """
+        """Returns the result of `predict` for a task that reads the model's head; ``data`` replaces `data`."""
         examples = task.examples_from_inputs(inputs)
         features = task.features(self.tokenizer, examples, data or self.data)
         predictions = task.predict(self.outputs(features, batch_size), features, examples)
@@ -389,41 +389,32 @@ class Pretrained(SearchableModel):
         multi_label: bool = False,
         batch_size: int = 32,
     ) -> Any:
-        """The label that fits a text, of labels that a model of entailment (MNLI) was not trained on.
+        """Chooses among labels that an entailment model (MNLI) was not trained on.
 
         Args:
-            text: a text, whose answer is a `Label`, or several, whose answers are a list. Long ones are cut.
-            labels: to choose from.
-            template: a sentence about the text, with {} for the label. The model says whether the text entails it.
-            multi_label: whether any number of labels may fit: each has a probability of its own.
-            batch_size: pairs of a text and a label at once.
+            text: a text, whose answer is a `Label`, or several, whose answers are a list. Long texts are truncated.
+            labels: candidates.
+            template: a sentence about the text, with {} for the label; the model predicts if the text entails it.
+            multi_label: whether several labels may apply; each then has its own probability.
+            batch_size: number of pairs of a text and a label per batch.
 
         Raises:
-            UserError: the model has no labels entailment and contradiction; or a text, a label or the template is bad.
+            UserError: the model has no labels entailment and contradiction; or a text, label or template is invalid.
         """
         if isinstance(text, str):
             return self.zero_shot([text], labels, template, multi_label, batch_size)[0]
-        if labels is not None and not isinstance(labels, str):
-            labels = as_list(labels)
         if self.task is None:
-            raise UserError(
-                f"{self.source} is no model of entailment, by which zero_shot chooses labels: use a model fine-tuned "
-                "on MNLI or its like"
-            )
+            raise UserError(f"{self.source} is no entailment model: use zero_shot with a model fine-tuned on MNLI")
         task = self.task
-        entailed, opposite = entailment_labels(task, self.source)
-        sentences = hypotheses(labels, template)
-        pairs = [(given, sentence) for given in as_filled_texts("text", text) for sentence in sentences]
-        features = task.features(self.tokenizer, task.examples_from_inputs(pairs), self.data)
-        logits = np.array(self.outputs(features, batch_size)).reshape(-1, len(sentences), task.num_labels)
-        return [best_label(of_text, labels, entailed, opposite, multi_label) for of_text in logits]
+
+        def logits(pairs: list[Any]) -> np.ndarray:
+            features = task.features(self.tokenizer, task.examples_from_inputs(pairs), self.data)
+            return np.array(self.outputs(features, batch_size))
+
+        return zero_shot_labels(task, self.source, logits, text, labels, template, multi_label)
 
     def require_task(self) -> Task:
-        """The task that `predict` answers.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Returns the task that `predict` answers. Raises UserError if there is none."""
         if self.task is not None:
             return self.task
         if self.problem_type is not None:
@@ -435,70 +426,237 @@ class Pretrained(SearchableModel):
             f"{self.source} is not fine-tuned for a task: fine-tune it first with bert finetune --init {self.source}"
         )
 
-    def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
-        """What the task's head says of each row, in the order of the rows: see `bert.tasks.base.Outputs`."""
-        if isinstance(features, SourceTargetRows):
-            found = self._sequence_generator.decode(
-                features.sources, self.decoding or Decoding(), batch_size, range(len(features))
-            )
-            return [np.array(best.token_ids, np.int32) for best, *_ in found]
-        if isinstance(features, QueryDocumentRows):
-            return self._embed_groups(features, batch_size)
-        if isinstance(self.task, EmbeddingTask) and isinstance(features, TokenRows):
-            return list(self._forward.embed(features, self.pooling or Pooling(), batch_size))
-        return self._forward.apply_head(features, batch_size)
+    # Language modelling and generation.
 
-    def _embed_groups(self, features: QueryDocumentRows, batch_size: int) -> Outputs:
-        """The embeddings of each row's query and documents side by side, 0 for a document that it lacks."""
-        pooling, documents = self.pooling or Pooling(), features.documents
-        queries, flat = (
-            self._forward.embed(rows, pooling, batch_size) for rows in (features.queries, documents.sequences)
-        )
-        texts = np.zeros((len(features), 1 + documents.choices.max(), self.embedding_size), np.float32)
-        texts[:, 0] = queries
-        texts[:, 1:][np.arange(texts.shape[1] - 1) < documents.choices[:, None]] = flat
-        return list(texts.reshape(len(texts), -1))
+    def score(self, data: Any, *, stride: int | None = None, batch_size: int = 8) -> Any:
+        """Returns the task's metrics on labelled rows or, for a left-to-right language model, a `TextScore` per text.
 
-    def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[TokenRows, Pooling]:
-        texts = [as_text_or_pair(given, index) for index, given in enumerate(as_list(inputs), 1)]
-        pooling = self.pooling or Pooling()
-        if pooling.lowercase:
-            texts = [_lower(text) for text in texts]
-        return self._features(texts, pooling.max_length), pooling
+        Args:
+            data: for a task on custom data, the path of a labelled file, or rows in memory: dictionaries by column, a
+                ``pandas.DataFrame`` or a ``datasets.Dataset``. For a language model, texts; a string is one text, and
+                its score is not in a list. Each token is predicted once, the first one after the end token.
+            stride: for a language model: tokens between the starts of the windows of texts longer than the model
+                reads. A smaller stride gives more context and costs more time. None is half of the positions.
+            batch_size: number of rows or windows per batch.
 
-    def _encode_masked(self, text: Any) -> tuple[TokenRows, np.ndarray]:
-        """A text as one row, and the positions of its masks, at least one. Raises UserError where one is cut off."""
-        if isinstance(text, list):
-            raise UserError(f"the text is {shown(text)}: pass one string, or a tuple of two for a pair")
-        given = as_text_or_pair(text, 1)
-        features = self._features([given])
-        mask = special_ids(self.tokenizer).mask
-        positions = np.flatnonzero(features.ids == mask)
-        longest = self.config.max_position_embeddings
-        uncut = tokenize(self.tokenizer, [given], NO_LIMIT) if len(features.ids) == longest else features
-        name = self.tokenizer.id_to_token(mask)
-        if not (uncut.ids == mask).any():
-            raise UserError(f"no {name} in {shown(text)}: put one where a word is to be guessed")
-        if cut := np.count_nonzero(uncut.ids == mask) - len(positions):
+        Raises:
+            UserError: the task reads its own files, a row lacks a column or has an unknown label; the model is no
+                language model, an input is not a text, or ``stride`` is not between 1 and the number of positions.
+        """
+        if self.task is None:
+            return self.score_texts(data, stride=stride, batch_size=batch_size)
+        if not isinstance(self.task, ColumnFilesTask):
             raise UserError(
-                f"{cut} {name} in {shown(text)} beyond the {longest} tokens that {self.source} reads: "
-                "pass a shorter text"
+                f"{self.task.name} reads its own files, whose scores are in results.json: use a model of a custom task"
             )
-        return features, positions
+        examples = labelled_examples(self.task, data)
+        features = self.task.features(self.tokenizer, examples, self.data)
+        return self.task.score(self.task.predict(self.outputs(features, batch_size), features, examples), examples)
+
+    def score_texts(self, texts: str | Sequence[str], *, stride: int | None = None, batch_size: int = 8) -> Any:
+        """Returns the log-probability of texts under a left-to-right language model (see `score`)."""
+        if isinstance(texts, str):
+            return self.score_texts([texts], stride=stride, batch_size=batch_size)[0]
+        check_count("batch_size", batch_size)
+        stride = check_stride(stride, self.config.max_position_embeddings, self.source)
+        self.require_language_model()
+        return self._text_scorer(_as_texts(texts), stride, batch_size)
+
+    def fill_mask(self, text: Text, top_k: int = 5) -> list[list[MaskPrediction]]:
+        """Returns the ``top_k`` most likely tokens for each [MASK] of a text, the most likely first.
+
+        For a run with replaced token detection, the generator predicts them.
+
+        Args:
+            text: a string, or a tuple of two for a pair.
+            top_k: number of tokens for each [MASK].
+
+        Raises:
+            UserError: there is no [MASK] in the text or one beyond the model's positions, or the model has no
+                masked-LM head (for example because it is fine-tuned).
+        """
+        check_count("top_k", top_k)
+        if "generator" in self.params:
+            return self.generator.fill_mask(text, top_k)
+        if self.config.causal or self.architecture == ENCODER_DECODER:
+            raise UserError(f"{self.source} generates texts and has no masked-LM head: use generate")
+        if "predictions" not in self.params:
+            raise UserError(f"{self.source} has no masked-LM head to fill masks with: load a pretraining run")
+        features, positions = encode_masked(self.tokenizer, text, self.config.max_position_embeddings, self.source)
+        logits = self._forward.predict_masks(features)[0, positions, : embedding_rows(self.tokenizer)]
+        return [rank_tokens(self.tokenizer, of_mask, top_k) for of_mask in logits]
+
+    @cached_property
+    def generator(self) -> Pretrained:
+        """The generator of a run with replaced token detection, as a masked language model.
+
+        Raises:
+            UserError: the model has none.
+        """
+        if "generator" not in self.params:
+            raise UserError(f"{self.source} has no generator: use a pretraining run with data.prediction replaced")
+        config, params = extract_generator(self.config, self.params)
+        return dataclasses.replace(self, config=config, params=params, architecture="BertForMaskedLM")
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        details: bool = False,
+        batch_size: int = 16,
+        numbers: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Any:
+        """Continues texts, or with an encoder-decoder generates the target of each source.
+
+        The default is greedy decoding, or for an encoder-decoder the settings that it was evaluated with.
+        ``temperature`` samples, and ``beams`` searches. Prompt and continuation together, and a source and a target
+        each, have at most as many tokens as the model has positions. A sample depends only on the seed, the numbers of
+        its text and sample, and the position, not on other texts or the batch size.
+
+        Args:
+            prompts: texts, or for an encoder-decoder sources. The empty text is the start of a text. A string is one
+                text, and its answer is not in a list.
+            details: return `Continuation` with scores and token ids instead of strings.
+            batch_size: number of samples, or of texts with all their beams, per batch.
+            numbers: numbers of the texts, on which samples depend; None for 0, 1, ...
+            **settings: fields of `bert.config.Decoding`: max_tokens, beams, temperature, top_k, top_p, num_samples,
+                seed, length_penalty, length_norm, early_stopping, repetition_penalty, no_repeat_ngram_size, min_tokens,
+                stop.
+
+        Returns:
+            The new text of each prompt, without the prompt; with ``num_samples`` above 1 a list of them for each
+            prompt, with beam search the best first.
+
+        Raises:
+            UserError: the model is neither a left-to-right language model nor an encoder-decoder, a prompt is not a
+                text or too long, or a setting is invalid.
+        """
+        if isinstance(prompts, str):
+            return self.generate([prompts], details=details, batch_size=batch_size, numbers=numbers, **settings)[0]
+        decoding = make_decoding(self.complete_decoding(settings))
+        check_count("batch_size", batch_size)
+        self.require_generation()
+        results = generate_texts(self._text_generator, _as_texts(prompts), decoding, batch_size, numbers)
+        answers = [[answer if details else answer.text for answer in of_text] for of_text in results]
+        return answers if decoding.num_samples > 1 else [answer for [answer] in answers]
+
+    def complete_decoding(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Returns settings of `generate`, completed by those that an encoder-decoder was evaluated with."""
+        return complete_decoding(self.decoding if self.architecture == ENCODER_DECODER else None, settings)
+
+    def require_generation(self) -> None:
+        """Raises UserError if the model is neither a left-to-right language model nor an encoder-decoder."""
+        if self.architecture != ENCODER_DECODER:
+            self.require_language_model()
+
+    def require_language_model(self) -> None:
+        """Raises UserError if the model is not a left-to-right language model."""
+        if self.architecture != "BertForCausalLM":
+            raise UserError(
+                f"{self.source} is not a left-to-right language model ({self.architecture}): use a run with "
+                "data.prediction next, or a GPT-2 model"
+            )
+
+    # Export.
+
+    @system_errors_as_user_errors()
+    def save(
+        self,
+        out: str | Path,
+        format: str = "hf",
+        say: Callable[[str], None] = log_message,
+        *,
+        length: int | None = None,
+        dynamic_length: bool = False,
+        quantize: str | None = None,
+        dev: Any = None,
+        tolerance: float = TOLERANCE,
+    ) -> None:
+        """Writes the model in another format, completely or not at all, and compares its outputs with this model's.
+
+        Args:
+            out: a new or empty folder, or the URL of a new one.
+            format: ``hf``, a folder for Hugging Face transformers; ``stablehlo``, a function that needs only JAX;
+                ``onnx``, a graph for ONNX Runtime and others, for any number of rows and tokens.
+            say: logs what was written and compared. By default the logger ``bert`` warns of settings that the format
+                cannot express.
+            length: tokens T of the inputs of a ``stablehlo`` function; None for the model's maximum.
+            dynamic_length: leaves T of a ``stablehlo`` function variable, up to the model's maximum.
+            quantize: ``int8`` writes the weights of an ``onnx`` graph in 8 bits (dynamic quantization) and compares
+                its score on dev with the float graph's. For an embedding model without a task, the score is the mean
+                cosine of both graphs' embeddings.
+            dev: data for that score. None reads the dev rows of a run. Otherwise labelled rows or a file, as in
+                `score`; the folder of a task that reads its own files; or for an embedding model without a task,
+                texts, or a file with one text per line.
+            tolerance: share of the float score that int8 may lose.
+
+        Raises:
+            ExportError: the int8 graph loses more.
+            UserError: an unknown format, a head without names in other libraries, options of another format, a
+                library that is not installed, or ``out`` exists and is not an empty folder.
+        """
+        save_model(self, out, format, say, length, dynamic_length, quantize, dev, tolerance)
+
+    def push_to_hub(self, name: str, *, private: bool = False, message: str = "Add a model of bert-jax") -> str:
+        """Writes the model like `save` with the format ``hf`` and uploads it to the Hugging Face hub as one commit.
+
+        Args:
+            name: repository, ``organisation/name``; it is created if it does not exist.
+            private: whether a new repository is private.
+            message: commit message.
+
+        Returns:
+            The URL of the commit.
+
+        Raises:
+            UserError: see `save`; or the repository cannot be written (name, access or network).
+        """
+        return hub.upload(self.save, name, private, message)
+
+    # Compiled parts, each built when it is first used.
+
+    @cached_property
+    def _device_params(self) -> Params:
+        require_no_fork()
+        return jax.device_put(self.params)
+
+    @cached_property
+    def _forward(self) -> BatchedForward:
+        task = None if isinstance(self.task, EmbeddingTask) else self.task  # which has no head
+        parts = (task, self.num_feature_layers, jnp.dtype(self.dtype))
+        if self.graph is None:
+            return BatchedForward(self.config, self._device_params, *parts)
+        return GraphForward(self.graph, self.config, self.params, *parts)
+
+    @cached_property
+    def _text_generator(self) -> TextGenerator | SequenceGenerator:
+        if self.architecture == ENCODER_DECODER:
+            return self._sequence_generator
+        return TextGenerator(self.config, self._device_params, self.tokenizer, self.source, jnp.dtype(self.dtype))
+
+    @cached_property
+    def _sequence_generator(self) -> SequenceGenerator:
+        tokenizers = (self.tokenizer, self.target_tokenizer or self.tokenizer)
+        return SequenceGenerator(self.config, self._device_params, tokenizers, self.source, jnp.dtype(self.dtype))
+
+    @cached_property
+    def _text_scorer(self) -> TextScorer:
+        return TextScorer(self.config, self._device_params, self.tokenizer, jnp.dtype(self.dtype))
 
     def _features(self, texts: Sequence[Text], max_length: int | None = None) -> TokenRows:
         longest = self.config.max_position_embeddings
         return tokenize(self.tokenizer, list(texts), min(longest, max_length or longest))
 
-    @cached_property
-    def _forward(self) -> BatchedForward:
-        dtype = jnp.dtype(self.dtype)
-        task = None if isinstance(self.task, EmbeddingTask) else self.task  # which has no head
-        parts = (task, self.num_feature_layers, dtype)
-        if self.graph is None:
-            return BatchedForward(self.config, self._device_params, *parts)
-        return GraphForward(self.graph, self.config, self.params, *parts)
+    def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[TokenRows, Pooling]:
+        texts = [as_text_or_pair(text, index) for index, text in enumerate(as_list(inputs), 1)]
+        pooling = self.pooling or Pooling()
+        if pooling.lowercase:
+            texts = [text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower()) for text in texts]
+        return self._features(texts, pooling.max_length), pooling
 
 
-def _lower(text: Text) -> Text:
-    return text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower())
+def _as_texts(texts: Sequence[str]) -> list[str]:
+    """The inputs as texts. Raises UserError."""
+    expected = "a text is needed: pass a string"
+    return [as_texts(text, index, expected)[0] for index, text in enumerate(as_list(texts), 1)]

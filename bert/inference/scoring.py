@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length
-from bert.data.encoding import plain_ids
-from bert.data.inputs import as_filled_texts, as_list, shown
+from bert.data.encoding import plain_ids, tokenize
+from bert.data.inputs import as_filled_texts, as_list, as_text_or_pair, check_count, shown
+from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.metrics import softmax
@@ -24,8 +25,10 @@ from bert.model.array_types import Array
 from bert.model.decoders import BertForCausalLM
 from bert.model.linear import tied_logits
 from bert.tasks.base import Task
-from bert.tasks.sequence_classification import ClassificationTask, Label
+from bert.tasks.sequence_classification.classification import ClassificationTask, Label
+from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.vocabulary import token_text
 
 
 class TextScore(NamedTuple):
@@ -43,6 +46,16 @@ class TextScore(NamedTuple):
     def perplexity(self) -> float:
         """exp of the mean negative log-probability of a token; NaN for an empty text."""
         return math.exp(-self.log_probability / self.num_tokens) if self.num_tokens else math.nan
+
+
+def check_stride(stride: int | None, max_length: int, source: str) -> int:
+    """Returns the stride of windows, by default half of ``max_length``. Raises UserError if it is out of range."""
+    if stride is None:
+        return max(1, max_length // 2)
+    check_count("stride", stride)
+    if stride > max_length:
+        raise UserError(f"stride is {stride}, but {source} reads {max_length} tokens: pass at most {max_length}")
+    return stride
 
 
 class _Window(NamedTuple):
@@ -129,7 +142,71 @@ class TextScorer:
         return jax.jit(log_probabilities)
 
 
+class MaskPrediction(NamedTuple):
+    """One candidate for a [MASK]: the token, its probability, its id."""
+
+    token: str
+    probability: float
+    token_id: int
+
+
+def encode_masked(tokenizer: Tokenizer, text: Any, max_length: int, source: str) -> tuple[TokenRows, np.ndarray]:
+    """Returns a text as one row and the positions of its masks.
+
+    Raises:
+        UserError: there is no mask, or one beyond ``max_length``; ``source`` is the name of the model.
+    """
+    if isinstance(text, list):
+        raise UserError(f"the text is {shown(text)}: pass one string, or a tuple of two for a pair")
+    texts = [as_text_or_pair(text, 1)]
+    features = tokenize(tokenizer, texts, max_length)
+    mask = special_ids(tokenizer).mask
+    positions = np.flatnonzero(features.ids == mask)
+    complete = tokenize(tokenizer, texts, NO_LIMIT) if len(features.ids) == max_length else features
+    total, name = np.count_nonzero(complete.ids == mask), tokenizer.id_to_token(mask)
+    if not total:
+        raise UserError(f"no {name} in {shown(text)}: put one where a word is to be predicted")
+    if total > len(positions):
+        raise UserError(
+            f"{total - len(positions)} {name} in {shown(text)} beyond the {max_length} tokens that {source} reads: "
+            "pass a shorter text"
+        )
+    return features, positions
+
+
+def rank_tokens(tokenizer: Tokenizer, logits: np.ndarray, top_k: int) -> list[MaskPrediction]:
+    """Returns the ``top_k`` most likely tokens by logits [V], the most likely first."""
+    probabilities = softmax(logits)
+    best = np.argsort(-probabilities, kind="stable")[:top_k]
+    return [MaskPrediction(token_text(tokenizer, int(i)), float(probabilities[i]), int(i)) for i in best]
+
+
 TEMPLATE = "This example is {}."
+
+
+def zero_shot_labels(
+    task: Task,
+    source: str,
+    compute_logits: Callable[[list[Any]], np.ndarray],
+    texts: Sequence[str],
+    labels: Sequence[str],
+    template: str,
+    multi_label: bool,
+) -> list[Label]:
+    """Returns the best label of each text; see `Pretrained.zero_shot`.
+
+    Args:
+        task: task of the entailment model.
+        source: name of the model, for messages.
+        compute_logits: pairs of a text and a sentence -> their logits [pairs, classes].
+    """
+    if labels is not None and not isinstance(labels, str):
+        labels = as_list(labels)
+    entailed, opposite = entailment_labels(task, source)
+    sentences = hypotheses(labels, template)
+    pairs = [(text, sentence) for text in as_filled_texts("text", texts) for sentence in sentences]
+    logits = compute_logits(pairs).reshape(-1, len(sentences), task.num_labels)
+    return [best_label(of_text, labels, entailed, opposite, multi_label) for of_text in logits]
 
 
 def entailment_labels(task: Task, source: str) -> tuple[int, int]:

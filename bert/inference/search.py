@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,10 +14,13 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from bert.config.finetuning import ColumnsConfig
-from bert.data.inputs import as_filled_texts, check_count
+from bert.data.inputs import Text, as_filled_texts, check_count
 from bert.data.records import read_records
 from bert.errors import UserError, quoted
+from bert.tasks.base import Task
 from bert.tasks.columns import json_lines
+from bert.tasks.reranker import RerankerTask
+from bert.tasks.sequence_classification.classification import ClassificationTask, RegressionTask
 from bert.tasks.text_pairs import read_queries
 
 TEXTS_AT_ONCE = 4096
@@ -99,6 +104,42 @@ def find_nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], top_k: int) 
     return SearchResults(indices, scores)
 
 
+def search_corpus(
+    embed: Callable[[Sequence[Text], Literal["query", "document"]], np.ndarray],
+    queries: Sequence[Text],
+    corpus: Sequence[Text] | np.ndarray | VectorIndex,
+    top_k: int,
+    width: int,
+    source: str,
+) -> SearchResults:
+    """Returns the ``top_k`` documents with the highest cosine for each query; see `Pretrained.search`.
+
+    Args:
+        embed: computes the embeddings [N, width] of queries or documents.
+        width: number of features of an embedding.
+        source: name of the model, for messages.
+    """
+    check_count("top_k", top_k)
+    queries = as_filled_texts("query", queries)
+    if isinstance(corpus, VectorIndex):
+        check_index(corpus, width, source)
+        return find_in_index(embed(queries, "query"), corpus, top_k)
+    if isinstance(corpus, np.ndarray) and np.issubdtype(corpus.dtype, np.number):
+        if corpus.ndim != 2 or corpus.shape[1] != width:
+            raise UserError(
+                f"the corpus has the shape {list(corpus.shape)}, but embeddings of {source} have {width} numbers: pass "
+                f"[N, {width}], or texts"
+            )
+        documents: Any = corpus
+        blocks: Iterable[np.ndarray] = finite_blocks(corpus)
+    else:
+        documents = as_filled_texts("document", corpus)
+        blocks = (embed(documents[block], "document") for block in _slices(len(documents)))
+    if not len(documents):
+        raise UserError("the corpus has no documents: pass at least one")
+    return find_nearest(embed(queries, "query"), blocks, min(top_k, len(documents)))
+
+
 def _merge(
     indices: np.ndarray, scores: np.ndarray, numbers: np.ndarray, cosines: np.ndarray, top_k: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -134,10 +175,48 @@ def blocks_of(vectors: np.ndarray) -> list[np.ndarray]:
     return [vectors[rows] for rows in _slices(len(vectors))]
 
 
-def rank_by_score(scores: Iterable[float]) -> list[RankedDocument]:
-    """The numbers of scores, the highest first; of equal ones in their order."""
+def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """[A, D], [B, D] vectors -> [A, B] cosines; 0 for zero vectors."""
+    norms = np.linalg.norm(first, axis=1)[:, None] * np.linalg.norm(second, axis=1)[None, :]
+    return first @ second.T / np.maximum(norms, np.finfo(np.float32).tiny)
+
+
+def rank_documents(
+    answers: Callable[[Task, Sequence[Any], int], list[Any]],
+    task: Task,
+    query: str,
+    documents: Sequence[str],
+    label: str,
+    batch_size: int,
+) -> list[RankedDocument]:
+    """Returns the documents sorted by the score of a cross-encoder, ties in their order; see `Pretrained.rank`.
+
+    Args:
+        answers: returns the answers of the task for a list of inputs and a batch size.
+    """
+    [text] = as_filled_texts("query", [query])
+    pairs = [(text, document) for document in as_filled_texts("document", documents)]
+    if isinstance(task, RegressionTask):  # answers are clipped to the scale, scores are not
+        task = dataclasses.replace(task, lowest=-math.inf, highest=math.inf)
+    is_classifier = isinstance(task, ClassificationTask)
+    scores = [
+        answer.probabilities[label] if is_classifier else answer.score for answer in answers(task, pairs, batch_size)
+    ]
     ranked = [RankedDocument(number, score) for number, score in enumerate(scores)]
     return sorted(ranked, key=lambda document: -document.score)
+
+
+def require_scores_of_pairs(task: Task, label: str, source: str) -> Task:
+    """Returns the task if it scores pairs of texts. Raises UserError otherwise, or if a classifier lacks the label."""
+    reads_pairs = any(len(columns) == 2 for columns in task.table_columns)
+    if not (reads_pairs and isinstance(task, (ClassificationTask, RegressionTask, RerankerTask))):
+        raise UserError(
+            f"{source} gives pairs of texts no score ({task.name}): use a reranker, classifier or regression of pairs"
+        )
+    if isinstance(task, ClassificationTask) and label not in task.label_names:
+        names = ", ".join(map(repr, task.label_names[:8]))
+        raise UserError(f"label is {label!r}, but the labels of {source} are {names}: pass one of these")
+    return task
 
 
 def _measured(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -157,7 +236,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 class Searcher(Protocol):
-    """A `bert.inference.searchable.SearchableModel`."""
+    """The methods of `bert.Pretrained` that mining needs."""
 
     def embed(
         self, texts: Sequence[str], batch_size: int = 32, prompt: Literal["query", "document"] | None = None
@@ -219,7 +298,7 @@ def mine_negatives(
     batch_size: int,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """See `SearchableModel.mine_negatives`."""
+    """Returns the rows with negatives; see `Pretrained.mine_negatives`."""
     if scorer is not None:
         scorer.require_pair_scores(label)
     fields, queries, positives = _read(rows)

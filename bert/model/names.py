@@ -41,6 +41,8 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
 }
 """Our modules, and the parts each has in addition to the encoder. A part is complete or randomly initialized."""
 
+ENCODER_DECODER = "BertForSequenceToSequence"
+
 
 def output_layer(architecture: str) -> str | None:
     """The module with the outputs of a fine-tuned head; None for an architecture without such a head."""

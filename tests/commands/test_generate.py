@@ -18,8 +18,8 @@ from bert.commands.cli.arguments import run_program
 from bert.commands.generate import main as generate
 from bert.config import Decoding, TokenizerConfig
 from bert.inference.generate import Continuation
-from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.pretrained import Pretrained
+from bert.model.names import ENCODER_DECODER
 from bert.tokenizer.wordpiece import train_wordpiece
 from tests.language_models import POSITIONS, WORDS, language_model
 

@@ -23,12 +23,11 @@ from bert.config import DistillationConfig, ModelConfig, PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.data.pretraining.objectives import OBJECTIVES
 from bert.errors import UserError
-from bert.inference.language_model import ENCODER_DECODER
 from bert.inference.load import load
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
-from bert.model.names import PROJECTIONS
+from bert.model.names import ENCODER_DECODER, PROJECTIONS
 from bert.model.pretraining import BertForMaskedLM
 from bert.runs.orbax_io import params_checksum
 from bert.tokenizer.vocabulary import embedding_rows, tokenizer_fingerprint

@@ -17,9 +17,9 @@ import yaml
 import bert
 from bert.commands.pretrain import main
 from bert.config import DistillationConfig, ModelConfig, PretrainConfig, TrainingConfig
-from bert.inference.language_model import ENCODER_DECODER
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
+from bert.model.names import ENCODER_DECODER
 from bert.model.pretraining import BertForMaskedLM
 from bert.parallel.backends import PmapParallelism
 from bert.tokenizer.vocabulary import load_tokenizer
