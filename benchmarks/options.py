@@ -28,7 +28,7 @@ from bert.runs.metrics_log import read_metrics
 Settings = dict[str, Any]
 """Of a run: section -> key -> value, and the list of its phases."""
 
-SHORT_ROWS: Settings = {"objective": "full_sentences", "sequence_length": 32, "max_predictions_per_sequence": 5}
+SHORT_ROWS: Settings = {"input_format": "full_sentences", "sequence_length": 32, "max_predictions_per_sequence": 5}
 BERT: Settings = {
     "data": SHORT_ROWS,
     "model": {
@@ -79,7 +79,7 @@ LONG_ROWS: Settings = {
 """Rows of 128 from the first step on."""
 WITHOUT_ONE_CHANGE: dict[str, Settings] = {
     "bert_long_rows": merged(BERT, LONG_ROWS),
-    "bert_pairs": merged(BERT, {"data": {"objective": "nsp"}}),
+    "bert_pairs": merged(BERT, {"data": {"input_format": "nsp"}}),
     "bert_random_positions": merged(BERT, {"model": {"position_embedding_init": "normal"}}),
 }
 MORE_OPTIONS: dict[str, Settings] = {
@@ -89,7 +89,7 @@ MORE_OPTIONS: dict[str, Settings] = {
 }
 """Each in place of what `rotary` has."""
 FULL_ROWS = merged(HOURS, {"data": SHORT_ROWS, "training": {"batch_size": 128}})
-REPLACED = {"data": {"prediction": "replaced"}, "electra": {"generator_hidden_size": 0.5}}
+REPLACED = {"training": {"objective": "rtd"}, "electra": {"generator_hidden_size": 0.5}}
 CANDIDATES = {
     **MODERN,
     **WITHOUT_ONE_CHANGE,

@@ -1,6 +1,6 @@
 """Packed against unpacked rows of English Wikipedia: share of padding, and real tokens per second of training.
 
-    PYTHONPATH=. python benchmarks/packing.py [--shared ../shared] [--cache_dir DIR] [--objective nsp]
+    PYTHONPATH=. python benchmarks/packing.py [--shared ../shared] [--cache_dir DIR] [--input_format nsp]
 
 Uses BERT's own uncased vocabulary. Both kinds of rows hold the same examples. Their training steps (mini's sizes, with
 dropout, as many rows each) run in turns in one process, so that what else the machine does is shared alike: quote the
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=Path(__file__).parents[2] / "shared")
     parser.add_argument("--cache_dir")
     parser.add_argument("--corpus", type=Path, help="another text file than the Wikipedia sample")
-    parser.add_argument("--objective", default="nsp")
+    parser.add_argument("--input_format", default="nsp")
     parser.add_argument("--sequence_length", type=int, default=512)
     parser.add_argument("--batch_size", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=15)
@@ -72,7 +72,7 @@ def main() -> None:
     tokenizer = load_tokenizer(options.shared / "data/vocab/bert-base-uncased")
     config = DataConfig(
         train=str(corpus),
-        objective=options.objective,
+        input_format=options.input_format,
         sequence_length=length,
         max_predictions_per_sequence=math.ceil(0.15 * length),
         packing=True,

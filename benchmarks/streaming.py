@@ -33,7 +33,7 @@ TINY = [
     "--training.checkpoint_every=100000",
     "--data.sequence_length=64",
     "--data.max_predictions_per_sequence=10",
-    "--data.objective=full_sentences",
+    "--data.input_format=full_sentences",
 ]
 
 

@@ -152,10 +152,11 @@ def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
         attention_probs_dropout_prob=sizes.dropout,
         **(GPT2 if sizes.causal else MODERN if sizes.modern else {}),
     )
-    data = DataConfig(objective="full_sentences") if sizes.modern else DataConfig()
+    data = DataConfig(input_format="full_sentences") if sizes.modern else DataConfig()
     if sizes.causal:
-        data = DataConfig(objective="blocks", prediction="next")
-    model, loss = build_model_and_loss(PretrainConfig(data=data, model=config, training=TrainingConfig(dtype=dtype)))
+        data = DataConfig(input_format="blocks")
+    training = TrainingConfig(dtype=dtype, objective="clm" if sizes.causal else "mlm")
+    model, loss = build_model_and_loss(PretrainConfig(data=data, model=config, training=training))
     optimizer = make_optimizer(OptimizerConfig(), 1_000_000)
     params = jax.device_get(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"])
     parallel = PmapParallelism(jax.devices()[:1])

@@ -84,7 +84,7 @@ SMALL_MODEL = [
     "--model.max_position_embeddings=32",
 ]
 NSP_RUN = [
-    "--data.objective=nsp",
+    "--data.input_format=nsp",
     "--data.eval_fraction=0.05",
     "--model.position_embedding_type=learned",
     "--model.pooler_act=tanh",
@@ -110,16 +110,16 @@ SMALL_RUN = [
 ]
 
 REPLACED = [
-    "--data.prediction=replaced",
-    "--data.objective=full_sentences",
+    "--training.objective=rtd",
+    "--data.input_format=full_sentences",
     "--electra.generator_hidden_size=0.5",
     "--model.embedding_size=8",
     "--model.pooler_act=gelu",
 ]
 
 NEXT = [
-    "--data.objective=blocks",
-    "--data.prediction=next",
+    "--data.input_format=blocks",
+    "--training.objective=clm",
     "--data.max_predictions_per_sequence=20",
     "--model.causal=true",
     "--model.pre_layer_norm=true",

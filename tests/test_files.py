@@ -125,7 +125,7 @@ def text_options(config_class: type, prefix: str = "") -> dict[str, object]:
 
 
 NO_PATHS = {
-    "mlm_bias_init", "task", "data.language", "data.objective", "data.invalid_tags", "data.misaligned_answers",
+    "mlm_bias_init", "task", "data.language", "data.input_format", "data.invalid_tags", "data.misaligned_answers",
     "data.class_weights", "data.column_names", "data.labels", "data.metrics", "data.source", "data.target",
     "model.hidden_act", "model.position_embedding_init", "model.position_embedding_type", "lora.projections",
     "lora.checksum", "optimizer.name", "training.dtype", "training.preset", "distillation.checksum",

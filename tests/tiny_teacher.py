@@ -31,5 +31,5 @@ def teacher_of(config: ModelConfig, head: bool = True) -> Teacher:
 
 def config_of(training: TrainingConfig | None = None, **distillation) -> PretrainConfig:
     asked = DistillationConfig(teacher="teacher", **distillation)
-    data = DataConfig(objective="full_sentences", sequence_length=T, max_predictions_per_sequence=P)
+    data = DataConfig(input_format="full_sentences", sequence_length=T, max_predictions_per_sequence=P)
     return PretrainConfig(data=data, model=CONFIG, distillation=asked, training=training or TrainingConfig())

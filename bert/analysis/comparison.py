@@ -27,7 +27,10 @@ from bert.training.pretraining.results import curves_subject
 Rows = list[tuple[str, ...]]
 
 HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
-    PretrainConfig: ("data.eval", "data.seed", *(f"data.{name}" for name in OF_HELD_OUT_ROWS)),
+    PretrainConfig: (
+        *("data.eval", "data.seed", "training.objective"),
+        *(f"data.{name}" for name in OF_HELD_OUT_ROWS),
+    ),
     FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
 }
 """Settings that decide which rows a run is evaluated on, but for the sequence lengths and the vocabulary, and for what

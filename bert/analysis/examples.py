@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from bert.config import PretrainConfig
 from bert.data.corpus.vocabulary import Losses
 from bert.data.pretraining.dataset import PretrainingDataset, open_rows
+from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.data.pretraining.loader import make_predictions, masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import philox_uint64
-from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.tokenizer.special_tokens import special_ids
 
@@ -98,22 +98,22 @@ def masked_examples(
 ) -> Iterator[MaskedExample]:
     """The examples of ``count`` rows spread over the training rows, masked as at a first visit."""
     rows, special = open_rows(dataset.train), special_ids(tokenizer)
-    predictions = make_predictions(config.data, tokenizer)
-    objective = OBJECTIVES[config.data.objective]
+    predictions = make_predictions(config.data, tokenizer, config.training.objective)
+    input_format = INPUT_FORMATS[config.data.input_format]
     indices = np.unique(np.linspace(0, len(rows) - 1, count).astype(int))
     examples = rows.take(indices)
     random_bits = philox_uint64((config.seed, 0), 0, len(indices), random_uint64s_per_row(predictions, examples))
     batch = masked_batch(examples, predictions, random_bits, 0)
     for at, index, start, end in _spans(batch):
-        originals = {} if config.data.prediction == "next" else _masked_tokens(batch, at, tokenizer)
+        originals = {} if config.training.objective == "clm" else _masked_tokens(batch, at, tokenizer)
         places = range(start, end)
         predicted = sum(i in originals for i in places)
-        if config.data.prediction == "next":
+        if config.training.objective == "clm":
             predicted = int(batch["next_token_weights"][at, start:end].sum())
         label = "no label"
-        if objective.label:
-            labels = batch[f"{objective.label}_labels"][at]
-            label = objective.label_names[labels if index is None else labels[index]]
+        if input_format.label:
+            labels = batch[f"{input_format.label}_labels"][at]
+            label = input_format.label_names[labels if index is None else labels[index]]
         ids, segments = batch["input_ids"][at].tolist(), batch["token_type_ids"][at].tolist()
         tokens = [
             MaskedToken(tokenizer.id_to_token(ids[i]) or "", originals.get(i), ids[i] in special.all, segments[i] == 1)

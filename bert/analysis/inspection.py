@@ -182,7 +182,7 @@ def _parts(
         if path[0] not in ("bert", PREDICTIONS, GENERATOR, DECODER) and path[-1] == "kernel":
             elements[path[0]] = elements.get(path[0], 0) + math.prod(shape)
     outputs = {name: (count, architecture in TOKEN_HEADS) for name, count in elements.items()}
-    permuted = isinstance(config, PretrainConfig) and config.data.prediction == "permuted"
+    permuted = isinstance(config, PretrainConfig) and config.training.objective == "plm"
     forward = forward_flops(model, tokens, parameters, predictions, outputs, permuted)
     if GENERATOR in parameters:
         width = shapes[GENERATOR, PREDICTIONS, "transform", "kernel"][0]
@@ -224,7 +224,7 @@ def _row(model: ModelConfig, config: RunConfig | None, length: int | None) -> tu
         )
     if isinstance(config, PretrainConfig):
         tokens = length or config.data.sequence_length
-        if config.data.prediction == "next":
+        if config.training.objective == "clm":
             return tokens, tokens
         most, prob = config.data.max_predictions_per_sequence, config.data.masked_lm_prob
         if config.data.packing:

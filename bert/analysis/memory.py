@@ -19,9 +19,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from bert.config import ModelConfig, PretrainConfig, TrainingConfig
 from bert.config.training import Remat, check_mesh_sizes
+from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import MASKINGS, NextTokens, Predictions, philox_uint64
-from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.errors import UserError, require
 from bert.parallel.backends import MeshParallel
@@ -203,11 +203,11 @@ def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
     }
     if config.data.packing:
         row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (most - 1)])
-    if label := OBJECTIVES[config.data.objective].label:
+    if label := INPUT_FORMATS[config.data.input_format].label:
         row[f"{label}_label"] = np.zeros(examples, int)
     predictions: Predictions = NextTokens()
-    if config.data.prediction != "next":
-        predictions = MASKINGS[config.data.prediction](
+    if config.training.objective != "clm":
+        predictions = MASKINGS[config.training.objective](
             vocab_size=config.model.known_vocab_size,
             mask_id=special[-1],
             special_ids=tuple(special),

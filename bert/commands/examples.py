@@ -104,7 +104,7 @@ def _print_examples(dataset: PretrainingDataset, tokenizer: Tokenizer, config: P
     from bert.analysis.examples import masked_examples
 
     console = Console(highlight=False)
-    marked = "token{place in the order}" if config.data.prediction == "permuted" else "shown{original}"
+    marked = "token{place in the order}" if config.training.objective == "plm" else "shown{original}"
     console.print(
         Text.assemble("segment A", ("  segment B", "cyan"), (f"  predicted: {marked}", MASKED_STYLE), style="dim")
     )

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         "--dynamic_length", action="store_true", help="For stablehlo: inputs of any length up to that."
     )
     parser.add_argument(
-        "--generator", action="store_true", help="Write the generator of a run with data.prediction replaced."
+        "--generator", action="store_true", help="Write the generator of a run with training.objective rtd."
     )
     parser.add_argument("--quantize", choices=("int8",), help="For onnx: weights in 8 bits.")
     parser.add_argument(

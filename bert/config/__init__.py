@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bert.config.data import DOCSTRINGS_PREFIX, HUB_PREFIX, OBJECTIVES, DataConfig
+from bert.config.data import DOCSTRINGS_PREFIX, HUB_PREFIX, INPUT_FORMATS, DataConfig
 from bert.config.decoding import Decoding
 from bert.config.distillation import DistillationConfig
 from bert.config.embedding import EmbeddingConfig
@@ -23,7 +23,7 @@ from bert.errors import UserError
 __all__ = [
     "DOCSTRINGS_PREFIX",
     "HUB_PREFIX",
-    "OBJECTIVES",
+    "INPUT_FORMATS",
     "ColumnsConfig",
     "DataConfig",
     "Decoding",

@@ -28,21 +28,20 @@ HUB_PREFIX = "hub:"
 LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
 """Of a code of a language. To one that is unknown the rules of English apply."""
 
-Objective = Literal["nsp", "sop", "full_sentences", "doc_sentences", "blocks"]
-OBJECTIVES: tuple[str, ...] = get_args(Objective)
+InputFormatName = Literal["nsp", "sop", "full_sentences", "doc_sentences", "blocks"]
+INPUT_FORMATS: tuple[str, ...] = get_args(InputFormatName)
 
-OBJECTIVES_OF_PAIRS = ("nsp", "sop")
-
-Prediction = Literal["masked", "replaced", "permuted", "next"]
+PAIR_FORMATS = ("nsp", "sop")
+"""Input formats whose rows are pairs of segments with a label."""
 
 OF_STREAMS = ("stream_readers", "shuffle_buffer")
 """Keys that only streams use."""
 
 OF_HELD_OUT_ROWS = (
-    *("verbatim", "document_per_line", "text_field", "one_sentence_per_line", "language", "objective"),
-    *("prediction", "masked_lm_prob", "whole_word_masking", "short_seq_prob"),
+    *("verbatim", "document_per_line", "text_field", "one_sentence_per_line", "language"),
+    *("input_format", "masked_lm_prob", "whole_word_masking", "short_seq_prob"),
 )
-"""Keys that decide what is predicted of a held-out text, but for its rows' lengths."""
+"""Keys of the section ``data`` that decide what is predicted of a held-out text, except the lengths of its rows."""
 
 UNUSED_BY_STREAMS = ("near_duplicates", "static_masking", "dupe_factor")
 """Keys that compare or count the documents or rows of a whole corpus."""
@@ -50,7 +49,7 @@ UNUSED_BY_STREAMS = ("near_duplicates", "static_masking", "dupe_factor")
 UNUSED_BY_BLOCKS = ("one_sentence_per_line", "language")
 """Keys of sentences, which blocks do not look for."""
 
-UNUSED_BY_NEXT = (
+UNUSED_BY_CLM = (
     "max_predictions_per_sequence",
     "masked_lm_prob",
     "whole_word_masking",
@@ -89,7 +88,7 @@ class DataConfig:
     """Megabytes of text among which the rows of a stream are mixed, of all readers together; at least 4 each."""
     verbatim: bool = False
     """Read documents as they are, with white space and empty lines: a .txt file is then one document (needs
-    data.objective blocks)."""
+    data.input_format blocks)."""
     document_per_line: bool = False
     """Each line of a .txt file is a document, as in logs and collections of short texts."""
     text_field: list[str] | str = "text"
@@ -99,16 +98,11 @@ class DataConfig:
     """The corpus already has one sentence a line: do not look for sentence boundaries."""
     language: list[str] | str = "en"
     """Language code by which sentence boundaries are found; several: one for each entry of data.train."""
-    objective: Objective = "nsp"
-    """The rows, and the objective in addition to data.prediction: nsp (does B follow A, or is it from another document,
-    as in half of the rows of long documents and in more of short ones), sop (are two consecutive segments swapped, as
-    in ALBERT), or nothing, with rows full of whole sentences as in RoBERTa: across documents (full_sentences) or within
-    one (doc_sentences); or with rows of exactly sequence_length tokens as they come, as in GPT-2 (blocks)."""
-    prediction: Prediction = "masked"
-    """What is predicted of a row: masked words by the words around them (masked); for every token, whether a small
-    generator has replaced it, as in ELECTRA (replaced); words in a random order, each by the rest of the row and by
-    those predicted before it, as in XLNet and MPNet (permuted); or every token by those before it, as in GPT (next;
-    needs model.causal). All but the first need an objective without pairs."""
+    input_format: InputFormatName = "nsp"
+    """Input format, how rows are made of text. Pairs of segments with a label: nsp (next sentence prediction: does B
+    follow A, or is it from another document) and sop (sentence order prediction: are two consecutive segments swapped,
+    as in ALBERT). Rows without a label: full_sentences and doc_sentences (rows filled with whole sentences across
+    documents or within one, as in RoBERTa), and blocks (rows of exactly sequence_length tokens, as in GPT-2)."""
     sequence_length: Annotated[int, Range(least=8)] = 128
     """Tokens T a row, special ones included."""
     max_predictions_per_sequence: Positive = 20
@@ -152,16 +146,16 @@ class DataConfig:
         for language in [self.language] if isinstance(self.language, str) else self.language:
             if not LANGUAGE.fullmatch(language):
                 raise UserError(f"data.language is {language!r}: give a code in lower case, such as en, de or pt-br")
-        self._check_objective()
-        if self.dupe_factor > 1 and not self.static_masking and self.objective not in OBJECTIVES_OF_PAIRS:
+        self._check_input_format()
+        if self.dupe_factor > 1 and not self.static_masking and self.input_format not in PAIR_FORMATS:
             raise UserError(
-                f"data.dupe_factor is {self.dupe_factor}, and data.objective {self.objective} has no pairs that would "
-                "differ: remove data.dupe_factor (masks are drawn again at every visit), or set data.static_masking"
+                f"data.dupe_factor is {self.dupe_factor}, but data.input_format {self.input_format} has no pairs that "
+                "would differ: remove it (masks are drawn again at every visit), or set data.static_masking"
             )
         self._check_streaming()
-        if self.packing and self.objective in ("full_sentences", "blocks"):
+        if self.packing and self.input_format in ("full_sentences", "blocks"):
             raise UserError(
-                f"data.packing is true, and the rows of data.objective {self.objective} are full already: leave "
+                f"data.packing is true, and the rows of data.input_format {self.input_format} are full already: leave "
                 "packing out, or choose nsp, sop or doc_sentences"
             )
         if not self.packing:
@@ -170,47 +164,27 @@ class DataConfig:
         if self.eval_fraction == 0 and self.eval is None:
             raise UserError("data.eval_fraction is 0 and data.eval is not set: set one of them")
 
-    def capped_predictions(self, section: str = "data") -> str | None:
-        """A sentence where a full row has fewer predicted tokens than ``masked_lm_prob`` says; the most of them is set
-        in ``section``."""
-        tokens, most = self.sequence_length - 2, self.max_predictions_per_sequence  # a row begins and ends with a token
-        if self.prediction == "next" or self.packing or int(self.masked_lm_prob * tokens + 0.5) <= most:
-            return None
-        return (
-            f"{section}.max_predictions_per_sequence {most} allows {most / tokens:.1%} of the tokens of a full row of "
-            f"{self.sequence_length} tokens, where data.masked_lm_prob is {self.masked_lm_prob:g}"
-        )
-
-    def _check_objective(self) -> None:
-        """Raises UserError for a prediction that does not fit the rows, and for keys that either has no use for."""
-        if self.prediction != "masked" and self.objective in OBJECTIVES_OF_PAIRS:
-            fitting = "blocks, full_sentences" if self.prediction == "next" else "full_sentences"
+    def _check_input_format(self) -> None:
+        """Raises UserError for keys that the input format does not use."""
+        if self.verbatim and self.input_format != "blocks":
             raise UserError(
-                f"data.objective is {self.objective}, whose label data.prediction {self.prediction} does not learn: "
-                f"set data.objective to {fitting} or doc_sentences"
-            )
-        if self.verbatim and self.objective != "blocks":
-            raise UserError(
-                f"data.verbatim is true, and data.objective {self.objective} makes rows of sentences: set "
-                "data.objective to blocks, or remove data.verbatim"
+                f"data.verbatim is true, and data.input_format {self.input_format} makes rows of sentences: set "
+                "data.input_format to blocks, or remove data.verbatim"
             )
         if self.document_per_line and self.verbatim:
             raise UserError("data.document_per_line and data.verbatim are both true: a file cannot be both, remove one")
-        if self.document_per_line and self.one_sentence_per_line and self.objective in OBJECTIVES_OF_PAIRS:
+        if self.document_per_line and self.one_sentence_per_line and self.input_format in PAIR_FORMATS:
             raise UserError(
-                "data.document_per_line and data.one_sentence_per_line are both true, and data.objective "
-                f"{self.objective} needs documents with two sentences: remove one, or use data.objective full_sentences"
+                "data.document_per_line and data.one_sentence_per_line are both true, and data.input_format "
+                f"{self.input_format} needs documents with two sentences: remove one, or set data.input_format to "
+                "full_sentences"
             )
-        if self.prediction == "next":
-            check_unused(
-                "data.", self, "which data.prediction next does not use: remove it, no token is masked", UNUSED_BY_NEXT
-            )
-        if self.objective not in OBJECTIVES_OF_PAIRS:
-            no_pairs = f"and the rows of data.objective {self.objective} have no pairs: remove it"
+        if self.input_format not in PAIR_FORMATS:
+            no_pairs = f"and the rows of data.input_format {self.input_format} have no pairs: remove it"
             check_unused("data.", self, no_pairs, ["short_seq_prob"])
-        if self.objective == "blocks":
+        if self.input_format == "blocks":
             check_unused(
-                "data.", self, "and data.objective blocks does not look for sentences: remove it", UNUSED_BY_BLOCKS
+                "data.", self, "and data.input_format blocks does not look for sentences: remove it", UNUSED_BY_BLOCKS
             )
 
     def _check_streaming(self) -> None:

@@ -11,7 +11,7 @@ from bert.errors import UserError
 
 @dataclass(frozen=True)
 class DistillationConfig:
-    """A teacher, and what the model learns of it next to data.prediction."""
+    """A teacher, and what the model learns of it next to training.objective."""
 
     teacher: str | None = None
     """Run, Hugging Face folder, folder of google-research/bert or hub name to learn from, --teacher for short: its

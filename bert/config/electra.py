@@ -27,16 +27,16 @@ class ElectraConfig:
         """Width of the generator's hidden states."""
         return round(model.hidden_size * self.generator_hidden_size)
 
-    def check(self, model: ModelConfig, prediction: str) -> None:
-        """Raises UserError for values that leave no generator, or that ``data.prediction`` ignores."""
+    def check(self, model: ModelConfig, objective: str) -> None:
+        """Raises UserError for values that leave no generator, or that ``training.objective`` ignores."""
         check_fields("electra.", self)
-        if prediction != "replaced":
+        if objective != "rtd":
             check_unused(
-                "electra.", self, f"but data.prediction is {prediction}: remove it, or set data.prediction replaced"
+                "electra.", self, f"but training.objective is {objective}: remove it, or set training.objective rtd"
             )
         elif not model.prediction_transform:
             raise UserError(
-                "model.prediction_transform is false, and data.prediction replaced always has the transform: remove it"
+                "model.prediction_transform is false, and training.objective rtd always has the transform: remove it"
             )
         width = self.generator_width(model)
         if not width:
@@ -45,7 +45,7 @@ class ElectraConfig:
                 f"with model.hidden_size {model.hidden_size}: use a larger share"
             )
         head_size = width // generator_heads(width)
-        if model.position_embedding_type == "rotary" and prediction == "replaced" and head_size % 2:
+        if model.position_embedding_type == "rotary" and objective == "rtd" and head_size % 2:
             raise UserError(
                 f"electra.generator_hidden_size is {self.generator_hidden_size}, which makes heads of {head_size} "
                 "features in the generator, and rotary positions turn pairs of features: use another share"

@@ -242,6 +242,7 @@ class FinetuneConfig:
         self.training.check_warmup(self.optimizer)
         by_steps = "but fine-tuning ends after training.epochs or training.steps: remove it"
         check_unused("training.", self.training, by_steps, ["max_minutes"])
+        check_unused("training.", self.training, "but the task sets the objective: remove it", ["objective"])
         if self.training.tokens_per_batch is not None and self.training.tokens_per_batch < self.data.max_length:
             raise UserError(
                 f"training.tokens_per_batch ({self.training.tokens_per_batch}) has no room for a row of "

@@ -18,7 +18,7 @@ ALTERNATIVES = (
 
 BATCH, MICRO_BATCHES = "training.batch_size", "training.gradient_accumulation_steps"
 PHASE_MICRO_BATCHES = re.compile(r"phases\.\d+\.gradient_accumulation_steps")
-LENGTH, SHARE, PREDICTION = "data.sequence_length", "data.masked_lm_prob", "data.prediction"
+LENGTH, SHARE, PREDICTION = "data.sequence_length", "data.masked_lm_prob", "training.objective"
 PREDICTIONS = re.compile(r"(data|phases\.\d+)\.max_predictions_per_sequence")
 
 
@@ -48,7 +48,7 @@ def override(
             if key not in changes and count > 1:
                 rows = max(value_of(base, BATCH) // count, 1)
                 values[key] = base[key]._replace(value=str(micro_batches(value_of(changes, BATCH), rows)))
-    if PREDICTION not in keys or value_of(values, PREDICTION) == "next":
+    if PREDICTION not in keys or value_of(values, PREDICTION) == "clm":
         return values
     for key, entry in kept.items():
         match = PREDICTIONS.fullmatch(key)

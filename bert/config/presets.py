@@ -33,7 +33,7 @@ def apply_preset(config: Config, explicit: Collection[str] = ()) -> Config:
     if "model.attention_probs_dropout_prob" not in explicit:
         model = dataclasses.replace(model, attention_probs_dropout_prob=0.0)
     data = config.data if isinstance(config, PretrainConfig) else None
-    no_lengths = data is not None and (data.packing or data.prediction == "permuted")  # masks that no length tells
+    no_lengths = data is not None and (data.packing or config.training.objective == "plm")  # masks that no length tells
     no_kernel = no_lengths or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"
     if training.attention_implementation == "auto" and no_kernel:
         training = dataclasses.replace(training, attention_implementation="xla")

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bert.config.data import OBJECTIVES_OF_PAIRS, DataConfig
+from bert.config.data import PAIR_FORMATS, UNUSED_BY_CLM, DataConfig
 from bert.config.distillation import DistillationConfig
 from bert.config.electra import ElectraConfig
 from bert.config.model import DECODER_KEYS, ModelConfig, TokenizerConfig
@@ -55,7 +55,7 @@ class PretrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     """the encoder"""
     electra: ElectraConfig = field(default_factory=ElectraConfig)
-    """the generator of data.prediction replaced"""
+    """the generator of training.objective rtd"""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """the optimizer"""
     distillation: DistillationConfig = field(default_factory=DistillationConfig)
@@ -74,9 +74,9 @@ class PretrainConfig:
         no_best = "but pretraining keeps its last parameters: remove it"
         check_unused("training.", self.training, no_best, ["average_checkpoints"])
         check_unused("model.", self.model, "but pretraining has no decoder: remove it", DECODER_KEYS)
-        if self.distillation.teacher is not None and self.data.prediction != "masked":
+        if self.distillation.teacher is not None and self.training.objective != "mlm":
             raise UserError(
-                f"distillation.teacher is set, and data.prediction is {self.data.prediction}: set it to masked, or "
+                f"distillation.teacher is set, and training.objective is {self.training.objective}: set it to mlm, or "
                 "remove the teacher"
             )
         if self.init == "none":
@@ -85,11 +85,12 @@ class PretrainConfig:
             self._check_init_state()
         if self.init is None:
             self.check_model()
-        self.electra.check(self.model, self.data.prediction)
+        self.electra.check(self.model, self.training.objective)
         self.training.check_warmup(self.optimizer)
         self._check_max_minutes()
         dropout = self.model.attention_probs_dropout_prob
-        self.training.check_attention(dropout, self.data.packing, self.data.prediction)
+        self.training.check_attention(dropout, self.data.packing)
+        self._check_objective()
         _check_lengths(self, "data")
         if self.data.streaming:
             self._check_streaming()
@@ -105,6 +106,31 @@ class PretrainConfig:
             batches.append((f"{section}.batch_size", training.batch_size, training.gradient_accumulation_steps))
             batches.append(("training.eval_batch_size", training.rows_per_evaluation, 1))
         return batches
+
+    def capped_predictions(self, section: str = "data") -> str | None:
+        """A sentence where a full row has fewer predicted tokens than ``masked_lm_prob`` says; the most of them is set
+        in ``section``."""
+        data = self.data
+        tokens, most = data.sequence_length - 2, data.max_predictions_per_sequence  # a row begins and ends with a token
+        if self.training.objective == "clm" or data.packing or int(data.masked_lm_prob * tokens + 0.5) <= most:
+            return None
+        return (
+            f"{section}.max_predictions_per_sequence {most} allows {most / tokens:.1%} of the tokens of a full row of "
+            f"{data.sequence_length} tokens, where data.masked_lm_prob is {data.masked_lm_prob:g}"
+        )
+
+    def _check_objective(self) -> None:
+        """Raises UserError if the rows have a label that the objective does not learn, or for unused keys of masks."""
+        objective = self.training.objective
+        if objective != "mlm" and self.data.input_format in PAIR_FORMATS:
+            formats = "blocks, full_sentences" if objective == "clm" else "full_sentences"
+            raise UserError(
+                f"data.input_format is {self.data.input_format}, but training.objective {objective} does not learn its "
+                f"label: set data.input_format to {formats} or doc_sentences"
+            )
+        if objective == "clm":
+            no_masks = "but training.objective clm masks no tokens: remove it"
+            check_unused("data.", self.data, no_masks, UNUSED_BY_CLM)
 
     def _check_max_minutes(self) -> None:
         """Raises UserError if steps that are done would depend on a number of steps that is not known yet."""
@@ -153,14 +179,15 @@ class PretrainConfig:
 
     def check_model(self) -> None:
         """Raises UserError if the model does not fit the rest; with ``init``, its settings come with the weights."""
-        self._check_prediction()
+        self._check_direction()
         self.model.check_depths(self.optimizer.layerwise_lr_decay)
         self.training.check_kernel(self.model)
         self.training.check_mesh_sizes(self.model)
-        if self.model.type_vocab_size < 2 and self.data.objective in OBJECTIVES_OF_PAIRS:
+        segments, input_format = self.model.type_vocab_size, self.data.input_format
+        if segments < 2 and input_format in PAIR_FORMATS:
             raise UserError(
-                f"model.type_vocab_size is {self.model.type_vocab_size}, and data.objective {self.data.objective} "
-                "reads pairs of segments: start from a model with two, or set data.objective to full_sentences"
+                f"model.type_vocab_size is {segments}, but data.input_format {input_format} has pairs of segments: "
+                "start from a model with two, or set data.input_format to full_sentences"
             )
         for number, config in enumerate([self, *(phase_configs(self) if self.phases else [])]):
             section, length = f"phases.{number}" if number else "data", config.data.sequence_length
@@ -170,22 +197,22 @@ class PretrainConfig:
                     f"({self.model.max_position_embeddings}): shorten the one or enlarge the other"
                 )
 
-    def _check_prediction(self) -> None:
-        """Raises UserError if the model reads the text in another direction than data.prediction needs."""
-        prediction = self.data.prediction
-        if prediction == "next" and not self.model.causal:
+    def _check_direction(self) -> None:
+        """Raises UserError if the model reads the text in another direction than training.objective needs."""
+        objective = self.training.objective
+        if objective == "clm" and not self.model.causal:
             raise UserError(
-                "model.causal is false, and data.prediction next needs a model that does not see the tokens it "
-                "predicts: set model.causal to true, or data.prediction to masked"
+                "model.causal is false, and training.objective clm needs a model that does not see the tokens it "
+                "predicts: set model.causal to true, or training.objective to mlm"
             )
-        if prediction != "next" and self.model.causal:
+        if objective != "clm" and self.model.causal:
             raise UserError(
-                f"model.causal is true, and data.prediction {prediction} needs a model that sees the tokens on both "
-                "sides: set model.causal to false, or data.prediction to next"
+                f"model.causal is true, and training.objective {objective} needs a model that sees the tokens on both "
+                "sides: set model.causal to false, or training.objective to clm"
             )
-        if self.training.label_smoothing and prediction != "next":
+        if self.training.label_smoothing and objective != "clm":
             raise UserError(
-                f"training.label_smoothing is {self.training.label_smoothing}, and data.prediction {prediction} does "
+                f"training.label_smoothing is {self.training.label_smoothing}, and training.objective {objective} does "
                 "not use it: remove it"
             )
 
@@ -240,10 +267,10 @@ def check_phases(config: PretrainConfig) -> None:
                 f"{total:,}: enlarge training.steps, or set phases to null"
             )
         first = end
-        if alone.data.prediction == "next" and phase.max_predictions_per_sequence is not None:
+        if alone.training.objective == "clm" and phase.max_predictions_per_sequence is not None:
             raise UserError(
                 f"phases.{number}.max_predictions_per_sequence is {phase.max_predictions_per_sequence}, which "
-                "data.prediction next does not use: remove it, no token is masked"
+                "training.objective clm does not use: remove it, no token is masked"
             )
         _check_lengths(alone, f"phases.{number}")
         alone.training.check_micro_batches(f"phases.{number}")
@@ -253,7 +280,7 @@ def _check_lengths(config: PretrainConfig, section: str) -> None:
     """Raises UserError if rows are too long for any model, or for their predictions too short."""
     length, predictions = config.data.sequence_length, config.data.max_predictions_per_sequence
     config.model.check_length(f"{section}.sequence_length", length)
-    if predictions >= length and config.data.prediction != "next":
+    if predictions >= length and config.training.objective != "clm":
         raise UserError(
             f"{section}.max_predictions_per_sequence ({predictions}) is not below {section}.sequence_length "
             f"({length}): lower the one or raise the other"
@@ -276,7 +303,7 @@ def _config_for_phase(config: PretrainConfig, phase: PhaseConfig) -> PretrainCon
     data, training, optimizer = config.data, config.training, config.optimizer
     length = phase.sequence_length or data.sequence_length
     predictions = phase.max_predictions_per_sequence or data.max_predictions_per_sequence
-    if phase.max_predictions_per_sequence is None and data.prediction != "next":
+    if phase.max_predictions_per_sequence is None and training.objective != "clm":
         predictions = -(-predictions * length // data.sequence_length)
     accumulation = phase.gradient_accumulation_steps or training.gradient_accumulation_steps
     return dataclasses.replace(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from bert.config.finetuning import FinetuneConfig
 from bert.config.pretraining import PretrainConfig
-from bert.config.validation import PATHS
+from bert.config.validation import PATHS, RENAMED
 from bert.config.yaml_io import (
     UserValue,
     build_config,
@@ -153,14 +153,25 @@ def _require_last_key(given: Mapping[str, UserValue], file: Path) -> None:
 
 def _digests(config: Any, run: Path, vocabulary: bool) -> Digests:
     values = flatten(dataclasses.asdict(config))
-    digests = {key: _digest(json.dumps(value).encode()) for key, value in values.items() if key not in FREE_KEYS}
+    digests = {key: _digest_of_value(value) for key, value in values.items() if key not in FREE_KEYS}
     files = [name for name in VOCABULARY_FILES if vocabulary and (run / name).is_file()]
     return digests | {name: _digest_of_file(run / name) for name in files}
 
 
 def _first_difference(values: Digests, known: Digests) -> str | None:
     """Returns the first key with another value. Keys that only one of the two has are from another version."""
+    known = _with_current_keys(known)
     return next((key for key, digest in values.items() if known.get(key, digest) != digest), None)
+
+
+def _with_current_keys(known: Digests) -> Digests:
+    """Returns digests with current keys and values in place of `RENAMED` ones."""
+    current = dict(known)
+    for name, (key, values) in RENAMED.items():
+        if name in known:
+            renamed = {_digest_of_value(value): _digest_of_value(new) for value, new in values.items()}
+            current[key] = renamed.get(known[name], known[name])
+    return current
 
 
 def _read_digests(file: Path) -> list[Digests]:
@@ -181,6 +192,10 @@ def _digest_of_file(file: Path) -> str:
         return _digest(file.read_bytes())
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): put back a copy") from None
+
+
+def _digest_of_value(value: Any) -> str:
+    return _digest(json.dumps(value).encode())
 
 
 def _digest(content: bytes) -> str:

@@ -16,9 +16,11 @@ from bert.config.yaml_io import (
     ConfigField,
     UserValue,
     convert_value,
+    current_key,
     key_of,
     parse_dict,
     parse_items,
+    rename,
     sibling_keys,
     unknown_key,
 )
@@ -72,6 +74,7 @@ def parse_space_options(texts: Sequence[str], keys: dict[str, ConfigField], sour
         items = parse_items(values)
         if not equals or items is None:
             raise UserError(f"{source} {text} is no list of values: use KEY=V1,V2,...")
+        name, items = rename(name, items, source, keys)
         if name in space:
             raise UserError(f"{source} has {name} twice: remove one of the two")
         space[name] = _choices(name, items, keys, source)
@@ -94,8 +97,11 @@ def parse_space(values: Mapping[str, Any], keys: dict[str, ConfigField], source:
             raise UserError(
                 f"{source}: {name} is {given!r:.60}: pass a list of values, or a range such as '1e-5..1e-4'"
             )
-        items = [parse_dict({name: value}, source, keys)[name].value for value in given]
-        space[name] = _choices(name, items, keys, source)
+        items = [entry.value for value in given for entry in parse_dict({name: value}, source, keys).values()]
+        key = current_key(name, keys)
+        if key in space:
+            raise UserError(f"{source} has {key} twice: remove one of the two")
+        space[key] = _choices(key, items, keys, source)
     return space
 
 

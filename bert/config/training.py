@@ -23,6 +23,7 @@ from bert.errors import UserError
 
 Remat = Literal["none", "dots", "full"]
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
+ObjectiveName = Literal["mlm", "rtd", "plm", "clm"]
 
 ROW_SHARES = "shares of rows (data x fsdp)"
 
@@ -93,6 +94,10 @@ class OptimizerConfig:
 class TrainingConfig:
     """How long, how much at a time, and how often to look."""
 
+    objective: ObjectiveName = "mlm"
+    """Pretraining objective: mlm (masked language modelling, as in BERT), rtd (replaced token detection, as in
+    ELECTRA), plm (permuted language modelling, as in XLNet and MPNet) or clm (causal language modelling, as in GPT;
+    needs model.causal). All except mlm need a data.input_format without pairs."""
     steps: Positive | None = None
     """Optimizer steps; null takes training.epochs."""
     epochs: PositiveFloat | None = None
@@ -111,7 +116,7 @@ class TrainingConfig:
     gradient_accumulation_steps: Positive = 1
     """Split each batch into this many micro-batches, one after the other, to save memory."""
     label_smoothing: Fraction = 0.0
-    """Share of a next token's probability that is spread evenly over the vocabulary; of data.prediction next, and of
+    """Share of a next token's probability that is spread evenly over the vocabulary; of training.objective clm, and of
     sequence to sequence. The logged lm_loss, or nll, is without it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Computation in float32 or bfloat16; parameters stay float32."""
@@ -188,7 +193,7 @@ class TrainingConfig:
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", self.mesh or "")
         return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
-    def check_attention(self, dropout: float, packing: bool = False, prediction: str = "masked") -> None:
+    def check_attention(self, dropout: float, packing: bool = False) -> None:
         """Raises UserError if a kernel does not support the dropout or the mask of attention."""
         kernel = self.attention_implementation
         if kernel not in ("cudnn", "splash"):
@@ -197,7 +202,7 @@ class TrainingConfig:
             ("training.dtype", self.dtype, "bfloat16", kernel == "cudnn" and self.dtype != "bfloat16"),
             ("model.attention_probs_dropout_prob", dropout, "0", dropout > 0),
             ("data.packing", "true", "false", kernel == "cudnn" and packing),
-            ("data.prediction", prediction, "masked", prediction == "permuted"),
+            ("training.objective", self.objective, "mlm", self.objective == "plm"),
         ):
             if wrong:
                 raise UserError(

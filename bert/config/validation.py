@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from bert.errors import UserError
 from bert.files import local_path
@@ -101,6 +101,21 @@ def _ranges(hint: Any) -> Iterator[Range]:
     for member in typing.get_args(hint):
         yield from _ranges(member)
 
+
+class Renaming(NamedTuple):
+    """The current name of a key, and the current names of its values that have others now."""
+
+    key: str
+    values: Mapping[str, str] = {}
+
+
+RENAMED = {
+    "data.objective": Renaming("data.input_format"),
+    "data.prediction": Renaming(
+        "training.objective", {"masked": "mlm", "replaced": "rtd", "permuted": "plm", "next": "clm"}
+    ),
+}
+"""Keys of earlier versions, which are read from files, runs, dictionaries and the command line."""
 
 EARLIER_DEFAULTS: dict[str, Any] = {"strip_accents": None}
 """Defaults of earlier versions by field name. The config.yaml of an older run records them."""

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from bert.config.validation import choices_of
-from bert.errors import UserError, convert, without_surrogates
+from bert.config.validation import RENAMED, choices_of
+from bert.errors import UserError, convert, warn_once, without_surrogates
 from bert.files import require_text
 
 Config = TypeVar("Config")
@@ -193,13 +193,51 @@ def _parse_mapping(root: yaml.Node, text: str, source: str, keys: dict[str, Conf
     given: dict[str, UserValue] = {}
     for name, line, node in _entries(root, keys):
         where = _where(source, line)
-        if key_of(name, keys) is None:
+        if key_of(current_key(name, keys), keys) is None:
             raise UserError(f"{where}: {unknown_key(name, sibling_keys(name, keys))}")
-        if name in given:
-            before = "" if line is None else f" on line {given[name].line}"
-            raise UserError(f"{where}: {name} is already set{before}: remove one of the two")
-        given[name] = UserValue(_value(node), source, line, f"{name}: {_snippet(node, text) or 'null'}")
+        entry = UserValue(_value(node), source, line, f"{name}: {_snippet(node, text) or 'null'}")
+        add_value(given, name, entry, keys)
     return given
+
+
+def current_key(name: str, keys: Mapping[str, ConfigField]) -> str:
+    """Returns the current name of a key of an earlier version (`RENAMED`); other names are returned as they are."""
+    renaming = RENAMED.get(name)
+    return renaming.key if renaming is not None and renaming.key in keys else name
+
+
+def rename(name: str, value: Any, where: str, keys: Mapping[str, ConfigField]) -> tuple[str, Any]:
+    """Returns the current key and value of a key of an earlier version, and logs a warning; others as they are.
+
+    Args:
+        name: dotted key.
+        value: a text, or a list of texts.
+        where: source and line, for the warning.
+        keys: all current keys.
+    """
+    key = current_key(name, keys)
+    if key == name:
+        return name, value
+    names = RENAMED[name].values
+    current = [names.get(item, item) for item in value] if isinstance(value, list) else names.get(value, value)
+    written = ", ".join(map(str, current)) if isinstance(current, list) else current
+    warn_once(f"{where}: {name} is now {key}: write {key}: {written}")
+    return key, current
+
+
+def add_value(given: dict[str, UserValue], name: str, entry: UserValue, keys: Mapping[str, ConfigField]) -> None:
+    """Adds a value to those of its source, under its current key (`rename`).
+
+    Raises:
+        UserError: the source has the key already.
+    """
+    key, value = rename(name, entry.value, entry.where, keys)
+    entry = entry._replace(value=value)
+    if key in given:
+        before = "" if entry.line is None else f" on line {given[key].line}"
+        both = name if name == key else f"{name}, now {key},"
+        raise UserError(f"{entry.where}: {both} is already set{before}: remove one of the two")
+    given[key] = entry
 
 
 def _entries(

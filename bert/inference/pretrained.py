@@ -494,7 +494,7 @@ class Pretrained(ModelBundle):
             UserError: the model has none.
         """
         if "generator" not in self.params:
-            raise UserError(f"{self.source} has no generator: use a pretraining run with data.prediction replaced")
+            raise UserError(f"{self.source} has no generator: use a pretraining run with training.objective rtd")
         config, params = extract_generator(self.config, self.params)
         return dataclasses.replace(self, config=config, params=params, architecture="BertForMaskedLM")
 
@@ -555,7 +555,7 @@ class Pretrained(ModelBundle):
         if self.architecture != "BertForCausalLM":
             raise UserError(
                 f"{self.source} is not a left-to-right language model ({self.architecture}): use a run with "
-                "data.prediction next, or a GPT-2 model"
+                "training.objective clm, or a GPT-2 model"
             )
 
     # Export.

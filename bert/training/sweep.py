@@ -50,7 +50,7 @@ PREPARE: dict[Callable[..., Run], tuple[type, Callable[..., launch.RunRequest[An
 
 OTHER_LOSS = (
     *(f"data.{name}" for name in (*OF_HELD_OUT_ROWS, "sequence_length", "max_predictions_per_sequence")),
-    *("phases", "tokenizer.", "electra.", "distillation.", "training.label_smoothing"),
+    *("phases", "tokenizer.", "electra.", "distillation.", "training.objective", "training.label_smoothing"),
 )
 """How keys begin that decide which loss pretraining has on held-out text, or on which rows."""
 OTHER_ROWS = ("data.train", "data.near_duplicates")

@@ -99,7 +99,8 @@ def test_a_batch_has_the_arrays_that_the_loader_gives(name: str, request) -> Non
     config = load_config(PretrainConfig, run / "config.yaml")
     tokenizer = load_tokenizer(run)
     rows = open_rows(build_examples(config.data, tokenizer).train)
-    batch = PretrainingLoader(rows, make_predictions(config.data, tokenizer), config.training.batch_size, 0).batch(0)
+    predictions = make_predictions(config.data, tokenizer, config.training.objective)
+    batch = PretrainingLoader(rows, predictions, config.training.batch_size, 0).batch(0)
     found = {name: (array.shape, array.dtype) for name, array in batch.items()}
     assert {name: (shape.shape[1:], shape.dtype) for name, shape in batch_shapes(config).items()} == found
 

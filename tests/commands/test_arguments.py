@@ -225,7 +225,7 @@ def test_mistakes_on_the_command_line(argv, parts):
         ("seed: {a: 1}\n", 1, ["seed: {a: 1}", "a whole number"]),
         ("output_dir: [a, b]\n", 1, ["output_dir: [a, b]", "a text or null"]),
         ("data:\n  train:\n  - [a]\n", 2, ["data.train: - [a]", "a list of texts or a text is expected"]),
-        ("training: 5\n", 1, ["training is a section: set its keys one by one, for example training.steps"]),
+        ("training: 5\n", 1, ["training is a section: set its keys one by one, for example training.objective"]),
         ("training: [5]\n", 1, ["training is a section"]),
         ("model:\n  hidden_size: 3\n  hidden_size: 4\n", 3, ["model.hidden_size", "line 2", "remove one"]),
         ("model.hidden_size: 3\nmodel: {hidden_size: 4}\n", 2, ["model.hidden_size is already set on line 1"]),

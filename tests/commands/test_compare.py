@@ -86,7 +86,7 @@ def test_it_prints_what_differs_and_the_scores(runs, capsys) -> None:
     results = json.loads(Path("a/run/results.json").read_text())
     assert ["mlm_loss", f"{results['eval']['mlm_loss']:.4f}", "2.0179", "1.0167"] in lines
     assert ["perplexity", f"{results['eval']['perplexity']:,.1f}", "-", "-"] in lines
-    assert "are not on the same rows, because of data.objective, sequence_length" in text
+    assert "are not on the same rows, because of data.input_format, sequence_length" in text
     assert Path("compare.png").read_bytes().startswith(b"\x89PNG")
 
 

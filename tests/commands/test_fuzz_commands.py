@@ -182,7 +182,7 @@ def check(status: int, error: str) -> None:
     assert "Traceback" not in error
 
 
-CORPUS = ["--data.train=corpus.txt", "--data.objective=nsp", "--data.num_workers=1", "--tokenizer.vocab_size=80"]
+CORPUS = ["--data.train=corpus.txt", "--data.input_format=nsp", "--data.num_workers=1", "--tokenizer.vocab_size=80"]
 FIRST = {
     "pretrain": CORPUS,
     "tokenizer": CORPUS,

@@ -141,7 +141,7 @@ def test_predictions_of_a_recipe_fit_shorter_rows():
     longest = text.replace("512", "128").replace("77", "20")
     for written in (f"{longest}data.masked_lm_prob: 0.05\n", longest):  # as of a run that was made with another share
         assert pretrain_yaml(written, share, "0.15").data.max_predictions_per_sequence == 20
-    blocks = text + "data.prediction: next\ndata.objective: blocks\nmodel.causal: true\n"
+    blocks = text + "training.objective: clm\ndata.input_format: blocks\nmodel.causal: true\n"
     blocks = blocks.replace("max_predictions_per_sequence: 77", "max_predictions_per_sequence: 20")
     assert pretrain_yaml(blocks, length, "1024").data.max_predictions_per_sequence == 20
     short = text + "phases: [{share: 0.5}, {sequence_length: 512, max_predictions_per_sequence: 77}]\n"

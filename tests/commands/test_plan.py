@@ -49,7 +49,7 @@ def test_each_phase_has_a_plan_of_its_own_and_packed_rows_one_as_well(capsys) ->
         "--phases.1.batch_size=32",
         "--phases.2.batch_size=16",
     ]
-    packed = ["--data.objective=nsp", "--data.packing=true", "--training.steps=1000"]
+    packed = ["--data.input_format=nsp", "--data.packing=true", "--training.steps=1000"]
     assert main([*ARGUMENTS, *phases, *packed, "--memory=1GiB"]) == 0
     out = capsys.readouterr().out
     assert "phase 1: batches of 32 x 8 tokens" in out
@@ -147,7 +147,7 @@ def test_a_pod_on_paper_shows_its_arithmetic(capsys) -> None:
 def test_a_plan_has_the_sizes_of_init_and_the_tokens_of_the_vocabulary(pretrained, tmp_path, capsys, fails) -> None:
     model = bert.load(pretrained)
     gradients = f"with 4 bytes for each of {count_parameters(model.params):,} gradients"
-    lengths = ["--data.objective=nsp", "--data.sequence_length=16", "--data.max_predictions_per_sequence=4",
+    lengths = ["--data.input_format=nsp", "--data.sequence_length=16", "--data.max_predictions_per_sequence=4",
                "--device=h100"]  # fmt: skip
     assert main([f"--init={pretrained}", *lengths]) == 0
     assert gradients in capsys.readouterr().out
@@ -205,7 +205,7 @@ def test_a_plan_needs_no_corpus(capsys) -> None:
 CONTRADICTIONS = [
     ("--training.batch_size=7 --training.gradient_accumulation_steps=2", "training.batch_size (7)"),
     ("--data.sequence_length=600", "data.sequence_length (600)"),
-    ("--data.prediction=replaced", "data.objective"),
+    ("--training.objective=rtd", "data.input_format"),
     ("--model.type_vocab_size=1", "model.type_vocab_size is 1"),
     ("--training.mesh=2x2x1 --training.batch_size=6", "training.batch_size (6)"),
     ("--training.mesh=1x1x5", "model.num_attention_heads"),
@@ -221,7 +221,7 @@ CONTRADICTIONS = [
 
 @pytest.mark.parametrize(("arguments", "part"), CONTRADICTIONS)
 def test_print_config_plan_and_the_start_reject_the_same_contradictions(arguments, part, fails, tmp_path):
-    given = ["--config=base", "--data.objective=nsp", "--phases=null", "--data.train=corpus.txt", *arguments.split()]
+    given = ["--config=base", "--data.input_format=nsp", "--phases=null", "--data.train=corpus.txt", *arguments.split()]
     for command, more in ((pretrain, ["--print_config"]), (plan, []), (pretrain, [f"--output_dir={tmp_path / 'run'}"])):
         assert part in fails(command, *given, *more)
     assert not (tmp_path / "run").exists()

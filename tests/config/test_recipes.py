@@ -11,7 +11,7 @@ from bert.commands.cli.arguments import parse
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config.pretraining import resolve_phases
 from bert.config.yaml_io import load_config
-from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.model.electra import MaskedTokens
 from bert.model.heads import HEADS
 from bert.model.pretraining import PermutedTokens
@@ -109,7 +109,7 @@ def test_pretraining_recipes(name: str) -> None:
     # What continues a published encoder takes its sizes.
     sizes = BASE if name == "domain" else sizes
     config = dataclasses.replace(config, model=sizes, training=dataclasses.replace(config.training, scan_layers=True))
-    label = OBJECTIVES[config.data.objective].label
+    label = INPUT_FORMATS[config.data.input_format].label
     model, _ = build_model_and_loss(config)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32)))
     counts = PARAMETERS | ELECTRA | ROBERTA | HOURS | STUDENT | ALBERT | MPNET | MODERN | GPT
@@ -199,7 +199,7 @@ def test_roberta_has_the_published_settings() -> None:
     config = pretraining("roberta")
     data, optimizer, training = config.data, config.optimizer, config.training
     assert (config.tokenizer.kind, config.tokenizer.vocab_size) == ("byte_level", 50265)
-    assert (data.objective, data.sequence_length, data.masked_lm_prob, data.static_masking) == (
+    assert (data.input_format, data.sequence_length, data.masked_lm_prob, data.static_masking) == (
         "full_sentences",
         512,
         0.15,
@@ -242,7 +242,7 @@ def test_albert_base_has_the_published_settings() -> None:
     assert (model.num_hidden_layers, model.layer_groups, model.num_attention_heads) == (12, 1, 12)
     assert model.hidden_size == 768
     assert (model.intermediate_size, model.embedding_size, model.hidden_act) == (3072, 128, "gelu_tanh")
-    assert (config.tokenizer.kind, config.tokenizer.vocab_size, config.data.objective) == ("unigram", 30_000, "sop")
+    assert (config.tokenizer.kind, config.tokenizer.vocab_size, config.data.input_format) == ("unigram", 30_000, "sop")
     assert (training.steps, training.batch_size, config.data.sequence_length) == (125_000, 4096, 512)
     assert (optimizer.name, optimizer.learning_rate, optimizer.num_warmup_steps(125_000)) == ("lamb", 1.76e-3, 3_125)
 
@@ -252,7 +252,7 @@ def test_gpt2_has_the_published_settings() -> None:
     config = pretraining("gpt2")
     data, model, optimizer, training = config.data, config.model, config.optimizer, config.training
     assert (config.tokenizer.kind, config.tokenizer.vocab_size) == ("byte_level", 50257)
-    assert (data.objective, data.prediction, data.sequence_length) == ("blocks", "next", 1024)
+    assert (data.input_format, training.objective, data.sequence_length) == ("blocks", "clm", 1024)
     assert (model.causal, model.pre_layer_norm, model.residual_init) == (True, True, "scaled")
     assert (training.steps, training.batch_size, optimizer.num_warmup_steps(600_000)) == (600_000, 512, 2_000)
     assert (optimizer.learning_rate, optimizer.beta2, optimizer.weight_decay) == (6e-4, 0.95, 0.1)

@@ -148,16 +148,16 @@ def built(folder: Path, tokenizer: Tokenizer, **settings) -> dict[str, np.ndarra
     return rows.take(np.arange(len(rows)))
 
 
-@pytest.mark.parametrize("objective", ["full_sentences", "doc_sentences"])
-def test_pretraining_rows_read_as_the_text_does(roberta, tmp_path, objective) -> None:
-    rows = built(tmp_path, roberta, objective=objective)
+@pytest.mark.parametrize("input_format", ["full_sentences", "doc_sentences"])
+def test_pretraining_rows_read_as_the_text_does(roberta, tmp_path, input_format) -> None:
+    rows = built(tmp_path, roberta, input_format=input_format)
     texts = [
         roberta.decode(ids[:length].tolist(), skip_special_tokens=False)
         for ids, length in zip(rows["input_ids"], rows["length"], strict=True)
     ]
-    assert all(text.startswith("<s>The") or objective == "full_sentences" for text in texts)
+    assert all(text.startswith("<s>The") or input_format == "full_sentences" for text in texts)
     read = [part for text in texts for part in text.removeprefix("<s>").split("</s>") if part]
-    if objective == "doc_sentences":
+    if input_format == "doc_sentences":
         assert set(read) <= {document.replace("\n", " ") for document in DOCUMENTS}
         assert rows["input_ids"][0, : rows["length"][0]].tolist() == roberta.encode(read[0]).ids
     else:
@@ -165,7 +165,7 @@ def test_pretraining_rows_read_as_the_text_does(roberta, tmp_path, objective) ->
 
 
 def test_pretraining_pairs_are_laid_out_as_the_tokenizer_does(roberta, tmp_path) -> None:
-    rows = built(tmp_path, roberta, objective="sop")
+    rows = built(tmp_path, roberta, input_format="sop")
     for ids, length, segment_a in zip(rows["input_ids"], rows["length"], rows["segment_a_length"], strict=True):
         text = roberta.decode(ids[:length].tolist(), skip_special_tokens=False)
         first, second = text.removeprefix("<s>").removesuffix("</s>").split("</s></s>")
@@ -177,7 +177,7 @@ def test_pretraining_pairs_are_laid_out_as_the_tokenizer_does(roberta, tmp_path)
 
 def test_rows_of_another_layout_are_no_longer_found_in_the_cache(roberta, tmp_path) -> None:
     """WordFeatures without the spaces were kept under the hash of these settings alone."""
-    config, cache = config_of(tmp_path, objective="doc_sentences"), tmp_path / "cache"
+    config, cache = config_of(tmp_path, input_format="doc_sentences"), tmp_path / "cache"
     for tokenizer, same in ((roberta, False), (letter_tokenizer(WORDS), True)):
         settings = build._settings(config, cache, tokenizer_fingerprint(tokenizer))
         name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]

@@ -184,7 +184,7 @@ def test_a_sweep_is_killed_and_another_machine_ends_it_as_a_local_one(
 
 
 EXAMPLES = ["-m", "bert", "examples", "--tokenizer.vocab_size=200", "--data.sequence_length=32"]
-EXAMPLES += ["--data.objective=nsp", "--data.dupe_factor=6", "--data.num_workers=1"]
+EXAMPLES += ["--data.input_format=nsp", "--data.dupe_factor=6", "--data.num_workers=1"]
 
 
 def build(disk: Path, cache_dir: str, corpus: Path) -> subprocess.Popen[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import bert.config.data
-from bert.data.pretraining import objectives
+from bert.data.pretraining import input_formats
 from bert.data.pretraining.segments import sentence_order_pairs
 from tests.conftest import SMALL_RUN
 
@@ -46,9 +46,9 @@ def test_what_it_names_is_there() -> None:
         bert.interchange.families: ("FAMILIES", "Family"),
         bert.model.names: ("ARCHITECTURES",),
         bert.interchange.writers.signature: ("signature",),
-        objectives: ("OBJECTIVES",),
-        bert.config: ("OBJECTIVES", "UserError"),
-        bert.training.pretraining.objectives: ("PREDICTIONS",),
+        input_formats: ("INPUT_FORMATS",),
+        bert.config: ("INPUT_FORMATS", "UserError"),
+        bert.training.pretraining.input_formats: ("OBJECTIVES",),
         bert.training.optimizer: ("make_direction", "make_optimizer", "scale_by_bert_adam"),
     }.items():
         for name in names:
@@ -57,20 +57,20 @@ def test_what_it_names_is_there() -> None:
 
 
 @pytest.mark.slow
-def test_an_objective(corpus, tmp_path, monkeypatch) -> None:
+def test_an_input_format(corpus, tmp_path, monkeypatch) -> None:
     """Which of two segments is longer: two classes over the pooled output, from a line in each of two tables."""
 
     def longer_pairs(*arguments):
         for pair in sentence_order_pairs(*arguments):
             yield pair._replace(label=int(pair.b_end - pair.b_start > pair.a_end - pair.a_start))
 
-    line = objectives._paired_objective(longer_pairs, "longer", "longer", 1, ("A is longer", "B is longer"))
-    monkeypatch.setitem(objectives.OBJECTIVES, "longer", line)
-    monkeypatch.setattr(bert.config.data, "Objective", Literal[(*bert.config.OBJECTIVES, "longer")])
+    line = input_formats._paired_format(longer_pairs, "longer", "longer", 1, ("A is longer", "B is longer"))
+    monkeypatch.setitem(input_formats.INPUT_FORMATS, "longer", line)
+    monkeypatch.setattr(bert.config.data, "InputFormatName", Literal[(*bert.config.INPUT_FORMATS, "longer")])
     from bert.commands.pretrain import main
 
     folder = tmp_path / "run"
-    arguments = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, "--data.objective=longer"]
+    arguments = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, "--data.input_format=longer"]
     assert main(arguments) == 0
     lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(line["longer_loss"]) and 0 <= line["longer_accuracy"] <= 1 for line in lines)

@@ -69,8 +69,13 @@ def options_of(model: bert.Pretrained, option: str) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["all at once", "modern"])
 def test_a_run_with_all_options_is_loaded_and_fine_tuned(option: str, corpus: Path, sst2: Path, tmp_path: Path) -> None:
-    run, objective = tmp_path / "run", "nsp" if "type_vocab_size" not in OPTIONS[option] else "full_sentences"
-    arguments = [f"--data.train={corpus}", *SMALL_RUN, "--model.num_hidden_layers=3", f"--data.objective={objective}"]
+    run, rows = tmp_path / "run", "nsp" if "type_vocab_size" not in OPTIONS[option] else "full_sentences"
+    arguments = [
+        f"--data.train={corpus}",
+        *SMALL_RUN,
+        "--model.num_hidden_layers=3",
+        f"--data.input_format={rows}",
+    ]
     assert main([*arguments, f"--output_dir={run}", *flags(option)]) == 0
     model = bert.load(run)
     assert options_of(model, option) == OPTIONS[option]

@@ -5,7 +5,6 @@ import functools
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from bert.commands.pretrain import main
-from bert.config import DataConfig, ModelConfig, PretrainConfig
+from bert.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig
 from bert.data.pretraining.loader import masked_batch
 from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, pack_rows
@@ -89,9 +88,9 @@ DETECTION = ("disc_loss", "disc_accuracy", "disc_recall", "replaced_share")
 
 @functools.cache
 def compiled(label: str | None, devices: int, drop: bool):
-    prediction: Any = "replaced" if label == "replaced" else "masked"
-    data = DataConfig(objective="nsp" if label == "next_sentence" else "full_sentences", prediction=prediction)
-    model, objective = build_model_and_loss(PretrainConfig(data=data, model=CONFIG))
+    data = DataConfig(input_format="nsp" if label == "next_sentence" else "full_sentences")
+    training = TrainingConfig(objective="rtd" if label == "replaced" else "mlm")
+    model, objective = build_model_and_loss(PretrainConfig(data=data, model=CONFIG, training=training))
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     parallel = PmapParallelism(jax.devices()[:devices])
 

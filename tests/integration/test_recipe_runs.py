@@ -230,7 +230,7 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
         arguments += [*SMALL_MODEL, f"--teacher={pretrained}", "--distillation.initial_weights=random"]
     else:
         arguments += small
-    if recipe.data.prediction == "next":
+    if recipe.training.objective == "clm":
         arguments.remove("--data.max_predictions_per_sequence=3")
     if recipe.data.verbatim:
         arguments += [f"--data.eval={corpus}"]

@@ -116,7 +116,7 @@ def test_both_commands_start_from_it(kind: str, made, corpus: Path, sst2: Path, 
     FOLDERS[kind](source, made, corpus)
     before = bert.load(source)
 
-    data = [f"--data.train={corpus}", f"--data.objective={'nsp' if kind == 'google' else 'full_sentences'}"]
+    data = [f"--data.train={corpus}", f"--data.input_format={'nsp' if kind == 'google' else 'full_sentences'}"]
     run = tmp_path / "run"
     assert pretrain([*data, *FEW_STEPS, *SHORT_ROWS, f"--init={source}", f"--output_dir={run}"]) == 0
     said = capsys.readouterr().out

@@ -13,7 +13,7 @@ import pytest
 
 from bert import metrics
 from bert.config import TaskDataConfig
-from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.tasks import TASKS
 from bert.tasks.base import Task
 from bert.tasks.question_answering import SquadTask
@@ -223,7 +223,7 @@ def test_every_task_s_main_metric_has_a_direction(name):
 
 def test_every_metric_of_a_loss_has_a_direction():
     counts = [metric for loss in LOSSES.values() for metric in loss.metrics]
-    for rows in OBJECTIVES.values():
+    for rows in INPUT_FORMATS.values():
         counts += make_pretraining_loss(lambda *_, **__: None, rows.label, rows.metric).metrics
     for metric in counts:
         assert metrics.higher_is_better(metric) is not metric.endswith("_loss"), metric

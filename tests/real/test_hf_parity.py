@@ -214,7 +214,7 @@ def test_roberta_prelayernorm_in_and_out(architecture: str, tmp_path, byte_level
 def test_pre_ln_runs_load_in_transformers(positions: str, kind: str, corpus, tmp_path) -> None:
     """Positions from row 0: there are rows of zeros in front, up to that of [PAD]."""
     arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--model.position_embedding_type={positions}"]
-    arguments += ["--data.objective=full_sentences", "--model.pre_layer_norm=true", f"--tokenizer.kind={kind}"]
+    arguments += ["--data.input_format=full_sentences", "--model.pre_layer_norm=true", f"--tokenizer.kind={kind}"]
     arguments += ["--tokenizer.vocab_size=330"]
     assert pretrain([*arguments, f"--output_dir={tmp_path / 'run'}"]) == 0
     said: list[str] = []
@@ -365,7 +365,11 @@ def test_a_sentence_transformer_on_real_sentences(shared) -> None:
 def test_a_run_with_a_byte_level_vocabulary_of_its_own(offset: int, corpus, tmp_path) -> None:
     """As BERT and as RoBERTa: the export compares ids and logits with those of transformers."""
     arguments = [*SMALL_RUN, "--tokenizer.kind=byte_level", "--tokenizer.vocab_size=330", "--training.steps=2"]
-    arguments += ["--data.objective=full_sentences", f"--model.position_offset={offset}", "--model.type_vocab_size=1"]
+    arguments += [
+        "--data.input_format=full_sentences",
+        f"--model.position_offset={offset}",
+        "--model.type_vocab_size=1",
+    ]
     arguments += [f"--model.layer_norm_eps={1e-5}", f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}"]
     assert pretrain(arguments) == 0
     said: list[str] = []

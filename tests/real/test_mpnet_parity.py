@@ -145,7 +145,7 @@ def test_a_sentence_transformers_folder(tmp_path: Path) -> None:
 def test_a_permuted_run_of_ours_is_an_mpnet(corpus: Path, tmp_path: Path) -> None:
     """With a vocabulary that has padding where MPNet has it, its positions and its buckets."""
     arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, "--training.steps=2"]
-    arguments += ["--data.prediction=permuted", "--data.objective=full_sentences", "--model.type_vocab_size=0"]
+    arguments += ["--training.objective=plm", "--data.input_format=full_sentences", "--model.type_vocab_size=0"]
     arguments += ["--tokenizer.kind=byte_level", "--tokenizer.vocab_size=330", "--model.position_offset=2"]
     assert pretrain([*arguments, "--model.relative_attention_buckets=32"]) == 0
     said: list[str] = []

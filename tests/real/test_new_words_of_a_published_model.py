@@ -24,7 +24,7 @@ def test_a_published_model_goes_on_with_new_words(shared, tmp_path, capsys) -> N
     new = sorted(tokenizer.get_vocab().keys() - source.tokenizer.get_vocab().keys(), key=tokenizer.token_to_id)
     capsys.readouterr()
     arguments = [data, f"--init={folder}", f"--tokenizer.path={longer}", f"--output_dir={tmp_path / 'run'}"]
-    arguments += ["--data.objective=full_sentences", "--data.sequence_length=32"]
+    arguments += ["--data.input_format=full_sentences", "--data.sequence_length=32"]
     arguments += ["--data.max_predictions_per_sequence=5", "--data.eval_fraction=0.02", "--training.batch_size=4"]
     arguments += ["--training.steps=2", "--training.checkpoint_every=2", "--optimizer.learning_rate=1e-12"]
     arguments += ["--optimizer.warmup_steps=0", "--transfer=null"]

@@ -362,7 +362,7 @@ def test_continued_pretraining_reads_sentences_as_running_text(make, tmp_path) -
     folder = make("roberta", "MaskedLM")
     config = DataConfig(
         train=str(tmp_path / "corpus.txt"),
-        objective="doc_sentences",
+        input_format="doc_sentences",
         sequence_length=LENGTH,
         num_workers=1,
         eval_fraction=0.2,

@@ -134,7 +134,7 @@ def run(corpus: Path, tmp_path_factory) -> tuple[Path, list[str]]:
     """A run of ten steps with whole words masked, and its arguments."""
     folder = tmp_path_factory.mktemp("byte-level") / "run"
     arguments = [f"--data.train={corpus}", *SMALL_RUN, *BYTE_LEVEL, "--data.whole_word_masking=true"]
-    arguments += ["--data.objective=full_sentences", "--training.steps=10", "--training.checkpoint_every=5"]
+    arguments += ["--data.input_format=full_sentences", "--training.steps=10", "--training.checkpoint_every=5"]
     assert pretrain([*arguments, f"--output_dir={folder}"]) == 0
     return folder, arguments
 

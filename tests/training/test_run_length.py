@@ -180,7 +180,7 @@ def test_a_branch_may_decay_with_other_batches_and_another_corpus(pretrain, sour
         (["--init={}@12"], "training.steps is 12"),
         (["--init={}@8", "--optimizer.name=lion"], "optimizer.name"),
         (["--init={}@8", "--optimizer.max_grad_norm=0"], "optimizer.max_grad_norm"),
-        (["--init={}@8", "--data.objective=full_sentences"], "data.objective"),
+        (["--init={}@8", "--data.input_format=full_sentences"], "data.input_format"),
     ],
 )
 def test_a_state_that_cannot_be_continued_is_one_sentence(corpus, source, tmp_path, fails, arguments, part) -> None:

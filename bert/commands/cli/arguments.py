@@ -19,6 +19,8 @@ from bert.config.yaml_io import (
     NULLS,
     ConfigField,
     UserValue,
+    add_value,
+    current_key,
     dump,
     key_of,
     keys_of,
@@ -181,7 +183,7 @@ def _options(argv: list[str], keys: dict[str, ConfigField], extra: Mapping[str, 
         if word.startswith("--") or word == "-h":
             name, equals, value = ("help", "", "") if word == "-h" else word[2:].partition("=")
             name = SHORT_FORMS[name] if SHORT_FORMS.get(name) in keys else name
-            if name not in takes_value and key_of(name, keys) is None:
+            if name not in takes_value and key_of(current_key(name, keys), keys) is None:
                 raise UserError(f"{COMMAND_LINE}: {unknown_key(name, sibling_keys(name, keys), prefix='--')}")
             if equals and not takes_value.get(name, True) and (name, value) != ("help", "all"):
                 raise UserError(f"{COMMAND_LINE}: --{name} takes no value: remove ={value}")
@@ -203,10 +205,11 @@ def _options(argv: list[str], keys: dict[str, ConfigField], extra: Mapping[str, 
 
 
 def _values_on_command_line(options: Mapping[str, list[str]], keys: dict[str, ConfigField]) -> dict[str, UserValue]:
-    values = {}
+    values: dict[str, UserValue] = {}
     for name, words in options.items():
-        value = words if len(words) > 1 else _text_or_list(words[0], require(key_of(name, keys), name))
-        values[name] = UserValue(value, COMMAND_LINE, None, f"--{name} {' '.join(words)}")
+        field = require(key_of(current_key(name, keys), keys), name)
+        value = words if len(words) > 1 else _text_or_list(words[0], field)
+        add_value(values, name, UserValue(value, COMMAND_LINE, None, f"--{name} {' '.join(words)}"), keys)
     return values
 
 

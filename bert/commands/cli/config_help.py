@@ -18,8 +18,8 @@ from bert.config.yaml_io import ConfigField, fields_of, help_texts, keys_of
 
 COMMON_KEYS = {
     PretrainConfig: (
-        *("output_dir", "init", "seed", "loggers", "data.train", "data.eval", "data.objective", "data.prediction"),
-        *("data.sequence_length", "tokenizer.path", "tokenizer.vocab_size", "model.hidden_size"),
+        *("output_dir", "init", "seed", "loggers", "data.train", "data.eval", "data.input_format"),
+        *("training.objective", "data.sequence_length", "tokenizer.path", "tokenizer.vocab_size", "model.hidden_size"),
         *("model.num_hidden_layers", "model.num_attention_heads", "optimizer.name", "optimizer.learning_rate"),
         *("optimizer.warmup_ratio", "optimizer.schedule", "training.steps", "training.batch_size"),
         *("training.gradient_accumulation_steps", "training.dtype", "training.mesh", "training.checkpoint_every"),

@@ -1,4 +1,4 @@
-"""Corpus -> examples of an objective on disk, built once and found again.
+"""Corpus -> examples of an input format on disk, built once and found again.
 
     documents -> store -> random order -> held-out share | shards -> one worker a shard -> index.json
 
@@ -45,7 +45,7 @@ from bert.data.pretraining.dataset import (
     open_examples,
     verify_checksums,
 )
-from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.data.pretraining.shards import ShardSpec, ShardSummary, row_settings
 from bert.data.worker_processes import available_cores
 from bert.errors import LOGGER, UserError, require
@@ -202,14 +202,14 @@ def _settings(config: DataConfig, cache: Path, tokenizer: str) -> dict[str, Any]
         "held_out": config.eval_fraction if config.eval is None else None,
         "tokenizer": tokenizer,
         "sequence_length": config.sequence_length,
-        "short_seq_prob": config.short_seq_prob if OBJECTIVES[config.objective].uses_short_sequences else None,
+        "short_seq_prob": config.short_seq_prob if INPUT_FORMATS[config.input_format].uses_short_sequences else None,
         "one_sentence_per_line": config.one_sentence_per_line,
         "language": None if config.one_sentence_per_line else config.language,
         "seed": config.seed,
         "shard_bytes": SHARD_BYTES,
     }
-    if config.objective != "nsp":
-        settings["objective"] = config.objective
+    if config.input_format != "nsp":
+        settings["objective"] = config.input_format
     if config.near_duplicates is not None:
         settings["near_duplicates"] = config.near_duplicates
     if config.verbatim:
@@ -240,9 +240,9 @@ def training_fingerprint(config: DataConfig, cache: Path) -> str:
 
 def _layout(config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """The special tokens of a row and the spaces of its text, where they differ from those of BERT's own rows."""
-    if OBJECTIVES[config.objective].whole_documents:
+    if INPUT_FORMATS[config.input_format].whole_documents:
         return {}
-    pair = OBJECTIVES[config.objective].pair
+    pair = INPUT_FORMATS[config.input_format].pair
     template = row_template(tokenizer, pair)
     if keeps_spaces(tokenizer):
         return {"row_template": asdict(template), "spaces": True}
@@ -323,7 +323,7 @@ def _warn_of_empty_documents(tasks: list[ShardSpec], summaries: dict[str, ShardS
 
 def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardSpec]:
     """The shards of a set: they depend on corpus, seed and held-out share only. The caller holds the set's lock."""
-    work, minimum = folder / WORK, OBJECTIVES[config.objective].documents
+    work, minimum = folder / WORK, INPUT_FORMATS[config.input_format].documents
     tasks = []
     for split, (store, order) in _split_documents(work, config, minimum, progress).items():
         if split == "train" and config.mixture_weights is not None and not config.streaming:
@@ -376,7 +376,7 @@ def _split_documents(
 
 def require_documents(config: DataConfig) -> None:
     """Raises UserError if a corpus has too few documents. Reads no more of it than necessary; streams are not read."""
-    minimum = OBJECTIVES[config.objective].documents
+    minimum = INPUT_FORMATS[config.input_format].documents
     sources = [] if config.streaming else [("data.train", config.train, minimum * (1 if config.eval else 2))]
     if config.eval is not None:
         sources.append(("data.eval", config.eval, minimum))
@@ -387,7 +387,7 @@ def require_documents(config: DataConfig) -> None:
 
 
 def _too_few_documents(key: str, count: int, config: DataConfig) -> UserError:
-    needed, reason = OBJECTIVES[config.objective].documents, ""
+    needed, reason = INPUT_FORMATS[config.input_format].documents, ""
     if key == "data.train" and config.eval is None:
         parts = "two to train on and two to hold out" if needed == 2 else "one to train on and one to hold out"
         reason = f", {parts}{' (next-sentence pairs draw from another document)' if needed == 2 else ''}"

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from bert.data.corpus.documents import DigestCache, file_signature
-from bert.data.pretraining.objectives import NEXT_ID, OBJECTIVES
+from bert.data.pretraining.input_formats import INPUT_FORMATS, NEXT_ID
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.data.pretraining.segments import IS_NEXT
 from bert.data.pretraining.shards import COLUMNS, LONGER_DOCUMENTS
@@ -84,7 +84,7 @@ class PretrainingDataset:
 
         Estimated from a sample if rows are packed.
         """
-        label = f"{OBJECTIVES['nsp'].label}_label"
+        label = f"{INPUT_FORMATS['nsp'].label}_label"
         rows = open_rows(self.train if split == "train" else self.eval)
         sample = rows.take(np.unique(np.linspace(0, len(rows) - 1, SAMPLED_ROWS).astype(int)))
         if label not in sample:
@@ -210,7 +210,7 @@ class ShardReader:
           indices: whole numbers in [0, len(self)), [B].
 
         Returns:
-          int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and, where the objective has one, the label
+          int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and, where the input format has one, the label
           (``next_sentence_label``, ``sentence_order_label``) [B]; of blocks ``next_id`` [B]. The token types of a row
           are 1 at positions from segment_a_length up to length. Packed rows have ``example_length`` as well, and it,
           segment_a_length and the label are [B, K], 0 where a row has fewer examples.

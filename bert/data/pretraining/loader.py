@@ -105,18 +105,18 @@ class PretrainingLoader:
         return np.argsort(stream.random_raw(len(self.rows)), kind="stable")
 
 
-def make_predictions(config: DataConfig, tokenizer: Tokenizer) -> Predictions:
-    """What a configuration predicts. Raises UserError where a vocabulary has nothing to mask."""
-    return NextTokens() if config.prediction == "next" else make_masking(config, tokenizer)
+def make_predictions(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm") -> Predictions:
+    """Returns the predicted tokens of a pretraining objective. Raises UserError if a vocabulary has nothing to mask."""
+    return NextTokens() if objective == "clm" else make_masking(config, tokenizer, objective)
 
 
-def make_masking(config: DataConfig, tokenizer: Tokenizer) -> Masking:
-    """The masking that a configuration asks for, of a vocabulary. Raises UserError where it has nothing to mask."""
+def make_masking(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm") -> Masking:
+    """Returns the masking of a pretraining objective. Raises UserError if a vocabulary has nothing to mask."""
     from bert.tokenizer.special_tokens import special_ids
     from bert.tokenizer.vocabulary import embedding_rows, subword_ids
 
     special = special_ids(tokenizer)
-    return MASKINGS[config.prediction](
+    return MASKINGS[objective](
         vocab_size=embedding_rows(tokenizer),
         mask_id=special.mask,
         special_ids=special.all,
@@ -156,8 +156,8 @@ def held_out_batches(
 def masked_batch(examples: dict[str, np.ndarray], predictions: Predictions, words: np.ndarray, first_row: int) -> Batch:
     """Examples -> one pretraining batch. The attention mask comes from the lengths, never from corrupted tokens.
 
-    Of an objective with a label the batch has NAME_labels and NAME_weights, NAME being next_sentence or sentence_order:
-    [B], or [B, K] where rows are packed. Then it also has the arrays of `packing_arrays`.
+    If the input format has a label, the batch has NAME_labels and NAME_weights, NAME being next_sentence or
+    sentence_order: [B], or [B, K] where rows are packed. Then it also has the arrays of `packing_arrays`.
     """
     ids = examples["input_ids"]
     rows, length = ids.shape

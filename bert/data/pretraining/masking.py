@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Integer, UInt32, UInt64
 
-from bert.data.pretraining.objectives import NEXT_ID
+from bert.data.pretraining.input_formats import NEXT_ID
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.errors import UserError
 
@@ -353,8 +353,8 @@ class PermutedMasking(Masking):
         }
 
 
-MASKINGS: dict[str, type[Masking]] = {"masked": Masking, "replaced": SamplingMasking, "permuted": PermutedMasking}
-"""By the names that data.prediction takes, next aside."""
+MASKINGS: dict[str, type[Masking]] = {"mlm": Masking, "rtd": SamplingMasking, "plm": PermutedMasking}
+"""Maskings by training.objective; clm masks nothing."""
 
 
 def philox_uint64(

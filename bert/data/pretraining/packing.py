@@ -70,7 +70,7 @@ def pack_rows(columns: Columns, max_examples: int, pad: int) -> Columns:
     """Rows of one example -> rows of up to K.
 
     Args:
-      columns: of an objective: input_ids [E, T], length, segment_a_length and perhaps a label [E].
+      columns: of an input format: input_ids [E, T], length, segment_a_length and perhaps a label [E].
       max_examples: K.
       pad: id of padding.
 

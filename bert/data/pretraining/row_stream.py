@@ -28,8 +28,8 @@ import numpy as np
 from bert.config import DataConfig
 from bert.data.corpus.document_stream import DocumentReader, ReaderState, StreamedDocument, StreamFile
 from bert.data.corpus.files import Document, Skipped
+from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.data.pretraining.loader import PretrainingLoader
-from bert.data.pretraining.objectives import OBJECTIVES
 from bert.data.pretraining.packing import Columns, pack_rows
 from bert.data.pretraining.shards import draw_rows, row_settings, tokenize
 from bert.data.worker_processes import WorkerPool, start_worker
@@ -115,11 +115,11 @@ class StreamSpec:
     def chunks(
         self, state: ReaderState, skipped: Skipped | None = None
     ) -> Iterator[tuple[ReaderState, list[StreamedDocument]]]:
-        """Where each chunk begins, and its documents: at least as many as the objective needs. It ends with a pass,
+        """Where each chunk begins, and its documents: at least as many as the input format needs. It ends with a pass,
         unless the corpus is mixed by weights. ``skipped`` counts documents without text."""
         config = self.config
         reader = DocumentReader(self.files, config, (self.reader, config.stream_readers), state or None, skipped)
-        minimum, begin, size = OBJECTIVES[config.objective].documents, reader.state, 0
+        minimum, begin, size = INPUT_FORMATS[config.input_format].documents, reader.state, 0
         documents: list[StreamedDocument] = []
         while True:
             end, document = reader.state, next(reader)
@@ -144,7 +144,7 @@ def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterato
       tokenizer: as ``bert.tokenizer.vocabulary.literal_tokenizer`` gives it.
 
     Raises:
-      UserError: the corpus cannot be read, or has too few documents for the objective.
+      UserError: the corpus cannot be read, or has too few documents for the input format.
     """
     window, row, without_rows, skipped = spec.window, start.first_row, 0, Skipped()
     waiting: deque[list[Columns]] = deque([] for _ in range(window))
@@ -156,7 +156,7 @@ def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterato
         if without_rows == CHUNKS_WITHOUT_ROWS:
             raise UserError(
                 f"the documents of data.train give reader {spec.reader + 1} of {spec.config.stream_readers} no row of "
-                f"data.objective {spec.config.objective}: use longer documents, more of them, or a smaller "
+                f"data.input_format {spec.config.input_format}: use longer documents, more of them, or a smaller "
                 "data.stream_readers"
             )
         if not without_rows:
@@ -185,7 +185,7 @@ def _chosen(columns: Columns, rows: np.ndarray) -> Columns:
 
 
 def chunk_rows(spec: StreamSpec, chunk: int, documents: list[StreamedDocument], tokenizer: Tokenizer) -> Columns:
-    """The rows of a chunk; none where the documents are too few for the objective."""
+    """The rows of a chunk; none where the documents are too few for the input format."""
     from bert.tokenizer.special_tokens import special_ids
     from bert.tokenizer.vocabulary import embedding_rows
 
@@ -195,7 +195,7 @@ def chunk_rows(spec: StreamSpec, chunk: int, documents: list[StreamedDocument], 
     store = _Documents({number: documents[index] for index, number in enumerate(identities.tolist())})
     text, template = tokenize(settings, store, identities, tokenizer)
     pad, vocab_size = special_ids(tokenizer).padding, embedding_rows(tokenizer)
-    if len(set(text.indices)) < OBJECTIVES[settings.objective].documents:
+    if len(set(text.indices)) < INPUT_FORMATS[settings.input_format].documents:
         text = text._replace(sentences=text.sentences[:1], documents=text.documents[:1], indices=[])
     name = f"stream-{spec.reader}-{chunk}"
     _, columns = draw_rows(settings, name, text, template, pad, vocab_size)

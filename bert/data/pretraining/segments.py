@@ -1,4 +1,4 @@
-"""Pairs of segments for a sentence objective: next sentence (Devlin et al. 2019, appendix A.2, after
+"""Pairs of segments for a sentence input format: next sentence (Devlin et al. 2019, appendix A.2, after
 ``create_instances_from_document`` of google-research/bert ``create_pretraining_data.py``) and sentence order (Lan et
 al. 2020, section 3.1).
 
@@ -24,7 +24,7 @@ RANDOM_SHARE = 0.5
 
 
 class Pair(NamedTuple):
-    """One example: tokens [a_start, a_end) and [b_start, b_end), and the label of its objective."""
+    """One example: tokens [a_start, a_end) and [b_start, b_end), and the label of its input format."""
 
     a_start: int
     a_end: int

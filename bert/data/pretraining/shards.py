@@ -1,4 +1,4 @@
-"""One shard of examples: documents of a store -> tokens -> rows of an objective in an Arrow stream.
+"""One shard of examples: documents of a store -> tokens -> rows of an input format in an Arrow stream.
 
 A shard is built by one process from (seed, its name) alone, so how many processes share the work changes
 nothing. The files are what ``datasets.Dataset.from_file`` opens; reading them here takes pyarrow and NumPy
@@ -21,7 +21,7 @@ from bert.data.cache import WORK
 from bert.data.corpus.document_store import Documents, DocumentStore
 from bert.data.encoding import RowTemplate, row_template
 from bert.data.pretraining import segments
-from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.data.pretraining.packing import Columns, pack_rows
 from bert.data.pretraining.tokenization import TokenizedDocuments, tokenize_documents, tokenize_sentences
 from bert.errors import UserError
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 COLUMNS = ("input_ids", "length", "segment_a_length")
-"""Of every row; where rows are packed example_length follows, of blocks next_id, and the label of the objective where
+"""Of every row; where rows are packed example_length follows, of blocks next_id, and the label of the input format where
 it has one, NAME_label. Packed rows have K values of these and of segment_a_length."""
 
-LONGER_DOCUMENTS = "join the texts of a document (an empty line ends one), or use data.objective full_sentences"
+LONGER_DOCUMENTS = "join the texts of a document (an empty line ends one), or use data.input_format full_sentences"
 """The fix for documents with a single sentence."""
 
 
@@ -45,7 +45,7 @@ class RowSettings:
     """All that decides the rows of documents, besides the tokenizer and the key of the random stream."""
 
     seed: int
-    objective: str
+    input_format: str
     sequence_length: int
     short_seq_prob: float
     languages: tuple[str, ...]
@@ -59,7 +59,7 @@ def row_settings(config: DataConfig, packing: bool) -> RowSettings:
     """Those of a configuration; ``packing`` says whether these rows are packed if others are."""
     return RowSettings(
         seed=config.seed,
-        objective=config.objective,
+        input_format=config.input_format,
         sequence_length=config.sequence_length,
         short_seq_prob=config.short_seq_prob,
         languages=(config.language,) if isinstance(config.language, str) else tuple(config.language),
@@ -140,16 +140,16 @@ def build_range(tasks: list[ShardSpec], tokenizer: Tokenizer) -> Iterator[tuple[
 def tokenize(
     settings: RowSettings, store: Documents, indices: np.ndarray, tokenizer: Tokenizer
 ) -> tuple[TokenizedDocuments, RowTemplate]:
-    """The tokens of documents as the objective reads them, and where a row's special tokens are.
+    """The tokens of documents as the input format reads them, and where a row's special tokens are.
 
     Args:
       tokenizer: as ``bert.tokenizer.vocabulary.literal_tokenizer`` gives it.
     """
-    objective = OBJECTIVES[settings.objective]
-    if objective.whole_documents:
+    input_format = INPUT_FORMATS[settings.input_format]
+    if input_format.whole_documents:
         end = special_ids(tokenizer).end
         return tokenize_documents(store, indices, tokenizer, end), RowTemplate((), (), (), ())
-    template = row_template(tokenizer, objective.pair)
+    template = row_template(tokenizer, input_format.pair)
     text = tokenize_sentences(
         store,
         indices,
@@ -162,16 +162,16 @@ def tokenize(
 
 
 def _check_documents(task: ShardSpec, text: TokenizedDocuments, count: int) -> None:
-    """Raises UserError if the objective needs more documents than have text, of ``count``, or more different ones."""
-    minimum, documents = OBJECTIVES[task.rows.objective].documents, len(text.indices)
+    """Raises UserError if the input format needs more documents than have text, of ``count``, or more different ones."""
+    minimum, documents = INPUT_FORMATS[task.rows.input_format].documents, len(text.indices)
     if documents < minimum:
         raise UserError(
             f"only {documents} of {count} documents of {task.name} hold more than control characters, and "
-            f"data.objective {task.rows.objective} needs {minimum}: remove the empty ones from the corpus"
+            f"data.input_format {task.rows.input_format} needs {minimum}: remove the empty ones from the corpus"
         )
     if len(set(text.indices)) < minimum:
         raise UserError(
-            f"{task.name} holds copies of one document alone, and data.objective {task.rows.objective} needs "
+            f"{task.name} holds copies of one document alone, and data.input_format {task.rows.input_format} needs "
             f"{minimum}: give entry {task.store.sources()[text.indices[0]] + 1} of data.train more documents, or less "
             "of data.mixture_weights"
         )
@@ -183,13 +183,15 @@ def _check_sentences(task: ShardSpec, documents: list[int], row_count: int) -> N
     Next-sentence rows exist even then, but B is always random and there is nothing to learn. Held-out text may be such
     a small sample that it is no error there.
     """
-    held_out, objective = task.name.startswith("eval"), task.rows.objective
-    if row_count and (held_out or not OBJECTIVES[objective].pair or (np.diff(documents) > 1).any()):
+    held_out, input_format = task.name.startswith("eval"), task.rows.input_format
+    if row_count and (held_out or not INPUT_FORMATS[input_format].pair or (np.diff(documents) > 1).any()):
         return
     fix = LONGER_DOCUMENTS
     if held_out:
         fix = f"raise data.eval_fraction, set data.eval, or {fix}"
-    raise UserError(f"no document of {task.name} has two sentences, which data.objective {objective} needs: {fix}")
+    raise UserError(
+        f"no document of {task.name} has two sentences, which data.input_format {input_format} needs: {fix}"
+    )
 
 
 def _build_shard(
@@ -197,12 +199,12 @@ def _build_shard(
 ) -> tuple[ShardSummary, np.ndarray]:
     """Writes one shard. Returns its summary and the counts of its tokens."""
     tokens, sentences, documents, _ = text
-    objective, length = OBJECTIVES[task.rows.objective], task.rows.sequence_length
+    input_format, length = INPUT_FORMATS[task.rows.input_format], task.rows.sequence_length
     ranges, columns = draw_rows(task.rows, task.name, text, template, pad, vocab_size)
     _check_sentences(task, documents, len(ranges))
     present = np.arange(length) < columns["length"][:, None]
     counts = np.bincount(columns["input_ids"][present], minlength=vocab_size).astype(np.int64)
-    positive_rows = int(columns[f"{objective.label}_label"].sum()) if objective.label else 0
+    positive_rows = int(columns[f"{input_format.label}_label"].sum()) if input_format.label else 0
     if task.rows.max_sequences_per_pack is not None:
         columns = pack_rows(columns, task.rows.max_sequences_per_pack, pad)
     size, sha256 = _write(task.file, columns)
@@ -212,11 +214,11 @@ def _build_shard(
         size=size,
         sha256=sha256,
         documents=len(documents) - 1,
-        sentences=0 if objective.whole_documents else len(sentences) - 1,
+        sentences=0 if input_format.whole_documents else len(sentences) - 1,
         tokens=len(tokens),
         unused_tokens=_count_unused(ranges, len(tokens)),
         positive_rows=positive_rows,
-        single_sentence_documents=int((np.diff(documents) == 1).sum()) if objective.pair else 0,
+        single_sentence_documents=int((np.diff(documents) == 1).sum()) if input_format.pair else 0,
     )
     return summary, counts
 
@@ -226,11 +228,11 @@ def draw_rows(
 ) -> tuple[np.ndarray, Columns]:
     """Draws rows with the random stream of (seed, name): their ranges [R, ...] and their columns, not packed yet."""
     tokens, sentences, documents, indices = text
-    objective, length = OBJECTIVES[settings.objective], settings.sequence_length
+    input_format, length = INPUT_FORMATS[settings.input_format], settings.sequence_length
     rng = segments.make_rng(settings.seed, name)
-    ranges = objective.sample_rows(sentences, documents, length, template, settings.short_seq_prob, rng, indices)
+    ranges = input_format.sample_rows(sentences, documents, length, template, settings.short_seq_prob, rng, indices)
     padding = np.full((len(ranges), length), pad, np.uint16 if vocab_size <= 1 << 16 else np.int32)
-    return ranges, objective.to_columns(tokens, np.array(sentences)[documents], ranges, template, padding)
+    return ranges, input_format.to_columns(tokens, np.array(sentences)[documents], ranges, template, padding)
 
 
 def _count_unused(ranges: np.ndarray, token_count: int) -> int:

@@ -102,7 +102,7 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
         two_parts = names.SEQ_RELATIONSHIP in names.ARCHITECTURES[model.architecture]
         raise UserError(
             f"{model.source} is a {model.architecture} of {family.title}'s form, which transformers does not have: "
-            f"{_other_formats(model)}" + (", or pretrain with data.objective full_sentences" if two_parts else "")
+            f"{_other_formats(model)}" + (", or pretrain with data.input_format full_sentences" if two_parts else "")
         )
     has_head = names.PREDICTIONS in names.ARCHITECTURES[model.architecture]
     segments = "bert/embeddings/segment" in family.names.modules

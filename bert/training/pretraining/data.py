@@ -190,7 +190,7 @@ def open_phases(
         batch_size = phase.config.training.batch_size
         loader = loader_class(
             rows,
-            make_predictions(phase.config.data, tokenizer),
+            make_predictions(phase.config.data, tokenizer, phase.config.training.objective),
             batch_size,
             phase.config.seed,
             process,
@@ -200,7 +200,7 @@ def open_phases(
         )
         num_rows_read[examples.folder] += (phase.end - phase.first) * batch_size
         data = PhaseData(phase, examples, loader, open_rows(examples.eval))
-        if (byte_counts := token_byte_counts(tokenizer)) is not None and phase.config.data.prediction == "next":
+        if (byte_counts := token_byte_counts(tokenizer)) is not None and phase.config.training.objective == "clm":
             data = dataclasses.replace(data, tokens_per_byte=_tokens_per_byte(data, byte_counts))
         phases.append(data)
     return phases

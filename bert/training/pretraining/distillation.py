@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from bert.config import DistillationConfig, ModelConfig, PretrainConfig
 from bert.config.pretraining import phase_configs
-from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.errors import UserError
 from bert.inference.load import load
 from bert.model.array_types import Array
@@ -103,7 +103,7 @@ def check_student(config: PretrainConfig, teacher: Teacher) -> None:
     """Raises UserError if a model, or its rows, cannot learn from the teacher."""
     if teacher.config.causal:
         raise UserError(
-            f"the teacher {teacher.source} reads text from left to right, and data.prediction masked needs one that "
+            f"the teacher {teacher.source} reads text from left to right, and training.objective mlm needs one that "
             "sees the tokens on both sides: use another teacher"
         )
     for phase in phase_configs(config):
@@ -224,7 +224,7 @@ class Distillation:
     def _forward(
         self, teacher_params: Params, params: Params, batch: Batch, dropout: Dropout | None
     ) -> tuple[WeightedSums, WeightedSums]:
-        pairs, rows = layer_pairs(self.config, self.teacher), OBJECTIVES[self.config.data.objective]
+        pairs, rows = layer_pairs(self.config, self.teacher), INPUT_FORMATS[self.config.data.input_format]
         output, states = run_with_states(self.student, params, batch, pairs, self.config.model, dropout)
         targets, teacher_states = self._run_teacher(teacher_params, batch, pairs.values())
         states = project(states, params.get(PROJECTIONS, {}))

@@ -13,7 +13,7 @@ from bert.runtime.interrupts import InterruptHandler
 from bert.training.losses import WeightedSums
 from bert.training.means import accumulate_sums, compute_means
 from bert.training.pretraining.data import PhaseData
-from bert.training.pretraining.objectives import PREDICTIONS
+from bert.training.pretraining.objectives import OBJECTIVES
 from bert.training.timing import timed
 
 
@@ -30,7 +30,7 @@ class PretrainingEvaluator:
     ) -> None:
         self._eval_step, self._data, self._parallel, self._interrupts = eval_step, data, parallel, interrupts
         self._loss_factors = loss_factors
-        self._perplexity_loss = PREDICTIONS[data.phase.config.data.prediction].perplexity_loss
+        self._perplexity_loss = OBJECTIVES[data.phase.config.training.objective].perplexity_loss
 
     def __call__(self, params: Any) -> Metrics:
         means = compute_means(accumulate_sums(self._sums(params), self._parallel), self._loss_factors)

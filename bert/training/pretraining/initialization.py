@@ -45,8 +45,8 @@ class BranchedCheckpoints:
             except UserError as error:
                 raise UserError(
                     f"init_state is true, and the training state of {self.source} cannot be continued ({error}): keep "
-                    "what the run is trained with (optimizer.name, optimizer.max_grad_norm, data.objective, "
-                    "data.prediction), or remove init_state to take the weights alone"
+                    "what the run is trained with (optimizer.name, optimizer.max_grad_norm, data.input_format, "
+                    "training.objective), or remove init_state to take the weights alone"
                 ) from None
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from bert import metrics
 from bert.config import ModelConfig, PretrainConfig
+from bert.data.pretraining.input_formats import INPUT_FORMATS, InputFormat
 from bert.data.pretraining.loader import Batch, RowSource
-from bert.data.pretraining.objectives import OBJECTIVES, PretrainingObjective
 from bert.inference.pretrained import Pretrained
 from bert.model.decoders import BertForCausalLM
 from bert.model.electra import Electra, make_generator_config
@@ -37,8 +37,8 @@ MakeExecution = Callable[[ModelConfig], LayerExecution]
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """One value of data.prediction.
+class PretrainingObjective:
+    """A pretraining objective.
 
     Attributes:
         build_model: (config, sizes of a model -> how its layers are run) -> the model.
@@ -48,7 +48,7 @@ class Prediction:
         perplexity_loss: the loss whose exponential is the perplexity.
         special_tokens: whether special tokens are predicted as well.
         main_metric: the score that the curves show first.
-        baselines: (held-out batches, their row objective, [V] occurrences of predictable tokens in training, scores of
+        baselines: (held-out batches, their input format, [V] occurrences of predictable tokens in training, scores of
             the last evaluation) -> scores without a model.
         examples: (model, held-out rows) -> what the model makes of some of them, for results.json.
         examples_name: of these in results.json.
@@ -61,18 +61,18 @@ class Prediction:
     perplexity_loss: str
     special_tokens: bool
     main_metric: str
-    baselines: Callable[[Iterable[Batch], PretrainingObjective, np.ndarray, Metrics], dict[str, Any]]
+    baselines: Callable[[Iterable[Batch], InputFormat, np.ndarray, Metrics], dict[str, Any]]
     examples: Callable[[Pretrained, RowSource], list[dict[str, Any]]]
     examples_name: str
 
 
 def _masked_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
-    model_class = BertForPreTraining if OBJECTIVES[config.data.objective].label else BertForMaskedLM
+    model_class = BertForPreTraining if INPUT_FORMATS[config.data.input_format].label else BertForMaskedLM
     return model_class(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
 
 
 def _masked_loss(model: nn.Module, config: PretrainConfig) -> Loss:
-    rows = OBJECTIVES[config.data.objective]
+    rows = INPUT_FORMATS[config.data.input_format]
     return make_pretraining_loss(model.apply, rows.label, rows.metric)
 
 
@@ -104,36 +104,36 @@ def _permuted_loss(model: nn.Module, config: PretrainConfig) -> Loss:
 
 
 def masked_baselines(
-    batches: Iterable[Batch], objective: PretrainingObjective, counts: np.ndarray, scores: Metrics
+    batches: Iterable[Batch], input_format: InputFormat, counts: np.ndarray, scores: Metrics
 ) -> dict[str, Any]:
     """Scores of held-out rows for a model that knows only word frequencies and the majority label."""
     del scores
     tokens, labels = [], []
     for batch in batches:
         tokens.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
-        if objective.label:
-            labels.append(batch[f"{objective.label}_labels"][batch[f"{objective.label}_weights"] > 0])
+        if input_format.label:
+            labels.append(batch[f"{input_format.label}_labels"][batch[f"{input_format.label}_weights"] > 0])
     predicted = np.concatenate(tokens)
     unigram = metrics.unigram_baseline(counts, predicted) if len(predicted) else {}
-    if not objective.label:
+    if not input_format.label:
         return {"unigram": unigram}
     share_of_ones = float(np.mean(np.concatenate(labels)))
-    return {"unigram": unigram, f"{objective.metric}_majority_accuracy": max(share_of_ones, 1 - share_of_ones)}
+    return {"unigram": unigram, f"{input_format.metric}_majority_accuracy": max(share_of_ones, 1 - share_of_ones)}
 
 
 def replaced_baselines(
-    batches: Iterable[Batch], objective: PretrainingObjective, counts: np.ndarray, scores: Metrics
+    batches: Iterable[Batch], input_format: InputFormat, counts: np.ndarray, scores: Metrics
 ) -> dict[str, Any]:
     """As `masked_baselines`, of the generator; and the accuracy of taking no token for replaced, or every one."""
     share = scores["replaced_share"]
-    return {**masked_baselines(batches, objective, counts, scores), "disc_majority_accuracy": max(share, 1 - share)}
+    return {**masked_baselines(batches, input_format, counts, scores), "disc_majority_accuracy": max(share, 1 - share)}
 
 
 def next_baselines(
-    batches: Iterable[Batch], objective: PretrainingObjective, counts: np.ndarray, scores: Metrics
+    batches: Iterable[Batch], input_format: InputFormat, counts: np.ndarray, scores: Metrics
 ) -> dict[str, Any]:
     """Scores of held-out rows for a model that knows only the frequencies of the tokens."""
-    del objective, scores
+    del input_format, scores
     tokens = np.concatenate([batch["next_token_ids"][batch["next_token_weights"] > 0] for batch in batches])
     return {"unigram": metrics.unigram_baseline(counts, tokens) if len(tokens) else {}}
 
@@ -189,8 +189,8 @@ def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
     return []
 
 
-PREDICTIONS = {
-    "masked": Prediction(
+OBJECTIVES = {
+    "mlm": PretrainingObjective(
         build_model=_masked_model,
         build_loss=_masked_loss,
         modules=("bert", "predictions", "seq_relationship"),
@@ -202,7 +202,7 @@ PREDICTIONS = {
         examples=fill_some_masks,
         examples_name="filled_masks",
     ),
-    "replaced": Prediction(
+    "rtd": PretrainingObjective(
         build_model=_replaced_model,
         build_loss=_replaced_loss,
         modules=("bert", "generator", "discriminator_predictions"),
@@ -214,7 +214,7 @@ PREDICTIONS = {
         examples=fill_some_masks,
         examples_name="filled_masks",
     ),
-    "permuted": Prediction(
+    "plm": PretrainingObjective(
         build_model=_permuted_model,
         build_loss=_permuted_loss,
         modules=("bert", "predictions"),
@@ -226,7 +226,7 @@ PREDICTIONS = {
         examples=fill_some_masks,
         examples_name="filled_masks",
     ),
-    "next": Prediction(
+    "clm": PretrainingObjective(
         build_model=_next_model,
         build_loss=_next_loss,
         modules=("bert", "predictions"),
@@ -239,7 +239,7 @@ PREDICTIONS = {
         examples_name="continuations",
     ),
 }
-"""By the name that data.prediction takes."""
+"""Pretraining objectives by training.objective."""
 
 MakeBody = Callable[[Loss], Callable[..., Any]]
 """Loss -> body of a step or of an evaluation: (state or parameters, batch) -> anything."""
@@ -256,9 +256,9 @@ def build_model_and_loss(config: PretrainConfig, devices: Sequence[Any] | None =
     Raises:
         UserError: the devices cannot run the model as the configuration demands.
     """
-    prediction = PREDICTIONS[config.data.prediction]
-    model = prediction.build_model(config, lambda sizes: LayerExecution.from_config(config.training, sizes, devices))
-    return model, prediction.build_loss(model, config)
+    objective = OBJECTIVES[config.training.objective]
+    model = objective.build_model(config, lambda sizes: LayerExecution.from_config(config.training, sizes, devices))
+    return model, objective.build_loss(model, config)
 
 
 def build_with_teacher(

@@ -19,7 +19,7 @@ from bert import metrics
 from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config.data import DOCSTRINGS_PREFIX
 from bert.config.yaml_io import load_config
-from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.errors import UserError, require
 from bert.inference.pretrained import Pretrained
 from bert.model.names import PROJECTIONS, pretraining_architecture
@@ -40,7 +40,7 @@ from bert.training.loop import count_parameters
 from bert.training.means import read_eval_metrics, scores_of_line
 from bert.training.optimizer import describe_decay
 from bert.training.pretraining.data import PhaseData, PretrainingData, predictable_counts
-from bert.training.pretraining.objectives import PREDICTIONS
+from bert.training.pretraining.objectives import OBJECTIVES
 from bert.training.step import TrainState
 
 
@@ -87,7 +87,7 @@ def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:
     if num_phases == 1:
         return [("rows", rows), ("tokens per step", tokens), ("steps", steps)]
     rate, predictions = phase.config.optimizer.learning_rate, phase.config.data.max_predictions_per_sequence
-    predicted = "" if phase.config.data.prediction == "next" else f", up to {predictions} predicted a row"
+    predicted = "" if phase.config.training.objective == "clm" else f", up to {predictions} predicted a row"
     return [
         (f"phase {phase.number}", f"steps {phase.first + 1:,} to {phase.end:,}: {steps}"),
         ("  rows", rows),
@@ -98,26 +98,26 @@ def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:
 def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None = None) -> Subject:
     """Title and baselines of the curves; the baselines are known at the end of a run."""
     rest = dict(baselines or {})
-    prediction = PREDICTIONS[config.data.prediction]
-    loss = prediction.perplexity_loss
+    objective = OBJECTIVES[config.training.objective]
+    loss = objective.perplexity_loss
     scores = {f"{loss.removesuffix('loss')}{name}": value for name, value in rest.pop("unigram", {}).items()}
     scores |= {name.replace("_majority", ""): value for name, value in rest.items()}
-    has_no_label = OBJECTIVES[config.data.objective].metric is None and config.data.prediction != "replaced"
+    has_no_label = INPUT_FORMATS[config.data.input_format].metric is None and config.training.objective != "rtd"
     if has_no_label and config.distillation.teacher is None and not config.training.label_smoothing and loss in scores:
         scores["loss"] = scores[loss]
     model = config.model
-    title = f"pretraining ({config.data.objective}), {model.num_hidden_layers} layers of {model.hidden_size}"
+    title = f"pretraining ({config.data.input_format}), {model.num_hidden_layers} layers of {model.hidden_size}"
     return Subject(
-        title, baseline="word frequencies, majority class", baselines=scores, main_metric=prediction.main_metric
+        title, baseline="word frequencies, majority class", baselines=scores, main_metric=objective.main_metric
     )
 
 
 def unigram_loss(config: PretrainConfig, data: PretrainingData) -> tuple[str, float]:
     """Name of the loss per predicted token, and its value for the training text and token frequencies alone."""
-    prediction = PREDICTIONS[config.data.prediction]
-    counts = predictable_counts(data.phases[0].examples, data.tokenizer, prediction.special_tokens)
+    objective = OBJECTIVES[config.training.objective]
+    counts = predictable_counts(data.phases[0].examples, data.tokenizer, objective.special_tokens)
     log_probabilities = metrics.unigram_log_probabilities(counts)
-    return prediction.perplexity_loss, -float(np.sum(np.exp(log_probabilities) * log_probabilities))
+    return objective.perplexity_loss, -float(np.sum(np.exp(log_probabilities) * log_probabilities))
 
 
 def remarks(name: str, loss: float | None, baselines: Mapping[str, Any], divergence: str | None) -> list[str]:
@@ -165,14 +165,14 @@ def write_results(
         step=step,
         source=str(run.path),
     )
-    prediction, objective = PREDICTIONS[run.config.data.prediction], OBJECTIVES[run.config.data.objective]
+    objective, input_format = OBJECTIVES[run.config.training.objective], INPUT_FORMATS[run.config.data.input_format]
     # A callback may have ended the run early.
     last = next((phase for phase in data.phases if step <= phase.phase.end), data.phases[-1])
-    counts = predictable_counts(last.examples, data.tokenizer, prediction.special_tokens)
+    counts = predictable_counts(last.examples, data.tokenizer, objective.special_tokens)
     scores = scores_of_line(read_eval_metrics(run.path)[-1])
-    baselines = prediction.baselines(last.eval_batches(), objective, counts, scores)
-    loss = scores[prediction.perplexity_loss]
-    found = remarks(prediction.perplexity_loss, loss, baselines, divergence)
+    baselines = objective.baselines(last.eval_batches(), input_format, counts, scores)
+    loss = scores[objective.perplexity_loss]
+    found = remarks(objective.perplexity_loss, loss, baselines, divergence)
     results: dict[str, Any] = {
         "steps": step,
         **({"teacher": {"source": config.teacher, "checksum": config.checksum}} if config.teacher else {}),
@@ -181,7 +181,7 @@ def write_results(
         "baselines": baselines,
         **({"remarks": found} if found else {}),
         # Weights that are not finite predict nothing.
-        prediction.examples_name: [] if loss is None else prediction.examples(model, last.eval_rows),
+        objective.examples_name: [] if loss is None else objective.examples(model, last.eval_rows),
         "seconds": round(time.perf_counter() - start_time, 1),
     }
     metrics_log.write_results(run.path, results)

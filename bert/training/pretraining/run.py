@@ -31,7 +31,7 @@ from bert.training.pretraining.initialization import (
     init_mlm_bias,
     start_from_teacher,
 )
-from bert.training.pretraining.objectives import PREDICTIONS, CompileLoss, build_with_teacher
+from bert.training.pretraining.objectives import OBJECTIVES, CompileLoss, build_with_teacher
 from bert.training.pretraining.results import (
     add_transfer,
     curves_subject,
@@ -216,13 +216,13 @@ def _initialize(
     if is_branch:
         say(f"continues the training state of {config.init}")
         reader = BranchedCheckpoints(checkpoints, *find_branch_source(config), say)
-    first, prediction = data.phases[0], PREDICTIONS[config.data.prediction]
-    counts = predictable_counts(first.examples, data.tokenizer, prediction.special_tokens)
+    first, objective = data.phases[0], OBJECTIVES[config.training.objective]
+    counts = predictable_counts(first.examples, data.tokenizer, objective.special_tokens)
     teacher = setup.teacher if source is None and config.distillation.initial_weights == "teacher" else None
 
     def prepare(params: Params) -> Params:
         params = params if teacher is None else start_from_teacher(params, config.model, teacher, say)
-        return init_mlm_bias(config.mlm_bias_init, counts, prediction.mlm_head, params)
+        return init_mlm_bias(config.mlm_bias_init, counts, objective.mlm_head, params)
 
     state = initialize_state(
         model,
@@ -231,7 +231,7 @@ def _initialize(
         config.seed,
         reader,
         None if source is None else (source.origin, source.params),
-        prediction.modules,
+        objective.modules,
         say,
         prepare,
     )

@@ -64,7 +64,7 @@ def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
     check_readers(config.data, parallel.process[1])
     for number, phase in enumerate(phase_configs(config), 1):
         own = config.phases is not None and config.phases[number - 1].max_predictions_per_sequence is not None
-        if (note := phase.data.capped_predictions(f"phases.{number}" if own else "data")) is not None:
+        if (note := phase.capped_predictions(f"phases.{number}" if own else "data")) is not None:
             say(note)
     init_model = None if config.init is None or has_begun(run) else _load_init_model(run, say)
     if init_model is not None:

@@ -68,7 +68,7 @@ def test_the_examples_have_no_near_duplicates(tmp_path: Path) -> None:
     documents = [document(60) for _ in range(20)]
     for name, texts in (("once", documents), ("twice", [*documents, *(changed(text, 0.02) for text in documents)])):
         (tmp_path / f"{name}.txt").write_text("\n\n".join("\n".join(text) for text in texts))
-    options = {"sequence_length": 32, "objective": "full_sentences", "num_workers": 1, "near_duplicates": 0.7}
+    options = {"sequence_length": 32, "input_format": "full_sentences", "num_workers": 1, "near_duplicates": 0.7}
 
     def counts(name: str, **changes: float | None) -> dict[str, int]:
         config = DataConfig(train=str(tmp_path / f"{name}.txt"), **{**options, **changes})

@@ -12,7 +12,7 @@ from bert.errors import UserError
 
 
 @pytest.mark.parametrize(
-    ("objective", "held_out", "text", "message"),
+    ("input_format", "held_out", "text", "message"),
     [
         ("nsp", False, "One.\nTwo.\n", "data.train holds 1 document: at least 4 .*data.document_per_line"),
         ("full_sentences", False, "One.\nTwo.\n", "data.train holds 1 document: at least 2 .*data.document_per_line"),
@@ -20,7 +20,7 @@ from bert.errors import UserError
     ],
 )
 def test_documents_are_counted_before_a_vocabulary_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, held_out: bool, text: str, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input_format: str, held_out: bool, text: str, message: str
 ) -> None:
     monkeypatch.setattr(vocabulary, "train_vocabulary", lambda *arguments: pytest.fail("trained"))
     (tmp_path / "train.txt").write_text(text)
@@ -28,7 +28,7 @@ def test_documents_are_counted_before_a_vocabulary_is_trained(
     data = DataConfig(
         train=str(tmp_path / "train.txt"),
         eval=str(tmp_path / "eval.txt") if held_out else None,
-        objective=objective,
+        input_format=input_format,
         cache_dir=str(tmp_path / "cache"),
     )
     with pytest.raises(UserError, match=message):
@@ -51,8 +51,8 @@ def test_other_fields_and_lines_as_documents_have_other_vocabularies(tmp_path: P
     [
         ({"text_field": ""}, "data.text_field is ''"),
         ({"text_field": ["a", "a"]}, "data.text_field is .* different"),
-        ({"document_per_line": True, "verbatim": True, "objective": "blocks"}, "document_per_line and data.verbatim"),
-        ({"document_per_line": True, "one_sentence_per_line": True}, "data.objective nsp needs .* two sentences"),
+        ({"document_per_line": True, "verbatim": True, "input_format": "blocks"}, "_per_line and data.verbatim"),
+        ({"document_per_line": True, "one_sentence_per_line": True}, "data.input_format nsp needs .* two sentences"),
     ],
 )
 def test_contradictory_ways_to_read_are_named(changes: dict, message: str) -> None:

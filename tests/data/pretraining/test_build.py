@@ -334,7 +334,7 @@ def test_lines_and_fields_are_part_of_the_name_of_a_set(place, tokenizer, tmp_pa
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     plain = config_of(place, train=str(tmp_path / "a.jsonl"))
     body = config_of(place, train=str(tmp_path / "a.jsonl"), text_field="body")
-    lines = config_of(place, train=str(tmp_path / "a.txt"), document_per_line=True, objective="full_sentences")
+    lines = config_of(place, train=str(tmp_path / "a.txt"), document_per_line=True, input_format="full_sentences")
     found = [build_examples(config, tokenizer, tmp_path / "cache") for config in (plain, body, lines)]
     assert len({examples.folder for examples in found}) == 3
     assert documents_in(all_rows([*found[1].train, *found[1].eval])) == set(range(1, 9))

@@ -42,13 +42,13 @@ def test_documents_of_two_and_more_sentences_are_no_warning(build_lengths, lengt
 
 
 def test_next_sentence_pairs_of_one_sentence_documents_are_an_error(build_lengths) -> None:
-    with pytest.raises(UserError, match=r"no document of train-00000 has two sentences, which data\.objective nsp"):
+    with pytest.raises(UserError, match=r"no document of train-00000 has two sentences, as data\.input_format nsp"):
         build_lengths(1)
-    assert build_lengths(1, objective="full_sentences").pair_warnings() == []
+    assert build_lengths(1, input_format="full_sentences").pair_warnings() == []
 
 
 def test_documents_without_a_sentence_order_pair_are_counted(build_lengths) -> None:
-    found = build_lengths(1, 2, objective="sop")
+    found = build_lengths(1, 2, input_format="sop")
     count = found.counts["train_single_sentence_documents"]
     assert 0.4 < count / found.counts["train_documents"] < 0.6
     assert f"{count} of {found.counts['train_documents']} documents of data.train have one" in found.pair_warnings()[0]

@@ -87,12 +87,12 @@ def test_frozen_masks_by_one_line(place, frozen) -> None:
     assert same == 1 if frozen else same < 0.05
 
 
-@pytest.mark.parametrize("objective", ["full_sentences", "doc_sentences", "blocks"])
-def test_rows_without_pairs_are_not_duplicated_for_nothing(objective) -> None:
-    config = DataConfig(train="a.txt", objective=objective, dupe_factor=3)
-    with pytest.raises(UserError, match=rf"data\.objective {objective} has no pairs that would differ: remove"):
+@pytest.mark.parametrize("input_format", ["full_sentences", "doc_sentences", "blocks"])
+def test_rows_without_pairs_are_not_duplicated_for_nothing(input_format) -> None:
+    config = DataConfig(train="a.txt", input_format=input_format, dupe_factor=3)
+    with pytest.raises(UserError, match=rf"data\.input_format {input_format} has no pairs that would differ: remove"):
         config.check()
-    DataConfig(train="a.txt", objective=objective, dupe_factor=3, static_masking=True).check()
+    DataConfig(train="a.txt", input_format=input_format, dupe_factor=3, static_masking=True).check()
 
 
 def test_passes_are_those_that_are_asked_for(place) -> None:
@@ -116,9 +116,11 @@ def test_passes_are_those_that_are_asked_for(place) -> None:
         ),
         ({"sequence_length": 32, "max_predictions_per_sequence": 5, "masked_lm_prob": 0.4}, "allows 16.7% of"),
         ({"sequence_length": 512, "max_predictions_per_sequence": 77}, None),
-        ({"sequence_length": 512, "prediction": "next", "objective": "blocks"}, None),
     ],
 )
 def test_fewer_predictions_than_the_share_are_told(values: dict, allowed: str | None) -> None:
-    said = DataConfig(train="a.txt", **values).capped_predictions()
+    said = PretrainConfig(data=DataConfig(**values)).capped_predictions()
     assert said is None if allowed is None else allowed in said
+    assert (
+        PretrainConfig(data=DataConfig(**values), training=TrainingConfig(objective="clm")).capped_predictions() is None
+    )

@@ -45,7 +45,7 @@ def test_no_example_of_a_packed_row_predicts_another() -> None:
 
 def test_every_token_of_the_held_out_text_is_predicted_once(place, tokenizer, tmp_path) -> None:
     """But for the first one, for any size of the batches; padding has no weight although its id is a token."""
-    config = config_of(place, objective="blocks", prediction="next", one_sentence_per_line=False)
+    config = config_of(place, input_format="blocks", one_sentence_per_line=False)
     found = build_examples(config, tokenizer, tmp_path)
     rows = open_rows(found.eval)
     text = rows.take(np.arange(len(rows)))
@@ -55,7 +55,7 @@ def test_every_token_of_the_held_out_text_is_predicted_once(place, tokenizer, tm
         for start in held_out_batches_of(rows, config, tokenizer, size, processes):
             predicted += start["next_token_ids"][start["next_token_weights"] > 0].tolist()
         assert predicted == tokens[1:].tolist()
-    loader = PretrainingLoader(open_rows(found.train), make_predictions(config, tokenizer), 4, 7)
+    loader = PretrainingLoader(open_rows(found.train), make_predictions(config, tokenizer, "clm"), 4, 7)
     batch = loader.batch(3)
     assert batch["next_token_ids"].shape == (4, T)
     assert not (batch["input_ids"][batch["next_token_weights"] > 0] == PAD).any()
@@ -66,7 +66,7 @@ def test_every_token_of_the_held_out_text_is_predicted_once(place, tokenizer, tm
 def held_out_batches_of(rows, config, tokenizer, size, processes):
     """The batches of all hosts, put together."""
     shares = [
-        held_out_batches(rows, make_predictions(config, tokenizer), size, (index, processes))
+        held_out_batches(rows, make_predictions(config, tokenizer, "clm"), size, (index, processes))
         for index in range(processes)
     ]
     for parts in zip(*shares, strict=True):
@@ -75,9 +75,9 @@ def held_out_batches_of(rows, config, tokenizer, size, processes):
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_rows_of_sentences_predict_their_own_tokens(place, tokenizer, tmp_path, packing) -> None:
-    config = config_of(place, objective="doc_sentences", prediction="next", packing=packing)
+    config = config_of(place, input_format="doc_sentences", packing=packing)
     rows = open_rows(build_examples(config, tokenizer, tmp_path).train)
-    batch = PretrainingLoader(rows, make_predictions(config, tokenizer), 8, 0).batch(0)
+    batch = PretrainingLoader(rows, make_predictions(config, tokenizer, "clm"), 8, 0).batch(0)
     predicted = batch["next_token_weights"] > 0
     assert not np.isin(batch["next_token_ids"][predicted], [CLS, PAD]).any()
     assert not np.isin(batch["input_ids"][predicted], [SEP, PAD]).any()

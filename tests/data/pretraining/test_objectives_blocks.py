@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from bert.config import DataConfig, TokenizerConfig
+from bert.config import DataConfig, ModelConfig, PretrainConfig, TokenizerConfig, TrainingConfig
 from bert.data.corpus import files
 from bert.data.corpus.documents import documents
 from bert.data.pretraining import build, tokenization
@@ -46,7 +46,7 @@ def blocks(place: Path, tokenizer: Tokenizer, cache: Path, **changes) -> Pretrai
 
 
 def blocks_config(place: Path, **changes) -> DataConfig:
-    return config_of(place, **{"objective": "blocks", "one_sentence_per_line": False, **changes})
+    return config_of(place, **{"input_format": "blocks", "one_sentence_per_line": False, **changes})
 
 
 def text_of(found: PretrainingDataset, split: str, tokenizer: Tokenizer) -> str:
@@ -189,29 +189,25 @@ def test_a_document_over_the_limit_is_one_sentence(byte_level, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"packing": True}, "rows of data.objective blocks are full already: leave packing out"),
+        ({"packing": True}, "rows of data.input_format blocks are full already: leave packing out"),
         (
             {"one_sentence_per_line": True},
-            "data.one_sentence_per_line is True, and data.objective blocks does not look",
+            "data.one_sentence_per_line is True, and data.input_format blocks does not look",
         ),
-        ({"short_seq_prob": 0.5}, "data.short_seq_prob is 0.5, and the rows of data.objective blocks have no pairs"),
-        ({"language": "de"}, "data.language is de, and data.objective blocks does not look for sentences: remove it"),
-        ({"objective": "nsp", "verbatim": True}, "set data.objective to blocks, or remove data.verbatim"),
-        ({"prediction": "next", "objective": "nsp"}, "set data.objective to blocks, full_sentences or doc_sentences"),
-        (
-            {"prediction": "next", "masked_lm_prob": 0.3},
-            "data.masked_lm_prob is 0.3, which data.prediction next does not",
-        ),
-        (
-            {"prediction": "next", "static_masking": True},
-            "data.static_masking is True, which data.prediction next does",
-        ),
-        ({"prediction": "next", "dupe_factor": 2}, "data.dupe_factor is 2, which data.prediction next does not use"),
+        ({"short_seq_prob": 0.5}, "data.short_seq_prob is 0.5, and the rows of data.input_format blocks have no pairs"),
+        ({"language": "de"}, "data.language is de, and data.input_format blocks does not look for sentences"),
+        ({"input_format": "nsp", "verbatim": True}, "set data.input_format to blocks, or remove data.verbatim"),
+        ({"input_format": "nsp"}, "set data.input_format to blocks, full_sentences or doc_sentences"),
+        ({"masked_lm_prob": 0.3}, "data.masked_lm_prob is 0.3, but training.objective clm"),
+        ({"static_masking": True}, "data.static_masking is True, but training.objective clm"),
+        ({"static_masking": True, "dupe_factor": 2}, "training.objective clm"),
     ],
 )
 def test_settings_without_effect_are_one_sentence(changes, message) -> None:
     with pytest.raises(UserError) as raised:
-        DataConfig(**{"train": "corpus.txt", "objective": "blocks", **changes}).check()
+        data = DataConfig(**{"train": "corpus.txt", "input_format": "blocks", **changes})
+        training = TrainingConfig(steps=10, objective="clm")
+        PretrainConfig(data=data, model=ModelConfig(causal=True), training=training).check()
     assert message in str(raised.value)
 
 

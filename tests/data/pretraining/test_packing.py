@@ -231,14 +231,14 @@ def small_shards(monkeypatch) -> None:
 
 
 def packing_of(place, **changes) -> DataConfig:
-    pairs = {"short_seq_prob": 0.6} if changes.get("objective") != "doc_sentences" else {}
+    pairs = {"short_seq_prob": 0.6} if changes.get("input_format") != "doc_sentences" else {}
     return config_of(place, **{"sequence_length": T, "packing": True, **pairs, **changes})
 
 
-@pytest.mark.parametrize("objective", ["nsp", "sop", "doc_sentences"])
-def test_a_packed_set_has_the_examples_of_the_unpacked_one(objective, small_shards, place, tokenizer, tmp_path):
-    plain = build_examples(packing_of(place, objective=objective, packing=False), tokenizer, tmp_path)
-    found = build_examples(packing_of(place, objective=objective), tokenizer, tmp_path)
+@pytest.mark.parametrize("input_format", ["nsp", "sop", "doc_sentences"])
+def test_a_packed_set_has_the_examples_of_the_unpacked_one(input_format, small_shards, place, tokenizer, tmp_path):
+    plain = build_examples(packing_of(place, input_format=input_format, packing=False), tokenizer, tmp_path)
+    found = build_examples(packing_of(place, input_format=input_format), tokenizer, tmp_path)
     assert len(found.train) > 3
     assert found.folder != plain.folder
     assert [path.read_bytes() for path in found.eval] == [path.read_bytes() for path in plain.eval]
@@ -289,8 +289,8 @@ def test_batches_of_packed_rows_are_a_function_of_seed_step_and_place(place, tok
 
 
 def test_what_cannot_be_packed_is_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"rows of data\.objective full_sentences are full already: leave packing out"):
-        DataConfig(train="docstrings:stdlib", objective="full_sentences", packing=True).check()
+    with pytest.raises(UserError, match=r"rows of data\.input_format full_sentences are full already"):
+        DataConfig(train="docstrings:stdlib", input_format="full_sentences", packing=True).check()
     with pytest.raises(UserError, match=r"data\.max_sequences_per_pack is 1: it must be at least 2"):
         DataConfig(train="docstrings:stdlib", packing=True, max_sequences_per_pack=1).check()
     with pytest.raises(UserError, match=r"max_sequences_per_pack is 4, and data\.packing is false: remove it"):

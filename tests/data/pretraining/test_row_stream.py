@@ -72,7 +72,7 @@ def test_frequencies_are_those_of_a_bounded_head_of_many_chunks(place, tokenizer
         eval=str(place / "corpus.txt"),
         sequence_length=T,
         one_sentence_per_line=True,
-        objective="full_sentences",
+        input_format="full_sentences",
         num_workers=1,
     )
     streamed = dataclasses.replace(config, streaming=True)
@@ -85,10 +85,10 @@ def test_frequencies_are_those_of_a_bounded_head_of_many_chunks(place, tokenizer
     assert CHUNK < head.counts["train_documents"] / DOCUMENTS * (place / "corpus.txt").stat().st_size < 4 * CHUNK
 
 
-@pytest.mark.parametrize("changes", [{}, {"objective": "full_sentences"}, {"objective": "blocks"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"input_format": "full_sentences"}, {"input_format": "blocks"}], ids=str)
 def test_every_token_of_a_pass_is_in_one_row(place, tokenizer, changes) -> None:
-    """Of objectives without pairs, which leave nothing out and repeat nothing; of pairs, nearly all."""
-    if changes.get("objective") == "blocks":
+    """Of input formats without pairs, which leave nothing out and repeat nothing; of pairs, nearly all."""
+    if changes.get("input_format") == "blocks":
         changes = {**changes, "one_sentence_per_line": False}
     spec = spec_of(place, **changes)
     chunks = [documents for _, documents in itertools.islice(spec.chunks(()), 30)]
@@ -112,7 +112,7 @@ def test_every_token_of_a_pass_is_in_one_row(place, tokenizer, changes) -> None:
 
 
 def test_a_block_has_rows_of_the_last_chunks_alone(place, tokenizer) -> None:
-    spec = spec_of(place, objective="full_sentences")
+    spec = spec_of(place, input_format="full_sentences")
     chunks = [documents for _, documents in itertools.islice(spec.chunks(()), 8)]
     numbers = [{document.identity[2] for document in documents} for documents in chunks]
     for block in itertools.islice(blocks_of(spec, tokenizer), 8):
@@ -224,7 +224,7 @@ def test_a_reader_that_is_killed_or_fails_is_one_sentence(place, tokenizer, tmp_
             loader_of(rows).batch(step)
     rows.close()
     (tmp_path / "corpus.txt").write_text("One.\n\nTwo.")
-    few = StreamedRows([RowReader(spec_of(tmp_path, objective="sop"), tokenizer.to_str(), [])], lambda text: None)
-    with pytest.raises(UserError, match=r"give reader 1 of 1 no row of data\.objective sop: use longer documents"):
+    few = StreamedRows([RowReader(spec_of(tmp_path, input_format="sop"), tokenizer.to_str(), [])], lambda text: None)
+    with pytest.raises(UserError, match=r"give reader 1 of 1 no row of data\.input_format sop: use longer documents"):
         few.take(np.arange(4))
     few.close()

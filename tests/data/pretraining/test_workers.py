@@ -146,7 +146,7 @@ def test_examples_are_shown_and_counted(place, tmp_path, capsys):
     assert "B follows A" in said or "B is from another document" in said
     for fact in ("documents  57", "unknown tokens", "padding", "percentile", "% consecutive"):
         assert fact in said
-    assert main([*arguments, "--data.objective=doc_sentences"]) == 0
+    assert main([*arguments, "--data.input_format=doc_sentences"]) == 0
     assert "no label" in capsys.readouterr().out
     of_teacher = [argument for argument in arguments if "tokenizer.path" not in argument]
     with pytest.raises(UserError, match="teacher does not exist"):  # whose vocabulary a student reads

@@ -188,7 +188,7 @@ def test_a_cluster_trains_the_vocabulary_of_one_process(cluster, large, tmp_path
 @pytest.mark.slow
 def test_an_error_of_a_task_is_that_of_a_local_build(cluster, tokenizer, tmp_path) -> None:
     (tmp_path / "corpus.txt").write_text("\n\n".join(f"{word(number, 0, 0)}." for number in range(50)))
-    config = config_of(tmp_path, objective="sop")
+    config = config_of(tmp_path, input_format="sop")
     for engine in ("local", "ray"):
         with pytest.raises(UserError, match=r"no document of .* has two sentences"):
             build_examples(config, tokenizer, tmp_path / engine, engine=engine)

@@ -206,6 +206,6 @@ def test_a_run_of_replaced_tokens_is_exported_in_two_parts(detected, tmp_path: P
     assert (discriminator.architecture, generator.architecture) == ("BertForReplacedTokenDetection", "BertForMaskedLM")
     assert_same(discriminator.params, {name: tree for name, tree in model.params.items() if name != "generator"})
     assert_same(generator.params, model.generator.params)
-    assert "has no generator: use a pretraining run with data.prediction replaced" in fails(
+    assert "has no generator: use a pretraining run with training.objective rtd" in fails(
         export, str(pretrained), str(tmp_path / "none"), "--generator"
     )

@@ -229,7 +229,7 @@ def train(corpus: Path, run: Path, teacher: Path | str, *more: str) -> int:
     return main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, f"--teacher={teacher}", *more])
 
 
-NARROW = ("--model.hidden_size=8", "--data.objective=full_sentences")
+NARROW = ("--model.hidden_size=8", "--data.input_format=full_sentences")
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +319,7 @@ def test_a_published_teacher_without_a_head(corpus: Path, pretrained: Path, tmp_
         (["--distillation.hidden_loss=l1"], "use one of cosine, mse"),
         ([f"--distillation.{name}_weight=0" for name in ("token", "hidden", "sentence")], "are 0: set one of them"),
         (["--teacher=missing"], "missing does not exist"),
-        (REPLACED, "teacher is set, and data.prediction is replaced: set it to masked, or remove the teacher"),
+        (REPLACED, "teacher is set, and training.objective is rtd: set it to mlm, or remove the teacher"),
         (["--teacher=null", "--init=none"], "init is none: remove it, pretraining starts from random weights"),
         (["--teacher=null", "--distillation.temperature=3"], "temperature is 3.0, but there is no teacher: remove it"),
     ],

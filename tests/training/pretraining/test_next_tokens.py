@@ -159,7 +159,7 @@ def test_bits_per_byte_by_hand(continued: Path, corpus: Path) -> None:
 @pytest.mark.slow
 def test_a_vocabulary_that_alters_texts_has_no_bits_per_byte(corpus: Path, tmp_path: Path) -> None:
     given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *NEXT, "--training.steps=2"]
-    kind = ["--tokenizer.kind=wordpiece", "--tokenizer.vocab_size=200", "--data.objective=doc_sentences"]
+    kind = ["--tokenizer.kind=wordpiece", "--tokenizer.vocab_size=200", "--data.input_format=doc_sentences"]
     assert main([*given, *kind, "--data.packing=true", "--training.label_smoothing=0.1"]) == 0
     scores = json.loads((tmp_path / "run" / "results.json").read_text())["eval"]
     assert set(scores) == {"loss", "lm_loss", "smoothed_loss", "lm_accuracy", "perplexity"}
@@ -200,7 +200,7 @@ def test_a_run_over_devices_or_micro_batches_ends_the_same(continued, corpus, tm
         ["--model.prediction_transform=true", "--model.prediction_bias=true", "--model.embedding_size=8"],
         ["--training.preset=fast"],
         ["--training.scan_layers=true", "--training.pad_vocab_to_multiple_of=64"],
-        ["--data.objective=full_sentences", "--model.tie_word_embeddings=false", "--model.pre_layer_norm=false"],
+        ["--data.input_format=full_sentences", "--model.tie_word_embeddings=false", "--model.pre_layer_norm=false"],
     ],
 )
 def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[str]) -> None:
@@ -212,7 +212,7 @@ def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[st
 @pytest.mark.slow
 def test_masked_tokens_of_blocks(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    arguments = ["--data.objective=blocks", "--tokenizer.kind=byte_level", "--tokenizer.vocab_size=300"]
+    arguments = ["--data.input_format=blocks", "--tokenizer.kind=byte_level", "--tokenizer.vocab_size=300"]
     assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *arguments]) == 0
     assert lines_of(folder)[0]["mlm_loss"] > 0
 
@@ -238,13 +238,13 @@ def test_phases_of_two_lengths(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.medium
 def test_another_run_starts_from_it(continued, pretrained, corpus, tmp_path, capsys, fails) -> None:
     arguments = [f"--data.train={corpus}", *SMALL_RUN, "--training.steps=2", f"--output_dir={tmp_path / 'more'}"]
-    rows = ["--data.objective=blocks", "--data.prediction=next", "--data.max_predictions_per_sequence=20"]
+    rows = ["--data.input_format=blocks", "--training.objective=clm", "--data.max_predictions_per_sequence=20"]
     assert main([*arguments, *rows, f"--init={continued}"]) == 0  # its settings come with the weights
     assert f"from {continued}, step 6: bert (" in capsys.readouterr().out
     arguments[-1] = f"--output_dir={tmp_path / 'other'}"
-    assert "model.causal is false, and data.prediction next" in fails(main, *arguments, *rows, f"--init={pretrained}")
-    assert "model.causal is true, and data.prediction masked" in fails(
-        main, *arguments, "--data.objective=full_sentences", f"--init={continued}"
+    assert "model.causal is false, and training.objective clm" in fails(main, *arguments, *rows, f"--init={pretrained}")
+    assert "model.causal is true, and training.objective mlm" in fails(
+        main, *arguments, "--data.input_format=full_sentences", f"--init={continued}"
     )
 
 
@@ -283,18 +283,18 @@ def test_plan_compiles_the_step(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model.causal=false"], "model.causal is false, and data.prediction next needs a model that does not see"),
-        (["--data.prediction=masked"], "model.causal is true, and data.prediction masked needs a model that sees"),
-        (["--data.prediction=replaced"], "model.causal is true, and data.prediction replaced needs a model that sees"),
-        (["--data.objective=nsp"], "data.objective is nsp, whose label data.prediction next does not learn"),
-        (["--data.packing=true"], "the rows of data.objective blocks are full already"),
+        (["--model.causal=false"], "model.causal is false, and training.objective clm needs a model that does not see"),
+        (["--training.objective=mlm"], "model.causal is true, and training.objective mlm needs a model that sees"),
+        (["--training.objective=rtd"], "model.causal is true, and training.objective rtd needs a model that sees"),
+        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective clm does not learn"),
+        (["--data.packing=true"], "the rows of data.input_format blocks are full already"),
         (
             ["--data.whole_word_masking=true"],
-            "data.whole_word_masking is True, which data.prediction next does not use",
+            "data.whole_word_masking is True, but training.objective clm",
         ),
         (
             ["--data.max_predictions_per_sequence=5"],
-            "data.max_predictions_per_sequence is 5, which data.prediction next",
+            "data.max_predictions_per_sequence is 5, but training.objective clm",
         ),
         (["--training.label_smoothing=1"], "training.label_smoothing is 1.0: it must be at least 0 and below 1"),
         (["--data.language=german"], "data.language"),
@@ -307,4 +307,4 @@ def test_settings_that_cannot_work_are_one_sentence(corpus, tmp_path, fails, arg
 
 def test_label_smoothing_is_for_next_tokens_alone(corpus, tmp_path, fails) -> None:
     given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]
-    assert "data.prediction masked does not use it: remove it" in fails(main, *given, "--training.label_smoothing=0.1")
+    assert "training.objective mlm does not use it: remove it" in fails(main, *given, "--training.label_smoothing=0.1")

@@ -1,4 +1,4 @@
-"""The table of data.prediction."""
+"""The table of training.objective."""
 
 import shutil
 import typing
@@ -10,18 +10,18 @@ import yaml
 
 import bert
 from bert.commands.pretrain import main
-from bert.config.data import Prediction
-from bert.training.pretraining.objectives import PREDICTIONS, fill_some_masks
+from bert.config.training import ObjectiveName
+from bert.training.pretraining.objectives import OBJECTIVES, fill_some_masks
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of
 
 
 def test_the_configuration_names_the_entries_of_the_table() -> None:
-    assert typing.get_args(Prediction) == tuple(PREDICTIONS)
+    assert typing.get_args(ObjectiveName) == tuple(OBJECTIVES)
 
 
 def test_an_unknown_prediction_is_one_sentence(fails) -> None:
-    assert "--data.prediction last: use one of masked" in fails(main, "--data.prediction=last")
+    assert "--training.objective last: use one of mlm" in fails(main, "--training.objective=last")
 
 
 @pytest.mark.medium
@@ -31,7 +31,7 @@ def test_a_run_begun_before_the_key_was_there_resumes(pretrained: Path, corpus: 
     shutil.rmtree(run / "checkpoints" / "6")
     (run / "results.json").unlink()
     config = yaml.safe_load((run / "config.yaml").read_text())
-    del config["data"]["prediction"]
+    del config["training"]["objective"]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN]) == 0
     assert lines_of(run) == lines_of(pretrained)

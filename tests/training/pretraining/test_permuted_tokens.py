@@ -25,7 +25,7 @@ from tests.conftest import SMALL_RUN
 from tests.helpers import assert_same_but_for_rounding, lines_of, state_of
 from tests.tiny_training import CONFIG, B, P, assert_same_gradients, batch_of
 
-PERMUTED = ["--data.prediction=permuted", "--data.objective=full_sentences"]
+PERMUTED = ["--training.objective=plm", "--data.input_format=full_sentences"]
 CLS, SEP, MASK, NEW, YORK, LOS, ANGELES = 2, 3, 4, 5, 6, 7, 8
 CITIES = ModelConfig(
     9, 16, 1, 2, 32, max_position_embeddings=4, type_vocab_size=0, hidden_dropout_prob=0.0,
@@ -164,9 +164,9 @@ def test_a_run_over_devices_or_micro_batches_ends_the_same(
 @pytest.mark.parametrize(
     "more",
     [
-        ["--data.objective=doc_sentences", "--data.packing=true", "--model.relative_attention_buckets=8"],
+        ["--data.input_format=doc_sentences", "--data.packing=true", "--model.relative_attention_buckets=8"],
         ["--training.preset=fast", "--data.whole_word_masking=true"],
-        ["--training.scan_layers=true", "--data.objective=blocks", "--model.position_embedding_type=rotary"],
+        ["--training.scan_layers=true", "--data.input_format=blocks", "--model.position_embedding_type=rotary"],
     ],
 )
 def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[str]) -> None:
@@ -191,11 +191,11 @@ CUDNN = ["--training.attention_implementation=cudnn", "--training.dtype=bfloat16
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--data.objective=nsp"], "data.objective is nsp, whose label data.prediction permuted does not learn"),
-        (["--model.causal=true"], "model.causal is true, and data.prediction permuted needs a model that sees"),
+        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective plm does not learn"),
+        (["--model.causal=true"], "model.causal is true, and training.objective plm needs a model that sees"),
         (
             [*CUDNN, "--model.attention_probs_dropout_prob=0"],
-            "data.prediction is permuted, which training.attention_implementation cudnn cannot do: set it to masked",
+            "training.objective is plm, which training.attention_implementation cudnn cannot do: set it to mlm",
         ),
     ],
 )

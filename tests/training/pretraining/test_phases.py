@@ -122,9 +122,9 @@ def test_phases_that_cannot_be(phases: list[PhaseConfig], parts: list[str]) -> N
 
 def test_each_phase_is_checked_for_predictions_of_its_own() -> None:
     config = PretrainConfig(
-        data=DataConfig(train="corpus.txt", prediction="next", objective="blocks"),
+        data=DataConfig(train="corpus.txt", input_format="blocks"),
         model=ModelConfig(causal=True),
-        training=TrainingConfig(steps=10),
+        training=TrainingConfig(steps=10, objective="clm"),
         phases=[PhaseConfig(0.5, max_predictions_per_sequence=5), PhaseConfig()],
     )
     with pytest.raises(UserError, match=r"phases\.1\.max_predictions_per_sequence is 5"):

@@ -209,7 +209,7 @@ def test_a_run_over_devices_or_micro_batches_ends_the_same(detected, corpus, tmp
 @pytest.mark.parametrize(
     "more",
     [
-        ["--data.objective=doc_sentences", "--data.packing=true"],
+        ["--data.input_format=doc_sentences", "--data.packing=true"],
         pytest.param(["--training.preset=fast"], marks=pytest.mark.slow),
         pytest.param(
             ["--model.embedding_size=null", "--model.pre_layer_norm=true", "--model.tie_word_embeddings=false"],
@@ -254,7 +254,7 @@ def test_other_runs_start_from_the_discriminator(detected, corpus, tmp_path, cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data.objective=nsp"], "data.objective is nsp, whose label data.prediction replaced does not learn"),
+        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective rtd does not learn"),
         (
             ["--electra.generator_hidden_size=0"],
             "electra.generator_hidden_size is 0.0: it must be above 0",
@@ -263,7 +263,7 @@ def test_other_runs_start_from_the_discriminator(detected, corpus, tmp_path, cap
         (["--electra.generator_hidden_size=0.01"], "which makes a generator of width 0 with model.hidden_size 16"),
         (
             ["--model.prediction_transform=false", "--model.embedding_size=16"],
-            "data.prediction replaced always has the transform: remove it",
+            "training.objective rtd always has the transform: remove it",
         ),
         (
             ["--model.position_embedding_type=rotary", "--electra.generator_hidden_size=0.19"],
@@ -273,8 +273,8 @@ def test_other_runs_start_from_the_discriminator(detected, corpus, tmp_path, cap
         (["--electra.disc_weight=nan"], "electra.disc_weight is nan"),
         (["--electra.generator=0.5"], "--electra.generator"),
         (
-            ["--data.prediction=masked"],
-            "electra.generator_hidden_size is 0.5, but data.prediction is masked: remove it",
+            ["--training.objective=mlm"],
+            "electra.generator_hidden_size is 0.5, but training.objective is mlm: remove it",
         ),
     ],
 )

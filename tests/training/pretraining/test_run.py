@@ -94,7 +94,7 @@ def test_the_summary_names_model_baselines_and_what_to_type_next(corpus, tmp_pat
 @pytest.mark.parametrize(("objective", "metric"), [("sop", "sop"), ("doc_sentences", None)])
 def test_other_objectives_have_their_own_loss_or_none(corpus, pretrained, tmp_path, capsys, objective, metric) -> None:
     run = tmp_path / objective
-    arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--data.objective={objective}"]
+    arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--data.input_format={objective}"]
     assert main([*arguments, f"--output_dir={run}"]) == 0
     said = capsys.readouterr().out
     results = json.loads((run / "results.json").read_text())

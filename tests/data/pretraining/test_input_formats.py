@@ -1,4 +1,4 @@
-"""Every objective's rows, by where their tokens come from: word w of sentence s of document d is a token of its own."""
+"""Rows of every input format, by the origin of their tokens: each word of each sentence is a different token."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from bert.config import DataConfig
 from bert.data.pretraining import build
 from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.dataset import open_rows
-from bert.data.pretraining.objectives import OBJECTIVES
+from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.data.pretraining.segments import (
     SWAPPED,
     make_rng,
@@ -47,10 +47,10 @@ def place(tmp_path_factory):
     return folder
 
 
-def build_rows(place, objective: str, **changes):
+def build_rows(place, input_format: str, **changes):
     values = {"train": str(place / "corpus.txt"), "sequence_length": T, "num_workers": 1, "one_sentence_per_line": True}
     tokenizer = load_tokenizer(place / "vocab.txt")
-    return build_examples(DataConfig(**{**values, "objective": objective, **changes}), tokenizer, place / "cache")
+    return build_examples(DataConfig(**{**values, "input_format": input_format, **changes}), tokenizer, place / "cache")
 
 
 def rows_of(paths) -> dict[str, np.ndarray]:
@@ -65,15 +65,15 @@ def documents_of(ids: np.ndarray) -> np.ndarray:
 
 
 def test_the_configuration_names_every_objective() -> None:
-    assert tuple(OBJECTIVES) == config.OBJECTIVES
-    with pytest.raises(UserError, match=r"data\.objective is 'rtd': use one of nsp, sop, full_sentences"):
-        DataConfig(train="docstrings:stdlib", objective="rtd").check()
+    assert tuple(INPUT_FORMATS) == config.INPUT_FORMATS
+    with pytest.raises(UserError, match=r"data\.input_format is 'rtd': use one of nsp, sop, full_sentences"):
+        DataConfig(train="docstrings:stdlib", input_format="rtd").check()
 
 
 @pytest.mark.medium
 def test_each_objective_is_a_set_of_its_own_with_the_same_text_held_out(place) -> None:
     given = {"blocks": {"one_sentence_per_line": False}}
-    sets = [build_rows(place, objective, **given.get(objective, {})) for objective in OBJECTIVES]
+    sets = [build_rows(place, input_format, **given.get(input_format, {})) for input_format in INPUT_FORMATS]
     assert len({found.folder for found in sets}) == 5
     held_out = [set(rows_of(found.eval)["input_ids"].ravel().tolist()) - {CLS, PAD} for found in sets[2:]]
     assert held_out[0] == held_out[1] == held_out[2]
@@ -112,9 +112,9 @@ def test_sentence_order_uses_all_text_but_lone_sentences() -> None:
     assert len(swapped) == 1
 
 
-@pytest.mark.parametrize("objective", ["full_sentences", "doc_sentences"])
-def test_full_rows_hold_whole_sentences_each_once(place, objective) -> None:
-    found = build_rows(place, objective)
+@pytest.mark.parametrize("input_format", ["full_sentences", "doc_sentences"])
+def test_full_rows_hold_whole_sentences_each_once(place, input_format) -> None:
+    found = build_rows(place, input_format)
     rows = rows_of(found.train)
     assert set(rows) == {"input_ids", "length", "segment_a_length"}
     np.testing.assert_array_equal(rows["length"], rows["segment_a_length"])
@@ -136,7 +136,7 @@ def test_full_rows_hold_whole_sentences_each_once(place, objective) -> None:
         parts = np.split(inside, np.flatnonzero(inside == SEP))
         assert len(parts) == len(set(documents))
         assert all(len(set(documents_of(part[part >= FIRST]))) == 1 for part in parts)
-    assert (crossing > 0) == (objective == "full_sentences")
+    assert (crossing > 0) == (input_format == "full_sentences")
 
 
 def test_rows_across_documents_are_full_but_for_a_sentence() -> None:
@@ -160,10 +160,10 @@ def test_rows_within_documents_end_with_them() -> None:
     assert list(rows_across_documents(sentences, documents, 5)) == [(0, 4), (4, 8), (8, 12), (12, 13)]
 
 
-@pytest.mark.parametrize("objective", ["nsp", "sop", "full_sentences", "doc_sentences"])
-def test_a_sentence_longer_than_a_row_is_cut(place, tmp_path, objective) -> None:
+@pytest.mark.parametrize("input_format", ["nsp", "sop", "full_sentences", "doc_sentences"])
+def test_a_sentence_longer_than_a_row_is_cut(place, tmp_path, input_format) -> None:
     (tmp_path / "long.txt").write_text("\n\n".join(" ".join(f"w{40 * d + i}" for i in range(200)) for d in range(8)))
-    found = build_rows(place, objective, train=str(tmp_path / "long.txt"), eval_fraction=0.25)
+    found = build_rows(place, input_format, train=str(tmp_path / "long.txt"), eval_fraction=0.25)
     assert rows_of(found.train)["length"].max() <= T
     assert rows_of(found.train)["length"].mean() > T / 2
 

@@ -1,8 +1,7 @@
-"""What a pretraining row is: for each objective how its rows are drawn from the text, laid out and labelled.
+"""Input formats: how rows are drawn from the text, laid out and labelled.
 
 Rows may have a label besides the tokens that are predicted: next-sentence prediction, sentence order, or none. A new
-objective is a new line in OBJECTIVES, and a loss (`bert.training.losses`) if it needs more than two classes over the
-pooled output.
+input format is a new line in INPUT_FORMATS, and a loss (`bert.training.losses`) if its label has more than two classes.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ NEXT_ID = "next_id"
 
 
 @dataclass(frozen=True)
-class PretrainingObjective:
+class InputFormat:
     """One way to make rows of text.
 
     Attributes:
@@ -63,13 +62,13 @@ class PretrainingObjective:
     whole_documents: bool = False
 
 
-def _paired_objective(
+def _paired_format(
     pairs: Callable[..., Iterator[Pair]],
     label: str,
     metric: str,
     documents: int,
     label_names: tuple[str, ...],
-) -> PretrainingObjective:
+) -> InputFormat:
     def sample_rows(
         sentences: list[int], documents: list[int], length: int, template: RowTemplate, *arguments: Any
     ) -> np.ndarray:
@@ -84,21 +83,21 @@ def _paired_objective(
             f"{label}_label": ranges[:, 4].astype(np.int8),
         }
 
-    return PretrainingObjective(True, documents, True, sample_rows, to_columns, label, metric, label_names)
+    return InputFormat(True, documents, True, sample_rows, to_columns, label, metric, label_names)
 
 
-def _unpaired_objective(
+def _unpaired_format(
     rows: Callable[[list[int], list[int], int, int], Iterator[tuple[int, int]]],
     to_columns: Callable[[np.ndarray, np.ndarray, np.ndarray, RowTemplate, np.ndarray], Columns],
     whole_documents: bool = False,
-) -> PretrainingObjective:
+) -> InputFormat:
     def sample_rows(
         sentences: list[int], documents: list[int], length: int, template: RowTemplate, *_: Any
     ) -> np.ndarray:
         ranges = rows(sentences, documents, template.room(length), len(template.suffix))
         return np.array(list(ranges), np.int64).reshape(-1, 2)
 
-    return PretrainingObjective(False, 1, False, sample_rows, to_columns, whole_documents=whole_documents)
+    return InputFormat(False, 1, False, sample_rows, to_columns, whole_documents=whole_documents)
 
 
 def _pair_columns(tokens: np.ndarray, ranges: np.ndarray, template: RowTemplate, input_ids: np.ndarray) -> Columns:
@@ -157,11 +156,11 @@ def _block_columns(
     return {**_full_columns(tokens, documents, ranges, template, input_ids), NEXT_ID: following.astype(np.int32)}
 
 
-OBJECTIVES = {
-    "nsp": _paired_objective(sentence_pairs, "next_sentence", "nsp", 2, ("B follows A", "B is from another document")),
-    "sop": _paired_objective(sentence_order_pairs, "sentence_order", "sop", 1, ("in order", "swapped")),
-    "full_sentences": _unpaired_objective(rows_across_documents, _full_columns),
-    "doc_sentences": _unpaired_objective(rows_within_documents, _full_columns),
-    "blocks": _unpaired_objective(rows_of_blocks, _block_columns, whole_documents=True),
+INPUT_FORMATS = {
+    "nsp": _paired_format(sentence_pairs, "next_sentence", "nsp", 2, ("B follows A", "B is from another document")),
+    "sop": _paired_format(sentence_order_pairs, "sentence_order", "sop", 1, ("in order", "swapped")),
+    "full_sentences": _unpaired_format(rows_across_documents, _full_columns),
+    "doc_sentences": _unpaired_format(rows_within_documents, _full_columns),
+    "blocks": _unpaired_format(rows_of_blocks, _block_columns, whole_documents=True),
 }
-"""By the name that data.objective takes; `bert.config.OBJECTIVES` lists the same names."""
+"""By the name that data.input_format takes; `bert.config.INPUT_FORMATS` lists the same names."""
