@@ -69,6 +69,7 @@ class PretrainConfig:
         check_fields("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.distillation, self.training):
             part.check()
+        self._check_objective()
         only_rows = "but pretraining has batches of training.batch_size rows: remove it"
         check_unused("training.", self.training, only_rows, ["tokens_per_batch"])
         no_best = "but pretraining keeps its last parameters: remove it"
@@ -90,7 +91,6 @@ class PretrainConfig:
         self._check_max_minutes()
         dropout = self.model.attention_probs_dropout_prob
         self.training.check_attention(dropout, self.data.packing)
-        self._check_objective()
         _check_lengths(self, "data")
         if self.data.streaming:
             self._check_streaming()

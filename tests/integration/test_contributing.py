@@ -48,7 +48,7 @@ def test_what_it_names_is_there() -> None:
         bert.interchange.writers.signature: ("signature",),
         input_formats: ("INPUT_FORMATS",),
         bert.config: ("INPUT_FORMATS", "UserError"),
-        bert.training.pretraining.input_formats: ("OBJECTIVES",),
+        bert.training.pretraining.objectives: ("OBJECTIVES",),
         bert.training.optimizer: ("make_direction", "make_optimizer", "scale_by_bert_adam"),
     }.items():
         for name in names:
