@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 COLUMNS = ("input_ids", "length", "segment_a_length")
-"""Of every row; where rows are packed example_length follows, of blocks next_id, and the label of the input format where
-it has one, NAME_label. Packed rows have K values of these and of segment_a_length."""
+"""Columns of every row. Packed rows also have example_length, blocks next_id, input formats with a label NAME_label.
+Packed rows have K values of these and of segment_a_length."""
 
 LONGER_DOCUMENTS = "join the texts of a document (an empty line ends one), or use data.input_format full_sentences"
 """The fix for documents with a single sentence."""
@@ -162,7 +162,7 @@ def tokenize(
 
 
 def _check_documents(task: ShardSpec, text: TokenizedDocuments, count: int) -> None:
-    """Raises UserError if the input format needs more documents than have text, of ``count``, or more different ones."""
+    """Raises UserError if too few of ``count`` documents have text, or differ, for the input format."""
     minimum, documents = INPUT_FORMATS[task.rows.input_format].documents, len(text.indices)
     if documents < minimum:
         raise UserError(
@@ -189,9 +189,7 @@ def _check_sentences(task: ShardSpec, documents: list[int], row_count: int) -> N
     fix = LONGER_DOCUMENTS
     if held_out:
         fix = f"raise data.eval_fraction, set data.eval, or {fix}"
-    raise UserError(
-        f"no document of {task.name} has two sentences, which data.input_format {input_format} needs: {fix}"
-    )
+    raise UserError(f"no document of {task.name} has two sentences, as data.input_format {input_format} needs: {fix}")
 
 
 def _build_shard(
