@@ -27,7 +27,7 @@ def test_the_smallest_bucket_that_holds_the_length():
         32, 32, 64, 64, 96, 96, 128, 128,
     ]  # fmt: skip
     assert bucket_length(20, [512], 24) == 24
-    with pytest.raises(ValueError, match="129 tokens are more than max_length 128"):
+    with pytest.raises(ValueError, match="129 tokens exceed max_length 128"):
         bucket_length(129, buckets, 128)
 
 
@@ -232,7 +232,7 @@ def test_rows_without_labels(features):
 
 
 def test_what_does_not_fit_is_refused_instead_of_cut(features):
-    with pytest.raises(ValueError, match=r"2 rows of up to 6 tokens do not fit a batch \[2, 5\]"):
+    with pytest.raises(ValueError, match=r"2 rows of up to 6 tokens do not fit a batch"):
         features.batch(np.array([0, 1]), length=5, batch_size=2)
     with pytest.raises(ValueError, match="do not fit"):
         features.batch(np.array([0, 2]), length=5, batch_size=1)
