@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -23,44 +21,6 @@ from bert.runs.plots import Subject
 
 if TYPE_CHECKING:
     from bert.runs.plots import Subject
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """How the time of a run is spread over its steps.
-
-    Attributes:
-        phases: last step, and seconds of each step, of each phase.
-        once: (step, seconds) of what is done a single time, before the step is finished: compilations, the scoring at
-            the end.
-        evaluations: last step, steps between two evaluations, and seconds of each evaluation, of each phase.
-    """
-
-    phases: tuple[tuple[int, float], ...]
-    once: tuple[tuple[int, float], ...] = ()
-    evaluations: tuple[tuple[int, int, float], ...] = ()
-
-    def cost(self, first: int, last: int) -> float:
-        """Seconds of the steps first + 1 to last, with all that is done between them."""
-        total, begin = sum(seconds for step, seconds in self.once if first < step <= last), 0
-        for end, each in self.phases:
-            total += each * max(0, min(last, end) - max(first, begin))
-            begin = end
-        begin = 0
-        for end, every, seconds in self.evaluations:
-            low, high = max(first, begin), min(last, end)
-            if low < high:
-                total += seconds * (high // every - low // every + (high == end and end % every > 0))
-            begin = end
-        return total
-
-    def each(self, step: int) -> float:
-        """Seconds of the step after ``step`` alone."""
-        return next((each for end, each in self.phases if step < end), self.phases[-1][1])
-
-
-ESTIMATE_AFTER_SECONDS = 5
-"""How long the first steps of a run are watched before its end is estimated: the first ones of all are slower."""
 
 
 QUIET_SECONDS = 30
@@ -78,11 +38,9 @@ class Progress:
         every: int = 1,
     ) -> None:
         self.total_steps, self.label, self.every = total_steps, label, every
-        self._pace = StepCosts(((total_steps, 1.0),))
         self._step = self._last_line = start_step
         self._last_time: float | None = None
         self._since: tuple[float, int] | None = None  # (time, step) of the first update: compilation is behind it
-        self._is_estimated = True
         self._bar = _bar() if are_printed() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
         if self._bar is not None:
             self._task = self._bar.add_task(label, total=total_steps, completed=start_step, metrics="", left="")
@@ -100,11 +58,6 @@ class Progress:
             PRINT_HANDLER.console = None
             self._bar.stop()
 
-    def follow(self, pace: StepCosts) -> None:
-        """Takes another estimate of how the time is spread; the first steps then tell how fast the run is, and `update`
-        says when it is estimated to end."""
-        self._pace, self._is_estimated = pace, False
-
     def set_total_steps(self, total_steps: int) -> None:
         """Changes the number of steps."""
         self.total_steps = total_steps
@@ -116,14 +69,10 @@ class Progress:
         self._step, now = step, time.monotonic()
         if self._since is None:
             self._since, self._last_time = (now, step), now
-        began, first = self._since
-        expected, left = self._pace.cost(first, step), ""
-        if expected > 0 and step < self.total_steps:
-            slowness = (now - began) / expected
-            seconds_left = slowness * self._pace.cost(step, self.total_steps)
+        (began, first), left = self._since, ""
+        if first < step < self.total_steps:
+            seconds_left = (now - began) / (step - first) * (self.total_steps - step)
             left = f"{format_duration(seconds_left)} left"
-            if not self._is_estimated and (metrics is not None or now - began >= ESTIMATE_AFTER_SECONDS):
-                self._say_estimate(slowness * self._pace.each(step), seconds_left)
         if self._bar is not None:
             fields = {} if metrics is None else {"metrics": _short(metrics)}
             self._bar.update(self._task, completed=step, left=left, **fields)
@@ -134,15 +83,6 @@ class Progress:
             percent = 100 * step // max(self.total_steps, 1)
             texts = [f"step {step}/{self.total_steps} ({percent}%)", *_format_metrics(metrics or {}), left]
             LOGGER.info("  ".join(text for text in texts if text))
-
-    def _say_estimate(self, step_seconds: float, seconds_left: float) -> None:
-        """Says once when the run is estimated to end."""
-        self._is_estimated = True
-        end = datetime.datetime.now() + datetime.timedelta(seconds=seconds_left)
-        LOGGER.info(
-            f"about {step_seconds:.3g} s a step: {self.label} is estimated to end {end:%Y-%m-%d %H:%M}, "
-            f"in {format_duration(seconds_left)}, with compilation and evaluations"
-        )
 
 
 def _bar() -> Any:
@@ -304,9 +244,6 @@ class Report:
     def __exit__(self, *error: Any) -> None:
         """Ends the report, also after an error."""
 
-    def on_start(self, costs: StepCosts) -> None:
-        """Training starts, at these measured costs."""
-
     def set_phase(self, facts: dict[str, Any]) -> None:
         """A phase begins: each line of metrics has these facts as well."""
 
@@ -381,9 +318,6 @@ class RunReport(Report):
 
     def set_phase(self, facts: dict[str, Any]) -> None:
         self._facts = facts
-
-    def on_start(self, costs: StepCosts) -> None:
-        self._progress.follow(costs)
 
     def set_total_steps(self, total_steps: int) -> None:
         self._progress.set_total_steps(total_steps)

@@ -8,7 +8,8 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,11 +21,11 @@ from bert.config import FinetuneConfig, OptimizerConfig, PretrainConfig, Trainin
 from bert.config.pretraining import resolve_phases
 from bert.errors import LOGGER, UserError, require
 from bert.files import write_atomic
+from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
 from bert.runs.checkpoint_directory import CheckpointDirectory
 from bert.runs.folder import BUDGET_FILE, LENGTH_KEYS, TRANSFER, RunFolder, read_budget
 from bert.runs.metrics_log import RESULTS
-from bert.runs.report import StepCosts
 from bert.training.initialization import Log
 from bert.training.optimizer import learning_rate_schedule, num_decay_steps
 
@@ -121,6 +122,104 @@ def _other_schedule(run: RunFolder[Any], checkpoints: list[int], before: int, af
         f"the run in {run.path} is at step {step}, and from {change} the learning rate or the phase of its step "
         f"{same + 1} would change: {', or '.join(fixes)}, or resume it with --config {run.path / 'config.yaml'}"
     )
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of a compiled function.
+
+    Attributes:
+        compilation: of the first call, beyond those of a later one.
+        call: of a later call.
+    """
+
+    compilation: float
+    call: float
+
+
+LATER_SECONDS, MAX_LATER_CALLS = 0.5, 8
+"""How long, and how often at most, a function is called without waiting."""
+
+LONG_CALL_SECONDS = 5.0
+"""What a call takes that is not made again only to be timed."""
+
+
+def timed(call: Callable[[], Any]) -> Timed:
+    """Calls a function until a later call has been timed, and waits for the results.
+
+    Short calls are started without waiting for the one before, as in a training loop, where they take less. Of a long
+    one, what it takes after its compilation is enough. All hosts call it, and as often as the main process says: a
+    call may wait for the other hosts.
+    """
+    compilation, waited = _seconds(call, 1)
+    if broadcast_from_main(lambda: waited > LONG_CALL_SECONDS):
+        return Timed(compilation, waited)
+    first, later = compilation + waited, sum(_seconds(call, 1))
+    more = broadcast_from_main(lambda: min(int(LATER_SECONDS / max(later, 1e-6)), MAX_LATER_CALLS))
+    if more > 1:
+        later = sum(_seconds(call, more)) / more
+    return Timed(max(first - later, 0.0), later)
+
+
+def _seconds(call: Callable[[], Any], times: int) -> tuple[float, float]:
+    """Seconds in which so many calls in a row are started, as a compilation has to be done then, and those until their
+    results are there."""
+    start = time.perf_counter()
+    results = [call() for _ in range(times)]
+    started = time.perf_counter()
+    jax.block_until_ready(results[-1])
+    return started - start, time.perf_counter() - started
+
+
+def time_train_step(
+    train_step: Callable[..., Any],
+    state: Any,
+    batch: dict[str, np.ndarray],
+    parallel: Parallelism,
+    micro_batches: int,
+) -> Timed:
+    """Compiles and times a step on a copy of the state, which is thrown away: steps donate their state.
+
+    Args:
+        state: on the host.
+        batch: this host's rows.
+    """
+    losses = _losses(train_step, parallel.put_state(state), parallel.shard_batch(batch, micro_batches))
+    return timed(partial(next, losses))
+
+
+def _losses(train_step: Callable[..., Any], state: Any, sharded: dict[str, jax.Array]) -> Iterator[jax.Array]:
+    """The loss of step after step on one batch."""
+    while True:
+        state, metrics = train_step(state, sharded)
+        yield metrics.loss
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """How the time of a run is spread over its steps.
+
+    Attributes:
+        phases: last step, and seconds of each step, of each phase.
+        evaluations: last step, steps between two evaluations, and seconds of each evaluation, of each phase.
+    """
+
+    phases: tuple[tuple[int, float], ...]
+    evaluations: tuple[tuple[int, int, float], ...] = ()
+
+    def cost(self, first: int, last: int) -> float:
+        """Returns the seconds of the steps first + 1 to last, evaluations included."""
+        total, begin = 0.0, 0
+        for end, seconds in self.phases:
+            total += seconds * max(0, min(last, end) - max(first, begin))
+            begin = end
+        begin = 0
+        for end, every, seconds in self.evaluations:
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                total += seconds * (high // every - low // every + (high == end and end % every > 0))
+            begin = end
+        return total
 
 
 RESERVE_SECONDS, RESERVE_SHARE = 10.0, 0.02

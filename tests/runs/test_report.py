@@ -17,7 +17,7 @@ from bert.runs.checkpoint import require_space
 from bert.runs.folder import RunFolder
 from bert.runs.metrics_log import MetricsLog, atomic_write, read_metrics, write_results
 from bert.runs.plots import Subject, plot_curves
-from bert.runs.report import Divergence, Progress, RunReport, StepCosts, format_duration, format_metrics, log_table
+from bert.runs.report import Divergence, Progress, RunReport, format_duration, format_metrics, log_table
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -122,35 +122,6 @@ def test_progress_of_a_resumed_run_counts_only_its_own_time(capsys, monkeypatch)
         progress.update(4001)
         progress.update(4101, {"loss": 1.0})  # 100 steps in 10 s, 899 to go
     assert capsys.readouterr().out == "step 4101/5000 (82%)  loss 1.000  1m30s left\n"
-
-
-def test_progress_through_phases_knows_that_later_steps_take_longer(capsys, monkeypatch):
-    clock = iter([100.0, 110.0, 150.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with Progress(1000) as progress:
-        progress.follow(StepCosts(((900, 0.1), (1000, 0.5))))
-        progress.update(1)
-        progress.update(101, {"loss": 1.0})  # 100 short ones in 10 s; 799 to go, and 100 of five times as long
-        progress.update(901, {"loss": 1.0})  # as much as 899 + 5 short steps in 50 s, 99 long ones to go
-    estimate, *lines = capsys.readouterr().out.splitlines()
-    assert "about 0.1 s a step" in estimate
-    assert "in 2m10s" in estimate
-    assert [line.split("  ")[-1] for line in lines] == ["2m10s left", "27s left"]
-
-
-def test_the_end_is_estimated_from_the_first_seconds_over_all_phases(tmp_path, capsys, monkeypatch):
-    clock = iter([100.0, 104.0, 105.0, 106.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with Progress(1000, 400) as progress:
-        progress.follow(StepCosts(((900, 0.1), (1000, 0.5))))
-        progress.update(401)
-        progress.update(420)
-        assert not capsys.readouterr().out  # the first step is not measured, 4 s are too few
-        progress.update(426)  # 25 steps in 5 s, twice as long as they were timed: 474 x 0.2 + 100 x 1 s are left
-        progress.update(431)
-    said = capsys.readouterr().out
-    assert said.startswith("about 0.2 s a step: training is estimated to end ")
-    assert said.endswith(" in 3m15s, with compilation and evaluations\n")
 
 
 def test_metrics_have_the_facts_of_their_phase(tmp_path):

@@ -17,8 +17,8 @@ from bert.config.phases import PhaseConfig
 from bert.config.resume import RESUMABLE, SCHEDULE_KEYS
 from bert.config.yaml_io import keys_of
 from bert.runs.folder import BUDGET_FILE, RunFolder
-from bert.runs.report import StepCosts
-from bert.training.run_length import TimeBudget, num_equal_steps
+from bert.training import run_length
+from bert.training.run_length import StepCosts, TimeBudget, num_equal_steps, timed
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
 
@@ -308,3 +308,45 @@ def test_a_budget_of_two_minutes_ends_in_time(pretrain, tmp_path) -> None:
     lines = [line for line in lines_of(run) if line["split"] == "train"]
     steps = json.loads((run / BUDGET_FILE).read_text())["steps"]
     assert lines[-1]["step"] == steps and lines[-1]["learning_rate"] < lines[0]["learning_rate"] / 5
+
+
+def test_costs_of_steps_include_each_evaluation() -> None:
+    costs = StepCosts(((100, 0.5), (150, 2.0)), evaluations=((100, 30, 4.0), (150, 20, 1.0)))
+    assert costs.cost(0, 150) == 50 + 100 + 4 * 4 + 3 * 1  # steps 30, 60, 90 and 100; 120, 140 and 150
+    assert costs.cost(0, 1) == 0.5
+    assert costs.cost(29, 30) == 4.5
+    assert costs.cost(90, 100) == 5 + 4
+    assert costs.cost(149, 150) == 2 + 1
+    assert costs.cost(95, 95) == 0
+
+
+@pytest.mark.parametrize(
+    ("clock", "calls", "expected"),
+    [
+        ([0.0, 4.0, 5.0, 5.0, 5.5, 6.5], 2, (3.5, 1.5)),
+        ([0.0, 4.0, 5.0, 5.0, 5.1, 5.25, 6.0, 6.1, 6.5], 4, (4.75, 0.25)),  # two more calls
+        ([0.0, 4.0, 5.0, 5.0, 5.0, 5.0, 6.0, 6.4, 6.8], 10, (4.9, 0.1)),
+        ([0.0, 4.0, 30.0], 1, (4.0, 26.0)),  # a long call is not repeated: what follows its compilation is timed
+    ],
+)
+def test_the_first_call_is_timed_apart(
+    monkeypatch, clock: list[float], calls: int, expected: tuple[float, float]
+) -> None:
+    times, made = iter(clock), []
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    measured = timed(lambda: made.append(0))
+    assert len(made) == calls, "short calls are started without waiting for each"
+    assert (measured.compilation, measured.call) == pytest.approx(expected)
+
+
+def test_every_host_makes_as_many_calls_as_the_main_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has times of its own, and a host that called once more than the others would wait for them for ever."""
+
+    def calls_if_the_main_process_says(*answers: int) -> int:
+        said, calls = iter(answers), []
+        monkeypatch.setattr(run_length, "broadcast_from_main", lambda make: next(said))
+        timed(lambda: calls.append(1))
+        return len(calls)
+
+    assert calls_if_the_main_process_says(False, 5) == 2 + 5
+    assert calls_if_the_main_process_says(True) == 1, "the call was long there"

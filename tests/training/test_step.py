@@ -18,7 +18,7 @@ from bert.parallel.backends import AXIS, PmapParallelism
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.metrics_log import SkippedStep
 from bert.runtime.interrupts import Interrupted, InterruptHandler
-from bert.training.loop import TrainLoop
+from bert.training.loop import ThroughputTimer, TrainLoop
 from bert.training.losses import LOSSES, make_task_loss
 from bert.training.means import compute_means
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
@@ -326,3 +326,13 @@ def test_steps_by_epochs() -> None:
     assert num_train_steps(config, 115) == 3 * 115
     assert num_train_steps(dataclasses.replace(config, epochs=0.5), 2) == 1
     assert num_train_steps(dataclasses.replace(config, epochs=None, steps=7), 115) == 7
+
+
+def test_pauses_within_pauses_are_left_out_of_the_throughput_once(monkeypatch) -> None:
+    times = iter([0.0, 1.0, 2.0, 5.0, 7.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    timer = ThroughputTimer()
+    with timer.paused(), timer.paused():  # from 1 and from 2, both to 5
+        pass
+    timer.tokens = 30
+    assert timer.lap() == 30 / (7 - 4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -24,17 +23,10 @@ from bert.tasks.base import Outputs, Task
 from bert.training.finetuning.data import Split
 from bert.training.losses import Apply, TaskLoss
 from bert.training.means import accumulate_sums, compute_means
-from bert.training.timing import Timed, timed
 
 
 class Evaluator(Protocol):
     """Outputs and losses of a split."""
-
-    def batches(self, split: Split) -> list[tuple[np.ndarray, int]]:
-        """Rows and padded length of each batch."""
-
-    def time(self, params: Any, split: Split) -> tuple[int, Timed]:
-        """Padded length of a batch in the middle of a split, and the time that its outputs take."""
 
     def __call__(
         self, params: Any, split: Split, between: Callable[[], None] = lambda: None
@@ -60,14 +52,8 @@ class BatchedEvaluator:
             for rows in evaluation_batches(lengths, size)
         ]
 
-    def time(self, params: Any, split: Split) -> tuple[int, Timed]:
-        """Padded length of a batch in the middle of a split, and the time that its outputs take."""
-        batches = self.batches(split)
-        rows, length = batches[len(batches) // 2]
-        return length, timed(partial(self._outputs, params, self._shard_batch(split, rows, length)))
-
     def _outputs(self, params: Any, batch: dict[str, jax.Array]) -> Any:
-        """What is timed: the outputs of a batch."""
+        """Returns the outputs of a batch, on the devices."""
         raise NotImplementedError
 
     def _shard_batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:

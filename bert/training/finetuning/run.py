@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from bert.runs.checkpoint import make_checkpointer, require_space
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
-from bert.runs.report import StepCosts, make_report
+from bert.runs.report import make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
 from bert.training.finetuning.averaging import with_average
@@ -47,11 +46,10 @@ from bert.training.finetuning.results import (
 )
 from bert.training.finetuning.setup import Setup, resolve_setup
 from bert.training.initialization import CheckpointReader, Initializable, Log, initialize_state
-from bert.training.loop import TrainLoop, TrainStep
+from bert.training.loop import TrainLoop
 from bert.training.means import EarlyStopping, read_eval_metrics
 from bert.training.optimizer import STACKS, learning_rate_schedule
 from bert.training.step import TrainState, compile_bucketed_train_step
-from bert.training.timing import Timed, costs_of_training, seconds_of_scoring, time_train_step
 
 
 def finetune(run: RunFolder[FinetuneConfig], say: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -103,7 +101,6 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
             early_stopping = EarlyStopping(run.path, task.main_metric, task.higher_main_is_better, config.patience)
             if state.step < total_steps and not early_stopping.should_stop(int(state.step)):
                 require_space(run, state, say)
-                report.on_start(_measure_costs(setup, loader, train_step, state, frozen))
             TrainLoop(
                 config=config.training,
                 end_step=total_steps,
@@ -191,28 +188,3 @@ def _head_start(setup: Setup) -> HeadStart:
     if source is None or config.head_init == "none":
         return HeadStart()
     return match_head(head_of_task(setup.task, config.num_feature_layers), source, setup.init_model.name)
-
-
-def _measure_costs(
-    setup: Setup, loader: FinetuningLoader, train_step: TrainStep, state: TrainState, frozen: FrozenWeights
-) -> StepCosts:
-    """The time that a run has left, by timing steps of two lengths and a batch of dev."""
-    config, parallel, evaluator = setup.run.config, setup.parallel, setup.evaluator
-    step, total_steps = int(state.step), setup.total_steps
-    eval_every = require(config.training.eval_every, "training.eval_every")
-    micro_batches = config.training.gradient_accumulation_steps
-
-    def measure(step: int) -> Timed:
-        return time_train_step(train_step, state, loader.batch(step), parallel, micro_batches)
-
-    costs = costs_of_training(loader.lengths(step), step, total_steps, measure)
-    length, scored = evaluator.time(parallel.put_state(frozen.merge(state.params)), setup.dev)
-    compiled = {length}
-    first_evaluation, *ends = (
-        seconds_of_scoring([padded for _, padded in evaluator.batches(split)], length, scored, compiled)
-        for split in (setup.dev, *(split for name, split in setup.splits.items() if name not in ("train", "dev")))
-    )
-    later = seconds_of_scoring([padded for _, padded in evaluator.batches(setup.dev)], length, scored, compiled)
-    next_evaluation = min((step // eval_every + 1) * eval_every, total_steps)
-    once = (*costs.once, (next_evaluation, first_evaluation - later), (total_steps, sum(ends)))
-    return dataclasses.replace(costs, once=once, evaluations=((total_steps, eval_every, later),))

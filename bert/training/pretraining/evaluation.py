@@ -14,7 +14,7 @@ from bert.training.losses import WeightedSums
 from bert.training.means import accumulate_sums, compute_means
 from bert.training.pretraining.data import PhaseData
 from bert.training.pretraining.objectives import OBJECTIVES
-from bert.training.timing import timed
+from bert.training.run_length import timed
 
 
 class PretrainingEvaluator:

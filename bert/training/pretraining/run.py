@@ -18,7 +18,7 @@ from bert.runs.checkpoint import Checkpointer, make_checkpointer, require_space
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
-from bert.runs.report import StepCosts, make_report
+from bert.runs.report import make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
 from bert.training.initialization import CheckpointReader, Initializable, Log, Params, initialize_state
@@ -41,9 +41,8 @@ from bert.training.pretraining.results import (
     write_results,
 )
 from bert.training.pretraining.setup import Setup, find_branch_source, has_begun, resolve_setup
-from bert.training.run_length import TimeBudget
+from bert.training.run_length import StepCosts, TimeBudget, time_train_step
 from bert.training.step import TrainState, make_eval_step, make_train_step
-from bert.training.timing import time_train_step
 
 
 def pretrain(run: RunFolder[PretrainConfig], say: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -114,7 +113,6 @@ def train(
             if state.step < data.total_steps:
                 require_space(run, state, say)
                 costs, compilation = _measure_costs(programs, state, parallel)
-                report.on_start(costs)
                 if budget is not None:
                     budget.start(data.total_steps, int(state.step), costs, compilation, state)
             make_loop = partial(
@@ -248,9 +246,8 @@ def _initialize(
 def _measure_costs(programs: list[PhaseProgram], state: TrainState, parallel: Parallelism) -> tuple[StepCosts, float]:
     """Returns the costs, and the seconds in which the steps are compiled.
 
-    Times a step and an evaluation batch of each phase that is left.
-
-    All phases are so compiled before the first one starts: one that does not fit into memory fails at once.
+    Times a step and an evaluation batch of each remaining phase. This compiles all phases before the first one starts,
+    so that a phase that does not fit into memory fails at once.
     """
     steps, evaluations, compilation = [], [], 0.0
     next_rows: dict[int, int] = {}  # of each stream, which is not read ahead for a later phase

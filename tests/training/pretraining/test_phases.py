@@ -25,7 +25,6 @@ from bert.config.pretraining import resolve_phases
 from bert.config.yaml_io import dump, load_config
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.errors import UserError
-from bert.runs.report import StepCosts
 from bert.training.loop import TrainLoop
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.pretraining import run as pretraining_run
@@ -179,13 +178,6 @@ def test_yaml_and_its_dump(tmp_path: Path) -> None:
     assert config.phases == [PhaseConfig(share=0.9), PhaseConfig(sequence_length=512, batch_size=32)]
     file.write_text(dump(config))
     assert load_config(PretrainConfig, file) == config
-
-
-def test_time_is_estimated_by_what_each_phase_costs() -> None:
-    pace = StepCosts(((90, 1.0), (100, 4.0)))
-    assert pace.cost(0, 100) == 130
-    assert pace.cost(80, 95) == 10 + 20
-    assert pace.cost(95, 95) == 0
 
 
 # A run of two phases: 8 rows of 16 tokens for 6 steps, then 4 rows of 32 for 4.
@@ -368,7 +360,6 @@ def test_what_is_said_of_the_phases(run_of_two: Run) -> None:
     assert "phase 1            steps 1 to 6: 6 (" in said
     assert "128 (8 x 16), up to 3 predicted a row, peak learning rate 0.01" in said
     assert "128 (4 x 32), up to 6 predicted a row, peak learning rate 0.004" in said
-    assert said.count("estimated to end") == 1
     assert "step 4/10 (40%)  phase 1  sequence_length 16" in said
     assert "step 8/10 (80%)  phase 2  sequence_length 32" in said
 
