@@ -19,7 +19,7 @@ from bert.config.yaml_io import load_config
 from bert.inference.pretrained import Pretrained
 from bert.model.heads import HEADS
 from bert.tasks import find_task
-from bert.tasks.token_classification import TaggingTask
+from bert.tasks.token_classification import TokenClassificationTask
 
 CALLS = 100
 PIECES = 30522
@@ -42,7 +42,7 @@ def main() -> None:
 
 def tiny(name: str) -> Pretrained:
     task = find_task(name)
-    if isinstance(task, TaggingTask):
+    if isinstance(task, TokenClassificationTask):
         task = dataclasses.replace(task, labels=("O", *(f"{prefix}-{type}" for type in "ABCD" for prefix in "BI")))
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokens = list(dict.fromkeys([*special, *" ".join(map(str, INPUTS.values())).replace("'", " ").split()]))
@@ -50,8 +50,8 @@ def tiny(name: str) -> Pretrained:
     tokenizer = Tokenizer(models.WordPiece({token: number for number, token in enumerate(tokens)}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     config = dataclasses.replace(load_config(PretrainConfig, recipe_folder() / "tiny.yaml").model, vocab_size=PIECES)
-    model = HEADS[task.head](config, task.num_labels)
-    shape = (1, 2, 8) if task.head == "choices" else (1, 8)
+    model = HEADS[task.kind](config, task.num_labels)
+    shape = (1, 2, 8) if task.kind == "multiple_choice" else (1, 8)
     params = model.init(jax.random.key(0), jnp.zeros(shape, jnp.int32))["params"]
     data = TaskDataConfig(max_length=384)
     return Pretrained(

@@ -68,7 +68,7 @@ def make_steps(size: str, given: argparse.Namespace) -> tuple[Callable[[], None]
     from bert.training.step import StepMetrics, TrainState, make_train_step
 
     model = BertForSequenceClassification(ModelConfig(VOCAB_SIZE, **SIZES[size]), 2)
-    loss = make_task_loss(LOSSES["cross_entropy"], make_apply(model, None))
+    loss = make_task_loss(LOSSES["sequence_classification"], make_apply(model, None))
     optimizer = make_optimizer(OptimizerConfig(), 1_000_000)
 
     def advance(seed: Any, state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, StepMetrics]:

@@ -102,14 +102,16 @@ def step_ours(given: argparse.Namespace, folder: Path) -> Callable[[], None]:
     from bert.config import FinetuneConfig, OptimizerConfig
     from bert.parallel.backends import PmapParallelism
     from bert.tasks import TASKS
-    from bert.training.finetuning.kinds import build_task_model, make_apply, task_loss
+    from bert.training.finetuning.kinds import TASK_KINDS, build_task_model, make_apply, task_loss
     from bert.training.losses import make_task_loss
     from bert.training.optimizer import make_optimizer
     from bert.training.step import TrainState, make_train_step
 
     loaded = bert.load(folder)
     task, config = TASKS["translation"], FinetuneConfig(task="translation", model=loaded.config)
-    loss = make_task_loss(task_loss(task, config), make_apply(build_task_model(task, config), None))
+    loss = make_task_loss(
+        task_loss(task, config), make_apply(build_task_model(task, config), None, TASK_KINDS[task.kind].forward)
+    )
     optimizer = make_optimizer(OptimizerConfig(bias_correction=True), 1_000_000)
     parallel = PmapParallelism(jax.devices()[:1])
     train_step = parallel.compile(make_train_step(loss, optimizer, 0), donate=(0,))

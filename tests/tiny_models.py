@@ -17,7 +17,7 @@ from bert.tasks import find_task
 from bert.tasks.base import Task
 from bert.tasks.inference_only import published_task
 from bert.tasks.sequence_classification import CustomClassification
-from bert.tasks.token_classification import TaggingTask
+from bert.tasks.token_classification import TokenClassificationTask
 from bert.tokenizer.vocabulary import load_tokenizer
 
 PIECES = [
@@ -43,18 +43,18 @@ TASKS: dict[str, Task] = {
     "classification": CustomClassification(**BINARY),
     "pairs": find_task("mrpc"),
     "regression": find_task("stsb"),
-    "published": published_task("classification", "published", ("no", "yes"), None),
+    "published": published_task("sequence_classification", "published", ("no", "yes"), None),
     "choices": find_task("swag"),
     "squad": find_task("squad"),
     "squad2": find_task("squad2"),
-    "tagging": TaggingTask(name="conll2003", labels=("O", "B-X", "I-X")),
+    "tagging": TokenClassificationTask(name="conll2003", labels=("O", "B-X", "I-X")),
 }
 
 
 def model_of(folder: Path, module: Any, task: Task | None, **settings: Any) -> bert.Pretrained:
     """A model with every parameter random."""
     random = np.random.default_rng(0)
-    row = np.zeros((1, 2, 8) if task is not None and task.head == "choices" else (1, 8), np.int32)
+    row = np.zeros((1, 2, 8) if task is not None and task.kind in ("multiple_choice", "reranker") else (1, 8), np.int32)
     shapes = jax.eval_shape(module.init, jax.random.key(0), row, row, row)["params"]
     params = jax.tree.map(lambda leaf: random.normal(scale=0.3, size=leaf.shape).astype(np.float32), shapes)
     (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n")

@@ -15,12 +15,10 @@ from bert.inference.pretrained import Pretrained
 from bert.model.names import ENCODER_DECODER, has_decoder
 from bert.runs.metrics_log import read_results
 from bert.tasks.base import Task
-from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.multiple_choice import MultipleChoiceTask
-from bert.tasks.question_answering import SquadTask
-from bert.tasks.reranker import RerankerTask
-from bert.tasks.sequence_classification import ClassificationTask, MultilabelTask, RegressionTask
-from bert.tasks.token_classification import TaggingTask
+from bert.tasks.question_answering import QuestionAnsweringTask
+from bert.tasks.sequence_classification import Label, Labels, Score
+from bert.tasks.token_classification import TokenClassificationTask
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import token_text
 
@@ -128,7 +126,7 @@ def abilities_of(model: Pretrained) -> list[Ability]:
     """What the model can do, the task that it was fine-tuned for first."""
     writes = model.architecture in (ENCODER_DECODER, "BertForCausalLM")
     found = []
-    compares = model.task is None or isinstance(model.task, EmbeddingTask)
+    compares = model.task is None or "embed" in model.task.calls
     if model.task is not None and not compares and model.architecture != ENCODER_DECODER:
         found.append(_task_ability(model, model.task))
     if writes:
@@ -144,7 +142,7 @@ def abilities_of(model: Pretrained) -> list[Ability]:
 
 def _sample_input(model: Pretrained) -> tuple[str, ...]:
     """The input of a run's own data in its results.json; () if there is none."""
-    if model.step is None or model.task is None or isinstance(model.task, EmbeddingTask):
+    if model.step is None or model.task is None or "embed" in model.task.calls:
         return ()
     try:
         sample = (read_results(model.source) or {}).get("sample_input") or ()
@@ -165,15 +163,12 @@ def _with_sample(ability: Ability, sample: tuple[str, ...]) -> Ability:
 
 
 def _task_ability(model: Pretrained, task: Task) -> Ability:
-    makers: dict[type[Task], Callable[[Pretrained, Any], Ability]] = {
-        SquadTask: _question_answering,
-        TaggingTask: _tagging,
-        MultipleChoiceTask: _multiple_choice,
+    makers: dict[str, Callable[[Pretrained, Any], Ability]] = {
+        "question_answering": _question_answering,
+        "token_classification": _tagging,
+        "multiple_choice": _multiple_choice,
     }
-    for kind, make in makers.items():
-        if isinstance(task, kind):
-            return make(model, task)
-    return _prediction(model, task)
+    return makers.get(task.kind, _prediction)(model, task)
 
 
 def _mask_filling(model: Pretrained) -> Ability:
@@ -203,21 +198,19 @@ def _prediction(model: Pretrained, task: Task) -> Ability:
     """The ability of a task that reads one text, two, or one that a second one may follow."""
     num_required = len(task.input_columns)
     takes_pair = num_required == 2 or ("text_a", "text_b") in task.table_columns
-    outputs: tuple[tuple[str, str], ...] = (("json", "answer"),)
-    if isinstance(task, ClassificationTask):
-        outputs = (("bars", "probability of each label"),)
-    elif isinstance(task, MultilabelTask):
-        outputs = (("text", "labels"), ("shares", "probability of each label"))
-    elif isinstance(task, (RegressionTask, RerankerTask)):
-        outputs = (("number", "score"),)
+    outputs_of: dict[type, tuple[tuple[str, str], ...]] = {
+        Label: (("bars", "probability of each label"),),
+        Labels: (("text", "labels"), ("shares", "probability of each label")),
+        Score: (("number", "score"),),
+    }
     second = "second text" if num_required == 2 else "second text (may be empty)"
     return Ability(
         "predict",
-        "Score" if isinstance(task, (RegressionTask, RerankerTask)) else "Classify",
+        "Score" if task.answer_type is Score else "Classify",
         f"The model was fine-tuned for {task.name}.",
         partial(predict_pair if takes_pair else predict, model),
         ("first text", second) if takes_pair else ("text",),
-        outputs,
+        outputs_of.get(task.answer_type, (("json", "answer"),)),
         PAIRS if num_required == 2 else tuple((text, "") for (text,) in TEXTS) if takes_pair else TEXTS,
         num_required,
     )
@@ -226,12 +219,12 @@ def _prediction(model: Pretrained, task: Task) -> Ability:
 def predict(model: Pretrained, text: Text) -> Any:
     """The answer of a model that was fine-tuned to score or to classify texts."""
     [answer] = model.predict([text])
-    task = model.task
-    if isinstance(task, MultilabelTask):
+    answer_type = model.require_task().answer_type
+    if answer_type is Labels:
         return ", ".join(answer.labels) or "none", answer.probabilities
-    if isinstance(task, ClassificationTask):
+    if answer_type is Label:
         return answer.probabilities
-    return answer.score if isinstance(task, (RegressionTask, RerankerTask)) else answer._asdict()
+    return answer.score if answer_type is Score else answer._asdict()
 
 
 def predict_pair(model: Pretrained, text_a: str, text_b: str = "") -> Any:
@@ -239,7 +232,7 @@ def predict_pair(model: Pretrained, text_a: str, text_b: str = "") -> Any:
     return predict(model, (text_a, text_b) if text_b.strip() else text_a)
 
 
-def _question_answering(model: Pretrained, task: SquadTask) -> Ability:
+def _question_answering(model: Pretrained, task: QuestionAnsweringTask) -> Ability:
     return Ability(
         "answer_question",
         "Answer a question",
@@ -260,7 +253,7 @@ def answer_question(model: Pretrained, question: str, context: str) -> tuple[dic
     return {found.answer: found.probability}, mark(context, [(found.start, found.end, "answer")])
 
 
-def _tagging(model: Pretrained, task: TaggingTask) -> Ability:
+def _tagging(model: Pretrained, task: TokenClassificationTask) -> Ability:
     return Ability(
         "tag",
         "Find entities" if task.finds_entities else "Tag words",

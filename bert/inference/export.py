@@ -23,7 +23,6 @@ from bert.metrics import retrieval
 from bert.model.names import ARCHITECTURES
 from bert.remote import writable
 from bert.tasks.base import Outputs, Task
-from bert.tasks.columns import ColumnFilesTask, labelled_examples
 from bert.tasks.splits import read_splits
 
 TOLERANCE = 0.01
@@ -136,9 +135,9 @@ def _dev_examples(model: Any, task: Task, dev: Any) -> Any:
     """The labelled rows of a run, or those that are given. Raises UserError."""
     is_folder = isinstance(dev, str | os.PathLike) and Path(dev).is_dir()
     if dev is not None and not is_folder:
-        if not isinstance(task, ColumnFilesTask):
+        if "score" not in task.calls:
             raise UserError(f"{task.name} reads its own files: pass their folder as dev, or leave dev out")
-        return labelled_examples(task, dev)
+        return task.labelled_examples(dev)
     if model.step is None:
         raise UserError(f"{model.source} is not a run, and has no dev rows of its own: pass labelled rows as dev")
     config = load_config(FinetuneConfig, Path(model.source) / "config.yaml")

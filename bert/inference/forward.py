@@ -19,7 +19,7 @@ from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.inputs import check_count
 from bert.data.multi_text_rows import QueryDocumentRows
 from bert.data.pretraining.packing import assign_packs, packing_arrays
-from bert.data.rows import ChoiceRows, Rows, TokenRows
+from bert.data.rows import Rows, TokenRows
 from bert.errors import UserError, require
 from bert.model.encoder import Bert, EncoderOutput, Packing
 from bert.model.heads import HEADS
@@ -265,9 +265,7 @@ class BatchedForward:
         """Compiles the head, or without a task the encoder, for rows of a length."""
         offsets = length * np.arange(num_rows + 1, dtype=np.int64)
         blank = TokenRows(np.zeros(num_rows * length, np.int32), offsets, np.full(num_rows, length, np.int32), None)
-        rows: Rows = blank
-        if self._task is not None and self._task.head == "choices":
-            rows = ChoiceRows(blank, np.arange(num_rows + 1), None)
+        rows = blank if self._task is None else self._task.blank_rows(blank)
         for _ in self._run(self.encoder if self._task is None else self.head, rows, max(num_rows, 32)):
             pass
 
@@ -319,7 +317,7 @@ class BatchedForward:
     @cached_property
     def head(self) -> Callable[..., Any]:
         task = require(self._task, "the task")
-        model = HEADS[task.head](
+        model = HEADS[task.kind](
             self._config, task.num_labels, dtype=self._dtype, num_feature_layers=self._num_feature_layers
         )
         return _compiled(lambda params, *inputs: model.apply({"params": params}, *inputs))

@@ -33,17 +33,12 @@ from bert.runs.metrics_log import read_metrics, read_results
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.tasks import make_task
 from bert.tasks.base import Task
-from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.inference_only import published_task
-from bert.tasks.question_answering import SquadTask
-from bert.tasks.reranker import RerankerTask
-from bert.tasks.sequence_classification import MultilabelTask, SentenceTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
-from bert.tasks.token_classification import TaggingTask
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
-HEAD_BY_ARCHITECTURE = {module.__name__: name for name, module in HEADS.items()}
-"""The head of each architecture of others that `Pretrained.predict` answers with."""
+KIND_OF_ARCHITECTURE = {module.__name__: kind for kind, module in HEADS.items() if kind != "reranker"}
+"""The kind of task of each architecture that `Pretrained.predict` supports."""
 
 
 COMPUTE_TYPES = ("float32", "bfloat16")
@@ -144,7 +139,7 @@ def _is_run(folder: Path) -> bool:
 def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pretrained:
     read = hf.read_hf_model(folder, say) if hf.is_hf_folder(folder) else google.read_google_model(folder, say)
     task = published_task(
-        HEAD_BY_ARCHITECTURE.get(read.architecture),
+        KIND_OF_ARCHITECTURE.get(read.architecture),
         name,
         read.labels,
         read.problem_type,
@@ -200,11 +195,8 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
         architecture=architecture,
         labels=task.output_names if task is not None and architecture in ARCHITECTURES_WITH_LABELS else (),
         problem_type=None if task is None else task.problem_type,
-        null_score_diff_threshold=_null_threshold(task),
-        label_thresholds=_label_thresholds(task),
-        texts_per_input=_texts_per_input(task),
         pair_truncation=config.data.pair_truncation if isinstance(config, FinetuneConfig) else "google",
-        clitics=task.clitics if isinstance(task, TaggingTask) else None,
+        **({} if task is None else task.bundle_fields),
         **settings,
     )
 
@@ -230,12 +222,12 @@ def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, An
     """The task of a run, and what else of its configuration a `Pretrained` keeps."""
     task = make_task(config)
     settings = {key: getattr(config, key) for key in ("data", "num_feature_layers", "classifier_dropout")}
-    if isinstance(task, SequenceToSequenceTask):
+    if "generate" in task.calls:
         tokenizer = load_target_tokenizer(path, config)
         settings |= {"target_tokenizer": tokenizer, "decoding": config.decoding}
-        task = dataclasses.replace(task, target_tokenizer=tokenizer)
-    if isinstance(task, EmbeddingTask):
-        own = task.settings
+        task = task.with_target_tokenizer(tokenizer)
+    if "embed" in task.calls:
+        own = config.embedding
         settings["pooling"] = Pooling(
             own.pooling or "mean",
             bool(own.normalize),
@@ -248,31 +240,8 @@ def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, An
 
 
 def architecture_of(task: Task) -> str:
-    """The module of the model that answers a task."""
-    if isinstance(task, EmbeddingTask):
-        return "Bert"
-    if isinstance(task, RerankerTask):  # one score a choice is one output of a classifier of pairs
-        return "BertForSequenceClassification"
-    return ENCODER_DECODER if isinstance(task, SequenceToSequenceTask) else HEADS[task.head].__name__
-
-
-def _null_threshold(task: Task | None) -> float | None:
-    """The threshold of a question answering task with unanswerable questions; None for any other task."""
-    return (task.null_score_diff_threshold or 0.0) if isinstance(task, SquadTask) and task.may_be_impossible else None
-
-
-def _label_thresholds(task: Task | None) -> tuple[float, ...]:
-    """The threshold of each label of a task with several labels at once; () for any other task."""
-    if not isinstance(task, MultilabelTask):
-        return ()
-    return task.label_thresholds * (task.num_labels if len(task.label_thresholds) == 1 else 1)
-
-
-def _texts_per_input(task: Task | None) -> int | None:
-    """Of a task whose model is a sequence classifier; None for any other task."""
-    if isinstance(task, RerankerTask):
-        return 2
-    return len(task.text_columns) if isinstance(task, SentenceTask) else None
+    """Returns the class of the exported model of a task."""
+    return task.architecture or HEADS[task.kind].__name__
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,7 @@ from bert.model.names import ENCODER_DECODER
 from bert.model.pooling import Pooling
 from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
-from bert.tasks.columns import ColumnFilesTask, labelled_examples
-from bert.tasks.embedding import EmbeddingTask
-from bert.tasks.question_answering import ANSWER_SETTINGS, SquadTask
+from bert.tasks.question_answering import ANSWER_SETTINGS
 from bert.tokenizer.vocabulary import embedding_rows
 
 Params = dict[str, Any]
@@ -137,7 +135,7 @@ class Pretrained(ModelBundle):
             return [np.array(best.token_ids, np.int32) for best, *_ in results]
         if isinstance(features, QueryDocumentRows):
             return self._forward.embed_groups(features, self.pooling or Pooling(), batch_size)
-        if isinstance(self.task, EmbeddingTask) and isinstance(features, TokenRows):
+        if self.task is not None and "embed" in self.task.calls and isinstance(features, TokenRows):
             return list(self._forward.embed(features, self.pooling or Pooling(), batch_size))
         return self._forward.apply_head(features, batch_size)
 
@@ -362,12 +360,7 @@ class Pretrained(ModelBundle):
 
     def with_answer_settings(self, settings: Mapping[str, Any]) -> Task:
         """Returns the task with settings of `predict`. Raises UserError for settings of another task or bad values."""
-        task = self.require_task()
-        if isinstance(task, SquadTask):
-            return task.with_answer_settings(settings)
-        if name := next((name for name, value in settings.items() if value is not None), None):
-            raise UserError(f"{name} is for question answering models, but {self.source} is none: remove it")
-        return task
+        return self.require_task().with_answer_settings(settings)
 
     def answers(
         self, task: Task, inputs: Sequence[Any], batch_size: int, data: TaskDataConfig | None = None
@@ -445,11 +438,7 @@ class Pretrained(ModelBundle):
         """
         if self.task is None:
             return self.score_texts(data, stride=stride, batch_size=batch_size)
-        if not isinstance(self.task, ColumnFilesTask):
-            raise UserError(
-                f"{self.task.name} reads its own files, whose scores are in results.json: use a model of a custom task"
-            )
-        examples = labelled_examples(self.task, data)
+        examples = self.task.labelled_examples(data)
         features = self.task.features(self.tokenizer, examples, self.data)
         return self.task.score(self.task.predict(self.outputs(features, batch_size), features, examples), examples)
 
@@ -623,7 +612,7 @@ class Pretrained(ModelBundle):
 
     @cached_property
     def _forward(self) -> BatchedForward:
-        task = None if isinstance(self.task, EmbeddingTask) else self.task  # which has no head
+        task = None if self.task is None or "embed" in self.task.calls else self.task  # embeddings have no head
         parts = (task, self.num_feature_layers, jnp.dtype(self.dtype))
         if self.graph is None:
             return BatchedForward(self.config, self._device_params, *parts)

@@ -25,7 +25,7 @@ from bert.model.array_types import Array
 from bert.model.decoders import BertForCausalLM
 from bert.model.linear import tied_logits
 from bert.tasks.base import Task
-from bert.tasks.sequence_classification.classification import ClassificationTask, Label
+from bert.tasks.sequence_classification.classification import Label
 from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import token_text
@@ -218,7 +218,7 @@ def entailment_labels(task: Task, source: str) -> tuple[int, int]:
     Raises:
         UserError: the model does not classify, or has no label entailment.
     """
-    names = [name.lower() for name in task.label_names] if isinstance(task, ClassificationTask) else []
+    names = [name.lower() for name in task.exclusive_labels]
     entailed = [number for number, name in enumerate(names) if name.startswith("entail")]
     if len(names) < 2 or len(entailed) != 1:
         raise UserError(

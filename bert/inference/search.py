@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,8 +17,6 @@ from bert.data.records import read_records
 from bert.errors import UserError, quoted
 from bert.tasks.base import Task
 from bert.tasks.columns import json_lines
-from bert.tasks.reranker import RerankerTask
-from bert.tasks.sequence_classification.classification import ClassificationTask, RegressionTask
 from bert.tasks.text_pairs import read_queries
 
 TEXTS_AT_ONCE = 4096
@@ -196,25 +192,19 @@ def rank_documents(
     """
     [text] = as_filled_texts("query", [query])
     pairs = [(text, document) for document in as_filled_texts("document", documents)]
-    if isinstance(task, RegressionTask):  # answers are clipped to the scale, scores are not
-        task = dataclasses.replace(task, lowest=-math.inf, highest=math.inf)
-    is_classifier = isinstance(task, ClassificationTask)
-    scores = [
-        answer.probabilities[label] if is_classifier else answer.score for answer in answers(task, pairs, batch_size)
-    ]
+    scores = [task.pair_score(answer, label) for answer in answers(task.without_limits(), pairs, batch_size)]
     ranked = [RankedDocument(number, score) for number, score in enumerate(scores)]
     return sorted(ranked, key=lambda document: -document.score)
 
 
 def require_scores_of_pairs(task: Task, label: str, source: str) -> Task:
     """Returns the task if it scores pairs of texts. Raises UserError otherwise, or if a classifier lacks the label."""
-    reads_pairs = any(len(columns) == 2 for columns in task.table_columns)
-    if not (reads_pairs and isinstance(task, (ClassificationTask, RegressionTask, RerankerTask))):
+    if "rank" not in task.calls:
         raise UserError(
             f"{source} gives pairs of texts no score ({task.name}): use a reranker, classifier or regression of pairs"
         )
-    if isinstance(task, ClassificationTask) and label not in task.label_names:
-        names = ", ".join(map(repr, task.label_names[:8]))
+    if task.exclusive_labels and label not in task.exclusive_labels:
+        names = ", ".join(map(repr, task.exclusive_labels[:8]))
         raise UserError(f"label is {label!r}, but the labels of {source} are {names}: pass one of these")
     return task
 

@@ -264,12 +264,13 @@ class BertForEmbedding(nn.Module):
 
 
 HEADS: dict[str, type[nn.Module]] = {
-    "classification": BertForSequenceClassification,
-    "tagging": BertForTokenClassification,
-    "span": BertForQuestionAnswering,
-    "choices": BertForMultipleChoice,
+    "sequence_classification": BertForSequenceClassification,
+    "token_classification": BertForTokenClassification,
+    "question_answering": BertForQuestionAnswering,
+    "multiple_choice": BertForMultipleChoice,
+    "reranker": BertForMultipleChoice,
 }
-"""The models of fine-tuning tasks by the names that tasks give.
+"""The model of each kind of task that has a head over the encoder.
 
 All are made from (config, num_labels, classifier_dropout, dtype, num_feature_layers), have the encoder as ``bert``, and
 are called with (input_ids, token_type_ids, attention_mask, dropout=...). For training.remat and training.scan_layers

@@ -18,13 +18,21 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert import metrics
-from bert.config import TaskDataConfig
-from bert.data.rows import Rows
-from bert.errors import UserError, quoted
+from bert.config import FinetuneConfig, TaskDataConfig
+from bert.data.rows import Rows, TokenRows
+from bert.errors import LOGGER, UserError, quoted
 from bert.files import parse_json
 
 PERFECT = (1.0, 100.0)
 """Best values of metrics: shares and percentages."""
+
+FORMER_HEADS = {
+    "classification": "sequence_classification",
+    "tagging": "token_classification",
+    "span": "question_answering",
+    "choices": "multiple_choice",
+}
+FORMER_LOSSES = {"binary_cross_entropy": "multi_label_classification", "mean_squared_error": "regression"}
 
 Outputs = Sequence[np.ndarray]
 """What the head says of each row, R float32 arrays: [L] labels, [C] choices, or [T, L] for the row's own T tokens."""
@@ -76,10 +84,12 @@ class Task(ABC):
     """A task: its data, the names of its head and loss, its scores, its files."""
 
     name: str
-    head: str
-    """Name in `bert.model.heads.HEADS`."""
-    loss: str
-    """Name in `bert.training.losses.LOSSES`; any where the settings of the run choose the loss, as of embeddings."""
+    kind: ClassVar[str]
+    """Key of `bert.training.finetuning.kinds.TASK_KINDS`; the head of that name is in `bert.model.heads.HEADS`."""
+    architecture: ClassVar[str | None] = None
+    """Key of `bert.interchange.names.ARCHITECTURES` for exports; None for the class of the head."""
+    answer_type: ClassVar[type] = tuple
+    """Type of the answers to new inputs."""
     main_metric: str
     """The score, of the first dev split, that chooses the best checkpoint."""
     directions: ClassVar[Mapping[str, bool]] = {}
@@ -94,6 +104,18 @@ class Task(ABC):
     """L factors of the loss of each label, which `bert.training.losses.with_class_weights` applies; () for none."""
     data_keys: ClassVar[tuple[str, ...]] = ()
     """Which keys of ``data`` that not every task reads, such as train, columns and doc_stride, it reads."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Sets ``kind`` and ``problem_type`` of classes that still name a head and a loss."""
+        super().__init_subclass__(**options)
+        head, loss = cls.__dict__.get("head"), cls.__dict__.get("loss")
+        if isinstance(head, str):
+            cls.kind = FORMER_HEADS.get(head, head)
+            LOGGER.warning(
+                f"{cls.__name__}.head is now called kind: set kind to {cls.kind!r}, and remove head and loss"
+            )
+        if loss in FORMER_LOSSES and cls.problem_type is Task.problem_type:
+            cls.problem_type = FORMER_LOSSES[loss]  # type: ignore[assignment, method-assign]
 
     @property
     @abstractmethod
@@ -114,6 +136,16 @@ class Task(ABC):
     def problem_type(self) -> str | None:
         """What Hugging Face's config.json calls the problem, where the number of outputs does not tell it."""
         return None
+
+    @property
+    def calls(self) -> frozenset[str]:
+        """Methods of `bert.Pretrained` that use the head: predict, and embed, generate, rank or score."""
+        return frozenset({"predict"})
+
+    @property
+    def bundle_fields(self) -> dict[str, Any]:
+        """Fields of `bert.interchange.bundle.ModelBundle` that exports need to make the same predictions."""
+        return {}
 
     def higher_is_better(self, metric: str) -> bool | None:
         """Whether a higher value of one of the scores is better; None for a score without a direction."""
@@ -157,6 +189,14 @@ class Task(ABC):
         """The task as the configuration of a run describes it: the inverse of ``to_config``."""
         return self
 
+    def with_settings(self, config: FinetuneConfig) -> Task:
+        """Returns the task with the keys of the configuration outside of ``data``. Raises UserError."""
+        return self
+
+    def with_target_tokenizer(self, tokenizer: Tokenizer | None) -> Self:
+        """Returns the task with the vocabulary of the texts that it generates, if it generates any."""
+        return self
+
     # Files
 
     @abstractmethod
@@ -172,6 +212,16 @@ class Task(ABC):
         Raises:
           UserError: file (and line) that is missing or not as the task needs it, and the fix.
         """
+
+    def labelled_examples(self, data: Any) -> Any:
+        """Returns the `Examples` of a labelled file, or of rows in memory, if ``calls`` has score.
+
+        Raises:
+          UserError: the task has another layout, or the rows cannot be used.
+        """
+        raise UserError(
+            f"{self.name} reads its own files, whose scores are in results.json: use a model of a custom task"
+        )
 
     @abstractmethod
     def features(self, tokenizer: Tokenizer, examples: Any, data: TaskDataConfig) -> Rows:
@@ -235,6 +285,37 @@ class Task(ABC):
         return []
 
     # New inputs
+
+    @property
+    def exclusive_labels(self) -> tuple[str, ...]:
+        """The labels, if an answer chooses exactly one of them; else ()."""
+        return ()
+
+    def pair_score(self, answer: Any, label: str) -> float:
+        """Returns the score by which pairs of texts are ranked, if ``calls`` has rank."""
+        raise NotImplementedError
+
+    def without_limits(self) -> Self:
+        """Returns the task whose scores are not clipped to a range."""
+        return self
+
+    def blank_rows(self, rows: TokenRows) -> Rows:
+        """Returns rows of the kind that ``features`` returns, to compile the model with."""
+        return rows
+
+    def with_answer_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Returns the task with settings of `bert.Pretrained.predict`; None is the task's value.
+
+        Raises:
+          UserError: a setting is not one of the task, or has a wrong value.
+        """
+        if name := next((name for name, value in settings.items() if value is not None), None):
+            raise UserError(f"{name} is for question answering models, but the task is {self.name}: remove it")
+        return self
+
+    def read_inputs(self, path: Path) -> Iterator[tuple[int, Any]] | None:
+        """Yields (line, input) of a file in a layout of the task, other than a table; None for other files."""
+        return None
 
     @property
     @abstractmethod

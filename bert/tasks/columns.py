@@ -334,6 +334,10 @@ class ColumnFilesTask(Task):
 
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
 
+    @property
+    def calls(self) -> frozenset[str]:
+        return super().calls | {"score"}
+
     def splits(self, folder: Path) -> list[str]:
         return split_names(Path(folder), self.data)
 
@@ -349,29 +353,30 @@ class ColumnFilesTask(Task):
     def unnamed_table_columns(self) -> tuple[str, ...]:
         return tuple(self.data.column_names or ())
 
-
-def labelled_examples(task: ColumnFilesTask, data: Any) -> Any:
-    """The task's examples of a labelled file, or of rows in memory as `json_lines` reads them. Raises UserError."""
-    if "dev" not in task.data_keys:
-        raise UserError(f"{task.name} reads its own rows, whose scores are in results.json: use a run on files")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "data.jsonl"
-        if isinstance(data, str | os.PathLike):
-            file = Path(os.path.abspath(data))
-            if not file.is_file():
-                raise UserError(f"{data} is no file: pass the path of a labelled file, or a list of labelled rows")
-        else:
-            for name, content in table_files(data, "data").items():
-                (Path(folder) / name).write_text(content, encoding="utf-8")
-        columns = dataclasses.replace(task.data.columns, id=None)  # scores need none
-        data_config = dataclasses.replace(task.data, dev=str(file), source=None, target=None, columns=columns)
-        try:
-            examples = dataclasses.replace(task, data=data_config).read(Path(folder), "dev")
-        except UserError as error:
-            of_rows = f"{Path(folder) / 'data.jsonl'}, line "
-            message = str(error).replace(of_rows, "data, row ").replace(" lines have such", " rows have such")
-            raise UserError(message) from None
-        for note in examples.notes:
-            in_memory = str(Path(folder) / "data.jsonl")
-            LOGGER.warning(note.replace(in_memory, "data").replace("(line ", "(row ") if in_memory in note else note)
-        return examples
+    def labelled_examples(self, data: Any) -> Any:
+        """The examples of a labelled file, or of rows in memory as `json_lines` reads them. Raises UserError."""
+        if "dev" not in self.data_keys:
+            raise UserError(f"{self.name} reads its own rows, whose scores are in results.json: use a run on files")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "data.jsonl"
+            if isinstance(data, str | os.PathLike):
+                file = Path(os.path.abspath(data))
+                if not file.is_file():
+                    raise UserError(f"{data} is no file: pass the path of a labelled file, or a list of labelled rows")
+            else:
+                for name, content in table_files(data, "data").items():
+                    (Path(folder) / name).write_text(content, encoding="utf-8")
+            columns = dataclasses.replace(self.data.columns, id=None)  # scores need none
+            data_config = dataclasses.replace(self.data, dev=str(file), source=None, target=None, columns=columns)
+            try:
+                examples = dataclasses.replace(self, data=data_config).read(Path(folder), "dev")
+            except UserError as error:
+                of_rows = f"{Path(folder) / 'data.jsonl'}, line "
+                message = str(error).replace(of_rows, "data, row ").replace(" lines have such", " rows have such")
+                raise UserError(message) from None
+            for note in examples.notes:
+                in_memory = str(Path(folder) / "data.jsonl")
+                LOGGER.warning(
+                    note.replace(in_memory, "data").replace("(line ", "(row ") if in_memory in note else note
+                )
+            return examples

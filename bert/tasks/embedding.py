@@ -29,8 +29,6 @@ from bert.tasks.columns import KEYS, ColumnFilesTask, label_text, read_columns
 from bert.tasks.sequence_classification.base import file_prefix
 from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs, with_negatives
 
-HEAD = "embedding"
-
 
 class Cosines(NamedTuple):
     """The cosine of each row [R]; and of a search the rank of its document, and the row of the document found first."""
@@ -52,8 +50,9 @@ class EmbeddingTask(ColumnFilesTask):
 
     name: str = "embedding"
     settings: EmbeddingConfig = field(default_factory=EmbeddingConfig)
-    head: str = HEAD
-    loss: str = HEAD
+    kind: ClassVar[str] = "embedding"
+    architecture: ClassVar[str] = "Bert"
+    answer_type: ClassVar[type] = Embedding
     baseline: str = "chance"
     data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "score_range")
 
@@ -61,6 +60,10 @@ class EmbeddingTask(ColumnFilesTask):
     def main_metric(self) -> str:  # type: ignore[override]  # follows from the rows
         """Spearman's correlation of pairs with scores, else nDCG@10."""
         return "spearman" if self.settings.has_scores else retrieval.NAMES[0]
+
+    @property
+    def calls(self) -> frozenset[str]:
+        return super().calls | {"embed"}
 
     @property
     def num_labels(self) -> int:
@@ -73,8 +76,8 @@ class EmbeddingTask(ColumnFilesTask):
     def from_config(self, data: TaskDataConfig) -> Self:
         return dataclasses.replace(self, data=data)
 
-    def with_settings(self, config: FinetuneConfig) -> Self:
-        """The task with the settings of a run. Raises UserError for those that do not fit."""
+    def with_settings(self, config: FinetuneConfig) -> EmbeddingTask:
+        """Returns the task with the section ``embedding``. Raises UserError for keys that do not fit it."""
         if not config.embedding.has_scores and config.data.score_range is not None:
             raise UserError(
                 f"data.score_range is set, but embedding.loss is {config.embedding.loss}, whose rows have no scores in "
@@ -85,6 +88,8 @@ class EmbeddingTask(ColumnFilesTask):
                 f"training.tokens_per_batch is {config.training.tokens_per_batch}, but the negatives of {self.name} "
                 "would depend on the lengths of texts: set training.batch_size in its place"
             )
+        if config.embedding.loss == "same_label":
+            return LabelledTextsTask(name=self.name, data=self.data, settings=config.embedding)
         return dataclasses.replace(self, settings=config.embedding)
 
     # Files

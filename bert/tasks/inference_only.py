@@ -17,11 +17,11 @@ from bert.metrics.tagging_schemes import other_spelling
 from bert.tasks.base import Outputs, Task
 from bert.tasks.columns import Columns
 from bert.tasks.multiple_choice import MultipleChoiceTask
-from bert.tasks.question_answering.task import SquadTask
+from bert.tasks.question_answering.task import QuestionAnsweringTask
 from bert.tasks.sequence_classification.base import Examples
 from bert.tasks.sequence_classification.classification import ClassificationTask, RegressionTask
 from bert.tasks.sequence_classification.multilabel import MultilabelTask
-from bert.tasks.token_classification.task import TaggingTask
+from bert.tasks.token_classification.task import TokenClassificationTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class _PublishedRegression(_FlexibleInputs, RegressionTask):
 
 
 def published_task(
-    head: str | None,
+    kind: str | None,
     name: str,
     outputs: tuple[str, ...],
     problem_type: str | None,
@@ -113,7 +113,7 @@ def published_task(
     """The task of a model of others, as far as it can be asked.
 
     Args:
-      head: name in `bert.model.heads.HEADS`; None for a model that has none of these.
+      kind: key of `bert.model.heads.HEADS`; None for a model without one of these heads.
       name: of the model, for messages.
       outputs: names of its outputs.
       problem_type: of a sequence classifier, as config.json has it; null means regression for one output, else one of
@@ -127,20 +127,20 @@ def published_task(
     Returns:
       None for what has no answer here: another head, or a problem type that does not fit the number of outputs.
     """
-    if head == "classification":
+    if kind == "sequence_classification":
         counts = (1, 2) if texts_per_input is None else (texts_per_input,)
         task = _classifier(name, outputs, problem_type, label_thresholds, counts)
         return replace(task, activation=score_activation) if isinstance(task, _PublishedRegression) else task
-    if head == "tagging" and outputs:
+    if kind == "token_classification" and outputs:
         spelling = other_spelling(outputs) if clitics is None else None  # an export of a run spells tags as here
-        return TaggingTask(name=name, labels=outputs, clitics=clitics, spelling=spelling)
-    if head == "span":
+        return TokenClassificationTask(name=name, labels=outputs, clitics=clitics, spelling=spelling)
+    if kind == "question_answering":
         if null_score_diff_threshold is None:
-            return SquadTask(name=name, version="1.1")
-        return SquadTask(
+            return QuestionAnsweringTask(name=name, version="1.1")
+        return QuestionAnsweringTask(
             name=name, version="2.0", may_be_impossible=True, null_score_diff_threshold=null_score_diff_threshold
         )
-    return MultipleChoiceTask(name=name) if head == "choices" else None
+    return MultipleChoiceTask(name=name) if kind == "multiple_choice" else None
 
 
 def _classifier(

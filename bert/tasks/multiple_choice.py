@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,7 +19,7 @@ from bert.config.model import PairTruncation
 from bert.data import encoding
 from bert.data.inputs import as_texts
 from bert.data.records import read_records
-from bert.data.rows import ChoiceRows
+from bert.data.rows import ChoiceRows, TokenRows
 from bert.errors import UserError, quoted, require
 from bert.files import write_tsv
 from bert.tasks import split_files
@@ -231,8 +231,7 @@ class MultipleChoiceTask(Task):
     """One right choice of two or more per question; every choice is a separate row, with the softmax over them."""
 
     name: str
-    head: str = "choices"
-    loss: str = "choices"
+    kind: ClassVar[str] = "multiple_choice"
     main_metric: str = "accuracy"
     baseline: str = "chance"
 
@@ -274,6 +273,9 @@ class MultipleChoiceTask(Task):
 
     def write_predictions(self, folder: Path, split: str, predictions: Chosen, examples: Examples) -> list[Path]:
         return [write_predictions(folder / f"{split}.tsv", examples, predictions.choices, predictions.probabilities)]
+
+    def blank_rows(self, rows: TokenRows) -> ChoiceRows:
+        return ChoiceRows(rows, np.arange(len(rows) + 1), None)
 
     @property
     def input_columns(self) -> tuple[str, ...]:

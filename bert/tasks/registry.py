@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import Any
 
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.config.model import DECODER_KEYS
@@ -44,19 +42,19 @@ CUSTOM_TASK_KEYS = (
 BUILT_IN_KEYS = (*TAG_KEYS, *QUESTION_KEYS)
 """Keys that only some of the toolkit's tasks read; a registered task may read all of them."""
 
-NOT_FOR_A_DECODER = {
-    "language_model_weight": "has a decoder's loss of its own",
-    "classifier_dropout": "has no classifier",
-    "num_feature_layers": "has no head over a frozen encoder",
+UNREAD_KEYS = {
+    "sequence_to_sequence": {
+        "language_model_weight": "has a decoder's loss of its own",
+        "classifier_dropout": "has no classifier",
+        "num_feature_layers": "has no head over a frozen encoder",
+    },
+    "embedding": {
+        "language_model_weight": "neither classifies nor scores single texts",
+        "classifier_dropout": "has no classifier",
+        "num_feature_layers": "has no head over a frozen encoder",
+    },
 }
-"""Keys that tasks with a decoder do not read, and why."""
-
-NOT_FOR_EMBEDDINGS = {
-    "language_model_weight": "neither classifies nor scores single texts",
-    "classifier_dropout": "has no classifier",
-    "num_feature_layers": "has no head over a frozen encoder",
-}
-"""Keys that embeddings do not read, and why."""
+"""Keys of the configuration that tasks of a kind do not read, and the reason."""
 
 
 def register_task(task: Task) -> None:
@@ -83,53 +81,42 @@ def find_task(name: str) -> Task:
 
 
 def make_task(config: FinetuneConfig) -> Task:
-    """The task of a run, as its configuration shapes it. Raises UserError for what the task would not read."""
-    task, unset = find_task(config.task), TaskDataConfig()
+    """Returns the task of a run. Raises UserError for a key that is set and that the task does not read."""
+    task = find_task(config.task)
+    _check_data_keys(task, config.data)
+    _check_sections(task, config)
+    return task.from_config(config.data).with_settings(config)
+
+
+def _check_data_keys(task: Task, data: TaskDataConfig) -> None:
+    unset = TaskDataConfig()
     is_built_in = any(task.name == other.name for other in BUILT_IN)
     for key in (*CUSTOM_TASK_KEYS, *(BUILT_IN_KEYS if is_built_in else ())):
-        if key not in task.data_keys and getattr(config.data, key) != getattr(unset, key):
-            readers = ", ".join(task.name for task in BUILT_IN if key in task.data_keys)
+        if key not in task.data_keys and getattr(data, key) != getattr(unset, key):
+            readers = ", ".join(other.name for other in BUILT_IN if key in other.data_keys)
             raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")
-    _check_decoder_keys(task, config)
-    made = task.from_config(config.data)
-    sections: dict[type[Task], tuple[str, Any]] = {
-        embedding.EmbeddingTask: ("embedding", config.embedding),
-        reranker.RerankerTask: ("reranker", config.reranker),
-    }
-    for kind, (name, section) in sections.items():
-        if not isinstance(made, kind):
-            check_unused(f"{name}.", section, f"but it is for {name}, and the task is {task.name}: remove it")
-    if isinstance(made, embedding.EmbeddingTask):
-        if config.embedding.loss == "same_label":
-            made = embedding.LabelledTextsTask(name=made.name, data=made.data)
-        _check_unread(made, config, NOT_FOR_EMBEDDINGS)
-    if isinstance(made, (embedding.EmbeddingTask, reranker.RerankerTask)):
-        return made.with_settings(config)
-    return made
 
 
-def _check_unread(task: Task, config: FinetuneConfig, reasons: Mapping[str, str]) -> None:
-    """Raises UserError for the first of some keys that is set; ``reasons`` say why the task does not read them."""
-    check_unused("", config, f"but {task.name} has no head: remove it", ("head_init",))
-    for key, reason in reasons.items():
-        if value := getattr(config, key):
-            raise UserError(f"{key} is {value}, but {task.name} {reason}: remove it")
-
-
-def _check_decoder_keys(task: Task, config: FinetuneConfig) -> None:
-    """Raises UserError for settings of a decoder in a task without one, and the other way round."""
-    if task.head == sequence_to_sequence.HEAD:
-        _check_unread(task, config, NOT_FOR_A_DECODER)
-        if config.model.causal:
-            raise UserError(
-                f"model.causal is true, but the encoder of {task.name} sees the whole source: set it to false, or init "
-                "to another model"
-            )
-        return
-    writers = ", ".join(other.name for other in BUILT_IN if other.head == sequence_to_sequence.HEAD)
-    reason = f"but it is for {writers}, and the task is {task.name}: remove it"
-    check_unused("model.", config.model, reason, DECODER_KEYS)
-    check_unused("decoding.", config.decoding, reason)
-    check_unused("target_tokenizer.", config.target_tokenizer, reason)
-    check_unused("", config, reason, ("decoder_init",))
-    check_unused("training.", config.training, reason, ("label_smoothing",))
+def _check_sections(task: Task, config: FinetuneConfig) -> None:
+    for kind in ("embedding", "reranker"):
+        if task.kind != kind:
+            reason = f"but it is for {kind}, and the task is {task.name}: remove it"
+            check_unused(f"{kind}.", getattr(config, kind), reason)
+    if task.kind in UNREAD_KEYS:
+        check_unused("", config, f"but {task.name} has no head: remove it", ("head_init",))
+        for key, reason in UNREAD_KEYS[task.kind].items():
+            if value := getattr(config, key):
+                raise UserError(f"{key} is {value}, but {task.name} {reason}: remove it")
+    if task.kind != "sequence_to_sequence":
+        writers = ", ".join(other.name for other in BUILT_IN if other.kind == "sequence_to_sequence")
+        reason = f"but it is for {writers}, and the task is {task.name}: remove it"
+        check_unused("model.", config.model, reason, DECODER_KEYS)
+        check_unused("decoding.", config.decoding, reason)
+        check_unused("target_tokenizer.", config.target_tokenizer, reason)
+        check_unused("", config, reason, ("decoder_init",))
+        check_unused("training.", config.training, reason, ("label_smoothing",))
+    elif config.model.causal:
+        raise UserError(
+            f"model.causal is true, but the encoder of {task.name} sees the whole source: set it to false, or init "
+            "to another model"
+        )

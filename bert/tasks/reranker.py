@@ -15,7 +15,7 @@ from bert.config import FinetuneConfig, RerankerConfig, TaskDataConfig
 from bert.data import encoding
 from bert.data.inputs import as_texts
 from bert.data.records import Records
-from bert.data.rows import ChoiceRows
+from bert.data.rows import ChoiceRows, TokenRows
 from bert.errors import UserError, WarningText, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
@@ -77,8 +77,9 @@ class RerankerTask(ColumnFilesTask):
 
     name: str = "reranker"
     settings: RerankerConfig = field(default_factory=RerankerConfig)
-    head: str = "choices"
-    loss: str = "reranker"
+    kind: ClassVar[str] = "reranker"
+    architecture: ClassVar[str] = "BertForSequenceClassification"  # the score of a pair is its only output
+    answer_type: ClassVar[type] = Score
     main_metric: str = retrieval.NAMES[0]
     baseline: str = "chance"
     data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "score_range")
@@ -94,8 +95,15 @@ class RerankerTask(ColumnFilesTask):
     def from_config(self, data: TaskDataConfig) -> Self:
         return dataclasses.replace(self, data=data)
 
+    @property
+    def calls(self) -> frozenset[str]:
+        return super().calls | {"rank"}
+
+    @property
+    def bundle_fields(self) -> dict[str, Any]:
+        return {"texts_per_input": 2}
+
     def with_settings(self, config: FinetuneConfig) -> Self:
-        """The task with the settings of a run."""
         return dataclasses.replace(self, settings=config.reranker)
 
     # Files
@@ -192,6 +200,12 @@ class RerankerTask(ColumnFilesTask):
         return [write_tsv(folder / f"{split}.tsv", rows)]
 
     # New inputs
+
+    def pair_score(self, answer: Score, label: str) -> float:
+        return answer.score
+
+    def blank_rows(self, rows: TokenRows) -> ChoiceRows:
+        return ChoiceRows(rows, np.arange(len(rows) + 1), None)
 
     @property
     def input_columns(self) -> tuple[str, ...]:

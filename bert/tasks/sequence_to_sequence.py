@@ -22,8 +22,6 @@ from bert.tasks.base import Outputs
 from bert.tasks.columns import KEYS, ColumnFilesTask, read_columns
 from bert.tokenizer.library import detokenize, lowercases
 
-HEAD = "sequence_to_sequence"
-
 METRICS = ("bleu", "chrf", *text_metrics.ROUGE, "exact_match")
 
 
@@ -91,8 +89,9 @@ class SequenceToSequenceTask(ColumnFilesTask):
     """The first one chooses the best checkpoint."""
     target_tokenizer: Tokenizer | None = None
     """Vocabulary of the targets; None for that of the sources."""
-    head: str = HEAD
-    loss: str = "sequence"
+    kind: ClassVar[str] = "sequence_to_sequence"
+    architecture: ClassVar[str] = "BertForSequenceToSequence"
+    answer_type: ClassVar[type] = TargetText
     baseline: str = ""
     data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "metrics", "source", "target", "max_target_length")
 
@@ -100,6 +99,13 @@ class SequenceToSequenceTask(ColumnFilesTask):
     def main_metric(self) -> str:  # type: ignore[override]  # follows from the metrics
         """The first of the metrics."""
         return self.metrics[0]
+
+    @property
+    def calls(self) -> frozenset[str]:
+        return super().calls | {"generate"}
+
+    def with_target_tokenizer(self, tokenizer: Tokenizer | None) -> Self:
+        return dataclasses.replace(self, target_tokenizer=tokenizer)
 
     @property
     def num_labels(self) -> int:

@@ -324,30 +324,30 @@ def _span_loss(logits: Float[Array, "B T 2"], batch: Batch) -> tuple[WeightedSum
 
 
 LOSSES = {
-    "cross_entropy": TaskLoss(_classification_loss, expected_rows, ("classification_loss", "accuracy")),
-    "binary_cross_entropy": TaskLoss(_multilabel_loss, expected_rows, ("multilabel_loss", "micro_f1")),
-    "mean_squared_error": TaskLoss(_regression_loss, expected_rows, ("regression_loss",)),
-    "choices": TaskLoss(_multiple_choice_loss, expected_rows, ("choice_loss", "accuracy")),
-    "tokens": TaskLoss(
+    "sequence_classification": TaskLoss(_classification_loss, expected_rows, ("classification_loss", "accuracy")),
+    "multi_label_classification": TaskLoss(_multilabel_loss, expected_rows, ("multilabel_loss", "micro_f1")),
+    "regression": TaskLoss(_regression_loss, expected_rows, ("regression_loss",)),
+    "multiple_choice": TaskLoss(_multiple_choice_loss, expected_rows, ("choice_loss", "accuracy")),
+    "token_classification": TaskLoss(
         _token_classification_loss,
         lambda batch: jnp.sum(batch["labels"] >= 0).astype(jnp.float32),
         ("token_loss", "accuracy"),
         by_length=False,
     ),
-    "span": TaskLoss(_span_loss, expected_rows, ("span_loss", "exact_span")),
+    "question_answering": TaskLoss(_span_loss, expected_rows, ("span_loss", "exact_span")),
 }
-"""The losses of fine-tuning tasks by the names that tasks give."""
+"""The loss of each kind of task, or for sequence classification of each `Task.problem_type`."""
 
 
-def with_class_weights(name: str, class_weights: Sequence[float]) -> TaskLoss:
-    """A loss over labels, in which those of each label have a weight. It is divided by the rows all the same.
+def with_class_weights(loss: TaskLoss, class_weights: Sequence[float]) -> TaskLoss:
+    """Returns the loss with a weight for each label; it is still divided by the number of rows.
 
     Args:
-        name: ``cross_entropy`` or ``binary_cross_entropy``.
+        loss: the loss of sequence_classification or multi_label_classification in `LOSSES`.
         class_weights: [L] weights.
     """
-    sums: Callable[..., tuple[WeightedSum, ...]] = LOSSES[name].sums
-    return dataclasses.replace(LOSSES[name], sums=partial(sums, class_weights=np.asarray(class_weights, np.float32)))
+    sums: Callable[..., tuple[WeightedSum, ...]] = loss.sums
+    return dataclasses.replace(loss, sums=partial(sums, class_weights=np.asarray(class_weights, np.float32)))
 
 
 def make_task_loss(loss: TaskLoss, apply: Apply) -> Loss:

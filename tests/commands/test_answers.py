@@ -64,13 +64,15 @@ def test_columns_of_the_tasks_of_the_toolkit(tmp_path):
     assert (given.given, given.id) == (("a", "b", "c"), {"id": "x"})
     line = json.dumps({"question": "a", "choices": ["b", "c"]})
     assert inputs(tmp_path / "a.jsonl", line, find_task("swag"))[0].given == ("a", "b", "c")
-    other = published_task("classification", "other", ("n", "p"), None)
+    other = published_task("sequence_classification", "other", ("n", "p"), None)
     assert inputs(tmp_path / "a.csv", "text_b,text_a\nb,a\n", other)[0].given == ("a", "b")
     assert inputs(tmp_path / "a.csv", "text,label\nb,a\n", other)[0].given == "b"
 
 
 def test_lines_of_a_published_model_whose_number_of_texts_is_known(tmp_path):
-    single, pairs = (published_task("classification", "it", ("n", "p"), None, texts_per_input=n) for n in (1, 2))
+    single, pairs = (
+        published_task("sequence_classification", "it", ("n", "p"), None, texts_per_input=n) for n in (1, 2)
+    )
     assert inputs(tmp_path / "a.txt", "a\tb\n", single)[0].given == "a\tb"
     assert inputs(tmp_path / "a.txt", "a\tb\n", pairs)[0].given == ("a", "b")
     wrong = "1 column(s) where two are taken: write two texts with a tab between"

@@ -160,8 +160,8 @@ def test_finetuning_recipes(name: str) -> None:
     task = TASKS[name]
     if isinstance(task, (SequenceToSequenceTask, EmbeddingTask)):
         return
-    model = HEADS[task.head](NARROW, task.num_labels or LABELS, None, jnp.dtype(config.training.dtype), None)
-    choices = (5,) if task.head == "choices" else ()
+    model = HEADS[task.kind](NARROW, task.num_labels or LABELS, None, jnp.dtype(config.training.dtype), None)
+    choices = (5,) if task.kind in ("multiple_choice", "reranker") else ()
     rows = config.training.batch_size
     tokens = jax.ShapeDtypeStruct((rows, *choices, config.data.max_length), jnp.int32)
     outputs, _ = jax.eval_shape(model.init_with_output, KEY, tokens, tokens, tokens)

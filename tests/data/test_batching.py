@@ -78,9 +78,9 @@ def test_tokens_of_short_and_long_sentences_weigh_alike_in_tagging():
         short = lengths < 15
         return float(weights[short].mean() / weights[~short].mean())
 
-    assert weight_of_short_rows(LOSSES["tokens"].by_length) == pytest.approx(1, abs=0.05)
+    assert weight_of_short_rows(LOSSES["token_classification"].by_length) == pytest.approx(1, abs=0.05)
     assert weight_of_short_rows(by_length=True) > 2
-    assert LOSSES["cross_entropy"].by_length, "a mean over rows is the same with rows of any length"
+    assert LOSSES["sequence_classification"].by_length, "a mean over rows is the same with rows of any length"
 
 
 def test_a_random_epoch_holds_every_row_once():
@@ -168,7 +168,7 @@ def test_rows_of_batches_by_tokens_weigh_alike():
     def apply(params, batch, dropout):  # long rows have other outputs than short ones
         return params * batch["attention_mask"].sum(axis=1, keepdims=True)
 
-    objective = make_task_loss(LOSSES["mean_squared_error"], apply)
+    objective = make_task_loss(LOSSES["regression"], apply)
     gradients = []
     for step in range(len(loader.lengths(0))):
         batch = {name: array[None] for name, array in loader.batch(step).items()}

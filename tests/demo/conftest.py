@@ -13,7 +13,7 @@ from tests.language_models import language_model
 from tests.tiny_models import CONFIG, DATA, TASKS, encoder_decoder, model_of
 
 LONG = dataclasses.replace(CONFIG, max_position_embeddings=48)
-MULTILABEL = published_task("classification", "topics", ("no", "yes", "maybe"), "multi_label_classification")
+MULTILABEL = published_task("sequence_classification", "topics", ("no", "yes", "maybe"), "multi_label_classification")
 
 
 class Models(dict[str, bert.Pretrained]):
@@ -37,7 +37,7 @@ class Models(dict[str, bert.Pretrained]):
         if kind == "encoder_decoder":
             return encoder_decoder(self.folder)
         task = {**TASKS, "multilabel": MULTILABEL}[kind]
-        model = model_of(self.folder, HEADS[task.head](LONG, task.num_labels), task)
+        model = model_of(self.folder, HEADS[task.kind](LONG, task.num_labels), task)
         return dataclasses.replace(model, data=dataclasses.replace(DATA, max_length=48))
 
 

@@ -49,7 +49,7 @@ def made(folder: Path, kind: str) -> bert.Pretrained:
         return dataclasses.replace(model, architecture="BertForSequenceClassification")
     task: Task = TASKS[kind]
     labels = task.output_names if kind in ("classification", "pairs", "published", "tagging") else ()
-    return model_of(folder, HEADS[task.head](CONFIG, task.num_labels), task, labels=labels)
+    return model_of(folder, HEADS[task.kind](CONFIG, task.num_labels), task, labels=labels)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_run_is_scored_on_its_own_dev_rows_or_on_those_of_a_folder(tmp_path: P
         (tmp_path / "moved" / f"{name}.jsonl").write_text(text * 2)
     (tmp_path / "config.yaml").write_text(dump(FinetuneConfig(task="classification", init="none", data=data)))
     task = CustomClassification(**BINARY, data=data)
-    model = model_of(tmp_path, HEADS[task.head](CONFIG, task.num_labels), task)
+    model = model_of(tmp_path, HEADS[task.kind](CONFIG, task.num_labels), task)
     run = dataclasses.replace(model, source=str(tmp_path), step=3)
     assert len(Int8Check.of(run, None, 0.01).examples) == 3
     assert len(Int8Check.of(run, tmp_path / "moved", 0.01).examples) == 6

@@ -71,7 +71,7 @@ UNFIT: dict[str, tuple[Any, ...]] = {
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bert.Pretrained]:
     folder = tmp_path_factory.mktemp("models")
-    made = {name: model_of(folder, HEADS[task.head](CONFIG, task.num_labels), task) for name, task in TASKS.items()}
+    made = {name: model_of(folder, HEADS[task.kind](CONFIG, task.num_labels), task) for name, task in TASKS.items()}
     return {**made, "mlm": model_of(folder, BertForPreTraining(CONFIG), None)}
 
 

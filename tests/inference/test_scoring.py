@@ -19,7 +19,7 @@ NAMES = ("contradiction", "neutral", "ENTAILMENT")
 
 
 def nli(*names: str) -> Any:
-    return published_task("classification", "nli", names, None)
+    return published_task("sequence_classification", "nli", names, None)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ TEXTS = ["ba ko", "ri", "tu lo mi", "a b c d", "ba", "ko ri", "lo", "mi ba"]
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bert.Pretrained]:
     folder = tmp_path_factory.mktemp("models")
-    made = {name: model_of(folder, HEADS[TASKS[name].head](CONFIG, TASKS[name].num_labels), TASKS[name])
+    made = {name: model_of(folder, HEADS[TASKS[name].kind](CONFIG, TASKS[name].num_labels), TASKS[name])
             for name in ("pairs", "regression", "tagging", "classification")}  # fmt: skip
     return {**made, "encoder": model_of(folder, BertForPreTraining(CONFIG), None)}
 

@@ -1,6 +1,7 @@
 """Packages import only from packages above them in ORDER, and modules in no circle, wherever the import stands."""
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -67,3 +68,14 @@ def test_no_test_module_imports_another_one() -> None:
                 assert ".test_" not in f".{node.module}", (
                     f"{path.relative_to(tests)}: move what it imports to helpers.py"
                 )
+
+
+def test_only_tasks_and_the_table_of_kinds_know_which_task_is_running() -> None:
+    pattern = re.compile(
+        r"isinstance\([\w.]*\btask\b|isinstance\(.*(Classification|Answering|Embedding|Reranker|Choice|Sequence)Task\b"
+        r"|\btask\.(head|loss|name|kind) *(==|!=|in |not in )"
+    )
+    for name, path in MODULES.items():
+        if not name.startswith("bert.tasks.") and name != "bert.training.finetuning.kinds":
+            found = [line for line in path.read_text(encoding="utf-8").splitlines() if pattern.search(line)]
+            assert not found, f"{name}: move this to an attribute of `Task` or a field of `TaskKind`: {found}"

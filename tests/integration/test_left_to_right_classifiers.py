@@ -62,7 +62,7 @@ def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | Non
     """With dropout; rows are of uneven lengths, and some are empty."""
     model = ClassifierWithLanguageModel(dataclasses.replace(CONFIG, causal=True), 3)
     params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, T), np.int32))["params"]
-    objective = make_classifier_loss(LOSSES["cross_entropy"], make_apply(model, None), 0.5, V)
+    objective = make_classifier_loss(LOSSES["sequence_classification"], make_apply(model, None), 0.5, V)
     parallel = PmapParallelism(jax.devices()[:devices]) if mesh is None else MeshParallel(mesh, jax.devices()[:devices])
     compiled = parallel.compile(
         lambda params, batch: compute_gradients(

@@ -488,7 +488,7 @@ def test_a_damaged_newest_checkpoint_is_a_warning(
 
 def damaged(folder: Path, value: float) -> bert.Pretrained:
     """A classifier whose weights are all ``value``."""
-    model = model_of(folder, HEADS["classification"](CONFIG, 2), TASKS["classification"])
+    model = model_of(folder, HEADS["sequence_classification"](CONFIG, 2), TASKS["classification"])
     return dataclasses.replace(model, params=jax.tree.map(lambda leaf: np.full_like(leaf, value), model.params))
 
 

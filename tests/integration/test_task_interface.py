@@ -1,4 +1,4 @@
-"""A task of another kind through the loop and `bert predict`: a label for each token, labels and more from the data."""
+"""A new kind of task in one file and one call: a label for each token, trained, predicted with and exported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import bert.model.heads
+import bert
 from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
 from bert.commands.predict import main as predict
@@ -21,9 +21,12 @@ from bert.config import TaskDataConfig
 from bert.data import encoding
 from bert.data.rows import IGNORE_INDEX, TokenRows
 from bert.model.encoder import Bert
+from bert.model.heads import HEADS
 from bert.model.layers import dense
 from bert.tasks import TASKS, find_task
 from bert.tasks.base import Task
+from bert.training.finetuning.kinds import TASK_KINDS, TaskKind, register_kind
+from bert.training.losses import LOSSES
 from tests.helpers import lines_of, run
 
 pytestmark = pytest.mark.medium
@@ -72,8 +75,7 @@ class Letters(Task):
 
     letters: tuple[str, ...] = ()
     name: str = "letters"
-    head: str = "letters"
-    loss: str = "tokens"
+    kind: ClassVar = "letters"
     main_metric: str = "errors"
     baseline: str = ""
     windows = True
@@ -132,9 +134,20 @@ class Letters(Task):
         return [Answer([self.letters[number] for number in row]) for row in predictions]
 
 
-def test_a_task_over_tokens_with_labels_from_its_data(pretrained, tmp_path, monkeypatch, capsys, fails) -> None:
-    monkeypatch.setitem(TASKS, "letters", Letters())
-    monkeypatch.setitem(bert.model.heads.HEADS, "letters", Tagger)
+@pytest.fixture
+def letters(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Registers the kind for one test."""
+    for table in (TASKS, HEADS, TASK_KINDS):
+        monkeypatch.delitem(table, "letters", raising=False)
+    register_kind(TaskKind(lambda *_: LOSSES["token_classification"]), Letters(), Tagger)
+    yield
+    for table in (TASKS, HEADS, TASK_KINDS):
+        del table["letters"]
+
+
+def test_a_new_kind_trains_predicts_and_is_not_exported(
+    letters, pretrained, tmp_path, monkeypatch, capsys, fails
+) -> None:
     data, folder = tmp_path / "data", tmp_path / "run"
     data.mkdir()
     for split, rows in (("train", 24), ("dev", 9), ("test", 3)):
@@ -146,8 +159,6 @@ def test_a_task_over_tokens_with_labels_from_its_data(pretrained, tmp_path, monk
     assert "its main_metric 'errors' has no direction: set directions = " in fails(finetune, *arguments)
     monkeypatch.undo()
 
-    monkeypatch.setitem(TASKS, "letters", Letters())
-    monkeypatch.setitem(bert.model.heads.HEADS, "letters", Tagger)
     arguments = (f"--init={pretrained}", "--task=letters", "--training.epochs=4", "--training.eval_every=1")
     arguments = (*arguments, "--optimizer.learning_rate=0.05")
     assert run(folder, data, *arguments) == 0

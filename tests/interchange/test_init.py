@@ -207,8 +207,8 @@ TASKS: dict[str, Task] = {
 
 def start_from(source: bert.Pretrained, task: Task) -> dict:
     """The parameters of a task's model that starts from another; what is drawn at random is a shape."""
-    module = HEADS[task.head](source.config, task.num_labels)
-    ids = np.zeros((1, 2, 8) if task.head == "choices" else (1, 8), np.int32)
+    module = HEADS[task.kind](source.config, task.num_labels)
+    ids = np.zeros((1, 2, 8) if task.kind == "multiple_choice" else (1, 8), np.int32)
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), ids)["params"])
     given = Head(source.architecture, source.problem_type, source.labels)
     head = match_head(head_of_task(task, None), given, "X")

@@ -187,7 +187,7 @@ def test_an_export_without_a_part_of_its_architecture_is_none(made, tmp_path: Pa
 
 
 def test_a_model_that_may_give_no_answer_keeps_its_threshold(made, tmp_path: Path) -> None:
-    task = published_task("span", "squad2", (), None, null_score_diff_threshold=-1.5)
+    task = published_task("question_answering", "squad2", (), None, null_score_diff_threshold=-1.5)
     dataclasses.replace(made("BertForQuestionAnswering"), task=task, null_score_diff_threshold=-1.5).save(
         tmp_path / "one"
     )

@@ -16,8 +16,8 @@ from bert.config import TaskDataConfig
 from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.tasks import TASKS
 from bert.tasks.base import Task
-from bert.tasks.question_answering import SquadTask
-from bert.tasks.token_classification import TaggingTask
+from bert.tasks.question_answering import QuestionAnsweringTask
+from bert.tasks.token_classification import TokenClassificationTask
 from bert.training.losses import LOSSES, make_pretraining_loss
 
 LABELS = np.array([1, 1, 1, 0, 0])
@@ -208,9 +208,9 @@ def variants(task: Task) -> Iterator[Task]:
     yield task
     for name in getattr(task, "allowed_metrics", ()):
         yield task.from_config(TaskDataConfig(metrics=[name], dir="docstrings:a,b"))
-    if isinstance(task, SquadTask):
+    if isinstance(task, QuestionAnsweringTask):
         yield dataclasses.replace(task, may_be_impossible=True)
-    if isinstance(task, TaggingTask):
+    if isinstance(task, TokenClassificationTask):
         yield dataclasses.replace(task, labels=("NN", "VB"))
 
 

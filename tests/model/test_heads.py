@@ -13,27 +13,30 @@ from bert.config import ModelConfig
 from bert.model.encoder import Bert
 from bert.model.heads import HEADS
 from bert.tasks import TASKS
-from bert.tasks.embedding import EmbeddingTask
-from bert.tasks.reranker import RerankerTask
-from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
-from bert.training.losses import LOSSES
+from bert.training.finetuning.kinds import TASK_KINDS
 
 CONFIG = ModelConfig(vocab_size=50, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24,
                      max_position_embeddings=16)  # fmt: skip
-SHAPES = {"classification": (2, 5), "tagging": (2, 8, 5), "span": (2, 8, 2), "choices": (2, 3)}
+SHAPES = {
+    "sequence_classification": (2, 5),
+    "token_classification": (2, 8, 5),
+    "question_answering": (2, 8, 2),
+    "multiple_choice": (2, 3),
+    "reranker": (2, 3),
+}
 
 
 def inputs_of(head: str) -> jnp.ndarray:
-    return jnp.zeros((2, 3, 8) if head == "choices" else (2, 8), jnp.int32)
+    return jnp.zeros((2, 3, 8) if head in ("multiple_choice", "reranker") else (2, 8), jnp.int32)
 
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("layers", [None, 2])
 def test_every_head_is_made_and_called_alike(head, layers):
-    labels = {"span": 2, "choices": 1}.get(head, 5)
+    labels = {"question_answering": 2, "multiple_choice": 1, "reranker": 1}.get(head, 5)
     model = HEADS[head](CONFIG, labels, 0.1, jnp.dtype("bfloat16"), layers)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), inputs_of(head))["params"])
-    dense = params["qa_outputs" if head == "span" else "classifier"]
+    dense = params["qa_outputs" if head == "question_answering" else "classifier"]
     assert dense["kernel"].shape == (16 * (layers or 1), labels)
     out = jax.eval_shape(lambda params: model.apply({"params": params}, inputs_of(head)), params)
     assert (out.shape, out.dtype) == (SHAPES[head], jnp.float32)
@@ -42,7 +45,7 @@ def test_every_head_is_made_and_called_alike(head, layers):
 @pytest.mark.medium
 def test_features_of_tokens_are_the_last_layers_side_by_side():
     """Paper, section 5.3: the tagger over them is a dense layer and no more."""
-    model = HEADS["tagging"](CONFIG, 5, None, jnp.float32, 2)
+    model = HEADS["token_classification"](CONFIG, 5, None, jnp.float32, 2)
     ids = jnp.arange(16).reshape(2, 8)
     params = jax.jit(model.init)(jax.random.key(1), ids)["params"]
 
@@ -59,7 +62,7 @@ def test_features_of_tokens_are_the_last_layers_side_by_side():
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("head", ["classification", "choices"])
+@pytest.mark.parametrize("head", ["sequence_classification", "multiple_choice"])
 @pytest.mark.parametrize("layers", [None, 2])
 def test_a_head_over_a_row_of_a_causal_encoder_reads_the_last_token(head, layers):
     """Which alone has seen the whole row; there is no pooler, and the dense layer has no bias."""
@@ -84,9 +87,7 @@ def test_a_head_over_a_row_of_a_causal_encoder_reads_the_last_token(head, layers
     assert np.abs(unmasked - found).reshape(2, -1).max(1)[0] > 1e-4, "it reads another token of the first row"
 
 
-def test_every_task_names_a_head_and_a_loss():
+def test_every_task_has_a_kind_in_the_table():
     for task in TASKS.values():
-        if not isinstance(task, (SequenceToSequenceTask, EmbeddingTask)):  # whose outputs are texts and embeddings
-            assert task.head in HEADS
-        if not isinstance(task, (SequenceToSequenceTask, EmbeddingTask, RerankerTask)):
-            assert task.loss in LOSSES
+        assert task.kind in TASK_KINDS
+        assert (task.kind in HEADS) == (not task.calls & {"embed", "generate"})

@@ -45,13 +45,15 @@ def test_the_losses_are_those_of_transformers_and_pytorch(tmp_path) -> None:
         theirs = reference(**{name: torch.tensor(array) for name, array in batch.items()}, labels=labels)
     logits, weights = theirs.logits.numpy(), (0.5, 3.0, 20.0)
     ours = {"labels": jnp.asarray(PRESENT), "weights": jnp.ones(len(PRESENT))}
-    (total, weight), _ = LOSSES["binary_cross_entropy"].sums(logits, ours)
+    (total, weight), _ = LOSSES["multi_label_classification"].sums(logits, ours)
     np.testing.assert_allclose(total / weight, theirs.loss, rtol=1e-5)
-    (total, weight), _ = with_class_weights("binary_cross_entropy", weights).sums(logits, ours)
+    (total, weight), _ = with_class_weights(LOSSES["multi_label_classification"], weights).sums(logits, ours)
     expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weights))(theirs.logits, labels)
     np.testing.assert_allclose(total / weight, expected, rtol=1e-5)
     single = np.array([2, 0, 1, 1], np.int32)
-    (total, weight), _ = with_class_weights("cross_entropy", weights).sums(logits, {**ours, "labels": single})
+    (total, weight), _ = with_class_weights(LOSSES["sequence_classification"], weights).sums(
+        logits, {**ours, "labels": single}
+    )
     summed = torch.nn.CrossEntropyLoss(weight=torch.tensor(weights), reduction="sum")
     np.testing.assert_allclose(total, summed(theirs.logits, torch.tensor(single).long()), rtol=1e-5)
     assert weight == len(single)

@@ -315,14 +315,14 @@ def tuned(head: str, sizes: dict, params: dict, batches: list[dict[str, np.ndarr
     settings = OptimizerConfig(
         learning_rate=PEAK, warmup_steps=WARMUP, weight_decay=DECAY, bias_correction=True, max_grad_norm=CLIP
     )
-    kind, labels = {"span": ("span", 2), "tokens": ("tagging", LABELS)}[head]
+    kind, labels = {"span": ("question_answering", 2), "tokens": ("token_classification", LABELS)}[head]
     model = HEADS[kind](ModelConfig(**sizes), labels)
 
     def apply(params: dict, batch: dict, dropout: object) -> jax.Array:
         inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
         return model.apply({"params": params}, *inputs, dropout=dropout)
 
-    objective = make_task_loss(LOSSES[head], apply)
+    objective = make_task_loss(LOSSES[kind], apply)
     optimizer, parallel = make_optimizer(settings, HEAD_STEPS), PmapParallelism()
     step = compile_bucketed_train_step(objective, optimizer, 0, "hash", parallel)
     state = parallel.put_state(TrainState.create(params, optimizer, objective.metrics))

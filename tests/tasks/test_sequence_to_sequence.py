@@ -13,7 +13,6 @@ from bert.config.training import TrainingConfig
 from bert.data.multi_text_rows import target_boundaries
 from bert.data.rows import IGNORE_INDEX
 from bert.tasks import TASKS, make_task
-from bert.tasks.columns import labelled_examples
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask, Written
 from bert.tokenizer.byte_level import train_byte_level
 from bert.tokenizer.vocabulary import train_tokenizer
@@ -53,7 +52,7 @@ def test_parallel_files_are_read_by_their_ends(folder: Path) -> None:
 
 
 def test_rows_of_a_column_are_scored_by_a_model_of_parallel_files(folder: Path) -> None:
-    found = labelled_examples(task_of(PARALLEL), [{"source": "rot", "target": "red"}])
+    found = task_of(PARALLEL).labelled_examples([{"source": "rot", "target": "red"}])
     assert (list(found.sources), found.references) == (["rot"], [["red"]])
 
 

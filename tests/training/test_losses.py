@@ -37,14 +37,14 @@ def sums(name: str, outputs: list, **batch: list) -> tuple:
 
 
 def test_squared_errors_of_rows_that_count() -> None:
-    [(total, weight)] = sums("mean_squared_error", [[1.0], [4.0], [9.0]], labels=[3.0, 3.5, 0.0], weights=[1.0, 1.0, 0])
+    [(total, weight)] = sums("regression", [[1.0], [4.0], [9.0]], labels=[3.0, 3.5, 0.0], weights=[1.0, 1.0, 0])
     assert (total, weight) == (4.25, 2)
 
 
 @pytest.mark.medium
 def test_tokens_without_a_label_have_no_part() -> None:
     logits = np.log([[[0.5, 0.5], [0.9, 0.1]], [[0.2, 0.8], [0.5, 0.5]]])
-    (total, weight), (hits, _) = sums("tokens", logits, labels=[[-1, 0], [0, -1]], weights=[1.0, 1.0])
+    (total, weight), (hits, _) = sums("token_classification", logits, labels=[[-1, 0], [0, -1]], weights=[1.0, 1.0])
     np.testing.assert_allclose(total, -np.log(0.9) - np.log(0.2), rtol=1e-6)
     assert (weight, hits) == (2, 1)
 
@@ -52,7 +52,9 @@ def test_tokens_without_a_label_have_no_part() -> None:
 def test_choices_that_a_row_lacks_have_no_share() -> None:
     logits = np.log([[1.0, 3.0, 4.0], [1.0, 3.0, 4.0], [1.0, 1.0, 1.0]])
     mask = [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
-    (total, weight), (hits, _) = sums("choices", logits, choice_mask=mask, labels=[1, 1, 0], weights=[1.0, 1.0, 0.0])
+    (total, weight), (hits, _) = sums(
+        "multiple_choice", logits, choice_mask=mask, labels=[1, 1, 0], weights=[1.0, 1.0, 0.0]
+    )
     np.testing.assert_allclose(total, -np.log(3 / 4) - np.log(3 / 8), rtol=1e-6)
     assert (weight, hits) == (2, 1)
 
@@ -63,14 +65,14 @@ def test_a_span_is_the_mean_of_start_and_end_over_the_rows_own_tokens() -> None:
     logits = np.stack([np.stack([start, end], -1)] * 3)
     mask = [[1, 1, 0], [1, 1, 1], [0, 0, 0]]
     (total, weight), (exact, _) = sums(
-        "span", logits, attention_mask=mask, labels=[[1, 1], [0, 2], [0, 0]], weights=[1.0, 1.0, 0.0]
+        "question_answering", logits, attention_mask=mask, labels=[[1, 1], [0, 2], [0, 0]], weights=[1.0, 1.0, 0.0]
     )
     np.testing.assert_allclose(total, -(2 * np.log(3 / 4) + np.log(1 / 100) + np.log(92 / 100)) / 2, rtol=1e-5)
     assert (weight, exact) == (2, 1)
 
 
 def test_an_objective_has_the_weights_of_the_data_alone() -> None:
-    loss = make_task_loss(LOSSES["cross_entropy"], lambda params, batch, dropout: params * batch["x"])
+    loss = make_task_loss(LOSSES["sequence_classification"], lambda params, batch, dropout: params * batch["x"])
     batch = {"x": jnp.array([[0.0, 0.0]]), "labels": jnp.array([1]), "weights": jnp.array([1.0])}
     losses, counts = loss.forward(1.0, batch, None)
     np.testing.assert_allclose(losses["classification_loss"][0], np.log(2), rtol=1e-6)
@@ -81,7 +83,7 @@ def test_an_objective_has_the_weights_of_the_data_alone() -> None:
 def test_several_labels_a_row_are_sigmoids_and_their_mean() -> None:
     logits = [[np.log(3.0), 0.0], [0.0, np.log(4.0)], [9.0, 9.0]]  # probabilities 0.75, 0.5; 0.5, 0.8
     batch = {"labels": np.array([[1, 0], [0, 0], [1, 1]], np.int8), "weights": [1.0, 1.0, 0.0]}
-    (total, weight), (hits, places) = sums("binary_cross_entropy", logits, **batch)
+    (total, weight), (hits, places) = sums("multi_label_classification", logits, **batch)
     np.testing.assert_allclose(total, -(np.log(0.75) + 2 * np.log(0.5) + np.log(0.2)) / 2, rtol=1e-6)
     assert (weight, hits, places) == (2, 2, 3), "one of two predicted labels is right, and one label is there"
 
@@ -91,11 +93,13 @@ def test_class_weights_multiply_the_loss_of_a_label() -> None:
     """A row's of a single label, and that of its presence of several; other counts stay."""
     batch = {"labels": jnp.array([0, 1]), "weights": jnp.ones(2)}
     logits = jnp.log(jnp.array([[0.7, 0.3], [0.6, 0.4]]))
-    weighted = with_class_weights("cross_entropy", (1.0, 5.0))
+    weighted = with_class_weights(LOSSES["sequence_classification"], (1.0, 5.0))
     (total, weight), hits = weighted.sums(logits, batch)
     np.testing.assert_allclose(total, -np.log(0.7) - 5 * np.log(0.4), rtol=1e-6)
     assert (weight, hits, weighted.weight(batch)) == (2, (1, 2), 2)
     batch = {"labels": jnp.array([[1, 0]]), "weights": jnp.ones(1)}
-    (total, weight), _ = with_class_weights("binary_cross_entropy", (3.0, 5.0)).sums(jnp.zeros((1, 2)), batch)
+    (total, weight), _ = with_class_weights(LOSSES["multi_label_classification"], (3.0, 5.0)).sums(
+        jnp.zeros((1, 2)), batch
+    )
     np.testing.assert_allclose(total, (3 + 1) * np.log(2) / 2, rtol=1e-6)
     assert weight == 1

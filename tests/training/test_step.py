@@ -287,7 +287,7 @@ def test_what_is_logged(uninterrupted) -> None:
 def test_training_learns_a_batch_by_heart() -> None:
     model = BertForSequenceClassification(CONFIG, num_labels=2)
     loss = make_task_loss(
-        LOSSES["cross_entropy"],
+        LOSSES["sequence_classification"],
         lambda params, batch, dropout: model.apply(
             {"params": params},
             batch["input_ids"],

@@ -133,7 +133,7 @@ def test_a_classifier_and_a_language_model_share_an_encoder() -> None:
     assert set(params) == {"bert", "classifier", "predictions"} and "pooler" not in params["bert"]
 
     apply = lambda params, batch, dropout: model.apply({"params": params}, *inputs, dropout=dropout)  # noqa: E731
-    objective = make_classifier_loss(LOSSES["cross_entropy"], apply, 0.5, V)
+    objective = make_classifier_loss(LOSSES["sequence_classification"], apply, 0.5, V)
     losses, counts = jax.jit(lambda params: objective.forward(params, batch, None))(params)
     labels = jax.jit(BertForSequenceClassification(config, 3).apply)({"params": params}, *inputs)
     logits = jax.jit(BertForCausalLM(config).apply)({"params": params}, *inputs)

@@ -78,14 +78,9 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
 
 
 def _sentences(path: Path, task: Task) -> Iterator[Input] | None:
-    """The sentences of a file with a row for each word, as inputs of a tagger; None for other tasks and files."""
-    from bert.tasks.token_classification import TaggingTask, read_words
-
-    if not isinstance(task, TaggingTask) or (found := read_words(path, task.words_column)) is None:
-        return None
-    return (
-        Input(line_number, " ".join(words), words) for line_number, words in zip(found.lines, found.words, strict=True)
-    )
+    """Returns the inputs of a file with a row for each word; None for other tasks and files."""
+    found = task.read_inputs(path)
+    return None if found is None else (Input(line_number, " ".join(words), words) for line_number, words in found)
 
 
 def read_standard_input(parse: Callable[[str], Any]) -> Iterator[list[Input]]:

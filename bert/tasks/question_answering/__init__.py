@@ -9,7 +9,12 @@ from bert.tasks.question_answering.span_features import (
     make_qa_features,
 )
 from bert.tasks.question_answering.squad import Dataset, read, read_questions, references, write_predictions
-from bert.tasks.question_answering.task import ANSWER_SETTINGS, AnswerPrediction, CustomQuestionAnswering, SquadTask
+from bert.tasks.question_answering.task import (
+    ANSWER_SETTINGS,
+    AnswerPrediction,
+    CustomQuestionAnswering,
+    QuestionAnsweringTask,
+)
 
 __all__ = [
     "ANSWER_SETTINGS",
@@ -19,7 +24,7 @@ __all__ = [
     "CustomQuestionAnswering",
     "Dataset",
     "Example",
-    "SquadTask",
+    "QuestionAnsweringTask",
     "Windows",
     "decode_answers",
     "make_qa_features",

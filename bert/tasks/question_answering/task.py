@@ -57,7 +57,7 @@ QUESTION_KEYS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquadTask(Task):
+class QuestionAnsweringTask(Task):
     """SQuAD v1.1, or v2.0, whose questions may be impossible; predictions are `Answers`.
 
     Of v2.0 the best checkpoint is chosen by the F1 at its best threshold, and that threshold, found on dev, is kept.
@@ -75,8 +75,8 @@ class SquadTask(Task):
     strict: bool = False
     """Misplaced answers are an error."""
     data_keys: ClassVar[tuple[str, ...]] = QUESTION_KEYS
-    head: str = "span"
-    loss: str = "span"
+    kind: ClassVar[str] = "question_answering"
+    answer_type: ClassVar[type] = AnswerPrediction
     windows: ClassVar[bool] = True
 
     @property  # of other tasks a field
@@ -88,6 +88,11 @@ class SquadTask(Task):
         return "no_answer" if self.may_be_impossible else ""
 
     @property
+    def bundle_fields(self) -> dict[str, Any]:
+        threshold = self.null_score_diff_threshold or 0.0
+        return {"null_score_diff_threshold": threshold if self.may_be_impossible else None}
+
+    @property
     def num_labels(self) -> int:
         return 2
 
@@ -96,7 +101,7 @@ class SquadTask(Task):
         """None: a start and an end are no labels."""
         return ()
 
-    def tune(self, outputs: Outputs, features: Windows, examples: Dataset) -> SquadTask:
+    def tune(self, outputs: Outputs, features: Windows, examples: Dataset) -> QuestionAnsweringTask:
         """With the threshold of the best F1, half way to the next question, which is not answered.
 
         The official search names the odds of the last question that is answered: new questions that are ever so little
@@ -286,7 +291,7 @@ def _prediction(candidate: Candidate) -> AnswerPrediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomQuestionAnswering(ColumnFilesTask, SquadTask):
+class CustomQuestionAnswering(ColumnFilesTask, QuestionAnsweringTask):
     """Answers as spans of a context; where a training question has none, as in SQuAD v2.0."""
 
     name: str = "span"
@@ -314,7 +319,7 @@ class CustomQuestionAnswering(ColumnFilesTask, SquadTask):
 
 
 TASKS = (
-    SquadTask(name="squad", version="1.1"),
-    SquadTask(name="squad2", version="2.0", may_be_impossible=True),
+    QuestionAnsweringTask(name="squad", version="1.1"),
+    QuestionAnsweringTask(name="squad2", version="2.0", may_be_impossible=True),
     CustomQuestionAnswering(),
 )

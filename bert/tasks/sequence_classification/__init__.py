@@ -1,6 +1,6 @@
 """One label, several labels or one score for each text or pair of texts."""
 
-from bert.tasks.sequence_classification.base import Examples, LabelTask, SentenceTask
+from bert.tasks.sequence_classification.base import Examples, LabelTask, SequenceClassificationTask
 from bert.tasks.sequence_classification.classification import (
     ClassificationPredictions,
     ClassificationTask,
@@ -27,6 +27,6 @@ __all__ = [
     "MultilabelTask",
     "RegressionTask",
     "Score",
-    "SentenceTask",
+    "SequenceClassificationTask",
     "lexical_baseline",
 ]

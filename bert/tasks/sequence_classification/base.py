@@ -93,7 +93,7 @@ class Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceTask(Task):
+class SequenceClassificationTask(Task):
     """Texts or pairs of texts. A subclass gives the rows (``splits``, ``records``) and what the labels mean."""
 
     name: str
@@ -105,7 +105,16 @@ class SentenceTask(Task):
     main_metric: str
     written_id: str = "index"
     """What SPLIT.tsv calls the column of ids."""
-    head: str = "classification"
+    kind: ClassVar[str] = "sequence_classification"
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether an input may be a pair of texts."""
+        return any(len(columns) == 2 for columns in self.table_columns)
+
+    @property
+    def bundle_fields(self) -> dict[str, Any]:
+        return {"texts_per_input": len(self.text_columns)}
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -164,7 +173,7 @@ class SentenceTask(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelTask(SentenceTask):
+class LabelTask(SequenceClassificationTask):
     """Labels from a fixed set: one a row, or any number of them."""
 
     labels: tuple[str, ...]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from bert.errors import UserError, require
 from bert.runs.plots import draw_confusion_matrix
 from bert.tasks.base import Outputs, Task
 from bert.tasks.columns import Columns, label_text
-from bert.tasks.sequence_classification.base import Examples, LabelTask, SentenceTask, file_prefix
+from bert.tasks.sequence_classification.base import Examples, LabelTask, SequenceClassificationTask, file_prefix
 from bert.tasks.sequence_classification.multilabel import MultilabelTask
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -49,8 +50,19 @@ class Score(NamedTuple):
 class ClassificationTask(LabelTask):
     """One label a row."""
 
-    loss: str = "cross_entropy"
     baseline: str = "majority_class"
+    answer_type: ClassVar[type] = Label
+
+    @property
+    def calls(self) -> frozenset[str]:
+        return super().calls | ({"rank"} if self.reads_pairs else frozenset())
+
+    @property
+    def exclusive_labels(self) -> tuple[str, ...]:
+        return self.label_names
+
+    def pair_score(self, answer: Label, label: str) -> float:
+        return answer.probabilities[label]
 
     @property
     def metric_labels(self) -> Mapping[str, str]:
@@ -143,13 +155,23 @@ class ClassificationTask(LabelTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegressionTask(SentenceTask):
+class RegressionTask(SequenceClassificationTask):
     """One score a row, from ``lowest`` to ``highest``; predictions are R float32 scores, as the head gives them."""
 
     lowest: float
     highest: float
-    loss: str = "mean_squared_error"
     baseline: str = "mean"
+    answer_type: ClassVar[type] = Score
+
+    @property
+    def calls(self) -> frozenset[str]:
+        return super().calls | ({"rank"} if self.reads_pairs else frozenset())
+
+    def pair_score(self, answer: Score, label: str) -> float:
+        return answer.score
+
+    def without_limits(self) -> Self:
+        return dataclasses.replace(self, lowest=-math.inf, highest=math.inf)
 
     @property
     def num_labels(self) -> int:

@@ -24,13 +24,13 @@ from bert.data.corpus.docstrings import SPLITS, parse_source, read_prose
 from bert.data.records import Records
 from bert.errors import UserError, WarningText, quoted
 from bert.tasks.columns import KEYS, ColumnFilesTask, Columns, read_columns
-from bert.tasks.sequence_classification.base import Examples, LabelTask, SentenceTask
+from bert.tasks.sequence_classification.base import Examples, LabelTask, SequenceClassificationTask
 from bert.tasks.sequence_classification.classification import ClassificationTask, RegressionTask
 from bert.tasks.sequence_classification.multilabel import MultilabelTask, check_label_names
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FromColumns(ColumnFilesTask, SentenceTask):
+class _FromColumns(ColumnFilesTask, SequenceClassificationTask):
     """Of tasks whose files and columns the configuration names."""
 
     allowed_metrics: ClassVar[Sequence[str]]

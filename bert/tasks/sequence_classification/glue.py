@@ -13,14 +13,14 @@ from bert.errors import UserError
 from bert.files import write_tsv
 from bert.tasks import split_files
 from bert.tasks.columns import Columns, read_columns
-from bert.tasks.sequence_classification.base import Examples, SentenceTask
+from bert.tasks.sequence_classification.base import Examples, SequenceClassificationTask
 from bert.tasks.sequence_classification.classification import ClassificationTask, RegressionTask
 
 ENTAILMENT = ("entailment", "not_entailment")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlueTask(SentenceTask):
+class GlueTask(SequenceClassificationTask):
     """What the original files are called and hold, and how they differ from other tables."""
 
     folder_name: str

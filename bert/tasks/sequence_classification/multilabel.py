@@ -53,9 +53,14 @@ class MultilabelTask(LabelTask):
 
     label_thresholds: tuple[float, ...] = ()
     """One for each label, or one for all; () until they are tuned on dev, and in a model that has none: then 0.5."""
-    loss: str = "binary_cross_entropy"
     baseline: str = "constant_labels"
     tuned_at_each_evaluation: ClassVar[bool] = True
+    answer_type: ClassVar[type] = Labels
+
+    @property
+    def bundle_fields(self) -> dict[str, Any]:
+        thresholds = self.label_thresholds * (self.num_labels if len(self.label_thresholds) == 1 else 1)
+        return {**super().bundle_fields, "label_thresholds": thresholds}
 
     @property
     def problem_type(self) -> str:

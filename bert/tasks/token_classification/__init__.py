@@ -1,8 +1,8 @@
 """A tag for each word."""
 
-from bert.tasks.token_classification.conll import Sentences
-from bert.tasks.token_classification.custom import CustomTokenClassification, read_words
-from bert.tasks.token_classification.task import Entities, Tagged, TaggingTask, Words
+from bert.tasks.token_classification.conll import Sentences, read_words
+from bert.tasks.token_classification.custom import CustomTokenClassification
+from bert.tasks.token_classification.task import Entities, Tagged, TokenClassificationTask, Words
 from bert.tasks.token_classification.word_features import CLITICS, WordFeatures, entities, separate_clitics, split_text
 
 __all__ = [
@@ -11,7 +11,7 @@ __all__ = [
     "Entities",
     "Sentences",
     "Tagged",
-    "TaggingTask",
+    "TokenClassificationTask",
     "WordFeatures",
     "Words",
     "entities",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bert.data.corpus.files import numbered_lines
-from bert.data.tables import file_suffix
+from bert.data.tables import file_suffix, table_dialect, table_rows
 from bert.errors import UserError, WarningText, require
 from bert.files import write_atomic
 from bert.metrics.tagging_schemes import (
@@ -47,6 +47,9 @@ OTHER_SCHEMES = ("BILOU", "BMES")
 
 Reading = Literal["error", "count", "plain"]
 """What a tag that its scheme does not allow there is: an error, or a fault to count. Plain tags have no scheme."""
+
+Row = tuple[int, list[str]]
+"""(line, cells); without cells it ends a sentence."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +254,51 @@ def read_rows(
         if labelled
         else untagged
     )
+
+
+def read_words(path: Path, column: str) -> Sentences | None:
+    """Returns the sentences of a file of columns, a row for each word; None if it is a table of texts.
+
+    Args:
+      column: the name of the column of words; in a ``.conll`` file without names, words are the first column.
+    """
+    delimiter, found = column_rows(path, None)
+    rows = list(found)
+    line_number, cells = first_row(rows)
+    if "text" in cells or (column not in cells and file_suffix(path) != ".conll"):
+        return None
+    word = cells.index(column) if column in cells else 0
+    if column in cells:
+        rows.remove((line_number, cells))
+    return read_rows(path, rows, delimiter, labelled=False, word=word, width=len(cells))
+
+
+def column_rows(path: Path, header: list[str] | None) -> tuple[str, Iterator[Row]]:
+    """What separates the columns of a file, and its rows."""
+    if file_suffix(path) in (".csv", ".tsv"):
+        dialect = table_dialect(path, header)
+        if dialect.quoted:  # a quote in other tables with tabs is a character
+            return "\t" if dialect.delimiter == "\t" else ",", _csv_rows(path, header)
+    return split_columns(path)
+
+
+def _csv_rows(path: Path, header: list[str] | None) -> Iterator[Row]:
+    """Rows without any text have no cells; nor do the lines that the csv module leaves out."""
+    last = 0
+    for line_number, given in table_rows(path, header)[0]:
+        if broken := next((cell for cell in given if set(cell) & set("\t\r\n")), None):
+            raise UserError(
+                f"{path}, line {line_number}: the cell {broken[:40]!r} has a tab or a line end: take it out"
+            )
+        if line_number > last + 1:
+            yield line_number - 1, []
+        cells = [cell.strip(" ") for cell in given]
+        yield line_number, cells if any(cells) and not cells[0].startswith(DOCUMENT_START) else []
+        last = line_number
+
+
+def first_row(rows: Iterable[Row]) -> Row:
+    return next((row for row in rows if row[1]), (1, []))
 
 
 def label_names(sentences: Sentences, declared: Sequence[str] = ()) -> tuple[str, ...]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from bert.config import TaskDataConfig
 from bert.data.records import Records, is_dataset_dict
-from bert.data.tables import file_suffix, table_dialect, table_rows
+from bert.data.tables import file_suffix
 from bert.errors import UserError, quoted, without_surrogates
 from bert.tasks.columns import (
     KEYS,
@@ -29,19 +29,16 @@ from bert.tasks.columns import (
 )
 from bert.tasks.token_classification import conll
 from bert.tasks.token_classification.conll import Reading, Sentences
-from bert.tasks.token_classification.task import TAG_KEYS, TaggingTask
+from bert.tasks.token_classification.task import TAG_KEYS, TokenClassificationTask
 
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".conll", ".txt")
 
 NAMES_OF_WORDS = ("word", "words", "token", "tokens", "form")
 """Usual names of a column of words if none is configured: a first row with them is a header."""
 
-Row = tuple[int, list[str]]
-"""(line, cells); without cells it ends a sentence."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class CustomTokenClassification(TaggingTask, ColumnFilesTask):
+class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
     """A tag for each word; whether the tags mark entities, they tell themselves."""
 
     name: str = "tagging"
@@ -85,11 +82,11 @@ class CustomTokenClassification(TaggingTask, ColumnFilesTask):
 
     def _read_columns(self, folder: Path, split: str) -> Sentences:
         path = split_path(folder, split, self.data, SUFFIXES)
-        delimiter, found = _column_rows(path, self.data.column_names)
+        delimiter, found = conll.column_rows(path, self.data.column_names)
         rows = list(found)
         names = self._names(folder, split, path, rows)
         if names is None:
-            word, tag, width = 0, -1, len(_first(rows)[1])
+            word, tag, width = 0, -1, len(conll.first_row(rows)[1])
             labelled = split != "test" or width == len(self._train_row(folder))
             if labelled:
                 _refuse_header(path, rows)
@@ -98,19 +95,19 @@ class CustomTokenClassification(TaggingTask, ColumnFilesTask):
             labelled = split != "test" or self._has_tags(folder, names)
             if labelled:
                 tag = self._column_index("tags", width - 1, names)
-                labelled = split != "test" or _first(rows)[1][tag : tag + 1] != [""]
+                labelled = split != "test" or conll.first_row(rows)[1][tag : tag + 1] != [""]
         sentences = conll.read_rows(path, rows, delimiter, labelled, self.reading, word, tag, width, self.known_types)
         if delimiter != ",":
             sentences = dataclasses.replace(sentences, comments=conll.comment_lines(path))
         return _in_conll_columns(sentences) if delimiter == "," else sentences
 
-    def _names(self, folder: Path, split: str, path: Path, rows: list[Row]) -> list[str] | None:
+    def _names(self, folder: Path, split: str, path: Path, rows: list[conll.Row]) -> list[str] | None:
         """The names of the columns, whose row is taken out of ``rows``; None: they have none.
 
         Raises:
           UserError: there are names, or have to be, and those of the configuration are not among them.
         """
-        line_number, cells = _first(rows)
+        line_number, cells = conll.first_row(rows)
         if not cells:
             return None
         if self.data.column_names is not None:
@@ -163,7 +160,7 @@ class CustomTokenClassification(TaggingTask, ColumnFilesTask):
         if not self._in_columns(folder, "train"):
             return []
         path = split_path(folder, "train", self.data, SUFFIXES)
-        return _first(_column_rows(path, self.data.column_names)[1])[1]
+        return conll.first_row(conll.column_rows(path, self.data.column_names)[1])[1]
 
     def _train_word(self, folder: Path) -> str | None:
         """What the training file calls the column of words; None where its columns have no names."""
@@ -173,47 +170,6 @@ class CustomTokenClassification(TaggingTask, ColumnFilesTask):
         return None if names is None else names[self._column_index("words", 0, names)]
 
 
-def _column_rows(path: Path, header: list[str] | None) -> tuple[str, Iterator[Row]]:
-    """What separates the columns of a file, and its rows."""
-    if file_suffix(path) in (".csv", ".tsv"):
-        dialect = table_dialect(path, header)
-        if dialect.quoted:  # a quote in other tables with tabs is a character
-            return "\t" if dialect.delimiter == "\t" else ",", _csv_rows(path, header)
-    return conll.split_columns(path)
-
-
-def read_words(path: Path, column: str) -> Sentences | None:
-    """Returns the sentences of a file of columns, a row for each word; None if it is a table of texts.
-
-    Args:
-      column: the name of the column of words; in a ``.conll`` file without names, words are the first column.
-    """
-    delimiter, found = _column_rows(path, None)
-    rows = list(found)
-    line_number, cells = _first(rows)
-    if "text" in cells or (column not in cells and file_suffix(path) != ".conll"):
-        return None
-    word = cells.index(column) if column in cells else 0
-    if column in cells:
-        rows.remove((line_number, cells))
-    return conll.read_rows(path, rows, delimiter, labelled=False, word=word, width=len(cells))
-
-
-def _csv_rows(path: Path, header: list[str] | None) -> Iterator[Row]:
-    """Rows without any text have no cells; nor do the lines that the csv module leaves out."""
-    last = 0
-    for line_number, given in table_rows(path, header)[0]:
-        if broken := next((cell for cell in given if set(cell) & set("\t\r\n")), None):
-            raise UserError(
-                f"{path}, line {line_number}: the cell {broken[:40]!r} has a tab or a line end: take it out"
-            )
-        if line_number > last + 1:
-            yield line_number - 1, []
-        cells = [cell.strip(" ") for cell in given]
-        yield line_number, cells if any(cells) and not cells[0].startswith(conll.DOCUMENT_START) else []
-        last = line_number
-
-
 def _in_conll_columns(sentences: Sentences) -> Sentences:
     """To be written with spaces between the columns, with tabs where cells are empty or have spaces."""
     rows = (cells for sentence in sentences.columns or () for cells in sentence)
@@ -221,13 +177,9 @@ def _in_conll_columns(sentences: Sentences) -> Sentences:
     return dataclasses.replace(sentences, delimiter="\t" if odd else " ")
 
 
-def _first(rows: Iterable[Row]) -> Row:
-    return next((row for row in rows if row[1]), (1, []))
-
-
-def _refuse_header(path: Path, rows: list[Row]) -> None:
+def _refuse_header(path: Path, rows: list[conll.Row]) -> None:
     """Raises UserError where the first row looks like names of columns, and its tag is that of no other word."""
-    line_number, cells = _first(rows)
+    line_number, cells = conll.first_row(rows)
     if cells and cells[0].lower() in NAMES_OF_WORDS and sum(row[-1:] == cells[-1:] for _, row in rows) == 1:
         raise UserError(
             f"{path}, line {line_number}: {cells[0]!r} and {cells[-1]!r} look like names of columns: set "

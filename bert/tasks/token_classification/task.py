@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -67,7 +67,7 @@ TAG_KEYS = ("labels", "invalid_tags", "clitics")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggingTask(Task):
+class TokenClassificationTask(Task):
     """Tags of words in CoNLL columns; whether they mark entities, the tags themselves tell."""
 
     name: str
@@ -83,8 +83,7 @@ class TaggingTask(Task):
     """The most common tag of each word of the training sentences, for the baseline."""
     most_frequent_tag: str = field(default=OUTSIDE, repr=False, compare=False)
     """Of all words of the training sentences, for the baseline."""
-    head: str = "tagging"
-    loss: str = "tokens"
+    kind: ClassVar[str] = "token_classification"
     baseline: str = "commonest_tag"
     windows: ClassVar[bool] = True
     data_keys: ClassVar[tuple[str, ...]] = TAG_KEYS
@@ -135,6 +134,10 @@ class TaggingTask(Task):
         return super().higher_is_better("f1" if metric in {f"f1_{type}" for type in self.types} else metric)
 
     @property
+    def bundle_fields(self) -> dict[str, Any]:
+        return {"clitics": self.clitics}
+
+    @property
     def num_labels(self) -> int:
         return len(self.labels)
 
@@ -142,7 +145,7 @@ class TaggingTask(Task):
     def output_names(self) -> tuple[str, ...]:
         return self.labels
 
-    def fit(self, train: Sentences) -> TaggingTask:
+    def fit(self, train: Sentences) -> TokenClassificationTask:
         """With the labels, unless data.labels names them, and each word's most common tag."""
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for words, tags in zip(train.words, require(train.tags, "the tags"), strict=True):
@@ -263,6 +266,11 @@ class TaggingTask(Task):
             spans.append(found[1])
         return Sentences(words, None, texts=texts, spans=spans)
 
+    def read_inputs(self, path: Path) -> Iterator[tuple[int, list[str]]] | None:
+        """Yields the sentences of a file with a row for each word."""
+        found = conll.read_words(path, self.words_column)
+        return None if found is None else zip(found.lines, found.words, strict=True)
+
     @property
     def words_column(self) -> str:
         """The name of the field with a list of words."""
@@ -345,4 +353,4 @@ def _write_types(path: Path, tags: Sequence[Sequence[str]], right: Sequence[Sequ
     return write_tsv(path, rows)
 
 
-TASKS = tuple(TaggingTask(name=name) for name in ("ner", "conll2003", "wnut17"))
+TASKS = tuple(TokenClassificationTask(name=name) for name in ("ner", "conll2003", "wnut17"))

@@ -1,9 +1,11 @@
-"""Model, loss and evaluators of each kind of task."""
+"""Model, loss and evaluators of each kind of task: the table `TASK_KINDS`."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -11,40 +13,41 @@ import jax.numpy as jnp
 from flax import traverse_util
 from tokenizers import Tokenizer
 
-from bert.config import Decoding, FinetuneConfig
+from bert.config import Decoding, EmbeddingConfig, FinetuneConfig
 from bert.data.multi_text_rows import target_boundaries
-from bert.errors import UserError
+from bert.errors import UserError, WarningText
 from bert.inference.load import architecture_of
 from bert.model.decoders import BertForSequenceToSequence, ClassifierWithLanguageModel
 from bert.model.dropout import Dropout
 from bert.model.execution import LayerExecution
 from bert.model.heads import HEADS, BertForEmbedding
+from bert.model.pooling import Pooling
 from bert.parallel.backends import Parallelism
+from bert.tasks import register_task
 from bert.tasks.base import Task
-from bert.tasks.embedding import EmbeddingTask
-from bert.tasks.reranker import RerankerTask
-from bert.tasks.sequence_to_sequence import HEAD, SequenceToSequenceTask
 from bert.training.finetuning.evaluation import Evaluator, SequenceEvaluator, TaskEvaluator
-from bert.training.finetuning.initialization import Head
+from bert.training.finetuning.initialization import EncoderDecoderInit, Head, decoder_source
 from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, make_embedding_loss, reranker_loss
-from bert.training.initialization import Params
+from bert.training.initialization import Initializable, Log, Params
 from bert.training.losses import LOSSES, Apply, Batch, Loss, TaskLoss, make_task_loss, with_class_weights
-from bert.training.optimizer import ParameterPath
+from bert.training.optimizer import STACKS, ParameterPath
 from bert.training.token_losses import make_classifier_loss, sequence_loss
 
+POOLING_KEYS = ("normalize", "lowercase", "query_prompt", "document_prompt")
+"""Keys of ``embedding`` that have the same name in `Pooling`."""
 
-def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:
-    """The encoder with a task's head, or with a decoder. Raises UserError if the devices cannot run it as the
-    configuration demands."""
-    execution = LayerExecution.from_config(config.training, config.model)
-    if task.head == HEAD:
-        return BertForSequenceToSequence(config.model, jnp.dtype(config.training.dtype), execution)
-    if isinstance(task, EmbeddingTask):
-        pooling = task.settings.pooling or "mean"
-        return BertForEmbedding(config.model, jnp.dtype(config.training.dtype), pooling, execution)
-    # Without the default, so that custom heads need no field `execution`.
+TRAINED_POOLING_MODES = ("mean", "cls", "max")
+"""Values of ``embedding.pooling``."""
+
+Evaluators = tuple[Evaluator, Evaluator]
+"""The evaluator of dev during training, and the evaluator that makes the final predictions."""
+
+
+def build_head(task: Task, config: FinetuneConfig, execution: LayerExecution) -> nn.Module:
+    """Returns the encoder with the head of the task's kind in `HEADS`."""
+    # The default is left out: custom heads need no field `execution`.
     options = {} if execution == LayerExecution() else {"execution": execution}
-    return HEADS[task.head](
+    return HEADS[task.kind](
         config.model,
         task.num_labels,
         config.classifier_dropout,
@@ -54,28 +57,68 @@ def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:
     )
 
 
-def task_loss(task: Task, config: FinetuneConfig, axis: str | None = None) -> TaskLoss:
-    """The loss of a task, of what `make_apply` gives.
+def apply_head(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None) -> Any:
+    """Returns the outputs of the head."""
+    inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+    return model.apply(variables, *inputs, dropout=dropout)
 
-    Args:
-        axis: that of `Parallelism`, for a loss that compares the rows of all devices.
+
+def one_evaluator(
+    apply: Apply, loss: TaskLoss, parallel: Parallelism, config: FinetuneConfig, tokenizer: Tokenizer
+) -> Evaluators:
+    """Returns the same evaluator twice: outputs do not depend on settings of the final predictions."""
+    evaluator = TaskEvaluator(apply, loss, parallel, config)
+    return evaluator, evaluator
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """How the tasks of one kind are trained and evaluated.
+
+    Attributes:
+        loss: (task, configuration, device axis or None) -> the loss of the outputs of ``forward``.
+        build_model: (task, configuration, execution of the layers) -> the model.
+        forward: (model, variables, batch, dropout or None) -> the outputs for the loss.
+        make_loss: (loss of the outputs, apply) -> the `Loss` that a step minimizes.
+        make_evaluators: (apply, loss of the outputs, devices, configuration, vocabulary of the targets) -> evaluators.
+        resolve: (configuration, pooling that the initial model declares, its name, log) -> the configuration with
+            defaults that depend on the initial model.
+        init_modules: modules that are copied from ``init`` in addition to the output layer.
+        init_params: (configuration, parameters of ``init``, its name) -> the parameters to copy from.
+        initializable: the model -> the object that draws its initial parameters.
+        stacks: modules with layers, to which LoRA adapters are added.
+        has_decoder: whether the model has the decoder of ``init``, if ``init`` has one.
+        with_language_model: (task, configuration) -> the model with a language model as auxiliary loss; None if
+            ``language_model_weight`` is not supported.
     """
-    if isinstance(task, EmbeddingTask):
-        return embedding_loss(config.embedding, axis)
-    if isinstance(task, RerankerTask):
-        return reranker_loss(config.reranker)
-    if task.head == HEAD:
-        return sequence_loss(config.training.label_smoothing, config.model.decoder.known_vocab_size)
-    return with_class_weights(task.loss, task.class_weights) if task.class_weights else LOSSES[task.loss]
+
+    loss: Callable[[Task, FinetuneConfig, str | None], TaskLoss]
+    build_model: Callable[[Task, FinetuneConfig, LayerExecution], nn.Module] = build_head
+    forward: Callable[[nn.Module, Any, Batch, Dropout | None], Any] = apply_head
+    make_loss: Callable[[TaskLoss, Apply], Loss] = make_task_loss
+    make_evaluators: Callable[[Apply, TaskLoss, Parallelism, FinetuneConfig, Tokenizer], Evaluators] = one_evaluator
+    resolve: Callable[[FinetuneConfig, Pooling | None, str, Log], FinetuneConfig] = lambda config, *_: config
+    init_modules: tuple[str, ...] = ("bert", "predictions")
+    init_params: Callable[[FinetuneConfig, Params, str], Params] = lambda config, params, name: params
+    initializable: Callable[[Any], Initializable] = lambda model: model
+    stacks: tuple[str, ...] = ("bert",)
+    has_decoder: bool = False
+    with_language_model: Callable[[Task, FinetuneConfig], nn.Module] | None = None
 
 
-def build_classifier_with_language_model(task: Task, config: FinetuneConfig) -> nn.Module:
-    """The model that is trained with ``language_model_weight``. Raises UserError for a task without a label a text."""
-    if task.head != "classification":
-        raise UserError(
-            f"language_model_weight is {config.language_model_weight}, and {task.name} neither classifies nor scores "
-            "texts: remove it"
-        )
+def _fixed_loss(task: Task, config: FinetuneConfig, axis: str | None) -> TaskLoss:
+    return LOSSES[task.kind]
+
+
+# Sequence classification
+
+
+def _classification_loss(task: Task, config: FinetuneConfig, axis: str | None) -> TaskLoss:
+    loss = LOSSES[task.problem_type or task.kind]
+    return with_class_weights(loss, task.class_weights) if task.class_weights else loss
+
+
+def _classifier_with_language_model(task: Task, config: FinetuneConfig) -> nn.Module:
     return ClassifierWithLanguageModel(
         config.model,
         task.num_labels,
@@ -85,70 +128,177 @@ def build_classifier_with_language_model(task: Task, config: FinetuneConfig) -> 
     )
 
 
-def make_apply(model: nn.Module, frozen: Callable[[ParameterPath], bool] | None) -> Apply:
-    """(params, batch, dropout) -> the head's outputs, the embeddings of all texts of a row, or what a decoder's loss
-    reads, without gradients of ``frozen`` parameters."""
-    is_decoder = isinstance(model, BertForSequenceToSequence)
-
-    def stop_gradients(params: Params) -> Any:
-        if frozen is None:
-            return params
-        return traverse_util.path_aware_map(lambda path, x: jax.lax.stop_gradient(x) if frozen(path) else x, params)
-
-    def apply(params: Params, batch: Batch, dropout: Dropout | None) -> Any:
-        variables = {"params": stop_gradients(params)}
-        if is_decoder:
-            return model.apply(variables, batch, dropout, method=_read_targets)
-        if isinstance(model, BertForEmbedding):
-            return embed_rows(model, variables, batch, dropout)
-        inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-        return model.apply(variables, *inputs, dropout=dropout)
-
-    return apply
+# Embeddings
 
 
-def _read_targets(
+def _embedding_model(task: Task, config: FinetuneConfig, execution: LayerExecution) -> nn.Module:
+    pooling = config.embedding.pooling or "mean"
+    return BertForEmbedding(config.model, jnp.dtype(config.training.dtype), pooling, execution)
+
+
+def _resolve_pooling(config: FinetuneConfig, declared: Pooling | None, name: str, log: Log) -> FinetuneConfig:
+    """Replaces null in ``embedding`` by the pooling that the initial model declares.
+
+    Raises:
+        UserError: ``embedding.pooling`` is null and the declared mode cannot be trained.
+    """
+    settings: EmbeddingConfig = config.embedding
+    pooling = Pooling(normalize=True) if declared is None else declared
+    if settings.pooling is None and pooling.mode not in TRAINED_POOLING_MODES:
+        raise UserError(
+            f"{name} pools by {pooling.mode}, which is not trained: set embedding.pooling to one of "
+            f"{', '.join(TRAINED_POOLING_MODES)}"
+        )
+    left_out = {
+        "its Dense modules": pooling.dense,
+        f"truncate_dim {pooling.truncate_dim}": pooling.truncate_dim,
+        "include_prompt false": not pooling.include_prompt,
+    }
+    if names := [part for part, is_declared in left_out.items() if is_declared]:
+        log(WarningText(f"{name}: {', '.join(names)}: not part of the model that is trained"))
+    defaults = {"pooling": pooling.mode, **{key: getattr(pooling, key) for key in POOLING_KEYS}}
+    unset: dict[str, Any] = {key: value for key, value in defaults.items() if getattr(settings, key) is None}
+    return dataclasses.replace(config, embedding=dataclasses.replace(settings, **unset))
+
+
+# Sequence to sequence
+
+
+def _encoder_decoder(task: Task, config: FinetuneConfig, execution: LayerExecution) -> nn.Module:
+    return BertForSequenceToSequence(config.model, jnp.dtype(config.training.dtype), execution)
+
+
+def _apply_decoder(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None) -> Any:
+    return model.apply(variables, batch, dropout, method=_hidden_targets)
+
+
+def _hidden_targets(
     model: BertForSequenceToSequence, batch: Batch, dropout: Dropout | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What the decoder's matrix reads of each target token, the matrix and its bias."""
+    """Returns the decoder's hidden states of the targets, and the matrix and bias of its output layer."""
     inputs = (batch["input_ids"], batch["target_ids"], batch["attention_mask"])
     return model.hidden_states(*inputs, dropout=dropout), *model.decoder_weights()
 
 
-def make_evaluators(
-    task: Task, apply: Apply, parallel: Parallelism, config: FinetuneConfig, tokenizer: Tokenizer
-) -> tuple[Evaluator, Evaluator]:
-    """What scores dev in training, and what makes the final predictions: of a decoder the one is greedy, and the other
-    has the settings of ``decoding``.
+def _sequence_loss(task: Task, config: FinetuneConfig, axis: str | None) -> TaskLoss:
+    return sequence_loss(config.training.label_smoothing, config.model.decoder.known_vocab_size)
 
-    Args:
-        tokenizer: of what the task writes, if it writes.
-    """
-    loss = task_loss(task, config, parallel.axis)
-    if not isinstance(task, SequenceToSequenceTask):
-        evaluator = TaskEvaluator(apply, loss, parallel, config)
-        return evaluator, evaluator
+
+def _sequence_evaluators(
+    apply: Apply, loss: TaskLoss, parallel: Parallelism, config: FinetuneConfig, tokenizer: Tokenizer
+) -> Evaluators:
+    """Returns a greedy evaluator for training, and an evaluator with the settings of ``decoding``."""
     greedy = Decoding(max_tokens=config.decoding.max_tokens)
     parts = (apply, loss, parallel, config, target_boundaries(tokenizer))
     in_training = SequenceEvaluator(*parts, greedy)
     return in_training, in_training if config.decoding == greedy else SequenceEvaluator(*parts, config.decoding)
 
 
+TASK_KINDS: dict[str, TaskKind] = {
+    "sequence_classification": TaskKind(_classification_loss, with_language_model=_classifier_with_language_model),
+    "token_classification": TaskKind(_fixed_loss),
+    "question_answering": TaskKind(_fixed_loss),
+    "multiple_choice": TaskKind(_fixed_loss),
+    "reranker": TaskKind(lambda task, config, axis: reranker_loss(config.reranker)),
+    "embedding": TaskKind(
+        lambda task, config, axis: embedding_loss(config.embedding, axis),
+        build_model=_embedding_model,
+        forward=cast(Any, embed_rows),
+        make_loss=make_embedding_loss,
+        resolve=_resolve_pooling,
+    ),
+    "sequence_to_sequence": TaskKind(
+        _sequence_loss,
+        build_model=_encoder_decoder,
+        forward=_apply_decoder,
+        make_evaluators=_sequence_evaluators,
+        init_modules=("bert", "decoder", "predictions"),
+        init_params=decoder_source,
+        initializable=EncoderDecoderInit,
+        stacks=STACKS,
+        has_decoder=True,
+    ),
+}
+"""The kinds of tasks, by `Task.kind`."""
+
+
+def register_kind(kind: TaskKind, task: Task, head: type[nn.Module]) -> None:
+    """Registers a task of a new kind: a model with another head, or another loss.
+
+    Args:
+        kind: its record in `TASK_KINDS`, under the name ``task.kind``.
+        task: a task of that kind.
+        head: the model, as those of `bert.model.heads.HEADS`.
+    """
+    TASK_KINDS[task.kind] = kind
+    HEADS[task.kind] = head
+    register_task(task)
+
+
+def build_task_model(task: Task, config: FinetuneConfig) -> nn.Module:
+    """Returns the model that is trained for a task. Raises UserError if the devices cannot run it as configured."""
+    return TASK_KINDS[task.kind].build_model(task, config, LayerExecution.from_config(config.training, config.model))
+
+
+def task_loss(task: Task, config: FinetuneConfig, axis: str | None = None) -> TaskLoss:
+    """Returns the loss of a task's outputs.
+
+    Args:
+        axis: the device axis of `Parallelism`, for losses that compare the rows of all devices.
+    """
+    return TASK_KINDS[task.kind].loss(task, config, axis)
+
+
+def make_apply(
+    model: nn.Module,
+    frozen: Callable[[ParameterPath], bool] | None,
+    forward: Callable[[nn.Module, Any, Batch, Dropout | None], Any] = apply_head,
+) -> Apply:
+    """Returns ``forward`` as a function of (params, batch, dropout) without gradients of ``frozen`` parameters."""
+
+    def stop_gradients(params: Params) -> Any:
+        if frozen is None:
+            return params
+        return traverse_util.path_aware_map(lambda path, x: jax.lax.stop_gradient(x) if frozen(path) else x, params)
+
+    return lambda params, batch, dropout: forward(model, {"params": stop_gradients(params)}, batch, dropout)
+
+
+def make_evaluators(
+    task: Task, apply: Apply, parallel: Parallelism, config: FinetuneConfig, tokenizer: Tokenizer
+) -> Evaluators:
+    """Returns the evaluators of a task.
+
+    Args:
+        tokenizer: the vocabulary of the texts that the task generates, if it generates any.
+    """
+    loss = task_loss(task, config, parallel.axis)
+    return TASK_KINDS[task.kind].make_evaluators(apply, loss, parallel, config, tokenizer)
+
+
 def build_model_and_loss(
     task: Task, config: FinetuneConfig, frozen: Callable[[ParameterPath], bool] | None, axis: str | None
 ) -> tuple[nn.Module, Apply, Loss]:
-    """The model that is trained, the task's outputs of its parameters, and what is minimised. Raises UserError."""
+    """Returns the model that is trained, the function that computes its outputs, and the loss of a step.
+
+    Raises:
+        UserError: ``language_model_weight`` is set for a task that does not support it.
+    """
+    kind = TASK_KINDS[task.kind]
     model, loss = build_task_model(task, config), task_loss(task, config, axis)
-    apply = make_apply(model, frozen)
-    if isinstance(task, EmbeddingTask):
-        return model, apply, make_embedding_loss(loss, apply)
+    apply = make_apply(model, frozen, kind.forward)
     if not config.language_model_weight:
-        return model, apply, make_task_loss(loss, apply)
-    both = build_classifier_with_language_model(task, config)
+        return model, apply, kind.make_loss(loss, apply)
+    if kind.with_language_model is None:
+        raise UserError(
+            f"language_model_weight is {config.language_model_weight}, and {task.name} neither classifies nor scores "
+            "texts: remove it"
+        )
+    both = kind.with_language_model(task, config)
     factor, vocab_size = config.language_model_weight, config.model.known_vocab_size
     return both, apply, make_classifier_loss(loss, make_apply(both, frozen), factor, vocab_size)
 
 
 def head_of_task(task: Task, num_feature_layers: int | None) -> Head:
-    """The head that a run trains."""
+    """Returns the description of the head that a run trains."""
     return Head(architecture_of(task), task.problem_type, task.output_names, task.output_words, num_feature_layers)

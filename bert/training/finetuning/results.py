@@ -20,7 +20,7 @@ from bert.runs.report import log_table
 from bert.tasks.base import Outputs
 from bert.tasks.splits import cut_facts, label_facts, read_splits
 from bert.training.finetuning.data import Split
-from bert.training.finetuning.kinds import build_task_model, make_apply, make_evaluators
+from bert.training.finetuning.kinds import TASK_KINDS, build_task_model, make_apply, make_evaluators
 from bert.training.finetuning.setup import Setup
 from bert.training.initialization import Log, Params
 from bert.training.loop import count_parameters
@@ -213,7 +213,11 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
         say(f"computed on one device in another way, so that the last digits may differ: {error}")
         parallel = PmapParallelism(local_devices()[:1])
         head = build_task_model(task, dataclasses.replace(config, training=TrainingConfig(dtype=config.training.dtype)))
-    apply = make_apply(head, make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers))
+    apply = make_apply(
+        head,
+        make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers),
+        TASK_KINDS[task.kind].forward,
+    )
     tokenizer = model.target_tokenizer or model.tokenizer
     _, evaluator = make_evaluators(task, apply, parallel, config, tokenizer)
     outputs, _ = evaluator(parallel.put_state(model.params), split)

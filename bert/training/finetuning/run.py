@@ -13,7 +13,6 @@ from bert.config import FinetuneConfig
 from bert.data.batching import FinetuningLoader
 from bert.errors import LOGGER, log_info, require
 from bert.inference.pretrained import Params
-from bert.model.decoders import BertForSequenceToSequence
 from bert.model.lora import NOTHING_FROZEN, FrozenWeights
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
@@ -28,14 +27,12 @@ from bert.runtime.profiling import make_profiler
 from bert.training.finetuning.averaging import with_average
 from bert.training.finetuning.evaluation import DevEvaluator
 from bert.training.finetuning.initialization import (
-    EncoderDecoderInit,
     HeadStart,
-    decoder_source,
     match_head,
     take_frozen_weights,
     trained_params,
 )
-from bert.training.finetuning.kinds import head_of_task
+from bert.training.finetuning.kinds import TASK_KINDS, head_of_task
 from bert.training.finetuning.results import (
     BestCheckpoint,
     ParameterCounts,
@@ -45,10 +42,10 @@ from bert.training.finetuning.results import (
     write_predictions,
 )
 from bert.training.finetuning.setup import Setup, resolve_setup
-from bert.training.initialization import CheckpointReader, Initializable, Log, initialize_state
+from bert.training.initialization import CheckpointReader, Log, initialize_state
 from bert.training.loop import TrainLoop
 from bert.training.means import EarlyStopping, read_eval_metrics
-from bert.training.optimizer import STACKS, learning_rate_schedule
+from bert.training.optimizer import learning_rate_schedule
 from bert.training.step import TrainState, compile_bucketed_train_step
 
 
@@ -131,9 +128,9 @@ def _take_frozen_weights(setup: Setup) -> FrozenWeights:
     """The weights that the run leaves to its adapters."""
     if setup.run.config.lora.rank is None:
         return NOTHING_FROZEN
-    is_decoder = isinstance(setup.model, BertForSequenceToSequence)
     source = _source(setup)
-    return take_frozen_weights(setup.run, None if source is None else source[1], STACKS if is_decoder else ("bert",))
+    stacks = TASK_KINDS[setup.task.kind].stacks
+    return take_frozen_weights(setup.run, None if source is None else source[1], stacks)
 
 
 def _merge_on_devices(frozen: FrozenWeights, parallel: Parallelism) -> Callable[[Params], Params]:
@@ -148,15 +145,12 @@ def _source(setup: Setup) -> tuple[str, Params] | None:
     init = setup.init_model
     if init.params is None:
         return None
-    is_decoder = isinstance(setup.model, BertForSequenceToSequence)
-    return init.name, decoder_source(setup.run.config, init.params, init.name) if is_decoder else init.params
+    return init.name, TASK_KINDS[setup.task.kind].init_params(setup.run.config, init.params, init.name)
 
 
 def _initialize(setup: Setup, checkpoints: CheckpointReader, say: Log) -> TrainState:
     train, config = setup.train, setup.run.config
-    model: Initializable = setup.model
-    if isinstance(setup.model, BertForSequenceToSequence):
-        model = EncoderDecoderInit(setup.model)
+    kind = TASK_KINDS[setup.task.kind]
     # A run starts from the first of these that there is:
     # 1. its own newest checkpoint, as a whole;
     # 2. the modules of `init` that fit: encoder with pooler, decoder, MLM head, and the head's rows by label;
@@ -164,13 +158,13 @@ def _initialize(setup: Setup, checkpoints: CheckpointReader, say: Log) -> TrainS
     source = _source(setup)
     head = HeadStart() if source is None else _head_start(setup)
     state = initialize_state(
-        model,
+        kind.initializable(setup.model),
         setup.optimizer,
         setup.loss.metrics,
         config.seed,
         checkpoints,
         source,
-        ("bert", "decoder", "predictions", *head.modules),
+        (*kind.init_modules, *head.modules),
         say,
         # Parameters do not depend on the length; the data tells whether rows have choices.
         input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),

@@ -11,12 +11,12 @@ import flax.linen as nn
 import optax
 from tokenizers import Tokenizer
 
-from bert.config import EmbeddingConfig, FinetuneConfig, ModelConfig
+from bert.config import FinetuneConfig, ModelConfig
 from bert.config.model import PairTruncation
 from bert.data.batching import TrainingBatches, make_batches
 from bert.data.corpus.vocabulary import report_size
 from bert.data.rows import Rows
-from bert.errors import UserError, WarningText, require
+from bert.errors import UserError, require
 from bert.inference.load import load
 from bert.inference.pretrained import Params
 from bert.model.execution import LayerExecution
@@ -27,9 +27,6 @@ from bert.runs.checkpoint_directory import CheckpointDirectory
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tasks import find_task, make_task
 from bert.tasks.base import Examples, Task
-from bert.tasks.embedding import EmbeddingTask
-from bert.tasks.sequence_to_sequence import HEAD as DECODER_HEAD
-from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tasks.splits import read_splits
 from bert.tokenizer.byte_level import separate_pairs
 from bert.tokenizer.vocabulary import (
@@ -43,6 +40,7 @@ from bert.training.finetuning.data import Split, make_target_tokenizer, source_t
 from bert.training.finetuning.evaluation import Evaluator
 from bert.training.finetuning.initialization import Head
 from bert.training.finetuning.kinds import (
+    TASK_KINDS,
     build_model_and_loss,
     make_evaluators,
     task_loss,
@@ -51,12 +49,6 @@ from bert.training.initialization import Log, model_config_from_source, with_voc
 from bert.training.losses import Loss
 from bert.training.optimizer import ParameterPath, make_frozen_predicate, make_optimizer
 from bert.training.run_length import check_extension, num_train_steps
-
-DECLARED = ("normalize", "lowercase", "query_prompt", "document_prompt")
-"""Keys of ``embedding`` that a `Pooling` has under the same name."""
-
-TRAINED_MODES = ("mean", "cls", "max")
-"""Values of ``embedding.pooling``."""
 
 
 class InitialModel(NamedTuple):
@@ -132,16 +124,12 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         say(note)
     init_model = _load_init_model(run, examples["train"], say)
     require_embedding_rows(init_model.tokenizer, init_model.config.known_vocab_size, init_model.name)
-    if isinstance(task, SequenceToSequenceTask):
-        task = dataclasses.replace(task, target_tokenizer=init_model.target_tokenizer)
-    embedding = run.config.embedding
-    if isinstance(task, EmbeddingTask):
-        embedding = _resolve_pooling(embedding, init_model, say)
-        task = dataclasses.replace(task, settings=embedding)
+    resolved = TASK_KINDS[task.kind].resolve(run.config, init_model.pooling, init_model.name, say)
+    task = task.with_settings(resolved).with_target_tokenizer(init_model.target_tokenizer)
     data = task.to_config(data)
     if data.pair_truncation is None and not run.resumed:  # null in an older run is longest_first
         data = dataclasses.replace(data, pair_truncation=init_model.pair_truncation or "longest_first")
-    config = dataclasses.replace(run.config, data=data, model=init_model.config, embedding=embedding)
+    config = dataclasses.replace(resolved, data=data, model=init_model.config)
     config.check_model()
     splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
     train = splits["train"].features
@@ -178,31 +166,6 @@ def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
         batches,
         total_steps,
     )
-
-
-def _resolve_pooling(settings: EmbeddingConfig, model: InitialModel, say: Log) -> EmbeddingConfig:
-    """The settings with what the initial model declares in place of null.
-
-    Raises:
-        UserError: the model declares a way of pooling that is not trained, and the settings none.
-    """
-    pooling = Pooling(normalize=True) if model.pooling is None else model.pooling
-    if settings.pooling is None and pooling.mode not in TRAINED_MODES:
-        raise UserError(
-            f"{model.name} pools by {pooling.mode}, which is not trained: set embedding.pooling to one of "
-            f"{', '.join(TRAINED_MODES)}"
-        )
-    left_out = {
-        "its Dense modules": pooling.dense,
-        f"truncate_dim {pooling.truncate_dim}": pooling.truncate_dim,
-        "include_prompt false": not pooling.include_prompt,
-    }
-    if names := [name for name, is_declared in left_out.items() if is_declared]:
-        say(WarningText(f"{model.name}: {', '.join(names)}: not part of the model that is trained"))
-    declares: dict[str, Any] = {key: getattr(pooling, key) for key in DECLARED}
-    declares["pooling"] = pooling.mode
-    unset = {key: value for key, value in declares.items() if getattr(settings, key) is None}
-    return dataclasses.replace(settings, **unset)
 
 
 def _resolve_defaults(config: FinetuneConfig, steps_per_epoch: int) -> FinetuneConfig:
@@ -270,6 +233,6 @@ def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> I
 def task_model_config(config: FinetuneConfig, source: ModelConfig, name: str) -> ModelConfig:
     """The source's sizes; of its decoder, for a task that has one. Raises UserError."""
     model = model_config_from_source(config.model, source, name)
-    if find_task(config.task).head != DECODER_HEAD or model.decoder_layers is not None:
+    if not TASK_KINDS[find_task(config.task).kind].has_decoder or model.decoder_layers is not None:
         return model
     return dataclasses.replace(model, decoder_layers=source.decoder_layers)

@@ -20,7 +20,7 @@ from bert.model.heads import BertForQuestionAnswering
 from bert.runs.folder import open_run
 from bert.tasks import find_task, make_task, question_answering
 from bert.tasks.inference_only import published_task
-from bert.tasks.question_answering import Answer, Example, SquadTask
+from bert.tasks.question_answering import Answer, Example, QuestionAnsweringTask
 from tests.tasks.letter_examples import example, question_tokenizer
 from tests.tiny_models import CONFIG, model_of
 
@@ -243,7 +243,7 @@ def test_a_threshold_that_is_set_stays_in_the_run_and_its_repeats_and_is_told(to
 CONTEXT = "a b c. d e f g h"
 
 
-def answers_of(tokenizer: Tokenizer, task: SquadTask, null: float, spans: dict[str, float]) -> list[Any]:
+def answers_of(tokenizer: Tokenizer, task: QuestionAnsweringTask, null: float, spans: dict[str, float]) -> list[Any]:
     """The answers to one question of a model with these scores of [CLS] and of one-letter spans; others have -50."""
     dataset = task.examples_from_inputs([("q", CONTEXT)])
     features = task.features(tokenizer, dataset, TaskDataConfig(max_length=32, max_query_length=4))
@@ -255,7 +255,7 @@ def answers_of(tokenizer: Tokenizer, task: SquadTask, null: float, spans: dict[s
 
 
 def test_the_share_of_an_answer_counts_no_answer(tokenizer):
-    published = published_task("span", "published", (), None)
+    published = published_task("question_answering", "published", (), None)
     for task in (published, find_task("squad")):
         [answer] = answers_of(tokenizer, task, null=12.0, spans={"e": 2.0})
         assert (answer.answer, answer.start, answer.end) == ("e", 9, 10)
@@ -298,7 +298,9 @@ def test_a_setting_that_cannot_work_is_an_error(settings):
 
 @pytest.mark.medium
 def test_settings_of_answers_are_arguments_and_options(tmp_path, fails):
-    model = model_of(tmp_path, BertForQuestionAnswering(CONFIG), published_task("span", "published", (), None))
+    model = model_of(
+        tmp_path, BertForQuestionAnswering(CONFIG), published_task("question_answering", "published", (), None)
+    )
     pair = ("ba", "ko ri tu ba ko ri tu ba ko ri tu")
     [one], [several] = model.predict([pair]), model.predict([pair], n_best=3)
     assert several[0] == one and len(several) == 3
@@ -306,7 +308,7 @@ def test_settings_of_answers_are_arguments_and_options(tmp_path, fails):
     assert empty.answer == ""
     [windows] = model.predict([pair], doc_stride=1, max_answer_length=1)
     assert len(windows.answer.split()) == 1
-    with pytest.raises(UserError, match="n_best is for models that answer questions"):
+    with pytest.raises(UserError, match="n_best is for question answering models"):
         dataclasses.replace(model, task=find_task("sst2")).predict(["ba"], n_best=2)
     model.save(tmp_path / "out")
     [several] = bert.load(tmp_path / "out").predict([pair], n_best=2)

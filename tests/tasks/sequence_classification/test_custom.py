@@ -16,7 +16,7 @@ from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
 from bert.tasks import TASKS, find_task, make_task, register_task
 from bert.tasks.base import Task
-from bert.tasks.columns import labelled_examples, table_files
+from bert.tasks.columns import table_files
 from bert.tasks.sequence_classification import ClassificationPredictions, CustomClassification
 from tests.helpers import made_files
 
@@ -335,7 +335,7 @@ def test_rows_of_a_data_set_without_a_label_are_left_out(tmp_path: Path, rows: s
 
 def test_rows_that_are_not_scored_are_warned_of(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     monkeypatch.setattr("bert.errors.LOGGER.propagate", True)
-    examples = labelled_examples(own(labels=NAMES), declared_rows([0, -1, 1]))
+    examples = own(labels=NAMES).labelled_examples(declared_rows([0, -1, 1]))
     assert examples.labels.tolist() == [0, 1]
     told = {(record.levelname, record.getMessage()) for record in caplog.records if record.name == "bert"}
     assert told == {("WARNING", "data: 1 row without a label left out (row 2)")}

@@ -215,10 +215,10 @@ def test_what_is_wrong_with_labels_and_settings_is_one_sentence(tmp_path: Path, 
 
 def test_a_published_model_answers_with_its_thresholds_or_one_half() -> None:
     for thresholds, expected in (((), ["bill", "login"]), ((0.99, 0.5, 0.1), ["login", "speed"])):
-        task = published_task("classification", "mine", NAMES, "multi_label_classification", None, thresholds)
+        task = published_task("sequence_classification", "mine", NAMES, "multi_label_classification", None, thresholds)
         examples = task.examples_from_inputs(["a", ("b", "c")])
         assert task.format_predictions(task.predict(LOGITS[:2], None, examples), examples)[0].labels == expected
-    assert published_task("classification", "mine", ("one",), "multi_label_classification").num_labels == 1
+    assert published_task("sequence_classification", "mine", ("one",), "multi_label_classification").num_labels == 1
 
 
 def test_columns_of_pairs_and_ids(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from bert.config import FinetuneConfig, TaskDataConfig
 from bert.data.corpus.docstrings import docstring_documents
 from bert.errors import UserError
 from bert.tasks import make_task
-from bert.tasks.columns import labelled_examples
 from bert.tasks.sequence_classification import custom as packages
 from bert.tasks.sequence_classification.custom import Names
 
@@ -33,7 +32,7 @@ def test_rows_are_docstrings_with_their_package() -> None:
     assert task.splits(Path(SOURCE)) == ["train", "dev"]
     assert len(dev) > 0
     with pytest.raises(UserError, match="packages reads its own rows, whose scores are in res"):
-        labelled_examples(task, [{"text": "a", "label": "email"}])
+        task.labelled_examples([{"text": "a", "label": "email"}])
 
 
 @pytest.mark.medium

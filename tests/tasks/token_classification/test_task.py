@@ -15,8 +15,8 @@ from bert.config import FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
 from bert.tasks import find_task, make_task
 from bert.tasks.inference_only import published_task
-from bert.tasks.question_answering import SquadTask
-from bert.tasks.token_classification import Tagged, TaggingTask
+from bert.tasks.question_answering import QuestionAnsweringTask
+from bert.tasks.token_classification import Tagged, TokenClassificationTask
 from tests.letters import letter_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -327,10 +327,12 @@ def test_settings_reach_the_task_and_are_checked():
 
 
 def test_published_models_are_asked_by_their_head():
-    assert published_task("tagging", "X", ("O", "B-PER"), None) == TaggingTask(name="X", labels=("O", "B-PER"))
-    assert published_task("span", "X", (), None) == SquadTask(name="X", version="1.1")
-    assert published_task("choices", "X", (), None).head == "choices"
-    assert published_task("classification", "X", ("a", "b"), None).output_names == ("a", "b")
+    assert published_task("token_classification", "X", ("O", "B-PER"), None) == TokenClassificationTask(
+        name="X", labels=("O", "B-PER")
+    )
+    assert published_task("question_answering", "X", (), None) == QuestionAnsweringTask(name="X", version="1.1")
+    assert published_task("multiple_choice", "X", (), None).kind == "multiple_choice"
+    assert published_task("sequence_classification", "X", ("a", "b"), None).output_names == ("a", "b")
     assert published_task(None, "X", (), None) is None
 
 
@@ -345,7 +347,9 @@ def test_the_training_words_tell_how_texts_are_split(tmp_path):
     old = old.fit(old.read(tmp_path, "train"))
     assert old.to_config(TaskDataConfig()).clitics == []
     assert old.examples_from_inputs(["Ann's cat"]).words == [["Ann's", "cat"]]
-    assert published_task("tagging", "x", ("O", "B-X"), None).examples_from_inputs(["Ann's"]).words == [["Ann", "'s"]]
+    assert published_task("token_classification", "x", ("O", "B-X"), None).examples_from_inputs(["Ann's"]).words == [
+        ["Ann", "'s"]
+    ]
 
 
 def test_inputs_may_be_lists_of_words(tokenizer):
@@ -372,7 +376,7 @@ def test_types_that_are_never_predicted_are_named(tmp_path, tokenizer):
 
 def test_neighbours_of_one_type_without_prefixes_are_an_entity() -> None:
     """Entities are grouped like aggregation_strategy "simple" of transformers' pipeline."""
-    task = published_task("tagging", "x", ("O", "PER", "CREATIVE-WORK"), None)
+    task = published_task("token_classification", "x", ("O", "PER", "CREATIVE-WORK"), None)
     sentences = task.examples_from_inputs(["Ada Lovelace reads Dune Dune"])
     tags = [["PER", "PER", "O", "CREATIVE-WORK", "CREATIVE-WORK"]]
     [found] = task.format_predictions(Tagged(tags, [[0.5, 1.0, 1.0, 0.5, 0.5]]), sentences)
@@ -380,14 +384,14 @@ def test_neighbours_of_one_type_without_prefixes_are_an_entity() -> None:
         ("PER", "Ada Lovelace", 0.75),
         ("CREATIVE-WORK", "Dune Dune", 0.5),
     ]
-    speech = published_task("tagging", "x", ("NOUN", "VERB"), None)
+    speech = published_task("token_classification", "x", ("NOUN", "VERB"), None)
     [words] = speech.format_predictions(Tagged([["NOUN", "NOUN"]], [[1.0, 1.0]]), speech.examples_from_inputs(["a b"]))
     assert [word["tag"] for word in words.words] == ["NOUN", "NOUN"]
 
 
 @pytest.mark.parametrize("labels", ["O U-X B-X I-X L-X", "O X", "X-B X-I O", "o b-X i-X"])
 def test_published_labels_of_other_schemes_give_entities(tokenizer, labels):
-    task = published_task("tagging", "m", tuple(labels.split()), None)
+    task = published_task("token_classification", "m", tuple(labels.split()), None)
     asked = task.examples_from_inputs(["a b"])
     rows = task.features(tokenizer, asked, DATA)
     found = task.predict(

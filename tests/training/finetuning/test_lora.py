@@ -178,11 +178,15 @@ def sequence_model(share: str) -> BertForSequenceToSequence:
 @pytest.mark.medium
 def test_every_head_and_every_decoder_has_its_adapters() -> None:
     def shapes_of(model: Initializable) -> dict:
-        ids = jnp.zeros((1, 2, 8) if isinstance(model, HEADS["choices"]) else (1, 8), jnp.int32)
+        ids = jnp.zeros((1, 2, 8) if isinstance(model, HEADS["multiple_choice"]) else (1, 8), jnp.int32)
         return jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
 
-    models = [HEADS[name](CONFIG, 1 if name == "choices" else 2, None, jnp.float32) for name in HEADS]
-    models += [HEADS["classification"](dataclasses.replace(CONFIG, **options), 2) for options in OPTIONS.values()]
+    models = [
+        HEADS[name](CONFIG, 1 if name in ("multiple_choice", "reranker") else 2, None, jnp.float32) for name in HEADS
+    ]
+    models += [
+        HEADS["sequence_classification"](dataclasses.replace(CONFIG, **options), 2) for options in OPTIONS.values()
+    ]
     sides = [EncoderDecoderInit(sequence_model(share)) for share in ("none", "embeddings", "all")]
     for model in (*models, *sides):
         shapes = shapes_of(model)

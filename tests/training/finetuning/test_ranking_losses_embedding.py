@@ -16,8 +16,8 @@ from bert.model.dropout import Dropout
 from bert.model.heads import BertForEmbedding
 from bert.model.pooling import Pooling, pool
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
+from bert.training.finetuning.kinds import TRAINED_POOLING_MODES
 from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, make_embedding_loss
-from bert.training.finetuning.setup import TRAINED_MODES
 from bert.training.step import compute_gradients
 from tests.tiny_training import assert_same_gradients
 
@@ -188,7 +188,7 @@ def test_matryoshka_is_the_mean_over_widths(loss: str) -> None:
     assert nested[2:] == sums_of(vectors, batch, loss=loss)[2:], "the accuracy is that of the whole embedding"
 
 
-@pytest.mark.parametrize("mode", TRAINED_MODES)
+@pytest.mark.parametrize("mode", TRAINED_POOLING_MODES)
 def test_what_is_trained_is_what_embed_computes(mode: str) -> None:
     random = np.random.default_rng(0)
     states = random.normal(size=(5, T, 6)).astype(np.float32)

@@ -250,7 +250,7 @@ def test_a_head_is_drawn_as_if_the_encoder_were_drawn_too(pretrained: Path) -> N
     from bert.training.initialization import initialize_state
 
     source, said = bert.load(pretrained), []
-    model = HEADS["classification"](source.config, 3)
+    model = HEADS["sequence_classification"](source.config, 3)
     none = type("NoCheckpoint", (), {"restore": lambda self, like: None})()
     for given in (("X", source.params), None):
         state = initialize_state(model, optax.adam(1e-3), ("loss",), 7, none, given, ("bert",), said.append)
