@@ -131,9 +131,9 @@ def test_any_text_is_a_prompt_and_its_bytes_come_back(model: Pretrained) -> None
         ({"a": 1}, "the inputs are {'a': 1}: pass a string or a list"),
         (pa.table({"text": ["the"]}), "the inputs are a data frame: pass one of its columns"),
         (b"the", "the inputs are b'the': pass a string or a list"),
-        (["the", None], "input 2 is None, and a text is needed: pass a string"),
-        ([("a", "pair")], "input 1 is ('a', 'pair'), and a text is needed: pass a string"),
-        ([1.5], "input 1 is 1.5, and a text is needed"),
+        (["the", None], "input 2 is None, but a text is needed: pass a string"),
+        ([("a", "pair")], "input 1 is ('a', 'pair'), but a text is needed: pass a string"),
+        ([1.5], "input 1 is 1.5, but a text is needed"),
     ],
 )
 def test_what_is_no_text_is_refused(model: Pretrained, prompts: Any, words: str) -> None:
