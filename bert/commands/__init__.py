@@ -1,4 +1,4 @@
-"""``bert COMMAND ...``: finds the command's module, loads it only then, and calls its ``main``."""
+"""``bert COMMAND ...``: imports the module of one command and calls its ``main``."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from bert.commands.cli.arguments import run_command, run_program
 from bert.errors import UserError
 
 COMMANDS = {
-    "pretrain": ("bert.commands.pretrain", "trains an encoder on a corpus"),
-    "finetune": ("bert.commands.finetune", "trains a task's head and the encoder on labelled data"),
-    "recipes": ("bert.commands.recipes", "lists the recipes that --config takes"),
-    "plan": ("bert.commands.plan", "reports the device memory that a pretraining run needs"),
-    "tokenizer": ("bert.commands.tokenizer", "trains a vocabulary on a corpus, or extends one"),
-    "examples": ("bert.commands.examples", "builds the examples of a corpus in advance, and shows them"),
-    "predict": ("bert.commands.predict", "predicts for new inputs with a fine-tuned model"),
-    "mine": ("bert.commands.mine", "finds hard negatives for queries whose answers are known"),
-    "generate": ("bert.commands.generate", "continues texts with a left-to-right language model"),
-    "evaluate": ("bert.commands.evaluate", "measures how well a left-to-right language model predicts a text"),
-    "inspect": ("bert.commands.inspect", "prints parameters, FLOPs, vocabulary and origin of a run or model"),
-    "compare": ("bert.commands.compare", "shows the curves, settings and scores of several runs side by side"),
-    "attention": ("bert.commands.attention", "shows the attention weights of a model over a text"),
-    "demo": ("bert.commands.demo", "serves a page in the browser on which a model can be tried"),
-    "export": ("bert.commands.export", "writes a model as a Hugging Face folder, StableHLO or ONNX"),
-    "glue-zip": ("bert.commands.glue_zip", "puts test predictions into one zip for gluebenchmark.com"),
+    "pretrain": ("bert.commands.pretrain", "pretrain a model on a corpus"),
+    "finetune": ("bert.commands.finetune", "fine-tune a model on labelled data"),
+    "recipes": ("bert.commands.recipes", "list the recipes for --config"),
+    "plan": ("bert.commands.plan", "report the device memory and time of a pretraining run"),
+    "tokenizer": ("bert.commands.tokenizer", "train a vocabulary on a corpus, or extend one"),
+    "examples": ("bert.commands.examples", "build the examples of a corpus in advance, and show them"),
+    "predict": ("bert.commands.predict", "predict new inputs with a fine-tuned model"),
+    "mine": ("bert.commands.mine", "find hard negatives for pairs of a query and its answer"),
+    "generate": ("bert.commands.generate", "continue texts with a language model"),
+    "evaluate": ("bert.commands.evaluate", "measure the perplexity of a text under a language model"),
+    "inspect": ("bert.commands.inspect", "print parameters, FLOPs, vocabulary and origin of a run or model"),
+    "compare": ("bert.commands.compare", "show curves, settings and scores of several runs side by side"),
+    "attention": ("bert.commands.attention", "show the attention weights of a model over a text"),
+    "demo": ("bert.commands.demo", "serve a web page for trying a model"),
+    "export": ("bert.commands.export", "write a model as a Hugging Face folder, StableHLO or ONNX"),
+    "glue-zip": ("bert.commands.glue_zip", "collect test predictions for gluebenchmark.com in one zip"),
 }
+"""Module and summary of each command."""
 
 
 OPTIONS = {
@@ -72,6 +73,6 @@ def _help() -> str:
             "Commands:",
             *lines,
             "",
-            "bert COMMAND --help explains a command, bert --version prints the version.",
+            "bert COMMAND --help describes a command; bert --version prints the version.",
         ]
     )

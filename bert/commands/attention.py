@@ -1,4 +1,4 @@
-"""`bert attention`: what a model's heads look at in a text."""
+"""`bert attention`: shows the attention weights of a model over a text."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 from pathlib import Path
 
 from bert.commands.cli.answers import check_output
-from bert.commands.cli.arguments import MODEL, CommandParser, run_command
-from bert.errors import UserError, redact, without_surrogates
+from bert.commands.cli.arguments import MODEL, CommandParser, log_to_stderr, run_command
+from bert.errors import UserError, without_surrogates
 from bert.files import local_path
 from bert.remote import readable_path
 
-DESCRIPTION = """Shows the attention of every layer and head over the tokens of a text, or of a pair of texts; with
---target, that of a target to its source. A file that ends in .html is a page to explore in a browser, which needs
-nothing else; one in .png is a picture of all heads."""
+DESCRIPTION = """Shows the attention weights of every layer and head over the tokens of a text or a pair of texts, or,
+with --target, the cross-attention from a target to its source. A .html file is a self-contained interactive page, a
+.png file a picture of all heads."""
 
 SUFFIXES = (".html", ".png")
 
 GENERATED = "generated"
-"""The ``--target`` that the model writes itself."""
+"""The value of ``--target`` for a target that the model generates."""
 
 
 @run_command
@@ -31,8 +31,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--target",
         metavar="TARGET",
-        help="Of an encoder-decoder: a target of TEXT, whose cross-attention to TEXT is shown; "
-        f"{GENERATED}: the target that the model writes.",
+        help="For an encoder-decoder: show the cross-attention from this target to TEXT; "
+        f"{GENERATED}: from the target that the model generates.",
     )
     parser.add_argument(
         "--output",
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     from bert.inference.load import load
     from bert.model.names import has_decoder
 
-    model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
+    model = load(arguments.run, log_to_stderr)
     text = arguments.text if arguments.pair is None else (arguments.text, arguments.pair)
     target = arguments.target
     if target == GENERATED and has_decoder(model.architecture):

@@ -1,4 +1,4 @@
-"""`bert compare`: the curves, settings and scores of several runs next to each other."""
+"""`bert compare`: shows the curves, settings and scores of several runs side by side."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bert.errors import UserError
 from bert.files import local_path
 from bert.runs.report import align_columns
 
-DESCRIPTION = """Draws the held-out and training curves of several runs in one picture, and prints the settings that
-differ and the final scores. The runs are all of pretraining or all of fine-tuning; they need not have ended. Several
-seeds of a run are drawn in one colour, and their scores are printed as mean and standard deviation."""
+DESCRIPTION = """Plots the held-out and training curves of several runs in one picture, and prints the settings that
+differ and the final scores. All runs are pretraining runs, or all are fine-tuning runs; they may be unfinished. The
+seeds of a run share one colour, and their scores are printed as mean and standard deviation."""
 
 DEFAULT_OUTPUT = "compare.png"
 WIDTH = 160
-"""Columns of a table where no terminal tells how many there are."""
+"""Maximum width of a table if there is no terminal."""
 
 
 @run_command
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         type=local_path,
         metavar="FILE.png",
         default=DEFAULT_OUTPUT,
-        help="The picture to write; that of an earlier comparison is replaced. (default: %(default)s)",
+        help="Picture to write; a picture of an earlier comparison is replaced. (default: %(default)s)",
     )
     arguments = parser.parse_arguments(argv)
     output, paths = Path(arguments.output), [Path(run) for run in arguments.runs]
@@ -57,19 +57,19 @@ def main(argv: list[str]) -> int:
 
 
 def _check_output(output: Path) -> None:
-    """Raises UserError if the picture cannot be written, or would replace anything but an earlier comparison."""
+    """Raises UserError if the picture cannot be written, or would replace another file than an earlier comparison."""
     from bert.runs.plots import is_comparison
 
     if output.suffix.lower() != ".png":
         raise UserError(f"command line: --output {output} does not end in .png: pass the path of a picture")
     if output.exists() and not (output.is_file() and is_comparison(output)):
-        raise UserError(f"{output} exists already and is no picture of bert compare: pass another --output")
+        raise UserError(f"{output} exists already and is not a picture of bert compare: pass another --output")
     if not output.parent.is_dir():
         raise UserError(f"{output.parent} is not a folder: pass another --output")
 
 
 def _table(title: str, names: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """One column for each run or, if these are too wide for the terminal, one line for each value."""
+    """One column per run or, if the terminal is too narrow, one line per value."""
     lines = align_columns([(title, *names), *rows])
     if max(map(len, lines)) <= shutil.get_terminal_size((WIDTH, 24)).columns:
         return [lines[0].removeprefix("  "), *lines[1:]]

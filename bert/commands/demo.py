@@ -1,4 +1,4 @@
-"""`bert demo`: a page in the browser on which a model can be tried."""
+"""`bert demo`: serves a web page for trying a model."""
 
 from __future__ import annotations
 
@@ -6,62 +6,60 @@ import dataclasses
 import errno
 import os
 import socket
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert.commands.cli.arguments import MODEL, CommandParser, run_command
+from bert.commands.cli.arguments import MODEL, CommandParser, log_to_stderr, run_command
 from bert.demo.guard import is_local
-from bert.errors import UserError, redact
+from bert.errors import UserError
 from bert.remote import readable_path
 
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained
 
-DESCRIPTION = """Serves a page in the browser on which a model can be tried, until Ctrl-C: masks are filled, texts are
-classified, compared or continued, answers and entities are marked, and attention is drawn, as far as the model can do
-it. Each tab is a function of an API as well. Nothing is loaded from or reported to other hosts. It needs
-pip install 'bert-jax[demo]'."""
+DESCRIPTION = """Serves a web page for trying a model, until Ctrl-C. Depending on the model, it fills masks; classifies,
+compares or continues texts; marks answers and entities; and draws attention. Each tab is also an API function. Nothing
+is loaded from or reported to other hosts. Requires pip install 'bert-jax[demo]'."""
 
-LAST_PORT = 65535
+MAX_PORT = 65535
 
 AUTH_VARIABLE = "BERT_DEMO_AUTH"
-"""The environment variable that may hold USER:PASSWORD."""
+"""Environment variable with USER:PASSWORD."""
 
 
 @run_command
 def main(argv: list[str]) -> int:
-    """Runs the command, which ends with KeyboardInterrupt."""
+    """Runs the command until KeyboardInterrupt."""
     parser = CommandParser("bert demo", DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="MODEL", help=MODEL)
     parser.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="The address to listen on; 0.0.0.0 is every one of this machine. (default: 127.0.0.1, this machine alone)",
+        help="Address to listen on; 0.0.0.0 is every address of this machine. (default: 127.0.0.1, only this machine)",
     )
-    parser.add_argument("--port", type=int, default=7860, metavar="N", help="The port to listen on. (default: 7860)")
+    parser.add_argument("--port", type=int, default=7860, metavar="N", help="Port to listen on. (default: 7860)")
     parser.add_argument(
         "--allowed_host",
         action="append",
         default=[],
         metavar="NAME",
-        help="A further name, such as that of a proxy, by which browsers may reach the page; may be repeated. Others "
-        "are rejected, except localhost, --host and, if that is open to other machines, IP addresses and this "
-        "machine's name.",
+        help="Another host name, for example a proxy's, under which browsers may open the page; may be repeated. "
+        "Allowed without this option are localhost, --host and, if --host is open to other machines, IP addresses and "
+        "this machine's name.",
     )
     parser.add_argument(
         "--auth_file",
         metavar="FILE",
-        help="Ask visitors for the name and the password in this file, USER:PASSWORD (without encryption). The "
-        f"variable {AUTH_VARIABLE} may have them as well.",
+        help="Require the user name and password in this file, USER:PASSWORD (sent without encryption). The "
+        f"environment variable {AUTH_VARIABLE} is an alternative.",
     )
     parser.add_argument(
         "--auth",
         metavar="USER:PASSWORD",
-        help="The same on the command line, which all users of this machine can read: prefer --auth_file.",
+        help="Like --auth_file, but visible to all users of this machine.",
     )
     arguments = parser.parse_arguments(argv)
     auth = find_auth(arguments.auth, arguments.auth_file)
@@ -70,7 +68,7 @@ def main(argv: list[str]) -> int:
     from bert.demo.page import build, require_gradio, serve
 
     require_gradio()
-    # Gradio calls its own server when it starts: not through a proxy.
+    # Gradio calls its own server at the start, which must not go through a proxy.
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "localhost", arguments.host]))
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -78,8 +76,8 @@ def main(argv: list[str]) -> int:
     from bert.inference.load import load
     from bert.interchange.hub import is_hub_name
 
-    model = load(arguments.run, _say)
-    # Visitors see the name, and not the folders above it.
+    model = load(arguments.run, log_to_stderr)
+    # Visitors must not see the folders above the model.
     model = dataclasses.replace(model, source=model.source if is_hub_name(model.source) else Path(model.source).name)
     warm_up(model)
     page = build(model)
@@ -88,7 +86,7 @@ def main(argv: list[str]) -> int:
     except OSError:
         raise _port_in_use(arguments.host, arguments.port) from None
     if not is_local(arguments.host) and auth is None:
-        _say(exposure(arguments.host, arguments.port))
+        log_to_stderr(exposure(arguments.host, arguments.port))
     print(f"{arguments.run} is at {address} (Ctrl-C ends it)", flush=True)
     try:
         while True:
@@ -98,7 +96,7 @@ def main(argv: list[str]) -> int:
 
 
 def find_auth(given: str | None, file: str | None) -> tuple[str, str] | None:
-    """The name and the password of --auth, of --auth_file, or of the environment; None without any.
+    """Returns user and password from --auth, --auth_file or the environment; None without any.
 
     Raises:
         UserError: two of these are set, the file cannot be read, or the name or the password is missing.
@@ -119,12 +117,14 @@ def find_auth(given: str | None, file: str | None) -> tuple[str, str] | None:
             raise UserError(f"--auth_file {file} cannot be read ({reason}): name a file with USER:PASSWORD") from None
     auth = parse_auth(text, source)
     if source == "--auth":
-        _say("warning: all users of this machine can read --auth in the list of processes: use --auth_file FILE")
+        log_to_stderr(
+            "warning: all users of this machine can read --auth in the list of processes: use --auth_file FILE"
+        )
     return auth
 
 
 def parse_auth(text: str, source: str = "--auth") -> tuple[str, str]:
-    """The name and the password. Raises UserError, which does not quote them, if one of them is missing."""
+    """Parses user and password. Raises UserError, which does not quote them, if one is missing."""
     user, _, password = text.partition(":")
     if not user or not password or "\n" in text:
         raise UserError(f"command line: {source} is not USER:PASSWORD: pass a name and a password with a colon between")
@@ -132,19 +132,19 @@ def parse_auth(text: str, source: str = "--auth") -> tuple[str, str]:
 
 
 def exposure(host: str, port: int) -> str:
-    """The sentence on a page that anybody may use."""
+    """Returns the warning for a page without a password."""
     return (
-        f"warning: everybody who reaches port {port} of {host} can use the model, without a password and without "
+        f"warning: everybody who reaches port {port} of {host} can use the model without a password or "
         "encryption: set --auth_file FILE, or remove --host"
     )
 
 
 def check_address(host: str, port: int) -> None:
     """Raises UserError if the port of the host cannot be listened on."""
-    if not 0 < port <= LAST_PORT:
-        raise UserError(f"command line: --port is {port}: set it to a number from 1 to {LAST_PORT}")
+    if not 0 < port <= MAX_PORT:
+        raise UserError(f"command line: --port is {port}: set it to a number from 1 to {MAX_PORT}")
     if ":" in host:
-        raise UserError(f"command line: --host {host} is no IPv4 address: set one, such as 127.0.0.1")
+        raise UserError(f"command line: --host {host} is not an IPv4 address: set one, such as 127.0.0.1")
     try:
         socket.create_server((host, port)).close()
     except OSError as error:
@@ -160,13 +160,9 @@ def _port_in_use(host: str, port: int) -> UserError:
 
 
 def warm_up(model: Pretrained) -> None:
-    """Compiles what the first visitor would wait for, with the first example of each tab."""
+    """Runs the first example of each tab, so that visitors do not wait for the compiler."""
     from bert.demo.abilities import abilities_of
 
     for ability in abilities_of(model):
         with suppress(UserError):  # a model of very short texts
             ability(*ability.examples[0])
-
-
-def _say(text: str) -> None:
-    print(redact(text), file=sys.stderr)

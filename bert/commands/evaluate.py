@@ -1,21 +1,20 @@
-"""`bert evaluate`: how well a left-to-right language model predicts a text."""
+"""`bert evaluate`: measures the perplexity of a text under a left-to-right language model."""
 
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
-from bert.commands.cli.arguments import MODEL, CommandParser, run_command
-from bert.errors import UserError, redact
+from bert.commands.cli.arguments import MODEL, CommandParser, log_to_stderr, run_command
+from bert.errors import UserError
 from bert.remote import fetch, readable_path
 
-DESCRIPTION = """Measures how well a left-to-right language model predicts a text: the loss of a token in nats, the
-perplexity (its exponential), and bits per character and per byte, by which models with different vocabularies are
-compared. These need a byte-level vocabulary: others lose case, spaces or characters, and so do not predict the text
-itself. FILE is read as it is, white space included; .jsonl and Parquet files have a text in each row (text). Every
-token is predicted once, the first one of a text after the end token. A text longer than the model reads is read in
-windows that begin --stride tokens apart: a smaller stride gives each token more context and takes longer."""
+DESCRIPTION = """Measures how well a left-to-right language model predicts a text: the loss per token in nats, the
+perplexity (its exponential), and bits per character and per byte. Only the latter two compare models with different
+vocabularies. They need a byte-level vocabulary, because others lose case, spaces or characters. FILE is read verbatim,
+white space included; .jsonl and Parquet files have one text per row (text). Each token is predicted once, the first
+one after the end token. A text with more tokens than the model has positions is read in windows that start --stride
+tokens apart: a smaller stride gives more context and takes longer."""
 
 
 @run_command
@@ -24,11 +23,16 @@ def main(argv: list[str]) -> int:
     parser = CommandParser("bert evaluate", DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
     parser.add_argument(
-        "file", type=readable_path, metavar="FILE", help="Text, .jsonl or Parquet, also packed (.gz and so on)."
+        "file",
+        type=readable_path,
+        metavar="FILE",
+        help="A text, .jsonl or Parquet file, also compressed (.gz and others).",
     )
-    stride = "Tokens between the starts of windows. (default: half of what the model reads)"
+    stride = "Tokens between the starts of windows. (default: half of the model's positions)"
     parser.add_argument("--stride", type=int, metavar="N", help=stride)
-    parser.add_argument("--batch_size", type=int, default=8, metavar="N", help="Windows at once. (default: 8)")
+    parser.add_argument(
+        "--batch_size", type=int, default=8, metavar="N", help="Number of windows per batch. (default: 8)"
+    )
     arguments = parser.parse_arguments(argv)
     for name in ("stride", "batch_size"):
         if (value := getattr(arguments, name)) is not None and value < 1:
@@ -47,7 +51,7 @@ def main(argv: list[str]) -> int:
     skipped.log()
     if not any(texts):
         raise UserError(f"{arguments.file} holds no text: name a file that does")
-    model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
+    model = load(arguments.run, log_to_stderr)
     scores = model.score_texts(texts, stride=arguments.stride, batch_size=arguments.batch_size)
     nats, tokens = -sum(score.log_probability for score in scores), sum(score.num_tokens for score in scores)
     if not tokens:

@@ -1,4 +1,4 @@
-"""`bert examples`: builds, counts and prints the examples of a corpus."""
+"""`bert examples`: builds the examples of a corpus in advance, counts them and prints some."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
     from bert.data.pretraining.dataset import PretrainingDataset
 
-DESCRIPTION = """Builds the examples that `bert pretrain` with the same arguments will find in its cache."""
+DESCRIPTION = """Builds the examples of a corpus in the cache, in which bert pretrain with the same arguments finds
+them."""
 
 EXTRA_OPTIONS = {
     "show N": "Print N examples: tokens, masks, labels.",
-    "statistics": "Count documents, sentences, tokens, unknown tokens, padding.",
-    "shard I/N": "Build every N-th shard from the I-th on: N processes that share only data.cache_dir build all of "
-    "them, and the last to end puts the set together.",
+    "statistics": "Count documents, sentences, tokens, unknown tokens and padding.",
+    "shard I/N": "Build every N-th shard, starting with the I-th, so that N processes that share only data.cache_dir "
+    "build all of them. The last process to finish assembles the set.",
     **ENGINE_OPTION,
 }
-"""The options that are not configuration keys."""
+"""Options that are not configuration keys."""
 
 MASKED_STYLE = "bold reverse"
-"""Style of a predicted token, in the colour of its segment."""
+"""Style of a predicted token; its colour shows the segment."""
 
 
 @run_command
@@ -97,7 +98,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 
 def _print_examples(dataset: PretrainingDataset, tokenizer: Tokenizer, config: PretrainConfig, count: int) -> None:
-    """Prints masked examples; colours on a terminal only."""
+    """Prints masked examples, on a terminal in colour."""
     from rich.console import Console
     from rich.text import Text
 

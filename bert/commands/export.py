@@ -1,22 +1,21 @@
-"""`bert export`: a run, or anything else `bert.load` takes, in a form that others read."""
+"""`bert export`: writes a model in the format of another library."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from bert.commands.cli.arguments import MODEL, CommandParser, run_command
-from bert.errors import UserError, redact
+from bert.commands.cli.arguments import MODEL, CommandParser, log_to_stderr, run_command
+from bert.errors import UserError
 from bert.interchange import FORMATS
 from bert.remote import fetch, readable_path, writable_path
 
-DESCRIPTION = """Writes a model for other programs. hf: a folder that Hugging Face transformers reads (config.json,
+DESCRIPTION = """Writes a model for other programs. hf: a folder for Hugging Face transformers (config.json,
 safetensors, tokenizer files, a model card with the recipe and the scores). stablehlo: one function for CPU, CUDA and
-TPU that JAX calls without this package, with its weights in a file. onnx: a graph for ONNX Runtime and others, of any
-number of rows and tokens (pip install 'bert-jax[onnx]'). Each is read back, run and compared before the command
-ends. --quantize int8 stores the weights of an ONNX graph in 8 bits. It is refused, and nothing is written, if the
-score on dev falls by more than --tolerance times the float score. An embedding model without a task is compared by
-the mean cosine of its embeddings with those of the float graph."""
+TPU that needs only JAX, with its weights in a file. onnx: a graph for ONNX Runtime and others, for any number of rows
+and tokens (pip install 'bert-jax[onnx]'). The export is read back, executed and compared with the model. --quantize
+int8 stores the weights of an ONNX graph in 8 bits; nothing is written if the score on dev falls by more than
+--tolerance times the float score. For an embedding model without a task, the score is the mean cosine of the
+embeddings of both graphs."""
 
 
 @run_command
@@ -25,13 +24,13 @@ def main(argv: list[str]) -> int:
     parser = CommandParser("bert export", DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="RUN", help=MODEL)
     parser.add_argument("out", type=writable_path, metavar="OUT", help="New folder to write.")
-    parser.add_argument("--format", choices=FORMATS, default="hf", help="Form to write. (default: hf)")
+    parser.add_argument("--format", choices=FORMATS, default="hf", help="Format to write. (default: hf)")
     lengths = parser.add_mutually_exclusive_group()
     lengths.add_argument(
-        "--length", type=int, metavar="T", help="Tokens of stablehlo's inputs. (default: the most that the model reads)"
+        "--length", type=int, metavar="T", help="For stablehlo: tokens of the inputs. (default: the model's maximum)"
     )
     lengths.add_argument(
-        "--dynamic_length", action="store_true", help="For stablehlo: inputs of any length up to that."
+        "--dynamic_length", action="store_true", help="For stablehlo: inputs of any length up to the model's maximum."
     )
     parser.add_argument(
         "--generator", action="store_true", help="Write the generator of a run with training.objective rtd."
@@ -41,14 +40,14 @@ def main(argv: list[str]) -> int:
         "--dev",
         type=readable_path,
         metavar="PATH",
-        help="For --quantize: a labelled file; the folder of a task that reads its own files; texts, one a line, of an "
-        "embedding model without a task. (default: the dev rows of the run)",
+        help="For --quantize: a labelled file; the folder of a task that reads its own files; or, for an embedding "
+        "model without a task, a file with one text per line. (default: the dev rows of the run)",
     )
     parser.add_argument(
         "--tolerance",
         type=float,
         metavar="X",
-        help="For --quantize: share of the float score that may be lost. (default: 0.01)",
+        help="For --quantize: share of the float score that int8 may lose. (default: 0.01)",
     )
     arguments = parser.parse_arguments(argv)
     if arguments.format != "stablehlo" and (arguments.length is not None or arguments.dynamic_length):
@@ -67,7 +66,7 @@ def main(argv: list[str]) -> int:
 
     from bert.inference.load import load
 
-    model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
+    model = load(arguments.run, log_to_stderr)
     if arguments.generator:
         model = model.generator
     shape = {"length": arguments.length, "dynamic_length": arguments.dynamic_length}

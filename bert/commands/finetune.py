@@ -1,4 +1,4 @@
-"""`bert finetune`: from a pretrained encoder and labelled files to scores and predictions."""
+"""`bert finetune`: fine-tunes a pretrained model on labelled data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bert.config import FinetuneConfig
 from bert.errors import format_number
 from bert.runs.metrics_log import scored_splits
 
-DESCRIPTION = """Fine-tunes a pretrained encoder on a task, scores it on the dev set after every epoch, keeps the best
-checkpoint and writes predictions. Run again with the same output_dir, a run resumes where it was."""
+DESCRIPTION = """Fine-tunes a pretrained model on a task, scores it on the dev set after every epoch, keeps the best
+checkpoint and writes predictions. The same command with the same output_dir resumes a run."""
 
-LONGEST_TEXT = 300
-"""Characters of a text in a suggested command."""
+MAX_TEXT_LENGTH = 300
+"""Maximum number of characters of a text in a suggested command."""
 
-COLLAPSED = "collapsed: it answers the same throughout, or no better than one who never reads the text"
+COLLAPSED = "collapsed: all predictions are equal, or no better than without the text"
 
 
 @run_command
@@ -65,9 +65,9 @@ def _show(results: dict[str, Any], path: str) -> None:
 
 
 def _next(path: str, results: dict[str, Any]) -> str:
-    """Commands that work as they stand: they ask about an input of the run's own dev set."""
+    """Suggests commands that use an input of the run's dev set."""
     run = shlex.quote(path)
-    texts = [textwrap.shorten(text, LONGEST_TEXT, placeholder="") for text in results.get("sample_input") or ()]
+    texts = [textwrap.shorten(text, MAX_TEXT_LENGTH, placeholder="") for text in results.get("sample_input") or ()]
     lines = [f"bert inspect {run}"]
     if texts and all(texts):
         format_ = "\\t".join(["%s"] * len(texts)) + "\\n"
@@ -76,7 +76,7 @@ def _next(path: str, results: dict[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return f"{format_number(math.nan if value is None else value, 4):>8}"  # None: a run that diverged
+    return f"{format_number(math.nan if value is None else value, 4):>8}"  # None: the run diverged
 
 
 def _baseline(results: dict[str, Any], name: str) -> str:

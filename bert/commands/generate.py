@@ -1,29 +1,27 @@
-"""`bert generate`: continues prompts with a left-to-right language model, or writes targets of sources."""
+"""`bert generate`: continues prompts, or generates targets with an encoder-decoder."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import fields
 from typing import Any
 
 from bert.commands.cli.answers import Input, check_output, open_output, read_standard_input, write_answers
-from bert.commands.cli.arguments import COMMAND_LINE, MODEL, CommandParser, run_command
+from bert.commands.cli.arguments import COMMAND_LINE, MODEL, CommandParser, log_to_stderr, run_command
 from bert.commands.cli.config_help import PLACEHOLDERS
 from bert.config import Decoding
 from bert.config.validation import check_fields
 from bert.config.yaml_io import help_texts
-from bert.errors import UserError, redact, without_surrogates
+from bert.errors import UserError, without_surrogates
 from bert.remote import readable_path, writable_path
 
-DESCRIPTION = """Continues a text with a left-to-right language model, or writes the target of a source with an
-encoder-decoder: by the most likely token each, by samples (--temperature) or by beam search (--beams). The
-continuation is printed without the prompt, up to the end token or --max_tokens. With several continuations
-(--num_samples), and for the lines of standard input (PROMPT is -), a JSON object is printed for each continuation:
-"prompt", "text" and "score", the sum of the log-probabilities of its tokens; with --beams it is divided by the length
-as --length_penalty says. An empty prompt is the start of a text. A line without an answer gives {"line", "text",
-"error"}, and the exit status is 2 at the end. The same seed gives the same samples, whatever --batch_size is. The
-defaults of an encoder-decoder are the settings that it was evaluated with."""
+DESCRIPTION = """Continues a text with a left-to-right language model, or generates the target of a source with an
+encoder-decoder. Decoding is greedy, by sampling (--temperature) or by beam search (--beams). The continuation is
+printed without the prompt, up to the end token or --max_tokens. For several continuations (--num_samples), or lines of
+standard input (PROMPT is -), each continuation is one JSON object: "prompt", "text" and "score", the sum of the
+log-probabilities of its tokens, with --beams divided by the length norm (--length_penalty). An empty prompt is the
+start of a text. An invalid line gives {"line", "text", "error"}, and the exit status is then 2. Samples depend on
+--seed, not on --batch_size. An encoder-decoder defaults to the settings that it was evaluated with."""
 
 
 @run_command
@@ -31,7 +29,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert generate", DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
-    parser.add_argument("prompt", metavar="PROMPT", help="Text to continue, or - for the lines of standard input.")
+    parser.add_argument("prompt", metavar="PROMPT", help="A text to continue, or - for the lines of standard input.")
     texts, names = help_texts(Decoding), [field.name for field in fields(Decoding)]
     for field in fields(Decoding):
         kind = int if field.default is None else type(field.default)
@@ -39,10 +37,12 @@ def main(argv: list[str]) -> int:
         default = "" if field.default in (None, False) else f" (default: {field.default})"
         value = {"action": "store_true"} if kind is bool else value
         value = {"action": "append", "metavar": "TEXT"} if field.name == "stop" else value
-        # Left out if it is not given: an encoder-decoder has settings of its own.
+        # Missing options stay unset, because an encoder-decoder has its own defaults.
         parser.add_argument(f"--{field.name}", default=argparse.SUPPRESS, help=texts[field.name] + default, **value)
-    parser.add_argument("--output", type=writable_path, metavar="PATH", help="File for what would be printed.")
-    size = "Samples at once, or texts with all their beams. (default: 16)"
+    parser.add_argument(
+        "--output", type=writable_path, metavar="PATH", help="Write to this file instead of standard output."
+    )
+    size = "Number of samples, or of texts with all their beams, per batch. (default: 16)"
     parser.add_argument("--batch_size", type=int, default=16, metavar="N", help=size)
     arguments = parser.parse_arguments(argv)
     given = {name: getattr(arguments, name) for name in names if name in arguments}
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
     from bert.inference.load import load
 
-    model = load(arguments.run, lambda text: print(redact(text), file=sys.stderr))
+    model = load(arguments.run, log_to_stderr)
     model.require_generation()
     settings = model.complete_decoding(given)
     decoding = Decoding(**settings)

@@ -1,4 +1,4 @@
-"""`bert glue-zip`: the predictions of several runs as one submission to gluebenchmark.com."""
+"""`bert glue-zip`: collects the predictions of several runs as one submission to gluebenchmark.com."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bert.files import atomic_write, local_path
 from bert.runs.metrics_log import read_results
 from bert.tasks.sequence_classification import SUBMISSIONS
 
-DESCRIPTION = """Puts the test predictions of fine-tuning runs on GLUE's tasks into one zip for gluebenchmark.com. Of a
-folder with several seeds the best one on dev is taken."""
+DESCRIPTION = """Collects the test predictions of fine-tuning runs on GLUE in one zip for gluebenchmark.com. For a run
+with several seeds, the best seed on dev is used."""
 
 HEADER = "index\tprediction"
 
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert glue-zip", DESCRIPTION)
     parser.add_argument(
-        "runs", type=local_path, metavar="RUN", nargs="+", help="Folder of a fine-tuning run, one a task."
+        "runs", type=local_path, metavar="RUN", nargs="+", help="Folder of a fine-tuning run; one per task."
     )
     parser.add_argument("output", type=local_path, metavar="OUT.zip", help="The zip to write.")
     arguments = parser.parse_arguments(argv)
@@ -34,19 +34,19 @@ def main(argv: list[str]) -> int:
     files = collect([Path(run) for run in arguments.runs])
     with atomic_write(output) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
-            # The default date is now, which would change the bytes of a zip of the same predictions.
+            # A fixed date, so that equal predictions give equal bytes.
             archive.writestr(zipfile.ZipInfo(name), files[name].read_bytes(), zipfile.ZIP_DEFLATED)
     print(f"{output}: {', '.join(sorted(files))}")
     if missing := [name for name in SUBMISSIONS if name not in files]:
-        print(f"not in it, and part of a whole submission: {', '.join(missing)}")
+        print(f"missing for a complete submission: {', '.join(missing)}")
     return 0
 
 
 def collect(runs: list[Path]) -> dict[str, Path]:
-    """Official name -> prediction file.
+    """Returns prediction files by their official names.
 
     Raises:
-        UserError: a run has no predictions for the leaderboard, two runs have the same, or a file is another one.
+        UserError: a run has no predictions for the leaderboard, two runs have the same task, or a file is invalid.
     """
     files: dict[str, Path] = {}
     for run in runs:
@@ -67,7 +67,7 @@ def collect(runs: list[Path]) -> dict[str, Path]:
 
 
 def _best_seed(run: Path) -> Path:
-    """The run itself, or the best of its seeds. Raises UserError where there is no run."""
+    """Returns the run or its best seed. Raises UserError if there is no run."""
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run} holds no run (no config.yaml): name the folder of a fine-tuning run")
     best = (read_results(run) or {}).get("best_seed")

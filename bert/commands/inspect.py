@@ -1,4 +1,4 @@
-"""`bert inspect`: reports what a run, a model or a data file consists of, and what is wrong with it."""
+"""`bert inspect`: reports the contents and problems of a run, a model or a data file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bert.errors import UserError
 from bert.remote import readable_path
 from bert.runs.report import align_columns
 
-DESCRIPTION = """Prints the parameters and FLOPs per token of each part of a run or a model, its vocabulary, the
-origin of its weights, and every file that is damaged, missing, ignored or unsupported, with the repair. The run may
-be unfinished. For a data file it prints counts and faults instead. Exits with 2 if the source cannot be used."""
+DESCRIPTION = """Prints the parameters and FLOPs per token of each part of a run or model, its vocabulary, the origin of
+its weights, and every file that is damaged, missing, ignored or unsupported, with a fix. The run may be unfinished.
+For a data file it prints counts and problems. The exit status is 2 if the source cannot be used."""
 
 
 @run_command
@@ -21,9 +21,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert inspect", DESCRIPTION)
     parser.add_argument("source", type=readable_path, metavar="SOURCE", help=f"{MODEL} Or a corpus or labelled file.")
-    parser.add_argument(
-        "--length", type=int, metavar="T", help="Tokens a row to count operations for. (default: the run's)"
-    )
+    parser.add_argument("--length", type=int, metavar="T", help="Tokens per row for FLOPs. (default: the run's)")
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     arguments = parser.parse_arguments(argv)
 
@@ -62,7 +60,7 @@ def _facts(path: Path, source: str, length: int | None) -> tuple[dict[str, Any],
 
 
 def _data(facts: dict[str, Any]) -> list[str]:
-    """Counts of a data file; nothing for a model that cannot be loaded."""
+    """Counts of a data file; empty for a model that cannot be loaded."""
     if "kind" not in facts:
         return []
     counts = [f"{name} {value:,}" for name, value in facts.items() if isinstance(value, int)]
@@ -98,7 +96,7 @@ def _head(facts: dict[str, Any]) -> list[str]:
 
 def _parts(facts: dict[str, Any]) -> list[str]:
     total, flops = facts["parameters"], facts["flops_per_token"]
-    rows = [("part", "parameters", "share", "forward FLOPs a token")]
+    rows = [("part", "parameters", "share", "forward FLOPs per token")]
     for part in facts["parts"]:
         count = part["parameters"]
         rows.append((part["part"], f"{count:,}", f"{count / total:.1%}", _flops(part["flops_per_token"])))
@@ -106,12 +104,12 @@ def _parts(facts: dict[str, Any]) -> list[str]:
     lines = align_columns(rows)
     decoded = f", P = {flops['predictions']} predictions a row" if flops["predictions"] else ""
     lines.append(
-        f"  training: {_flops(flops['training'])} FLOPs a token, at T = {flops['sequence_length']} tokens a row"
+        f"  training: {_flops(flops['training'])} FLOPs per token, at T = {flops['sequence_length']} tokens per row"
         f"{decoded}"
     )
     lines += [f"    {part}: {text}" for part, text in flops["formula"].items()]
     lines.append(
-        "    a product and its sum are two; backward is twice forward, for what is trained; matrix products alone"
+        "    multiply-adds count as two; only matrix products count; backward costs twice forward for trained parts"
     )
     return lines
 
@@ -136,7 +134,7 @@ def _provenance(facts: dict[str, Any]) -> list[str]:
 
 
 def _sessions(facts: dict[str, Any]) -> list[str]:
-    """A line for each start of a run, of files that other versions may have written."""
+    """One line per start of a run; other versions may have written the files."""
     lines = []
     for session in facts.get("sessions", ()):
         versions, devices, git = (session.get(name) or {} for name in ("versions", "devices", "git"))
@@ -150,7 +148,7 @@ def _sessions(facts: dict[str, Any]) -> list[str]:
 
 
 def _flops(value: float) -> str:
-    """1,234 as it is; beyond a million in millions, beyond a billion in billions."""
+    """Formats a count with k, M or G; 0 is empty."""
     for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:,.2f} {name}"

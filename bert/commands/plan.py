@@ -1,4 +1,4 @@
-"""`bert plan`: the memory and time that a pretraining run takes of devices, and how its batch is best split."""
+"""`bert plan`: reports the device memory and time of a pretraining run, and suggests micro-batches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from bert.analysis.flops import UTILIZATION, all_reduce_terms, compute_term, num_hosts, step_lines
-from bert.commands.cli.arguments import parse, run_command
+from bert.commands.cli.arguments import log_to_stderr, parse, run_command
 from bert.config import ModelConfig, PretrainConfig
 from bert.config.pretraining import Phase, resolve_phases
 from bert.config.training import Remat, check_mesh_sizes, check_shares
-from bert.errors import UserError, redact
+from bert.errors import UserError
 from bert.parallel.devices import FIGURES, DeviceFigures, DeviceSpec, local_devices, parse_device_spec
 
 if TYPE_CHECKING:
@@ -27,27 +27,25 @@ if TYPE_CHECKING:
     from bert.analysis.memory import BatchFit
     from bert.parallel.backends import MeshParallel
 
-DESCRIPTION = """Reports how much memory of each device a pretraining run takes: its train step is compiled, without
-weights or data, for the local devices or, with libtpu installed, for a TPU slice that need not be present. For other
-devices it prints the exact size of the state and a rough formula for activations. For devices whose published speeds
-it knows, it adds the time of a step and of the run, with its arithmetic. The keys are those of bert pretrain."""
+DESCRIPTION = """Reports the memory that a pretraining run needs on each device. The train step is compiled, without
+weights or data, for the local devices or, if libtpu is installed, for any TPU slice. For other devices, the size of
+the state is exact and activations are estimated by a formula. For devices with known published speeds, it also prints
+the time of a step and of the run with the calculation. The keys are the same as for bert pretrain."""
 
 EXTRA_OPTIONS = {
-    "memory SIZE": "Memory of one device, for example 16GiB. (default: what the local device reports, or that of the "
-    "TPU chip)",
-    "device KIND": "Devices that are not present: a TPU slice such as v5e:2x4 or a kind and how many, v5e:64, h100:8; "
-    f"speeds are known of {', '.join(FIGURES)}. (default: the local devices)",
-    "utilization SHARE": "Share of the devices' peak that a step reaches on paper. (default: 0.19, published for "
-    "BERT-base on A100)",
+    "memory SIZE": "Memory of one device, for example 16GiB. (default: the local device's or the TPU chip's)",
+    "device KIND": "Other devices than the local ones: a TPU slice such as v5e:2x4, or a kind and a number, such as "
+    f"v5e:64 or h100:8. Speeds are known for {', '.join(FIGURES)}.",
+    "utilization SHARE": "Assumed share of the devices' peak speed. (default: 0.19, published for BERT-base on A100)",
 }
-"""The options that are not configuration keys."""
+"""Options that are not configuration keys."""
 
 UNITS = {
     **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)},
     **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)},
 }
 MIN_EFFICIENT_ROWS = 8
-"""Rows of a device at once from which on recomputation costs more time than larger products save."""
+"""Rows per device above which larger products save less time than recomputation costs."""
 
 
 @run_command
@@ -75,8 +73,8 @@ def main(argv: list[str]) -> int:
 
 
 def _known_sizes(config: PretrainConfig) -> ModelConfig:
-    """The sizes that the run is going to have: those of ``init``, and as many tokens as its vocabulary. A vocabulary
-    that is yet to be trained has as many as it may have."""
+    """Returns the sizes of the run's model: those of ``init``, and the vocabulary's number of tokens, which for a
+    vocabulary that is not trained yet is its maximum."""
     path, teacher = config.tokenizer.path, config.distillation.teacher
     if config.model.vocab_size is not None and config.init is None:
         return config.model
@@ -88,7 +86,7 @@ def _known_sizes(config: PretrainConfig) -> ModelConfig:
 
     rows = 0 if path is None else embedding_rows(load_tokenizer(path, config.tokenizer))
     if config.init is not None:
-        source = load(config.init, lambda line: print(redact(line), file=sys.stderr))
+        source = load(config.init, log_to_stderr)
         sizes = dataclasses.replace(source.config, vocab_size=max(rows, source.config.known_vocab_size))
         return model_config_from_source(config.model, sizes, source.source)
     return dataclasses.replace(config.model, vocab_size=rows or embedding_rows(load_vocabulary(str(teacher))))
@@ -161,7 +159,7 @@ def _print_estimate(config: PretrainConfig, spec: DeviceSpec, memory: int | None
 
 
 class CompilationProgress:
-    """Prints a line before each compilation to stderr, from the second on with the seconds that the last one took."""
+    """Prints a line to stderr before each compilation, with the seconds of the previous one."""
 
     def __init__(self) -> None:
         self._started: float | None = None
@@ -175,7 +173,7 @@ class CompilationProgress:
 
 @dataclass(frozen=True)
 class PaperSteps:
-    """The steps of all phases on devices whose published speeds are known.
+    """Estimates the time of steps on devices with known published speeds.
 
     Attributes:
         figures: of one device.
@@ -192,7 +190,7 @@ class PaperSteps:
     flops: list[float]
 
     def print(self, phase: Phase, fit: BatchFit | None = None) -> None:
-        """Prints step and phase, with the bytes that the compiler adds over devices if they are known."""
+        """Prints the time of a step and a phase, with the all-reduced bytes of the compiled step if known."""
         training, count = phase.config.training, math.prod(self.shape)
         check_shares("training.batch_size", training.batch_size, self.shape[0] * self.shape[1])
         tokens = training.batch_size * phase.config.data.sequence_length
@@ -209,13 +207,13 @@ class PaperSteps:
         steps = None if training.steps is None else phase.end - phase.first
         print("\n".join(step_lines(compute, all_reduce, tokens, steps)))
         if training.dtype != "bfloat16":
-            print(f"  this peak is that of bfloat16, training.dtype is {training.dtype}: it takes longer")
+            print(f"  the peak is for bfloat16, but training.dtype is {training.dtype}: it takes longer")
 
 
 def _paper_steps(
     config: PretrainConfig, spec: DeviceSpec | None, shape: tuple[int, int, int], utilization: float
 ) -> PaperSteps | None:
-    """None for devices whose speeds are not known."""
+    """Returns None for devices without known speeds."""
     if spec is None or spec.figures is None:
         return None
     from bert.analysis.inspection import pretraining_costs
@@ -242,7 +240,7 @@ def _phase_title(config: PretrainConfig, phase: Phase) -> str:
 
 
 def suggestion(fits: list[BatchFit], mesh: MeshParallel, section: str = "training") -> str:
-    """What to put on the command line."""
+    """Suggests options for the command line."""
     best = best_fit(fits)
     if best is None:
         count = mesh.mesh.size
@@ -252,20 +250,20 @@ def suggestion(fits: list[BatchFit], mesh: MeshParallel, section: str = "trainin
 
 
 def best_fit(fits: list[BatchFit]) -> BatchFit | None:
-    """The least recomputation with enough rows at once, else the most rows; None if nothing fits."""
-    most = max(fit.rows for fit in fits)
-    return next((fit for fit in fits if fit.rows and fit.rows >= min(MIN_EFFICIENT_ROWS, most)), None)
+    """Returns the fit with the least recomputation and enough rows, else with the most rows; None if nothing fits."""
+    max_rows = max(fit.rows for fit in fits)
+    return next((fit for fit in fits if fit.rows and fit.rows >= min(MIN_EFFICIENT_ROWS, max_rows)), None)
 
 
 def parse_share(text: str) -> float:
-    """A share of the peak. Raises UserError."""
+    """Parses a share of the peak. Raises UserError."""
     if re.fullmatch(r"\d*\.?\d+", text) and 0 < float(text) <= 1:
         return float(text)
     raise UserError(f"command line: --utilization {text} is not a share: write a number from 0 to 1, such as 0.4")
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as 16GiB or 80GB. Raises UserError."""
+    """Parses a size such as 16GiB or 80GB to bytes. Raises UserError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)", text)
     if match is None or not float(match[1]):
         raise UserError(f"command line: --memory {text} is not a size: write, for example, 16GiB or 80GB")
@@ -275,7 +273,7 @@ def parse_size(text: str) -> int:
 def _device_memory(device: Device) -> int:
     try:
         stats = device.memory_stats() or {}
-    except Exception:  # a device that is only compiled for has none
+    except Exception:  # a device that exists only for the compiler has none
         stats = {}
     if "bytes_limit" not in stats:
         raise UserError(

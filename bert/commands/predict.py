@@ -1,46 +1,45 @@
-"""`bert predict`: a fine-tuned run's answers for new texts, or its predictions for a split of its data."""
+"""`bert predict`: predicts new inputs, or a split of a run's data, with a fine-tuned model."""
 
 from __future__ import annotations
 
 import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert.commands.cli.answers import check_output, open_output, read_inputs, write_answers
-from bert.commands.cli.arguments import MODEL, CommandParser, run_command
+from bert.commands.cli.arguments import MODEL, CommandParser, log_to_stderr, run_command
 from bert.commands.cli.config_help import PLACEHOLDERS
 from bert.config import FinetuneConfig
-from bert.errors import UserError, redact
+from bert.errors import UserError
 from bert.files import atomic_directory
 from bert.remote import fetch, readable_path, writable, writable_path
 
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained
 
-DESCRIPTION = """Answers for new inputs, one JSON object a line: a label, or labels, and the probability of each, a
-score, the answer to a question and its characters in the context, the entities of a text, or the most likely choice.
-INPUT is (1) a text file with one input a line: a text; a pair of texts, a question and its context, or a question and
-its choices with tabs between; the latter two may also be JSON objects ("question", "context" or "choices"); - is
-standard input, whose lines are answered as they come; (2) a .csv, .tsv or .jsonl file, also packed (.gz and so on):
-its texts are found by the names of the columns that the run was trained on, and answers keep the id; or (3) the name
-of a split of the run's data, such as dev or test: its prediction file is computed again and printed. Long inputs are
-read as those of dev were. A tagger also reads objects with a list of words, {"words": [...]}, and columns with a row
-for each word. A line without an answer gives {"line", "text", "error"}, and the exit status is 2 at the end. A model
-from elsewhere whose files do not name its inputs takes a line as a single text, with a tab as a pair."""
+DESCRIPTION = """Predicts new inputs and prints one JSON object per line: labels with their probabilities, a score,
+the answer to a question and its position in the context, the entities of a text, or the most likely choice.
+INPUT is one of three. (1) A text file with one input per line, or - for standard input, whose lines are answered as
+they arrive. A pair of texts, a question and its context, or a question and its choices are separated by tabs; the
+latter two may also be JSON objects ("question", "context" or "choices"). (2) A .csv, .tsv or .jsonl file, also
+compressed (.gz and others): its columns have the names that the run was trained with, and the output keeps the id.
+(3) The name of a split of the run's data, such as dev or test: its prediction file is computed again and printed.
+Long inputs are truncated or split as in training. Token classification also reads {"words": [...]}, and tables with
+one row per word. An invalid line gives {"line", "text", "error"}, and the exit status is then 2. If a published model
+does not declare its inputs, a line with a tab is a pair of texts, and other lines are single texts."""
 
 
 ANSWER_OPTIONS: dict[str, tuple[type, str]] = {
     "null_score_diff_threshold": (
         float,
-        "the answer is empty if no answer scores higher than the best answer by more than this. (default: that of the "
-        "model; without one there is always an answer)",
+        "the answer is empty if the score of no answer exceeds the best answer's by more than this. (default: the "
+        "model's; without one the answer is never empty)",
     ),
     "doc_stride": (int, "tokens between the starts of the windows over a long context. (default: 128)"),
-    "max_answer_length": (int, "longest answer in tokens. (default: 30)"),
-    "n_best": (int, 'list this number of the most likely answers under "answers".'),
+    "max_answer_length": (int, "maximum number of tokens of an answer. (default: 30)"),
+    "n_best": (int, 'list the N most likely answers under "answers".'),
 }
 
 
@@ -53,17 +52,17 @@ def main(argv: list[str]) -> int:
         "input",
         type=readable_path,
         metavar="INPUT",
-        help="File of inputs, - for standard input, or the name of a split.",
+        help="A file of inputs, - for standard input, or the name of a split.",
     )
     parser.add_argument(
         "--output",
         type=writable_path,
         metavar="PATH",
-        help="Write the answers to this file, a split's prediction files to this folder.",
+        help="Write the answers to this file, or the prediction files of a split to this folder.",
     )
-    parser.add_argument("--batch_size", type=int, metavar="N", help="Inputs at once. (default: 32)")
+    parser.add_argument("--batch_size", type=int, metavar="N", help="Number of inputs per batch. (default: 32)")
     for name, (kind, text) in ANSWER_OPTIONS.items():
-        help_text = f"Of a model that answers questions: {text}"
+        help_text = f"For question answering: {text}"
         parser.add_argument(f"--{name}", type=kind, metavar=PLACEHOLDERS[kind], help=help_text)
     arguments = parser.parse_arguments(argv)
     settings = {name: value for name in ANSWER_OPTIONS if (value := getattr(arguments, name)) is not None}
@@ -72,7 +71,7 @@ def main(argv: list[str]) -> int:
     is_split = re.fullmatch(r"\w[\w-]*", arguments.input) is not None and not Path(arguments.input).is_file()
     given = [name for name in ("batch_size", *ANSWER_OPTIONS) if getattr(arguments, name) is not None]
     if is_split and given:
-        raise UserError(f"command line: --{given[0]} is for inputs; {arguments.input} is read as by the run: remove it")
+        raise UserError(f"command line: --{given[0]} is for inputs, but a split is read as in the run: remove it")
     if not is_split:
         arguments.input = fetch(arguments.input)
     if arguments.input != "-" and not is_split and not Path(arguments.input).is_file():
@@ -81,16 +80,12 @@ def main(argv: list[str]) -> int:
 
     from bert.inference.load import load
 
-    model = load(arguments.run, _say)
+    model = load(arguments.run, log_to_stderr)
     if is_split:
         _predict_split(model, arguments.input, arguments.output)
     else:
         _answer_inputs(model, arguments.input, arguments.output, arguments.batch_size or 32, settings)
     return 0
-
-
-def _say(text: str) -> None:
-    print(redact(text), file=sys.stderr)
 
 
 def _no_input(name: str, splits: str) -> UserError:
@@ -100,7 +95,7 @@ def _no_input(name: str, splits: str) -> UserError:
 
 
 def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
-    """Prints the prediction file of a split, or writes all of its files into the folder ``output``."""
+    """Prints the prediction file of a split, or writes all its files to the folder ``output``."""
     from bert.config.yaml_io import load_config as load_config
     from bert.training.finetuning.results import predict_split
 
@@ -114,16 +109,16 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
         raise _no_input(name, f"a split of the run's data ({', '.join(splits)})")
     if output is not None:
         with writable(output) as path, atomic_directory(path) as draft:
-            predict_split(model, config, name, draft, _say)
+            predict_split(model, config, name, draft, log_to_stderr)
         return
     with tempfile.TemporaryDirectory() as folder, open_output(None) as printed:
-        first, *_ = predict_split(model, config, name, Path(folder), _say)
+        first, *_ = predict_split(model, config, name, Path(folder), log_to_stderr)
         with first.open("rb") as file:
             shutil.copyfileobj(file, printed)
 
 
 def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size: int, settings: dict[str, Any]) -> None:
-    """Writes a line for each input. Raises UserError at the end if some have no answer, or for bad settings."""
+    """Writes one line per input. Raises UserError for invalid settings, or at the end if inputs were invalid."""
     task = model.with_answer_settings(settings)
     write_answers(
         name,
@@ -135,5 +130,5 @@ def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size:
 
 
 def _fields(answer: Any) -> dict[str, Any]:
-    """The fields of an answer, or of the list of its most likely ones."""
+    """The fields of an answer, or of a list of answers."""
     return {"answers": [one._asdict() for one in answer]} if isinstance(answer, list) else answer._asdict()

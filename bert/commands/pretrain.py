@@ -1,4 +1,4 @@
-"""`bert pretrain`: from a corpus to a pretrained encoder."""
+"""`bert pretrain`: pretrains a model on a corpus."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from bert.commands.training import run_training
 from bert.config import PretrainConfig
 from bert.errors import format_number
 
-DESCRIPTION = """Pretrains a model on a corpus. Without arguments: a tiny model on the prose in the docstrings of all
-installed packages, in a few minutes on two CPU cores. Run again with the same output_dir, a run resumes where it
-was."""
+DESCRIPTION = """Pretrains a model on a corpus. Without arguments, it trains a tiny model on the docstrings of all
+installed packages, in a few minutes on two CPU cores. The same command with the same output_dir resumes a run."""
 
 
 @run_command
@@ -49,7 +48,7 @@ def _show(results: dict[str, Any], path: str) -> None:
             metric = name.removesuffix("_majority_accuracy")
             lines.append((f"{metric.upper()} accuracy", measured[f"{metric}_accuracy"], value, "majority class"))
     if "disc_recall" in measured:
-        lines.append(("DISC recall", measured["disc_recall"], 0.0, "no token taken for replaced"))
+        lines.append(("DISC recall", measured["disc_recall"], 0.0, "no token predicted as replaced"))
     for name, value, baseline, what in lines:
         digits = 1 if name.endswith("perplexity") else 3
         print(f"  {name:22}{_number(value, digits):>10}{_number(baseline, digits):>12}   ({what})")
@@ -75,14 +74,14 @@ def _show(results: dict[str, Any], path: str) -> None:
 
 
 def _show_filled_masks(filled_masks: list[dict[str, Any]]) -> None:
-    print("\nwords of held-out sentences, masked and guessed:")
+    print("\nmasked words of held-out sentences:")
     for filled in filled_masks:
         guesses = ", ".join(f"{guess['token']} {_share(guess['probability'])}" for guess in filled["guesses"])
-        print(f"  {filled['text']}\n    -> {guesses}   (it was: {filled['truth']})")
+        print(f"  {filled['text']}\n    -> {guesses}   (truth: {filled['truth']})")
 
 
 def _show_transfer(transfer: dict[str, Any]) -> None:
-    """One line for each encoder and baseline."""
+    """Prints one line for each encoder and baseline."""
     metric, rows = transfer["metric"], f"{transfer['train_rows']:,} labelled rows, {transfer['dev_rows']:,} held out"
     print(f"\ntransfer to {transfer['task']} ({rows}), {metric}:")
     for name, row in transfer.items():
@@ -93,7 +92,7 @@ def _show_transfer(transfer: dict[str, Any]) -> None:
 
 
 def _next(path: str, results: dict[str, Any]) -> str:
-    """Commands that work as they stand: they use the run and its own held-out text."""
+    """Suggests commands that use the run and its held-out text."""
     run, lines = shlex.quote(path), []
     if continuations := results.get("continuations"):
         lines = [f"bert generate {run} {shlex.quote(continuations[0]['text'])}"]
@@ -111,7 +110,7 @@ def _next(path: str, results: dict[str, Any]) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    """``nan``, of a run that diverged, where JSON has null."""
+    """Formats a number; null, which a diverged run has in results.json, becomes nan."""
     return format_number(math.nan if value is None else value, digits)
 
 

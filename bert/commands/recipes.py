@@ -1,4 +1,4 @@
-"""`bert recipes`: the recipes that ``--config`` takes, and what their headers say."""
+"""`bert recipes`: lists the recipes for ``--config`` and prints their headers."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from bert.config import recipe_folder, recipe_names
 from bert.config.yaml_io import display_path
 from bert.errors import UserError
 
-DESCRIPTION = """Lists the recipes that --config takes. With names: their commands, hardware, times and scores."""
+DESCRIPTION = """Lists the recipes for --config, or prints the command, hardware, time and score of the named ones."""
 
 
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert recipes", DESCRIPTION)
-    parser.add_argument("names", metavar="NAME", nargs="*", help="Recipe whose whole header is printed.")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="Recipe whose header is printed in full.")
     names = parser.parse_arguments(argv).names
     if unknown := [name for name in names if name not in recipe_names()]:
-        raise UserError(f"{COMMAND_LINE}: {unknown[0]} is no recipe: use one of {', '.join(recipe_names())}")
+        raise UserError(f"{COMMAND_LINE}: {unknown[0]} is not a recipe: use one of {', '.join(recipe_names())}")
     print("\n\n".join(map(_header, names)) if names else _list())
     return 0
 
 
 def _list() -> str:
-    """The recipes of each command, with the first sentences of their headers."""
-    groups: dict[str, list[str]] = {"pretrain": [], "finetune": []}
-    for name in recipe_names():
-        title, script, *_ = _comments(name)
-        groups["finetune" if script.startswith("python finetune.py") else "pretrain"].append(f"  {name:16}{title}")
-    parts = [f"bert {command} --config NAME\n" + "\n".join(lines) for command, lines in groups.items()]
+    """The recipes of each command with the titles of their headers."""
+    parts = []
+    for command, for_task in (("pretrain", False), ("finetune", True)):
+        lines = [f"  {name:16}{_comments(name)[0]}" for name in recipe_names(for_task)]
+        parts.append("\n".join([f"bert {command} --config NAME", *lines]))
     return "\n\n".join([*parts, "bert recipes NAME prints command, hardware, time and score of a recipe."])
 
 
@@ -40,7 +39,7 @@ def _header(name: str) -> str:
 
 
 def _comments(name: str) -> list[str]:
-    """The lines of comments that a recipe begins with."""
+    """The comment lines at the start of a recipe."""
     text = (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8")
     header = re.match(r"(#.*\n)*", text)
     return re.sub(r"^# ?", "", header[0] if header else "", flags=re.MULTILINE).splitlines()

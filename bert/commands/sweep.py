@@ -1,4 +1,4 @@
-"""The options of a sweep. Imports no JAX."""
+"""Options of a sweep. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bert.config.yaml_io import ConfigField
 from bert.errors import UserError
 
 SWEEP_OPTIONS = {
-    "sweep KEY=V1,V2,...": "Train with each value of a key, in a folder of its own in output_dir, and print a table of "
-    "the scores; repeated for other keys, with all combinations. The same command resumes.",
-    "trials N": "Try so many combinations that Optuna suggests, also from ranges --sweep KEY=LOW..HIGH on a "
-    "logarithmic scale, and end trials early that are not promising.",
+    "sweep KEY=V1,V2,...": "Train once with each value of a key, each in its own folder in output_dir, and print a "
+    "table of the scores. Repeat the option to try all combinations of several keys. The same command resumes.",
+    "trials N": "Train with N combinations that Optuna suggests, also from ranges --sweep KEY=LOW..HIGH on a "
+    "logarithmic scale, and stop unpromising trials early.",
 }
 
 
@@ -21,11 +21,11 @@ PLACEHOLDERS = {f"--{name}": value for name, value in (usage.split() for usage i
 
 
 class SweepOptions(NamedTuple):
-    """What the options say.
+    """Values of the options.
 
     Attributes:
-        space: the values by key.
-        num_trials: None for all combinations.
+        space: values by key.
+        num_trials: number of trials; None for all combinations.
     """
 
     space: Space
@@ -38,10 +38,10 @@ class SweepOptions(NamedTuple):
 
 
 def take_sweep_options(argv: list[str], keys: dict[str, ConfigField]) -> tuple[list[str], SweepOptions | None]:
-    """The other arguments, and the sweep if there is one.
+    """Returns the other arguments, and the sweep or None.
 
     Raises:
-        UserError: an option of the sweep is wrong, or one of its keys is set as well.
+        UserError: an option is invalid, or one of its keys is also set.
     """
     groups: list[list[str]] = [[]]  # an option with its words
     for word in argv:

@@ -1,4 +1,4 @@
-"""`bert tokenizer`: a vocabulary trained on a corpus, or a published one extended by a corpus' words."""
+"""`bert tokenizer`: trains a vocabulary on a corpus, or extends a published one."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
     from bert.data.pretraining.build import Engine
 
-DESCRIPTION = """Trains the vocabulary that the keys under tokenizer describe on data.train and writes it into a folder,
-as tokenizer.json and, of kind wordpiece, vocab.txt, or adds a corpus' words to a published one."""
+DESCRIPTION = """Trains the vocabulary described by the keys under tokenizer on data.train, or adds words of the corpus
+to a published vocabulary. The output folder gets tokenizer.json and, for wordpiece, vocab.txt."""
 
 EXTRA_OPTIONS = {
     "output DIR": "New folder for the vocabulary.",
-    "extend N": "With tokenizer.path, here also a model's name on the hub: add to that vocabulary the N words of the "
-    "corpus that save most tokens, into its [unused] slots first, which need no new weights, then at its end.",
+    "extend N": "Add the N words of the corpus that save the most tokens to the vocabulary in tokenizer.path, which "
+    "may also be a hub name. They fill its [unused] slots first, which need no new weights, then follow at its end.",
     **ENGINE_OPTION,
 }
-"""The options that are not configuration keys."""
+"""Options that are not configuration keys."""
 
 
 @run_command
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 
 def _extend(config: PretrainConfig, count: str, engine: Engine) -> Tokenizer:
-    """The vocabulary of ``tokenizer.path`` with new words, which are printed."""
+    """Adds words to the vocabulary in ``tokenizer.path``, and prints them."""
     from bert.data.corpus.vocabulary import count_corpus_words
     from bert.tokenizer.extension import add_words, require_extensible, select_new_words
     from bert.tokenizer.word_counts import WordSteps
@@ -69,14 +69,14 @@ def _extend(config: PretrainConfig, count: str, engine: Engine) -> Tokenizer:
     counts = count_corpus_words(config.data, steps, print, engine)
     new_words = select_new_words(published, counts, int(count), config.tokenizer.min_frequency)
     saved = sum(new.tokens_saved for new in new_words)
-    print(f"{len(new_words):,} new words, {saved:,} tokens fewer in the corpus; the first:")
+    print(f"{len(new_words):,} new words, {saved:,} fewer tokens in the corpus; the first:")
     for new in new_words[:20]:
         print(f"  {new.count:8,} x {new.word}   (was {' '.join(new.tokens)})")
     return add_words(published, [new.word for new in new_words])
 
 
 def _load_published(path: str, config: TokenizerConfig) -> Tokenizer:
-    """The vocabulary of a folder or file, or of a model on the hub."""
+    """Loads the vocabulary of a folder, a file or a hub model."""
     from bert.interchange.hub import is_hub_name
     from bert.tokenizer.vocabulary import load_tokenizer
 

@@ -90,7 +90,7 @@ def _parse(
     notes: list[str] = []
     usage = {**SWEEP_OPTIONS, **CLUSTER_OPTIONS}
     config, recipe, options = parse(
-        config_class, [*argv, *swept, *folder], prog, description, default_recipe, usage, say=notes.append
+        config_class, [*argv, *swept, *folder], prog, description, default_recipe, usage, log=notes.append
     )
     if config.output_dir is None:
         if recipe is None:

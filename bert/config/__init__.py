@@ -5,6 +5,7 @@ Field names follow Google's ``bert_config.json`` where it has one. The text unde
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from bert.config.data import DOCSTRINGS_PREFIX, HUB_PREFIX, INPUT_FORMATS, DataConfig
@@ -45,9 +46,13 @@ __all__ = [
 ]
 
 
-def recipe_names() -> list[str]:
-    """Names that ``--config`` takes without a path."""
-    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+def recipe_names(for_task: bool | None = None) -> list[str]:
+    """Returns the names of the recipes: of fine-tuning (True), of pretraining (False), or all (None)."""
+    return sorted(
+        path.stem
+        for path in recipe_folder().glob("*.yaml")
+        if for_task in (None, re.search(r"^task:", path.read_text(encoding="utf-8"), re.MULTILINE) is not None)
+    )
 
 
 def recipe_folder() -> Path:

@@ -180,8 +180,8 @@ def test_dump_of_both_configurations_is_plain_yaml():
         (["--tokenizer.lowercase", "1"], ["--tokenizer.lowercase 1", "true or false"]),
         (["--seed"], ["--seed needs a value", "--seed VALUE"]),
         (["--seed", "1", "2"], ["--seed takes one value", "2 follows 1", "quote"]),
-        (["foo"], ["foo belongs to no key", "--KEY VALUE"]),
-        (["--print_config", "foo"], ["foo belongs to no key"]),
+        (["foo"], ["foo does not follow a key", "--KEY VALUE"]),
+        (["--print_config", "foo"], ["foo does not follow a key"]),
         (["--print_config=yes"], ["--print_config takes no value"]),
         (["--model", "x.yaml"], ["--model is a section", "--model.vocab_size"]),
         (["--config"], ["--config needs a value"]),
@@ -331,7 +331,7 @@ def test_help_of_all_explains_every_key_with_its_default(config_class, capsys, m
     text = help_text(config_class, capsys, "--help=all")
     words = " ".join(text.split())
     assert text.startswith("usage: bert x [--config FILE ...] [--KEY VALUE ...]\n\nWhat it does.\n")
-    assert "Recipes: base, sst2, tiny." in words
+    assert f"Recipes: {'base, tiny' if config_class is PretrainConfig else 'sst2'}." in words
     for key in keys_of(config_class):
         assert f"--{key} " in words
     assert ("--phases.K.share X Share of training.steps" in words) == (config_class is PretrainConfig)
@@ -352,7 +352,7 @@ def test_help_explains_the_common_keys(config_class, capsys):
     text = help_text(config_class, capsys, "-h")
     options = set(re.findall(r"^  --([a-z][\w.]*)", text, re.MULTILINE))
     assert options == {"help", "config", "print_config", *COMMON_KEYS[config_class]}
-    last = f"bert x --help=all explains all {len(keys_of(config_class))} keys; bert recipes lists the recipes."
+    last = f"bert x --help=all lists all {len(keys_of(config_class))} keys; bert recipes lists the recipes."
     assert " ".join(text.split()).endswith(last)
 
 

@@ -62,7 +62,7 @@ def test_unknown_command_is_one_sentence(name, fix):
 def test_a_missing_argument_is_one_sentence(name, fails):
     error = fails(main, name)
     assert error.startswith("error: command line: the following arguments are required: ")
-    assert error.endswith(f": bert {name} --help explains the arguments\n")
+    assert error.endswith(f": see bert {name} --help\n")
     assert "--helo" in fails(main, name, *["x"] * 2, *(["--output", "x.png"] if name == "attention" else []), "--helo")
 
 

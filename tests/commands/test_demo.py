@@ -18,7 +18,7 @@ from bert.errors import UserError
         (["--port", "x"], "argument --port: invalid int value"),
         (["--auth", "me"], "command line: --auth is not USER:PASSWORD: pass a name and a password with a colon"),
         (["--auth", ":secret"], "command line: --auth is not USER:PASSWORD"),
-        (["--host", "::1"], "command line: --host ::1 is no IPv4 address: set one, such as 127.0.0.1"),
+        (["--host", "::1"], "command line: --host ::1 is not an IPv4 address: set one, such as 127.0.0.1"),
         (["--host", "192.0.2.1"], "port 7860 of 192.0.2.1 cannot be opened ("),
     ],
 )
@@ -52,7 +52,7 @@ def test_the_missing_extra_is_named_before_a_model_is_read(fails, monkeypatch) -
 )
 def test_other_hosts_than_this_one_are_open(host, local) -> None:
     assert is_local(host) == local
-    assert f"everybody who reaches port 80 of {host} can use the model, without a password" in exposure(host, 80)
+    assert f"everybody who reaches port 80 of {host} can use the model without a password" in exposure(host, 80)
 
 
 def test_a_password_may_hold_colons() -> None:

@@ -27,7 +27,7 @@ def test_predictions_of_all_runs_at_the_root(tmp_path: Path, capsys: pytest.Capt
         assert archive.namelist() == ["AX.tsv", "CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv"]
         assert archive.read("CoLA.tsv") == b"index\tprediction\n0\t1\n"
     missing = capsys.readouterr().out.splitlines()[-1]
-    assert missing == "not in it, and part of a whole submission: SST-2.tsv, MRPC.tsv, STS-B.tsv, QQP.tsv, QNLI.tsv, " \
+    assert missing == "missing for a complete submission: SST-2.tsv, MRPC.tsv, STS-B.tsv, QQP.tsv, QNLI.tsv, " \
         "RTE.tsv, WNLI.tsv"  # fmt: skip
     assert main([str(mnli), str(cola), str(tmp_path / "again.zip")]) == 0
     assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "out.zip").read_bytes()

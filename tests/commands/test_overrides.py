@@ -30,7 +30,7 @@ def test_a_recipes_transfer_belongs_to_its_own_corpus(recipes, argv, transfer, i
         Path(file).write_text(recipe)
     Path("mine.yaml").write_text("data: {train: x.txt}\n")
     said = []
-    config, *_ = parse(PretrainConfig, argv, "bert pretrain", "D.", "measured", say=said.append)
+    config, *_ = parse(PretrainConfig, argv, "bert pretrain", "D.", "measured", log=said.append)
     assert config.transfer == transfer
     expected = (
         "transfer packages of the recipe measured is left out, since data.train is set: "

@@ -29,5 +29,5 @@ def test_a_named_recipe_has_its_whole_header(capsys):
 
 
 def test_an_unknown_name_is_one_sentence():
-    with pytest.raises(UserError, match=r"^command line: mprc is no recipe: use one of aeslc, "):
+    with pytest.raises(UserError, match=r"^command line: mprc is not a recipe: use one of aeslc, "):
         main(["mprc"])

@@ -1,4 +1,4 @@
-"""Command line and YAML files -> configuration, and every mistake in them -> one sentence."""
+"""Parses command lines and YAML files into configurations; every mistake becomes one sentence."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from bert.config.yaml_io import (
     sibling_keys,
     unknown_key,
 )
-from bert.errors import UserError, require, system_errors_as_user_errors
+from bert.errors import UserError, redact, require, system_errors_as_user_errors
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import INTERRUPTED, STATUS, CtrlC
 from bert.runtime.process import limit_malloc_arenas
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 Command = Callable[..., int]
-"""A wrapped command: its arguments, or nothing for those of the process -> exit status."""
+"""A wrapped command: arguments, or nothing for the arguments of the process -> exit status."""
 
 COMMAND_LINE = "command line"
 FLAGS = ("help", "print_config")
 SHORT_FORMS = {"teacher": "distillation.teacher"}
-"""Options that are short for a key."""
+"""Abbreviations of keys."""
 
-MODEL = "A run, a Hugging Face folder, a folder of google-research/bert, or a hub name."
-"""What `bert.load` takes, for the help of the commands that load a model."""
+MODEL = "A run, a Hugging Face folder, a google-research/bert folder, or a hub name."
+"""Help of the arguments that `bert.load` reads."""
 
 
 def parse(
@@ -54,15 +54,28 @@ def parse(
     default_recipe: str | None,
     extra_options: Mapping[str, str] = MappingProxyType({}),
     defaults_for_check: Mapping[str, str] = MappingProxyType({}),
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> tuple[Config, str | None, dict[str, str]]:
-    """The checked configuration, the recipe's name (the stem of the last file), and the options that are no keys.
+    """Parses a command line into a checked configuration. ``--help`` and ``--print_config`` print and exit.
 
-    ``extra_options`` has the help of these options by usage: ``NAME VALUE``, or ``NAME`` for a flag, whose value is "".
-    ``defaults_for_check`` has values for keys that a command checks with the others but does not use; files and the
-    command line override them. ``say`` is called with what is left out of a recipe. ``--help`` and ``--print_config``
-    print and exit through SystemExit(0).
-    Raises UserError with one sentence for anything wrong in the files, on the command line, or between values.
+    Args:
+        config_class: configuration of the command.
+        argv: arguments.
+        prog: name of the command.
+        description: help of the command.
+        default_recipe: recipe without ``--config``; None if there is none.
+        extra_options: help of the options that are not keys, by usage: ``NAME VALUE``, or ``NAME`` for a flag.
+        defaults_for_check: values of keys that the command checks but does not use; files and the command line
+            override them.
+        log: called with the settings of a recipe that do not apply.
+
+    Returns:
+        The configuration, the recipe's name (the stem of the last file), and the values of the extra options, "" for
+        flags.
+
+    Raises:
+        UserError: a mistake in the files, on the command line, or between values.
+        SystemExit: with status 0 after ``--help`` and ``--print_config``.
     """
     keys = keys_of(config_class)
     takes_value = {name: bool(value) for name, _, value in (usage.partition(" ") for usage in extra_options)}
@@ -70,15 +83,15 @@ def parse(
     extra = {name: " ".join(options.pop(name)) for name in takes_value if name in options}
     names = options.pop("config", [] if default_recipe is None else [default_recipe])
     if "help" in options:
-        recipe = resolve_config(config_class, names, {}, f"{COMMAND_LINE}: --config", {}, say).config
-        label, config_text = ", ".join(Path(name).stem for name in names), _config_text(default_recipe)
+        recipe = resolve_config(config_class, names, {}, f"{COMMAND_LINE}: --config", {}, log).config
+        label, config_text = ", ".join(Path(name).stem for name in names), _config_text(config_class, default_recipe)
         has_all_keys = options["help"] == ["all"]
         print(config_help(recipe, label, prog, description, config_text, extra_options, has_all_keys), end="")
         raise SystemExit(0)
     print_config = options.pop("print_config", None) is not None
     defaults = _values_on_command_line({key: [value] for key, value in defaults_for_check.items()}, keys)
     given = _values_on_command_line(options, keys)
-    resolved = resolve_config(config_class, names, given, f"{COMMAND_LINE}: --config", defaults, say)
+    resolved = resolve_config(config_class, names, given, f"{COMMAND_LINE}: --config", defaults, log)
     resolved.check(complete=not print_config)
     if print_config:
         print(dump(redact_paths(resolved.config)), end="")
@@ -86,21 +99,27 @@ def parse(
     return resolved.config, resolved.recipe, extra
 
 
-def _config_text(default_recipe: str | None) -> str:
+def _config_text(config_class: type[PretrainConfig | FinetuneConfig], default_recipe: str | None) -> str:
     default = "" if default_recipe is None else f" (default: {default_recipe})"
     return (
-        "A YAML file or the name of a recipe; it may be repeated: later files override earlier ones, and the keys "
-        f"below override all. Recipes: {', '.join(recipe_names()) or 'none'}.{default}"
+        "A YAML file or the name of a recipe. May be repeated: later files override earlier ones, and the keys below "
+        f"override all. Recipes: {', '.join(recipe_names(config_class is FinetuneConfig)) or 'none'}.{default}"
     )
 
 
-def run_command(main: Callable[[list[str]], int]) -> Command:
-    """Wraps a command, to be called from Python or by `run_program`. Its compiled programs are kept for the next one.
+def log_to_stderr(text: str) -> None:
+    """Prints a message to standard error, with credentials removed."""
+    print(redact(text), file=sys.stderr)
 
-    The wrapped function takes the arguments, or None for those of the process, and returns the exit status.
+
+def run_command(main: Callable[[list[str]], int]) -> Command:
+    """Wraps the main function of a command, so that it can be called from Python or by `run_program`.
+
+    The wrapped function accepts the arguments, or None for those of the process, and returns the exit status. It
+    enables the compilation cache.
 
     Raises:
-        UserError: wrong arguments or data; also for what `system_errors_as_user_errors` converts.
+        UserError: wrong arguments or data, or an error that `system_errors_as_user_errors` converts.
     """
 
     @functools.wraps(main)
@@ -114,9 +133,9 @@ def run_command(main: Callable[[list[str]], int]) -> Command:
 
 
 def run_program(main: Command) -> Command:
-    """Wraps a command as a program of the shell: a UserError is printed as ``error: <sentence>`` and gives status 2.
+    """Wraps a command as a program: a UserError is printed as ``error: <sentence>`` and gives status 2.
 
-    A closed pipe ends without a message (141), an interrupt with one word (130).
+    A closed pipe ends without a message (status 141), an interrupt with one word (130).
     """
 
     @functools.wraps(main)
@@ -142,14 +161,14 @@ def run_program(main: Command) -> Command:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The arguments of a command that has no configuration: what is wrong with them is one sentence as well."""
+    """A parser for commands without a configuration; invalid arguments raise UserError."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
-        self.add_argument("-h", "--help", action="help", help="Show this text and stop.")
+        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
 
     def parse_arguments(self, argv: Sequence[str]) -> argparse.Namespace:
-        """As ``parse_args``, which in Python 3.11 takes a second ``--`` for a positional argument without a value.
+        """Calls ``parse_args``, but rejects a second ``--``, which Python 3.11 reads as a positional argument.
 
         Raises:
             UserError: wrong arguments.
@@ -160,20 +179,19 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises UserError."""
-        raise UserError(f"{COMMAND_LINE}: {message}: {self.prog} --help explains the arguments")
+        raise UserError(f"{COMMAND_LINE}: {message}: see {self.prog} --help")
 
 
 def command_name(command: str) -> str:
-    """The name of this program in suggested commands: a script of the clone, or `bert`."""
+    """Returns the name of this program for suggested commands: a script of the clone, or `bert`."""
     return f"python {command}.py" if Path(sys.argv[0]).name in ("pretrain.py", "finetune.py") else f"bert {command}"
 
 
 def _options(argv: list[str], keys: dict[str, ConfigField], extra: Mapping[str, bool]) -> dict[str, list[str]]:
-    """The options of the command line with their values; if one is given again, the last one counts.
+    """Returns the options of the command line with their values; the last occurrence of an option counts.
 
-    Only a key that takes a list has several values, so that a glob works quoted and expanded by the shell.
-    Only ``--config`` may be repeated: its values are all kept. ``extra`` says of each option that is no key whether
-    it takes a value.
+    Only list keys accept several values, so that globs work quoted or expanded by the shell. Only ``--config`` keeps
+    the values of all occurrences. ``extra`` maps each option that is not a key to whether it needs a value.
     """
     takes_value = {"config": True, **dict.fromkeys(FLAGS, False), **extra}
     options: dict[str, list[list[str]]] = {}
@@ -190,7 +208,9 @@ def _options(argv: list[str], keys: dict[str, ConfigField], extra: Mapping[str, 
             words = [value] if equals else []
             options[name] = [*options.get(name, ()), words] if name == "config" else [words]
         elif name is None or not takes_value.get(name, True):
-            raise UserError(f"{COMMAND_LINE}: {word} belongs to no key: write --KEY VALUE (--help=all lists all keys)")
+            raise UserError(
+                f"{COMMAND_LINE}: {word} does not follow a key: write --KEY VALUE (--help=all lists all keys)"
+            )
         elif words and not ((key := key_of(name, keys)) and key.takes_list):
             raise UserError(
                 f"{COMMAND_LINE}: --{name} takes one value, but {word} follows {words[0]}: "
@@ -214,7 +234,7 @@ def _values_on_command_line(options: Mapping[str, list[str]], keys: dict[str, Co
 
 
 def _text_or_list(text: str, key: ConfigField) -> str | list[str]:
-    """'[a.txt]' is a YAML list, --data.buckets 64 is a list of one, and --data.train a.txt stays a text."""
+    """Returns a YAML list for '[a.txt]', a list of one for --data.buckets 64, and a text for --data.train a.txt."""
     if not key.takes_list or key.item is not None:
         return text
     if text.startswith("[") and (texts := parse_list(text)) is not None:

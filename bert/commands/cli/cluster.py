@@ -1,4 +1,4 @@
-"""The options that connect the hosts of one run, or name a cluster, and how the hosts end. Imports no JAX at first."""
+"""Options and connection of several hosts, and the end of all hosts if one fails. Imports JAX only when needed."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ if TYPE_CHECKING:
     from bert.data.pretraining.build import Engine
 
 ENGINE_OPTION = {
-    "engine NAME": "What reads the corpus: local, the cores of this machine, or ray, the cluster that Ray finds. The "
-    "bytes are the same.",
+    "engine NAME": "Where the corpus is processed: local, on the cores of this machine, or ray, on the cluster that "
+    "Ray finds. The results are identical. (default: local)",
 }
 
 CLUSTER_OPTIONS = {
-    "coordinator HOST:PORT": "On several hosts, with the same command on each: name and a free port of the first one. "
-    "On Cloud TPU, Slurm, Open MPI and Kubernetes, auto is enough. All hosts must see output_dir: a shared "
+    "coordinator HOST:PORT": "For several hosts, which all run the same command: name and a free port of the first "
+    "host. auto suffices on Cloud TPU, Slurm, Open MPI and Kubernetes. All hosts need access to output_dir: a shared "
     "folder, or a URL.",
-    "num_processes N": "How many hosts there are.",
-    "process_id I": "Which of them this one is, counted from 0.",
+    "num_processes N": "Number of hosts.",
+    "process_id I": "Number of this host, from 0.",
 }
 
 
 def parse_engine(options: Mapping[str, str]) -> Engine:
-    """The value of `ENGINE_OPTION`. Raises UserError for another one."""
+    """Returns the value of `ENGINE_OPTION`. Raises UserError for an unknown engine."""
     engine = options.get("engine", "local")
     if engine not in ("local", "ray"):
         raise UserError(f"command line: --engine {engine} is not known: use local or ray")
     return cast("Engine", engine)
 
 
-def parse_hosts(given: Mapping[str, str]) -> tuple[str | None, int | None, int | None] | None:
-    """Coordinator, number of hosts and index of this one from the values of `CLUSTER_OPTIONS`; None without any.
+def parse_hosts(options: Mapping[str, str]) -> tuple[str | None, int | None, int | None] | None:
+    """Returns coordinator, number of hosts and index of this host from `CLUSTER_OPTIONS`; None without any option.
 
-    All three are None for ``--coordinator auto``: JAX detects them.
+    All three are None for ``--coordinator auto``, with which JAX detects them.
 
     Raises:
-        UserError: an option is missing or has a value that it cannot have.
+        UserError: an option is missing or has an invalid value.
     """
-    if not given:
+    if not options:
         return None
-    if given == {"coordinator": "auto"}:
+    if options == {"coordinator": "auto"}:
         return None, None, None
     names = ("coordinator", "num_processes", "process_id")
-    if missing := [f"--{name}" for name in names if name not in given]:
+    if missing := [f"--{name}" for name in names if name not in options]:
         raise UserError(
-            f"command line: {', '.join(missing)} not given: several hosts take --coordinator HOST:PORT, "
+            f"command line: {', '.join(missing)} missing: several hosts need --coordinator HOST:PORT, "
             "--num_processes N and --process_id I, or --coordinator auto alone"
         )
     for name in names[1:]:
-        if not given[name].isdecimal():
-            raise UserError(f"command line: --{name} {given[name]} is not a whole number: pass one")
-    count, process_id = int(given["num_processes"]), int(given["process_id"])
+        if not options[name].isdecimal():
+            raise UserError(f"command line: --{name} {options[name]} is not a whole number: pass one")
+    count, process_id = int(options["num_processes"]), int(options["process_id"])
     if process_id >= count:
         raise UserError(
             f"command line: --process_id {process_id} is not one of --num_processes {count}: "
             f"they count from 0 to {count - 1}"
         )
-    host, _, port = given["coordinator"].rpartition(":")
+    host, _, port = options["coordinator"].rpartition(":")
     if not (host and port.isdigit()):
         raise UserError(
-            f"command line: --coordinator {given['coordinator']} is not HOST:PORT: pass, for example, 10.0.0.1:8476"
+            f"command line: --coordinator {options['coordinator']} is not HOST:PORT: pass, for example, 10.0.0.1:8476"
         )
-    return given["coordinator"], count, process_id
+    return options["coordinator"], count, process_id
 
 
 def connect_hosts(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
@@ -90,18 +90,18 @@ def connect_hosts(coordinator: str | None, num_processes: int | None, process_id
 
 
 _FAILURES = "bert/failures"
-"""Where hosts that fail leave their errors, in the store that JAX's coordinator keeps."""
+"""Key in the store of JAX's coordinator under which failed hosts write their errors."""
 
 _POLL_SECONDS, _GRACE_SECONDS = 2.0, 5.0
-"""How often a host looks for failures of others, and how long it then has to fail by itself, as it does if all find the
-same mistake."""
+"""Interval between checks for failures of other hosts, and the time that this host then has to fail with its own error,
+as it does if all hosts find the same mistake."""
 
 
 @contextlib.contextmanager
 def ending_together() -> Iterator[None]:
-    """Around a run: an error that ends this host is told to the others, and theirs end this process with status 2.
+    """Context in which an error of this host is reported to the others, and theirs end this process with status 2.
 
-    Without it they would wait for the host that failed, for minutes or for ever.
+    Without it, the other hosts would wait for the failed one for minutes, or forever.
     """
     import jax
     from jax._src.distributed import global_state
@@ -116,7 +116,7 @@ def ending_together() -> Iterator[None]:
         while not ended.wait(_POLL_SECONDS):
             try:
                 failures = store.key_value_dir_get(_FAILURES)
-            except RuntimeError:  # the coordinator is gone, for which JAX ends this process
+            except RuntimeError:  # the coordinator is gone; JAX ends this process
                 return
             if not failures:
                 continue
@@ -124,7 +124,7 @@ def ending_together() -> Iterator[None]:
                 return
             key, error = failures[0]
             print(f"error: host {key.rsplit('/')[-1]} has failed: {error}", file=sys.stderr, flush=True)
-            jax.distributed.shutdown()  # which the host that failed waits for
+            jax.distributed.shutdown()  # the failed host waits for it
             os._exit(2)
 
     watch = threading.Thread(target=end_if_another_fails)
@@ -132,7 +132,7 @@ def ending_together() -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        with contextlib.suppress(RuntimeError):  # the coordinator is gone, and what it caused is raised below
+        with contextlib.suppress(RuntimeError):  # the coordinator is gone; the cause is raised below
             store.key_value_set(f"{_FAILURES}/{host}", " ".join(str(error).split()) or type(error).__name__)
         raise
     finally:

@@ -1,6 +1,6 @@
-"""The ``--help`` of a command that takes a configuration: its keys with type, meaning and default.
+"""``--help`` of a command with a configuration: its keys with type, meaning and default.
 
-``--help`` has the most used keys, ``--help=all`` every one.
+``--help`` lists the most used keys, ``--help=all`` every key.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ COMMON_KEYS = {
         *("training.batch_size", "training.gradient_accumulation_steps", "training.dtype", "training.eval_every"),
     ),
 }
-"""The keys that ``--help`` explains."""
+"""Keys that ``--help`` lists."""
 
 PLACEHOLDERS = {int: "N", float: "X", bool: "true|false"}
 
 
 class _Help(NamedTuple):
-    """What a help text is of.
+    """Attributes of a help text.
 
     Attributes:
-        parser: which formats it.
-        keys: that it explains.
-        recipe: whose values differ from the defaults.
+        parser: formats the text.
+        keys: keys to list.
+        recipe: names of the recipes whose values replace the defaults.
     """
 
     parser: argparse.ArgumentParser
@@ -59,19 +59,19 @@ def config_help(
     extra_options: Mapping[str, str],
     has_all_keys: bool,
 ) -> str:
-    """The help text, as `argparse` formats it.
+    """Returns the help text, formatted by `argparse`.
 
     Args:
-        config: its fields are the keys, and its values the defaults.
-        recipe: its name.
+        config: its fields are the keys and its values the defaults.
+        recipe: names of the recipes.
         prog: name of the command.
-        description: what the command does.
+        description: description of the command.
         config_text: help of ``--config``.
-        extra_options: help of the options that are no keys, by usage such as ``NAME VALUE``.
-        has_all_keys: whether it explains every key, and not only `COMMON_KEYS`.
+        extra_options: help of the options that are not keys, by usage such as ``NAME VALUE``.
+        has_all_keys: list every key instead of `COMMON_KEYS`.
     """
     every_key = keys_of(type(config))
-    more = "" if has_all_keys else f"{prog} --help=all explains all {len(every_key)} keys; "
+    more = "" if has_all_keys else f"{prog} --help=all lists all {len(every_key)} keys; "
     parser = argparse.ArgumentParser(
         prog=prog,
         usage="%(prog)s [--config FILE ...] [--KEY VALUE ...]",
@@ -81,9 +81,9 @@ def config_help(
         add_help=False,
     )
     options = parser.add_argument_group("Options")
-    _add(options, "help[=all]", None, "Explain the most used keys, with --help=all every key, and stop; -h is --help.")
+    _add(options, "help[=all]", None, "Show the most used keys, or with --help=all every key, and exit; -h is --help.")
     _add(options, "config", "FILE", config_text)
-    _add(options, "print_config", None, "Print the whole configuration as YAML and stop.")
+    _add(options, "print_config", None, "Print the complete configuration as YAML and exit.")
     for usage, text in extra_options.items():
         name, _, placeholder = usage.partition(" ")
         _add(options, name, placeholder or None, text)
@@ -100,7 +100,7 @@ def _add(group: argparse._ArgumentGroup, name: str, placeholder: str | None, tex
 
 
 def _add_section(text: _Help, config: Any, prefix: str, title: str) -> None:
-    """Adds the fields of a dataclass as one group, which is left out if it is empty, then its sections."""
+    """Adds the fields of a dataclass as one group, which argparse omits if it is empty, then its sections."""
     group = text.parser.add_argument_group(title[0].upper() + title[1:])
     fields, texts = fields_of(type(config)), help_texts(type(config))
     for name, field in fields.items():
@@ -117,7 +117,7 @@ def _add_section(text: _Help, config: Any, prefix: str, title: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A value as in YAML on one line; of a list of sections their number."""
+    """Formats a value as YAML on one line; a list of sections as their number."""
     if isinstance(value, list) and any(map(dataclasses.is_dataclass, value)):
         return f"{len(value)} of them"
     return value if isinstance(value, str) else json.dumps(value)
