@@ -79,16 +79,27 @@ class Parallelism(Protocol):
         ...
 
 
-def make_parallelism(training: TrainingConfig, model: ModelConfig | None = None) -> Parallelism:
-    """pmap over the local devices, or the mesh that is asked for; several hosts take the mesh in any case.
+def make_local_parallelism(devices: Sequence[jax.Device] | None = None) -> Parallelism:
+    """Returns data parallelism over devices of this host; None means all local devices.
 
-    Under pmap, every leaf of the state is wrapped again at each step of several hosts (`benchmarks/dispatch.py`).
+    JAX only maintains `jax.pmap`. To replace it, return ``MeshParallel((len(devices), 1, 1), devices)`` here: a test
+    checks that runs give equal results.
+    """
+    devices = list(local_devices() if devices is None else devices)
+    return PmapParallelism(devices)
+
+
+def make_parallelism(training: TrainingConfig, model: ModelConfig | None = None) -> Parallelism:
+    """Returns the mesh of the configuration, or data parallelism over all devices if it has none.
+
+    Several hosts always use a mesh: with pmap, every leaf of the state would be wrapped again at each step
+    (`benchmarks/dispatch.py`).
 
     Raises:
         UserError: the mesh does not fit devices or model.
     """
     if training.mesh is None and jax.process_count() == 1:
-        return PmapParallelism()
+        return make_local_parallelism()
     # Use the run's devices: all devices across hosts, or the local devices of a single host.
     devices = jax.devices() if jax.process_count() > 1 else local_devices()
     mesh = MeshParallel(training.mesh_shape or (len(devices), 1, 1), devices)

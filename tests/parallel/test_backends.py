@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import gc
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +11,20 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from bert.commands.finetune import main as finetune
+from bert.commands.pretrain import main as pretrain
 from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
 from bert.errors import UserError
 from bert.model.dropout import Dropout
 from bert.model.pretraining import BertForPreTraining
+from bert.parallel import backends
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism, _host_shard, make_parallelism
 from bert.parallel.sharding import partition_spec, path_str
 from bert.training.losses import make_pretraining_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, compute_gradients, make_eval_step, make_train_step
-from tests.helpers import OPTIONS
+from tests.conftest import SMALL_RUN
+from tests.helpers import OPTIONS, assert_same_but_for_rounding
 from tests.tiny_training import T, assert_same_gradients, batch_of
 
 CONFIG = ModelConfig(64, 16, 1, 8, 32, max_position_embeddings=T, initializer_range=0.1)
@@ -107,6 +112,28 @@ def test_training_on_a_mesh_follows_training_on_copies(name: str) -> None:
     assert kernel.shape == (16, 32) and moments
     for array in (kernel, *moments):
         assert {shard.data.shape for shard in array.addressable_shards} == {(8, 16)}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_whole_runs_give_equal_results_if_a_mesh_is_the_default(
+    devices: int,
+    corpus: Path,
+    sst2: Path,
+    pretrained: Path,
+    finetuned: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Replaces pmap where `make_local_parallelism` says."""
+    monkeypatch.setattr(backends, "PmapParallelism", lambda devices: MeshParallel((len(devices), 1, 1), devices))
+    monkeypatch.setenv("BERT_NUM_DEVICES", str(devices))
+    runs = (tmp_path / "pretrained", pretrained), (tmp_path / "finetuned", finetuned)
+    assert pretrain([f"--data.train={corpus}", f"--output_dir={runs[0][0]}", *SMALL_RUN]) == 0
+    options = ["--config=sst2", "--data.max_length=32", "--data.buckets=32", "--training.batch_size=8"]
+    assert finetune([f"--init={pretrained}", f"--data.dir={sst2}", f"--output_dir={runs[1][0]}", *options]) == 0
+    for run, expected in runs:
+        assert_same_but_for_rounding(run, expected)
 
 
 def test_what_comes_back_from_a_mesh_is_what_went_there() -> None:

@@ -13,7 +13,7 @@ from bert.config import FinetuneConfig, TrainingConfig
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
 from bert.model.lora import FrozenWeights
-from bert.parallel.backends import PmapParallelism, make_parallelism
+from bert.parallel.backends import make_local_parallelism, make_parallelism
 from bert.parallel.devices import local_devices
 from bert.runs.plots import Subject
 from bert.runs.report import log_table
@@ -211,7 +211,7 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
         head = build_task_model(task, config)
     except UserError as error:
         say(f"computed on one device in another way, so that the last digits may differ: {error}")
-        parallel = PmapParallelism(local_devices()[:1])
+        parallel = make_local_parallelism(local_devices()[:1])
         head = build_task_model(task, dataclasses.replace(config, training=TrainingConfig(dtype=config.training.dtype)))
     apply = make_apply(
         head,
