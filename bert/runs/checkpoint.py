@@ -162,8 +162,7 @@ class Checkpointer:
                 self._directory.apply_retention(steps[-1])
         except OSError as error:
             raise UserError(
-                f"{self.folder} cannot be thinned out ({describe_error(error)}): fix this and run the same command "
-                "again"
+                f"{self.folder} cannot be cleaned up ({describe_error(error)}): fix this and run the same command again"
             ) from error
 
     def _finish_save(self) -> None:
@@ -238,7 +237,7 @@ class Checkpointer:
             return None
         step, items = restored
         if PARAMS not in items:
-            raise UserError(f"checkpoint {self.folder / str(step)} holds no {PARAMS}: it is not one of a training run")
+            raise UserError(f"checkpoint {self.folder / str(step)} has no {PARAMS}: name one of a training run")
         return step, items[PARAMS]
 
     def _restore_best_params(self) -> Restored | None:
@@ -253,7 +252,7 @@ class Checkpointer:
         return self._restore_params()
 
     def _load_newest(self, names: tuple[str, ...], step: int | None, place: Place) -> tuple[int, dict[str, Any]] | None:
-        """(step, items) of the newest good checkpoint; None if there is no checkpoint."""
+        """Returns (step, items) of the newest undamaged checkpoint; None if there is no checkpoint."""
         self._finish_save()
         local_devices()  # raises if JAX has none; reading would fail, and the checkpoint would count as damaged
         find = partial(self._candidates, step, resumable=TRAINING_STATE in names)
@@ -262,7 +261,7 @@ class Checkpointer:
             try:
                 return self._load_first_good(candidates, names, step, place)
             except UserError:
-                # Another process may have trained on meanwhile: the checkpoints made room for newer ones.
+                # Another process may have replaced these checkpoints by newer ones meanwhile.
                 tried, candidates = candidates, find()
                 if candidates.keys() == tried.keys():
                     raise
@@ -270,14 +269,14 @@ class Checkpointer:
     def _load_first_good(
         self, candidates: dict[int, Path], names: tuple[str, ...], step: int | None, place: Place
     ) -> tuple[int, dict[str, Any]] | None:
-        """(step, items) of the newest of the folders that is good; None if there are none."""
+        """Returns (step, items) of the newest undamaged candidate; None if there are no candidates."""
         damages: list[str] = []
         for candidate in sorted(candidates, reverse=True):
             problems = verify_manifest(candidates[candidate])
             if not problems:
                 try:
                     items = load_items(candidates[candidate], names, place)
-                except Exception as error:  # whatever orbax raises, the checkpoint before may still be readable
+                except Exception as error:  # of any type; the checkpoint before may still be readable
                     problems = [f"orbax cannot read it: {describe_error(error)}"]
                 else:
                     for damage in damages:
@@ -291,21 +290,21 @@ class Checkpointer:
         if step is not None:
             raise UserError(f"{damages[0]}: put back a copy or choose another step")
         raise UserError(
-            f"{'; '.join(damages)}; no other checkpoint is left: "
+            f"{'; '.join(damages)}; there is no other checkpoint: "
             f"put back a copy, or remove {self.folder} to start again"
         )
 
     def _candidates(self, step: int | None, resumable: bool) -> dict[int, Path]:
-        """The folders that may be read, all or that of ``step``.
+        """Returns the folders that may be read, by step: all, or only the one of ``step``.
 
         Raises:
-          UserError: ``step`` is missing, or a ``resumable`` one is needed and all have parameters alone.
+          UserError: ``step`` is missing, or a ``resumable`` state is needed but all folders have only parameters.
         """
         folders = self._directory.find()
         if step is not None:
             if step not in folders:
                 steps = ", ".join(map(str, self.steps())) or "none"
-                raise UserError(f"{self.folder} has no checkpoint of step {step}: choose one that is there ({steps})")
+                raise UserError(f"{self.folder} has no checkpoint of step {step}: choose one of {steps}")
             folders = {step: folders[step]}
         whole = {step: path for step, path in folders.items() if not (resumable and has_params_only(path))}
         if folders and not whole:
@@ -334,9 +333,8 @@ def require_space(run: RunFolder[Any], state: Any, log: Callable[[str], None]) -
     """Compares the free space of a run's disk with the size of its checkpoints, before the first step.
 
     Args:
-        run: the run.
-        state: what its checkpoints hold.
-        log: logs that a later checkpoint may find no room.
+        state: the content of each checkpoint.
+        log: receives a message if a later checkpoint may not fit.
 
     Raises:
         UserError: not even one checkpoint fits.
@@ -345,20 +343,20 @@ def require_space(run: RunFolder[Any], state: Any, log: Callable[[str], None]) -
     def check() -> None:
         needed, disk = num_bytes(state) / 1e6, shutil.disk_usage(run.path)
         free = disk.free / 1e6
-        if not disk.total:  # as some network file systems report
+        if not disk.total:  # some network file systems report zeros
             return
         room = f"the disk of {run.path} has {free:,.1f} MB of free space"
         if free < needed:
             raise UserError(
-                f"{room}, and a checkpoint needs {needed:,.1f} MB: free some, or pass an --output_dir on another disk"
+                f"{room}, but a checkpoint needs {needed:,.1f} MB: free some, or pass an --output_dir on another disk"
             )
         # A new checkpoint is complete before the oldest one is removed.
         kept = run.config.training.max_to_keep or 1
         more = kept + 1 - len(CheckpointDirectory(run.checkpoints).steps())
         if free < more * needed:
             log(
-                f"{room}, and {more} more checkpoints of {needed:,.1f} MB are kept at once (training.max_to_keep "
-                f"{kept}): a later one may find no room"
+                f"{room}, but up to {more} more checkpoints of {needed:,.1f} MB are kept (training.max_to_keep is "
+                f"{kept}): a later one may not fit"
             )
 
     broadcast_from_main(check)

@@ -24,77 +24,80 @@ from typing import Any
 
 from bert.files import load_json, pointer_fault, sync_folder, write_atomic
 
+MANIFEST = "MANIFEST.json"
+FORMAT = 1
+"""Version of the manifest."""
 SAVING = ".saving"
 """Suffix of a checkpoint that is being written."""
 REPLACED = ".replaced"
-"""Suffix of a checkpoint that makes room for a new one of the same step; valid until that one is in place."""
+"""Suffix of a checkpoint that a new one of the same step replaces; valid until the new one is in place."""
 DELETED = ".deleted"
-"""Suffix of a checkpoint that is being deleted: the rename takes an instant, the deletion does not."""
+"""Suffix of a checkpoint that is being deleted. The rename is atomic, the deletion is not."""
 BEST = "PROTECTED"
-"""File with the step that is kept whatever its age."""
+"""File with the best step, which is kept regardless of its age."""
 PARAMS_ONLY = "PARAMS_ONLY"
 """File in a checkpoint whose training state was removed; listed in its manifest."""
 TRAINING_STATE = "rest"
-"""Folder in a checkpoint with all of the state but the parameters."""
+"""Folder in a checkpoint with all of the state except the parameters."""
 
 
 class CheckpointDirectory:
-    """The checkpoints in a folder, by step. Nothing changes in it before the first `remove_incomplete`.
+    """The checkpoints in a folder, by step. Reading changes nothing.
 
     Attributes:
-        path: absolute; the first save makes it.
-        damaged: steps whose checkpoint was found damaged.
+        path: absolute; the first save creates it.
+        damaged: steps whose checkpoints are damaged, as far as they were read.
     """
 
     def __init__(self, path: Path, max_to_keep: int | None = None) -> None:
         """
         Args:
-            max_to_keep: how many of the newest checkpoints stay; None is 1.
+            max_to_keep: how many of the newest checkpoints are kept; None means 1.
         """
         self.path = Path(path).absolute()
         self.damaged: set[int] = set()
         self._max_to_keep = max(1, max_to_keep or 1)
 
     def find(self) -> dict[int, Path]:
-        """Folders by step, complete or not."""
+        """Returns the folders by step, complete or not."""
         folders = {}
         for path in self.path.iterdir() if self.path.is_dir() else ():
             name = path.name.removesuffix(REPLACED)
             is_step = re.fullmatch(r"0|[1-9][0-9]*", name) and path.is_dir()
-            # A replaced one counts only if the process died between the two renames.
+            # A replaced checkpoint counts only if the process died between the two renames.
             if is_step and (name == path.name or not (self.path / name).exists()):
                 folders[int(name)] = path
         return folders
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, oldest first; whether one is damaged shows when it is read."""
+        """Returns the steps of complete checkpoints, oldest first. Damage is only detected when one is read."""
         return sorted(step for step, path in self.find().items() if (path / MANIFEST).is_file())
 
     @property
     def good_steps(self) -> list[int]:
-        """The `steps` without those that were found damaged."""
+        """The `steps` without those in `damaged`."""
         return [step for step in self.steps() if step not in self.damaged]
 
     @property
     def best(self) -> int | None:
-        """The step that `set_best` named last, if there is such a checkpoint."""
+        """The last argument of `set_best`, if there is a checkpoint of this step."""
         step = self._read_best()
         return step if step in self.steps() else None
 
     @property
     def best_fault(self) -> str | None:
-        """What is wrong with the file of `set_best`; None if it names a checkpoint, or if there is no file."""
+        """Describes an invalid file of `set_best`; None if it names a checkpoint, or if there is no file."""
         if self.best is not None or not (self.path / BEST).exists():
             return None
-        return f"{self.path / BEST} names no checkpoint that is there; the newest good checkpoint is used instead"
+        return f"{self.path / BEST} names a checkpoint that does not exist; the newest good checkpoint is used instead"
 
     def set_best(self, step: int) -> None:
-        """Names the step whose parameters stay besides the newest checkpoints, also for a process that resumes."""
+        """Records the step whose parameters are kept in addition to the newest checkpoints."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomic(self.path / BEST, f"{step}\n")
 
     def draft(self, step: int) -> Path:
-        """The folder to write a checkpoint into, for `commit`."""
+        """Returns the folder to write a checkpoint into before `commit`."""
         return self.path / f"{step}{SAVING}"
 
     def commit(self, step: int) -> None:
@@ -108,8 +111,8 @@ class CheckpointDirectory:
         remove(replaced)
 
     def discard_draft(self, step: int) -> None:
-        """Removes the draft of a step whose save failed, which frees a full disk."""
-        # Late writes of tensorstore may make the folder again. What outlasts this goes before the next save.
+        """Removes the draft of a step whose save failed, so that a full disk has space again."""
+        # Late writes of tensorstore may create the folder again. The next save removes what is left after this.
         for _ in range(10):
             for path in self.path.glob(f"{step}{SAVING}*"):
                 remove(path, ignore_errors=True)
@@ -118,9 +121,9 @@ class CheckpointDirectory:
                 return
 
     def remove_incomplete(self) -> None:
-        """Removes what a killed process left half done."""
+        """Removes what a killed process left incomplete, and puts a replaced checkpoint back."""
         for path in list(self.path.iterdir()):
-            # orbax adds its own suffix while it writes
+            # orbax appends a suffix while it writes
             if match := re.fullmatch(rf"(\d+)(?:{SAVING}|{REPLACED}|{DELETED})(?:\.orbax.*)?", path.name):
                 original = self.path / match[1]
                 if path.name.endswith(REPLACED) and not original.exists():
@@ -129,10 +132,10 @@ class CheckpointDirectory:
                     remove(path)
 
     def apply_retention(self, newest: int) -> None:
-        """Deletes checkpoints before ``newest`` that are not among the newest; the best one keeps its parameters.
+        """Deletes checkpoints before ``newest`` that are not among the newest. The best one keeps its parameters.
 
-        Damaged ones do not count, or they would push out good ones. Later steps stay: they are from before a return to
-        an older checkpoint, and training will reach them again.
+        Damaged checkpoints do not count: they would displace good ones. Steps after ``newest`` are kept. The run has
+        resumed from an older checkpoint, and will reach them again.
         """
         folders, best = self.find(), self._read_best()
         good = [step for step in self.good_steps if step <= newest and not has_params_only(folders[step])]
@@ -147,7 +150,7 @@ class CheckpointDirectory:
             remove(deleted)
 
     def _reduce_to_params(self, step: int, path: Path) -> None:
-        """Replaces a checkpoint by one with its parameters alone; one without a good manifest stays as it is."""
+        """Replaces a checkpoint by one with only its parameters, unless its manifest is damaged."""
         if has_params_only(path):
             return
         reduced = self.draft(step)
@@ -156,7 +159,7 @@ class CheckpointDirectory:
             shutil.copytree(
                 path, reduced, copy_function=_link_or_copy, ignore=lambda place, _: left_out.get(place, set())
             )
-        except shutil.Error as error:  # of several files, without their errno: the disk is full, or cannot be read
+        except shutil.Error as error:  # has no errno: the disk is full, or cannot be read
             remove(reduced, ignore_errors=True)
             raise OSError(errno.EIO, str(error.args[0][0][2]), str(reduced)) from error
         (reduced / PARAMS_ONLY).write_text("The optimizer's state was removed: a run cannot resume from this.\n")
@@ -175,12 +178,12 @@ class CheckpointDirectory:
 
 
 def has_params_only(checkpoint: Path) -> bool:
-    """Whether a checkpoint's training state was removed."""
+    """Returns whether a checkpoint's training state was removed."""
     return (checkpoint / PARAMS_ONLY).is_file()
 
 
 def remove(path: Path, ignore_errors: bool = False) -> None:
-    """Removes a file or a folder with all that is in it."""
+    """Removes a file, or a folder with its content."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=ignore_errors)
     else:
@@ -194,12 +197,8 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-MANIFEST = "MANIFEST.json"
-FORMAT = 1
-
-
 def write_manifest(folder: Path, step: int) -> None:
-    """Writes ``folder/MANIFEST.json`` for all files in ``folder``: whole or not at all, and onto the disk."""
+    """Writes ``folder/MANIFEST.json`` for all files in ``folder``, atomically and synced to disk."""
     files = {
         name: {"size": path.stat().st_size, "sha256": _sha256(path)} for name, path in sorted(_files(folder).items())
     }
@@ -207,9 +206,9 @@ def write_manifest(folder: Path, step: int) -> None:
 
 
 def write_partial_manifest(folder: Path, source: Path) -> None:
-    """Writes ``folder/MANIFEST.json`` for a folder that holds some of the files of ``source``, and others.
+    """Writes ``folder/MANIFEST.json`` for a folder with some of the files of ``source``, and others.
 
-    Of the files of ``source`` the checksums are those of its manifest: a file that is damaged there is damaged here.
+    Checksums of the files of ``source`` are copied from its manifest, so that a damaged file still counts as damaged.
 
     Raises:
       ValueError: the manifest of ``source`` cannot be used.
@@ -225,7 +224,7 @@ def write_partial_manifest(folder: Path, source: Path) -> None:
 
 
 def verify_manifest(folder: Path) -> list[str]:
-    """Compares ``folder`` with its manifest; returns one phrase a problem, none if it is as written."""
+    """Compares ``folder`` with its manifest, and returns one phrase for each difference."""
     manifest = _read_manifest(folder)
     if isinstance(manifest, str):
         return [manifest]
@@ -246,24 +245,24 @@ def verify_manifest(folder: Path) -> list[str]:
 
 
 def listed_files(folder: Path) -> set[str] | None:
-    """The files that the manifest of a checkpoint lists; None if it cannot be used."""
+    """Returns the files that the manifest of a checkpoint lists; None if the manifest is missing or damaged."""
     manifest = _read_manifest(folder)
     return None if isinstance(manifest, str) else set(manifest["files"])
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | str:
-    """The manifest of ``folder``, or a phrase on why there is none."""
+    """Returns the manifest of ``folder``, or a phrase that describes why it cannot be used."""
     try:
         text = (folder / MANIFEST).read_bytes().decode()
         manifest = load_json(text)
-        # Byte for byte what _dump writes, its own checksum included: no other text is a manifest of ours.
+        # The text must equal the output of _dump byte for byte, including its own checksum.
         if text != _dump({key: manifest[key] for key in ("format", "step", "files")}):
             raise ValueError
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except OSError as error:
         return f"{MANIFEST} cannot be read ({error.strerror})"
-    except (ValueError, KeyError, TypeError):  # ValueError: also bytes that are no UTF-8 or no JSON
+    except (ValueError, KeyError, TypeError):  # ValueError includes bytes that are not UTF-8 or not JSON
         return f"{MANIFEST} is damaged"
     if manifest["format"] != FORMAT:
         return f"{MANIFEST} has format {manifest['format']}, this version reads format {FORMAT}"
@@ -273,7 +272,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | str:
 def _compare(path: Path, expected: dict[str, Any]) -> str | None:
     try:
         if pointer_fault(path):
-            return "is a pointer of Git LFS and not the file itself (run git lfs pull)"
+            return "is a Git LFS pointer, not the file itself (run git lfs pull)"
         size = path.stat().st_size
         if size != expected["size"]:
             return f"has {size} bytes instead of {expected['size']}"
@@ -283,7 +282,7 @@ def _compare(path: Path, expected: dict[str, Any]) -> str | None:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Files by path inside ``folder``, without hidden ones (.DS_Store, .nfs...), which orbax never writes."""
+    """Returns the files by path inside ``folder``, without hidden ones (.DS_Store, .nfs...): orbax writes none."""
     return {
         path.relative_to(folder).as_posix(): path
         for path in folder.rglob("*")

@@ -31,13 +31,13 @@ from bert.runs.metrics_log import to_jsonable
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run that is about to train.
+    """The start of a run.
 
     Attributes:
-        path: its folder.
-        config: with everything resolved.
-        start_step: 0, or the step from which it resumes.
-        total_steps: the step at which it ends.
+        path: the run's folder.
+        config: the resolved configuration.
+        start_step: 0, or the step from which the run resumes.
+        total_steps: the step at which the run ends.
     """
 
     path: Path
@@ -47,33 +47,33 @@ class RunStart:
 
 
 class Callback:
-    """Methods that a run calls, on its main process alone; a subclass overrides those that it needs.
+    """Base class for callbacks. A run calls these methods on its main process; subclasses override some of them.
 
-    An exception in ``on_metrics`` ends the run with its traceback once the state is saved, so that the run can resume.
-    Of several seeds, each is a run.
+    After an exception in ``on_metrics``, the run saves its state, so that it can resume, and raises the exception.
+    Each of several seeds is a run.
     """
 
     def on_start(self, start: RunStart) -> None:
-        """Training is about to start or to resume."""
+        """Called before training starts or resumes."""
 
     def on_metrics(self, step: int, split: str, metrics: dict[str, Any]) -> bool | None:
-        """Takes a line of metrics.jsonl.
+        """Called with each line of metrics.jsonl.
 
         Args:
-            step: of the run.
+            step: the step of the run.
             split: ``train``, or ``eval`` for held-out data.
-            metrics: its values.
+            metrics: the values by name.
 
         Returns:
-            True to end the run after this step: it is evaluated and saved, and its results are written.
+            True to end the run after this step. It is evaluated and saved, and its results are written.
         """
 
     def on_end(self, results: dict[str, Any] | None) -> None:
-        """The run has ended with these results, or with None if it was interrupted or has failed."""
+        """Called at the end with the results, or with None if the run was interrupted or failed."""
 
 
 PROJECT = "bert-jax"
-"""The project of Weights & Biases, or experiment of MLflow, of runs that name none."""
+"""Default project of Weights & Biases, and default experiment of MLflow."""
 
 FLUSH_SECONDS = 5
 """Seconds of TensorBoard events that a kill may lose; metrics.jsonl loses none."""
@@ -82,19 +82,19 @@ PARAMS_PER_REQUEST = 100
 """MLflow's limit."""
 
 WANDB_SECONDS = 300
-"""How long a run waits at its end for Weights & Biases to take what is left; without a limit, for a server that is
-gone, it would wait without end. The files stay in wandb/ for ``wandb sync``."""
+"""Maximum time that a run waits at its end for uploads to Weights & Biases. Without a limit, it would wait forever for
+a server that is gone. The files stay in wandb/ for ``wandb sync``."""
 
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-"""Environment variables that are set unless they are there: MLflow would wait minutes for a server that is gone."""
+"""Defaults of environment variables: MLflow would wait minutes for a server that is gone."""
 
 
 class Logger(Callback):
-    """A callback that cannot fail: after the first error of `start`, `log` or `end` it warns, and does nothing more."""
+    """A callback that never ends a run: after the first error of `start`, `log` or `end` it warns once and stops."""
 
     module: ClassVar[str]
     extra: ClassVar[str | None] = None
-    """The module that it needs, and the extra of this package that installs it."""
+    """The library that it needs, and the extra of this package that installs the library."""
 
     _is_open = False
 
@@ -108,7 +108,7 @@ class Logger(Callback):
 
     @abc.abstractmethod
     def end(self, scores: dict[str, float] | None) -> None:
-        """Closes the run, which has these numbers in its results.json, or has not ended."""
+        """Closes the run with the numbers of its results.json; None if it has not ended."""
 
     def on_start(self, start: RunStart) -> None:
         self._is_open = True
@@ -129,7 +129,7 @@ class Logger(Callback):
         except Exception as error:
             self._is_open = False
             reason = " ".join(str(error).split()) or type(error).__name__
-            LOGGER.warning("%s has failed, and the run continues without it: %.1000s", type(self).__name__, reason)
+            LOGGER.warning("%s failed, and the run continues without it: %.1000s", type(self).__name__, reason)
 
 
 class TensorBoardLogger(Logger):
@@ -144,7 +144,7 @@ class TensorBoardLogger(Logger):
             str(start.path / "tensorboard"),
             purge_step=start.start_step + 1,
             flush_secs=FLUSH_SECONDS,
-            # TensorBoard reads files in the order of their names, and tensorboardX names them by whole seconds.
+            # TensorBoard reads files in the order of their names, which tensorboardX makes from whole seconds.
             filename_suffix=f".{time.time_ns()}",
         )
 
@@ -173,20 +173,20 @@ class WandbLogger(Logger):
     def start(self, start: RunStart) -> None:
         import wandb
 
-        # Git would run programs that the settings of the working directory name.
+        # Git could run programs that the settings of the working directory name.
         wandb_settings: dict[str, Any] = {"console": "off", "disable_git": True}
-        # Otherwise the service gets the command line, with the credentials in its URLs.
+        # Otherwise the service receives the command line with the credentials in its URLs.
         wandb_settings["x_disable_meta"] = without_secrets(sys.argv) != sys.argv
         if "finish_timeout" in wandb.Settings.model_fields:
             wandb_settings["finish_timeout"] = WANDB_SECONDS
         defaults = {
             "project": os.environ.get("WANDB_PROJECT", PROJECT),
             "name": _name(start.path),
-            "reinit": "create_new",  # a run of the user's own stays open
+            "reinit": "create_new",  # keeps another run of the user open
             "dir": str(start.path),
             "settings": wandb.Settings(**wandb_settings),
         }
-        # The id is kept before the service knows it: a run that is killed meanwhile has one as well.
+        # The id is stored before the run is created, so that a run that is killed meanwhile has one.
         run_id = _read_run_ids(start.path).get(self.module) or uuid.uuid4().hex[:8]
         _keep_run_id(start.path, self.module, run_id)
         self._run = wandb.init(**{**defaults, **self._settings}, id=run_id, resume="allow")
@@ -205,8 +205,8 @@ class MlflowLogger(Logger):
     """Logs to MLflow: configuration as parameters, metrics by ``train/`` and ``eval/``, final scores by ``final/``.
 
     Args:
-        experiment: its name; None takes MLFLOW_EXPERIMENT_NAME, or bert-jax.
-        tracking_uri: server or database; None takes MLFLOW_TRACKING_URI, or MLflow's default.
+        experiment: name of the experiment; defaults to MLFLOW_EXPERIMENT_NAME, or bert-jax.
+        tracking_uri: server or database; defaults to MLFLOW_TRACKING_URI, or MLflow's default.
     """
 
     module = extra = "mlflow"
@@ -241,7 +241,7 @@ class MlflowLogger(Logger):
         from mlflow.entities import Metric
 
         self._last_step, now = step, int(1000 * time.time())
-        # Names of other characters are refused.
+        # MLflow rejects names with other characters.
         metrics = [Metric(re.sub(r"[^\w\-. /]", "_", name), value, now, step) for name, value in numbers.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
@@ -260,7 +260,7 @@ LOGGERS: dict[str, type[Logger]] = {
 
 
 def make_loggers(names: Sequence[str] | None) -> list[Logger]:
-    """The loggers of a run; None takes TensorBoard where tensorboardX is installed.
+    """Returns the loggers of a run; None means TensorBoard if tensorboardX is installed.
 
     Raises:
         UserError: a library is not installed.
@@ -270,7 +270,7 @@ def make_loggers(names: Sequence[str] | None) -> list[Logger]:
     for name in names:
         if not _is_installed(LOGGERS[name]):
             package = f"'bert-jax[{extra}]'" if (extra := LOGGERS[name].extra) else LOGGERS[name].module
-            raise UserError(f"loggers has {name}, which is not installed: pip install {package}, or remove it")
+            raise UserError(f"loggers has {name}, but it is not installed: pip install {package}, or remove it")
     return [LOGGERS[name]() for name in dict.fromkeys(names)]
 
 
@@ -279,19 +279,19 @@ def _is_installed(logger: type[Logger]) -> bool:
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """The finite numbers, under dotted names, but for the ``details`` of results.json."""
+    """Returns finite numbers by dotted names, without the ``details`` of results.json."""
     flat = flatten({name: value for name, value in to_jsonable(metrics).items() if name != "details"})
     return {name: value for name, value in flat.items() if type(value) in (int, float)}
 
 
 def _name(path: Path) -> str:
-    """The name of a run at a service: that of its folder, of one of several seeds with the folder above."""
+    """Returns the name of a run at a service: the name of its folder, and for one of several seeds the folder above."""
     path = path.resolve()
     return f"{path.parent.name}/{path.name}" if path.name.startswith("seed-") else path.name
 
 
 def _read_run_ids(folder: Path) -> dict[str, str]:
-    """The ids that a run has at services, by module."""
+    """Returns the ids of a run at services, by module."""
     file = folder / LOGGER_RUNS_FILE
     return dict(load_json(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 

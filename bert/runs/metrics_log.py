@@ -20,16 +20,15 @@ RESULTS = "results.json"
 
 
 class MetricsLog:
-    """metrics.jsonl. Only one process may hold it.
+    """Writes metrics.jsonl. Only one process may have it open.
 
-    On resume, it is cut back to ``start_step``, so that the file equals that of an uninterrupted run. At ``start_step``
-    0 the log is empty.
+    On resume, lines after ``start_step`` are removed, so that the file equals that of an uninterrupted run.
     """
 
     def __init__(self, folder: Path | str, start_step: int, provisional: Collection[str] = ()) -> None:
         """
         Args:
-            provisional: splits whose line at ``start_step`` is dropped as well.
+            provisional: splits whose line at ``start_step`` is removed as well.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,10 +40,10 @@ class MetricsLog:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, split: str, step: int, metrics: dict[str, Any]) -> None:
-        """Appends one line; split is "train" or "eval". NaN and infinities become null: JSON has neither."""
+        """Appends one line; split is "train" or "eval". NaN and infinities become null, because JSON has neither."""
         line = to_jsonable({"step": step, "split": split, **metrics})
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        self._file.flush()  # a kill may lose the step, never the lines before it
+        self._file.flush()  # a kill must not lose lines
 
     def close(self) -> None:
         self._file.close()
@@ -57,7 +56,7 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """Returns the whole lines of metrics.jsonl; none if there is no file. A damaged line logs a warning."""
+    """Reads the complete lines of metrics.jsonl; none if there is no file. A damaged line logs a warning."""
     path = Path(folder) / "metrics.jsonl"
     texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     lines = []
@@ -67,24 +66,24 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
             line = load_json(text)
         if isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("split"), str):
             lines.append(line)
-        elif number < len(texts):  # a kill leaves half of the last one
-            LOGGER.warning(f"{path}, line {number} is damaged and left out")
+        elif number < len(texts):  # a kill may leave half of the last line
+            LOGGER.warning(f"{path}, line {number} is damaged, and is ignored")
     return lines
 
 
 def write_results(folder: Path | str, results: dict[str, Any]) -> None:
-    """results.json, whole or not at all; numbers that are not finite become null."""
+    """Writes results.json atomically; numbers that are not finite become null."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / RESULTS) as temporary:
         text = json.dumps(redact(to_jsonable(results)), indent=2, allow_nan=False)
-        # A row of a matrix on one line. No text matches: in JSON it has no line ends.
+        # Puts each row of a matrix on one line. Strings do not match: in JSON they have no line ends.
         text = re.sub(r"\[\n +(-?\d+(?:,\n +-?\d+)*)\n +\]", lambda row: f"[{' '.join(row[1].split())}]", text)
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def read_results(folder: Path | str) -> dict[str, Any] | None:
-    """results.json, or None if there is none yet. Raises UserError if it is damaged."""
+    """Reads results.json; None if it does not exist yet. Raises UserError if it is damaged."""
     file = Path(folder) / RESULTS
     try:
         return dict(load_json(file.read_text(encoding="utf-8"))) if file.is_file() else None
@@ -93,7 +92,7 @@ def read_results(folder: Path | str) -> dict[str, Any] | None:
 
 
 def scored_splits(results: dict[str, Any]) -> list[str]:
-    """The splits that a fine-tuning run's results have scores of, the one that chooses checkpoints first."""
+    """Returns the splits with scores in the results of a fine-tuning run, first the one that selects checkpoints."""
     if "main_metric" not in results:
         return []
     others = {"last", "tuned", "details", "without_collapsed", "metric_labels", results.get("baseline")}
@@ -101,14 +100,14 @@ def scored_splits(results: dict[str, Any]) -> list[str]:
 
 
 def to_jsonable(value: Any) -> Any:
-    """The value as JSON has it: arrays as lists, sets as lists in order, NaN and infinities as None, paths as text."""
+    """Converts a value for JSON: arrays and sorted sets to lists, NaN and infinities to None, paths to strings."""
     if isinstance(value, dict):
         return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_jsonable(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted(map(to_jsonable, value), key=str)
-    if hasattr(value, "tolist"):  # NumPy's and JAX's arrays and scalars
+    if hasattr(value, "tolist"):  # NumPy and JAX arrays and scalars
         return to_jsonable(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -120,21 +119,21 @@ Metrics = dict[str, float]
 
 SKIPPED_STEPS_FOLDER = "nonfinite"
 MAX_DUMPED_BATCHES = 100
-"""Batches that are written down at most: what has not shown by then takes disk space only."""
+"""Maximum number of batches that are written: more would only use disk space."""
 
 
 @dataclass(frozen=True)
 class SkippedStep:
-    """A step that had no effect.
+    """A step that was skipped because its loss, gradient or update was NaN or infinite.
 
     Attributes:
         step: its number, as in metrics.jsonl.
-        loss: of its batch.
-        norms: of the gradient by groups of parameters, and of the whole ``update``.
-        num_consecutive: skipped steps up to this one without another between them.
+        loss: loss of its batch.
+        norms: gradient norms by groups of parameters, and the norm of the whole ``update``.
+        num_consecutive: consecutive skipped steps up to this one.
         num_total: skipped steps of the run up to this one.
-        rows: [B] numbers of the batch's rows in the training data.
-        batch: what the model was given.
+        rows: [B] indices of the batch's rows in the training data.
+        batch: inputs of the model.
     """
 
     step: int
@@ -147,7 +146,7 @@ class SkippedStep:
 
     @property
     def diagnosis(self) -> str:
-        """What was not finite, in half a sentence."""
+        """Describes which value was not finite."""
         if not math.isfinite(self.loss):
             return f"the loss is {self.loss}"
         bad = [name for name, norm in self.norms.items() if name != "update" and not math.isfinite(norm)]
@@ -155,12 +154,12 @@ class SkippedStep:
             more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
             return f"the loss is {self.loss:.4g}, the gradient of {', '.join(bad[:3])}{more} is not finite"
         largest = max((norm for name, norm in self.norms.items() if name != "update"), default=0.0)
-        if math.isfinite(self.norms["update"]):  # groups that are finite one by one, and not together
-            return f"the gradient has a norm of {largest:.1e} in one group alone, too large to be squared"
-        return f"loss and gradient are finite (largest norm {largest:.3g}), the optimizer's update is not"
+        if math.isfinite(self.norms["update"]):  # each group is finite, but not their sum of squares
+            return f"the gradient has a norm of {largest:.1e} in one group, which is too large to square"
+        return f"loss and gradient are finite (largest norm {largest:.3g}), but the optimizer's update is not"
 
     def write(self, folder: Path) -> Path | None:
-        """Writes STEP.json and STEP.npz, the arrays of the batch; None where there are `MAX_DUMPED_BATCHES` already."""
+        """Writes STEP.json, and the batch as STEP.npz. Returns None if there are `MAX_DUMPED_BATCHES` already."""
         folder.mkdir(exist_ok=True)
         file = folder / f"{self.step}.json"
         if not file.exists() and sum(1 for _ in folder.glob("*.json")) >= MAX_DUMPED_BATCHES:
@@ -183,10 +182,10 @@ class SkippedStep:
 
 
 def nonfinite_error_message(last: SkippedStep, saved: int) -> str:
-    """The sentence with which a run ends whose state after step ``saved`` is kept."""
+    """Returns the error message for a run that ends because too many steps were skipped; ``saved`` is its last step."""
     several = f"the last {last.num_consecutive} steps up to step {last.step:,} were skipped"
     return (
-        f"{several if last.num_consecutive > 1 else f'step {last.step:,} was skipped'}, as something was not finite "
-        f"({last.diagnosis}): the run's folder has the batches in nonfinite/ and the state before them as step "
-        f"{saved:,}; look for damaged data, or start again with a lower optimizer.learning_rate or a longer warm-up"
+        f"{several if last.num_consecutive > 1 else f'step {last.step:,} was skipped'} because values were not finite "
+        f"({last.diagnosis}): nonfinite/ in the run's folder has the batches, and step {saved:,} is the state before "
+        "them; look for damaged data, or start again with a lower optimizer.learning_rate or a longer warm-up"
     )

@@ -1,10 +1,10 @@
-"""A run or a sweep in an object store: a local folder, which it works in, and its copy in the store.
+"""Mirror of a run or a sweep in an object store: a local folder that processes work in, and its copy in the store.
 
-The copy decides. A process that opens the run makes its local folder equal to the copy, so that a machine with an empty
-disk resumes as any other one. After each checkpoint and at the end, what has changed is copied back. The manifest of a
-checkpoint is written after all else and removed before all else, so that one without it counts for nothing.
+The copy is authoritative. A process that opens the run first makes its local folder equal to the copy, so that any
+machine can resume the run. After each checkpoint and at the end, changed files are uploaded. The manifest of a
+checkpoint is uploaded last and removed first, and a checkpoint without a manifest is ignored.
 
-Object stores have no locks. Instead, the process that writes holds a lease, which it renews.
+Object stores have no locks. Instead, the writing process holds a lease and renews it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from bert.remote import ObjectStore, call_each, is_inside
 from bert.runs.checkpoint_directory import MANIFEST, listed_files, remove
 
 SMALL = 2**24
-"""Bytes of a file that is read before it is sent: it may grow meanwhile, as metrics.jsonl does."""
+"""Files of fewer bytes are read before they are uploaded: they may grow meanwhile, as metrics.jsonl does."""
 
 PARTS = "*/*/**/*"
-"""Files of a checkpoint with parts of arrays (item/array/...). Each host has those above, which describe the whole."""
+"""Glob of the files with parts of arrays (item/array/...). The files above them describe the arrays on each host."""
 
 Signature = tuple[int, int]
-"""Size and time of change of a file."""
+"""Size and modification time of a file."""
 
 
 class Mirror:
-    """The local folder of a run or a sweep, with the runs that are parts of it, and its copy in a store.
+    """A local folder of a run or a sweep, with its runs, and the copy in a store.
 
     Attributes:
-        folder: on this machine.
-        url: of the copy, without a slash at the end.
+        folder: the local folder.
+        url: URL of the copy, without a slash at the end.
     """
 
     def __init__(self, folder: Path, url: str) -> None:
@@ -54,37 +54,37 @@ class Mirror:
 
     @contextlib.contextmanager
     def claim(self, kind: str = "run", marker: str = "config.yaml") -> Iterator[None]:
-        """Holds the copy for this process, and copies what has changed at the end; the local folder is claimed.
+        """Claims the copy for this process, and uploads changes at the end. The caller has claimed the local folder.
 
-        After an error nothing is copied: the copy has the newest checkpoint.
+        After an error nothing is uploaded: the copy already has the newest checkpoint.
 
         Args:
-            kind: what the folder may hold.
-            marker: the file that a folder of this kind has.
+            kind: what the folder may contain, for messages.
+            marker: a file that every folder of this kind has.
 
         Raises:
-            UserError: another process holds it, it holds anything else, or the store cannot be used.
+            UserError: another process has claimed it, it has other content, or the store cannot be used.
         """
         self._check_is_kind_or_empty(kind, marker)
         with Lease(self._store, machine_name(self.folder.with_suffix(".machine"))) as lease:
             self._lease = lease
             self.pull()
-            LOGGER.info(f"{self.url} has its local copy in {self.folder}")
+            LOGGER.info(f"{self.url} is mirrored in {self.folder}")
             yield
             self.push()
 
     def path_of(self, url: str) -> Path:
-        """The local folder of a run that is a part of this one, or of this one."""
+        """Returns the local folder of this run, or of a run in this folder, by its URL."""
         return self.folder / url.removeprefix(self.url).strip("/")
 
     def pull(self, part: Path | None = None) -> None:
         """Makes the local folder, or a part of it, equal to the copy.
 
-        Checkpoints that are not complete are left out, and files that the manifest of a checkpoint does not list: the
-        process died while it replaced the checkpoint by its parameters.
+        Incomplete checkpoints are not downloaded, and neither are files that the manifest of their checkpoint does not
+        list: a process has died while it replaced the checkpoint by its parameters.
 
         Args:
-            part: the local folder of a run that is a part of this one.
+            part: local folder of a run in this folder.
         """
         part = part or self.folder
         part.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class Mirror:
         call_each(get, names)
 
     def push(self) -> None:
-        """Copies what has changed in the local folder, and removes from the copy what is no longer there.
+        """Uploads changed files of the local folder, and removes files from the copy that no longer exist.
 
         Raises:
             UserError: the store cannot be used, or another process has taken over.
@@ -131,19 +131,19 @@ class Mirror:
             self._remove_all(self._known.keys() - current.keys())
 
     def withdraw(self, checkpoint: Path) -> None:
-        """Removes a checkpoint that is about to be replaced: no file of it is to be taken for one of the new one."""
+        """Removes a checkpoint that will be replaced, so that its files cannot mix with the new ones."""
         folder = f"{self._name(checkpoint)}/"
         with self._lock:
             self._remove_all({name for name in self._known if name.startswith(folder)})
 
     def send_parts(self, draft: Path, checkpoint: Path) -> None:
-        """Copies this host's parts of arrays, which are in a draft of a checkpoint, to where the checkpoint belongs."""
+        """Uploads this host's parts of arrays from the draft of a checkpoint to the place of the checkpoint."""
         folder = self._name(checkpoint)
         names = (path.relative_to(draft).as_posix() for path in draft.glob(PARTS) if path.is_file())
         call_each(lambda name: self._store.upload(draft / name, f"{folder}/{name}"), names)
 
     def fetch_parts(self, draft: Path, checkpoint: Path) -> None:
-        """Adds to the draft of a checkpoint what other hosts have sent."""
+        """Downloads the parts of other hosts into the draft of a checkpoint."""
         folder = f"{self._name(checkpoint)}/"
 
         def get(name: str) -> None:
@@ -159,7 +159,7 @@ class Mirror:
         return path.relative_to(self.folder).as_posix()
 
     def _send(self, name: str) -> bool:
-        """Copies a file, and returns whether it is still there: a logger may have removed it meanwhile."""
+        """Uploads a file. Returns False if it no longer exists: a logger may have removed it."""
         path = self.folder / name
         if not path.exists():
             return False
@@ -170,7 +170,7 @@ class Mirror:
         return True
 
     def _remove_all(self, names: Set[str]) -> None:
-        """Removes files of the copy, manifests first."""
+        """Removes files from the copy, manifests first."""
 
         def remove_one(name: str) -> None:
             self._store.remove(name)
@@ -186,19 +186,19 @@ class Mirror:
             raise UserError(f"{self.url} is not empty and holds no {kind} (no {marker}): name another --output_dir")
 
     def _files(self) -> list[str]:
-        """The files of the copy but leases: a trial of a sweep that was resumed as a run may have left its own."""
+        """Returns the files of the copy except leases. Trials that were resumed as runs may have left their own."""
         return [name for name in self._store.files() if PurePosixPath(name).name != LEASE]
 
 
 def local_folder(url: str, process_index: int = 0) -> Path:
-    """Where the run or the sweep of a URL works on this machine; of several hosts, each has its own.
+    """Returns the local folder of the run or sweep of a URL. Each host has its own.
 
     Raises:
-        UserError: the user has no folder for caches.
+        UserError: the user has no cache folder.
     """
     cache = user_cache_dir()
     if cache is None:
-        raise UserError(f"{url} has no place for its local copy: set XDG_CACHE_HOME to a folder")
+        raise UserError(f"{url} needs a local copy, but there is no home folder: set XDG_CACHE_HOME to a folder")
     name = hashlib.blake2b(url.rstrip("/").encode(), digest_size=12).hexdigest()
     folder = cache / "runs" / (f"{name}-{process_index}" if process_index else name)
     try:
@@ -209,7 +209,7 @@ def local_folder(url: str, process_index: int = 0) -> Path:
 
 
 def _names(folder: Path) -> list[str]:
-    """Returns the files of a run to copy: none that is about to be renamed, and no link to a file outside the run."""
+    """Returns the files of a run to upload, without temporary files and links to files outside the run."""
     names = []
     for root, folders, files in os.walk(folder):
         if Path(root).name == "checkpoints":
@@ -221,31 +221,30 @@ def _names(folder: Path) -> list[str]:
 
 
 def _checkpoint(name: str) -> str | None:
-    """The folder of the checkpoint that a file belongs to, if it belongs to one."""
+    """Returns the folder of the checkpoint that a file belongs to; None for other files."""
     match = re.match(r"(?:.*/)?checkpoints/\d+(?=/)", name)
     return match[0] if match else None
 
 
 def _belongs(name: str, listed: set[str] | None) -> bool:
-    """Whether a file belongs to a checkpoint whose manifest lists these; without a usable one, which is found damaged
-    when it is read, each file does."""
+    """Returns whether the manifest of a checkpoint lists a file. If the manifest is damaged (None), all files belong to
+    the checkpoint: the damage is reported when it is read."""
     return listed is None or name in listed or name == MANIFEST
 
 
 def _is_content(name: str) -> bool:
-    """Whether a file is part of a checkpoint, but not its manifest: these are copied first, in any order."""
+    """Returns whether a file is part of a checkpoint, except its manifest. These are uploaded first, in any order."""
     return _checkpoint(name) is not None and not name.endswith(MANIFEST)
 
 
 def _rank(name: str) -> tuple[bool, bool, str]:
-    """The order of copying what is no content: first the file that makes the folder one of a run or a sweep, then what
-    describes the run, and at last the manifests of checkpoints."""
+    """Returns the sort key for uploads of other files: first the marker of a run or a sweep, then files that describe
+    it, then manifests of checkpoints."""
     return _checkpoint(name) is not None, name not in ("config.yaml", "sweep.json"), name
 
 
 def _signatures(folder: Path) -> dict[str, Signature]:
-    """Sizes and times of the files of a run. Files that vanish meanwhile and dangling links, which loggers leave, are
-    left out."""
+    """Returns the signatures of a run's files, without files that vanish meanwhile and dangling links of loggers."""
     signatures = {}
     for name in _names(folder):
         with contextlib.suppress(FileNotFoundError):
@@ -265,20 +264,20 @@ PERIOD = 15.0
 """Seconds between two renewals."""
 
 EXPIRY = 60.0
-"""Seconds without a renewal after which the holder counts as dead. Each process measures them by its own clock."""
+"""Seconds without a renewal after which the holder counts as dead. Each process uses its own clock."""
 
 SETTLING = 2.0
-"""Seconds after which an expired lease that was taken is read again: another process may have taken it too."""
+"""Seconds to wait before confirming that this process, and no other, took an expired lease."""
 
 
 class Lease:
-    """The right to write into a folder of a store. Of a dead process, another one takes it.
+    """An exclusive write lock on a folder in an object store; it expires if its holder dies.
 
     Use it in a ``with``, which waits up to `EXPIRY` seconds for a holder that may be dead.
 
     Attributes:
-        holder: name by which this machine's lease is known. A process that finds its own machine's name, and holds
-            the local lock of the run, follows one that is dead, and need not wait.
+        holder: name of this machine in the lease. If a lease has the name of this machine, and this process has the
+            local lock of the run, then the holder is dead, and there is no need to wait.
     """
 
     def __init__(self, store: ObjectStore, holder: str) -> None:
@@ -293,9 +292,9 @@ class Lease:
         """Raises UserError if another process holds the lease."""
         self._renewed = time.monotonic()
         self._store.create(LEASE, self._content())
-        found = self._store.read(LEASE)
-        if not self._is_own(found):
-            self._wait_for_expiry(found)
+        current = self._store.read(LEASE)
+        if not self._is_own(current):
+            self._wait_for_expiry(current)
             self._renewed = time.monotonic()
             self._store.write(LEASE, self._content())
             time.sleep(SETTLING)
@@ -311,10 +310,10 @@ class Lease:
                 self._store.remove(LEASE)
 
     def check(self) -> None:
-        """Raises UserError if another process has taken the lease, or may have: it was not renewed for too long."""
+        """Raises UserError if another process has taken the lease, or may have because it was not renewed in time."""
         if time.monotonic() - self._renewed >= EXPIRY:
             raise UserError(
-                f"{self._store.url} could not be reached for {EXPIRY:g} seconds, and another process may have taken "
+                f"{self._store.url} could not be reached for {EXPIRY:g} seconds, so another process may have taken "
                 "it over: run the same command again"
             )
         self._taken = self._taken or _other(self._store.read(LEASE), self.holder)
@@ -336,19 +335,19 @@ class Lease:
             except UserError as error:  # the next renewal may succeed; `check` counts the time
                 LOGGER.warning(str(error))
 
-    def _wait_for_expiry(self, found: bytes | None) -> None:
-        """Returns once a lease has not been renewed for `EXPIRY` seconds. Raises UserError when it is renewed."""
+    def _wait_for_expiry(self, current: bytes | None) -> None:
+        """Waits until a lease has not been renewed for `EXPIRY` seconds. Raises UserError if it is renewed."""
         seen = time.monotonic()
         LOGGER.info(
-            f"{self._store.url} is in use by {_describe(found)}: waiting up to {EXPIRY:g} seconds, to see whether that "
-            "process still runs"
+            f"{self._store.url} is in use by {_describe(current)}: waiting up to {EXPIRY:g} seconds in case that "
+            "process has died"
         )
         while time.monotonic() - seen < EXPIRY:
             time.sleep(min(1.0, EXPIRY / 10))
             latest = self._store.read(LEASE)
             if latest is None:
                 return
-            if latest != found:
+            if latest != current:
                 raise UserError(
                     f"{self._store.url} is in use by {_describe(latest)}: wait until that has ended, or pass another "
                     "--output_dir"
@@ -363,18 +362,18 @@ class Lease:
 
 
 def machine_name(file: Path) -> str:
-    """The name of this machine as the holder of a lease, which ``file`` keeps from one process to the next."""
+    """Returns the name of this machine as the holder of a lease. ``file`` stores it for later processes."""
     name = ""
     with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
         name = file.read_text(encoding="utf-8")
-    if not re.fullmatch("[0-9a-f]{32}", name):  # damaged: the lease of the name before expires
+    if not re.fullmatch("[0-9a-f]{32}", name):  # damaged: the lease of the old name expires
         name = uuid.uuid4().hex
         write_atomic(file, name)
     return f"{name}@{socket.gethostname()}"
 
 
 def _other(content: bytes | None, holder: str) -> str | None:
-    """The process that a lease names, unless its holder is this one."""
+    """Returns a description of the holder of a lease; None if it is ``holder``."""
     try:
         held = load_json(content or b"{}").get("holder")
     except (ValueError, AttributeError):

@@ -30,18 +30,18 @@ from bert.runs.checkpoint_directory import TRAINING_STATE
 from bert.runs.folder import FROZEN_WEIGHTS
 
 PARAMS = "params"
-"""Item with the parameters, which inference reads alone; `TRAINING_STATE` is the other one."""
+"""Item with the parameters, the only one that inference reads; `TRAINING_STATE` is the other item."""
 
 Place = Callable[[str, Sequence[int]], jax.sharding.Sharding | None]
-"""Path and shape of an array of the state -> how the hosts have parts of it, or None if each has all of it."""
+"""Path and shape of an array of the state -> its sharding over hosts, or None if each host has the whole array."""
 
 
 def keep_whole(path: str, shape: Sequence[int]) -> None:
-    """Each host has all of each array."""
+    """Returns None: each host has the whole array."""
 
 
 def to_items(state: Any) -> dict[str, Any]:
-    """A pytree as nested dicts of arrays, with ``params`` separate: optimizer classes leave no trace in the files."""
+    """Converts a pytree to items of nested dicts of arrays. The files do not depend on the optimizer's classes."""
     tree: dict[str, Any] = {}
     for path, leaf in _leaves(state).items():
         node = tree
@@ -53,29 +53,29 @@ def to_items(state: Any) -> dict[str, Any]:
 
 
 def is_part(leaf: Any) -> bool:
-    """Whether a leaf is an array of which several hosts have parts (`Parallelism.take_state`)."""
+    """Returns whether a leaf is an array whose parts are on several hosts (`Parallelism.take_state`)."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
 def save_items(folder: Path, items: Mapping[str, Any]) -> None:
-    """Writes items into a new folder; a failed save ends before its writes do.
+    """Writes items into a new folder. A failed save may return before all of its writes have ended.
 
-    Raises OSError, or the ValueError of tensorstore.
+    Raises OSError, or ValueError from tensorstore.
     """
     _save(folder, items, _checkpointer(_alone()))
 
 
 def save_parts(folder: Path, items: Mapping[str, Any], is_shared: bool) -> None:
-    """As `save_items`, for arrays in parts: all hosts call it, and each writes its own parts, a file for each.
+    """Writes items with arrays in parts. All hosts call it, and each writes a file for each of its parts.
 
     Args:
-        is_shared: whether all hosts see the same folder; else each makes one with its own parts.
+        is_shared: whether all hosts see the same folder. If not, each writes to its own.
     """
     primary = 0 if is_shared else None
     together = ocp.options.MultiprocessingOptions(
         primary_host=primary, active_processes=set(range(jax.process_count()))
     )
-    # Of a part that several hosts have, one writes all: many hosts would leave a great many small files.
+    # One host writes all of a replicated part: a share for each of many hosts would be a large number of small files.
     handler = ocp.type_handlers.ArrayHandler(
         primary_host=primary, use_replica_parallel=False, enable_write_sharding_file=False
     )
@@ -92,23 +92,23 @@ def _save(folder: Path, items: Mapping[str, Any], checkpointer: ocp.Checkpointer
 
 
 def remove_paths(folder: Path) -> None:
-    """Replaces the text of orbax's marks of a complete save, which has the absolute path of the run.
+    """Replaces the text in orbax's marks of a complete save, which is the absolute path of the run.
 
-    Only their presence counts. They are in the manifest, and are copied wherever the run is.
+    Only the presence of a mark counts. Marks are in the manifest and are copied with the run.
     """
     for mark in folder.rglob("commit_success.txt"):
         mark.write_text("The save is complete.\n")
 
 
 def load_items(folder: Path, names: tuple[str, ...], place: Place) -> dict[str, Any]:
-    """The items of these names that a folder has, as nested dicts of NumPy arrays; those that are placed, in parts."""
+    """Reads the items of these names as nested dicts of NumPy arrays; arrays that ``place`` shards are `jax.Array`."""
 
     def argument(prefix: str, path: Sequence[Any], array: Any) -> ocp.RestoreArgs:
         sharding = place(prefix + path_str(path), array.shape)
         return ocp.RestoreArgs(np.ndarray) if sharding is None else ocp.ArrayRestoreArgs(sharding=sharding)
 
     def arguments(name: str) -> ocp.args.PyTreeRestore:
-        # Without these, orbax looks for the devices that parts were on.
+        # Without these arguments, orbax looks for the devices that parts were on when they were saved.
         tree = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone()).metadata(folder / name).tree
         prefix = f"{PARAMS}/" if name == PARAMS else ""
         return ocp.args.PyTreeRestore(restore_args=jax.tree_util.tree_map_with_path(partial(argument, prefix), tree))
@@ -120,10 +120,10 @@ def load_items(folder: Path, names: tuple[str, ...], place: Place) -> dict[str, 
 
 
 def restore_into(like: Any, state: Mapping[str, Any], checkpoint: Path) -> Any:
-    """The arrays of ``state`` in the structure of ``like``; UserError if names, shapes or dtypes differ."""
+    """Returns the arrays of ``state`` in the structure of ``like``; UserError if names, shapes or dtypes differ."""
     expected, stored = _leaves(like), _leaves(state)
     problems = [f"{'/'.join(path)} is missing" for path in expected if path not in stored]
-    problems += [f"{'/'.join(path)} has no place" for path in stored if path not in expected]
+    problems += [f"{'/'.join(path)} is not expected" for path in stored if path not in expected]
     leaves = []
     for path, leaf in expected.items():
         if path not in stored:
@@ -131,28 +131,28 @@ def restore_into(like: Any, state: Mapping[str, Any], checkpoint: Path) -> Any:
         array = stored[path]
         if isinstance(leaf, bool | int | float):
             leaves.append(type(leaf)(array.item()) if array.ndim == 0 else None)
-            matches, wanted = array.ndim == 0, f"a {type(leaf).__name__}"
+            matches, description = array.ndim == 0, f"a {type(leaf).__name__}"
         else:
             leaves.append(array)
             matches = (array.shape, array.dtype) == (tuple(leaf.shape), np.dtype(leaf.dtype))
-            wanted = _describe_array(leaf)
+            description = _describe_array(leaf)
         if not matches:
-            problems.append(f"{'/'.join(path)} is {_describe_array(array)} instead of {wanted}")
+            problems.append(f"{'/'.join(path)} is {_describe_array(array)} instead of {description}")
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise UserError(
             f"checkpoint {checkpoint} does not fit this model and optimizer: {'; '.join(problems[:8])}{more}: "
-            "use the configuration it was saved with, or another output_dir"
+            "use the configuration that it was saved with, or another output_dir"
         )
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 @contextlib.contextmanager
 def quiet_orbax() -> Iterator[None]:
-    """Hides what orbax logs through absl, and the stack traces of writes that outlive a failed save.
+    """Hides orbax's log messages, and the stack traces of writes that continue after a failed save.
 
-    The errors themselves are raised anyway. When one array cannot be written, orbax closes its event loop. Arrays
-    still on their way in tensorstore then find it closed, and each prints a stack trace into the terminal.
+    The errors themselves are raised. If one array cannot be written, orbax closes its event loop. Each array that
+    tensorstore is still writing then prints a stack trace to the terminal.
     """
     logger, previous_hook = logging.getLogger("absl"), sys.unraisablehook
     hook = _hook_before(previous_hook)
@@ -172,9 +172,9 @@ def quiet_orbax() -> Iterator[None]:
 
 @functools.cache
 def _hook_before(previous: Callable[[sys.UnraisableHookArgs], Any]) -> Callable[[sys.UnraisableHookArgs], None]:
-    """A hook that leaves out what tensorstore says of a closed event loop, and passes the rest on.
+    """Returns a hook that drops tensorstore's errors about a closed event loop, and passes on all others.
 
-    It is cached and so never freed: a thread of tensorstore may be about to call it when it is replaced.
+    It is cached, so that it is never freed: a thread of tensorstore may be calling it when it is replaced.
     """
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
@@ -186,7 +186,7 @@ def _hook_before(previous: Callable[[sys.UnraisableHookArgs], Any]) -> Callable[
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
-    """By default, orbax waits for every process of a distributed run to come along; here one acts alone."""
+    """Options for one process to act alone; by default, orbax waits for all processes of a distributed run."""
     return ocp.options.MultiprocessingOptions(
         primary_host=jax.process_index(),
         active_processes={jax.process_index()},
@@ -195,8 +195,7 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 
 def _checkpointer(processes: ocp.options.MultiprocessingOptions, **options: Any) -> ocp.Checkpointer:
-    # The synchronous one: the manifest has to follow in the same thread, so the thread is `Checkpointer`'s, not
-    # orbax's.
+    # Synchronous: the manifest is written after it in the background thread of `Checkpointer`.
     items = {
         name: ocp.PyTreeCheckpointHandler(multiprocessing_options=processes, **options)
         for name in (PARAMS, TRAINING_STATE)
@@ -224,12 +223,12 @@ def _describe_array(array: Any) -> str:
 
 
 def num_bytes(state: Any) -> int:
-    """Returns the size of this host's part of a checkpoint of a state."""
+    """Returns the size of this host's part of a checkpoint of the state."""
     return sum(map(_num_bytes_to_write, jax.tree.leaves(to_items(state))))
 
 
 def _check_space(folder: Path, items: Any) -> None:
-    """Raises OSError before anything is written if it cannot all be written: orbax fails slowly and untidily."""
+    """Raises OSError before anything is written if the disk is too small: orbax would fail slowly and leave files."""
     needed, disk = sum(map(_num_bytes_to_write, jax.tree.leaves(items))), shutil.disk_usage(folder)
     if disk.total and disk.free < needed:  # some network file systems report zeros
         raise OSError(
@@ -238,14 +237,14 @@ def _check_space(folder: Path, items: Any) -> None:
 
 
 def is_io_error(error: Exception) -> bool:
-    """Whether an error is one of files, and not a bug."""
-    # Every failure inside tensorstore is a ValueError that begins with a status such as PERMISSION_DENIED. One array
-    # that does not fit may show as another one that is NOT_FOUND: the system's own number is not always there.
+    """Returns whether an error is caused by files, and not by a bug."""
+    # tensorstore raises ValueErrors that begin with a status such as PERMISSION_DENIED. The error number of the system
+    # is not always included: an array that does not fit may make another one NOT_FOUND.
     return _errno(error) is not None or bool(re.match(r"[A-Z_]{3,}: ", str(error)))
 
 
 def describe_error(error: Exception) -> str:
-    """What went wrong in a few words: tensorstore's own text fills a page."""
+    """Describes an error in a few words: the text of tensorstore fills a page."""
     if (code := _errno(error)) is not None:
         text = getattr(error, "strerror", None) or os.strerror(code)
         file = getattr(error, "filename", None)
@@ -254,10 +253,10 @@ def describe_error(error: Exception) -> str:
 
 
 def _errno(error: Exception) -> int | None:
-    """The system's error code, if a file operation failed."""
+    """Returns the error number of the system, if a file operation failed."""
     if isinstance(error, OSError):
         return error.errno
-    # tensorstore, which writes for orbax, raises ValueError, whose text has the code in one of two forms
+    # tensorstore's ValueErrors have the number in one of two forms
     match = re.search(r"(?:os_error_code='|OS error )(\d+)", str(error))
     return int(match[1]) if match else None
 
@@ -266,7 +265,7 @@ Params = dict[str, Any]
 
 
 def params_checksum(params: Params) -> str:
-    """SHA-256 of the names, shapes, types and values of parameters."""
+    """Computes SHA-256 over the names, shapes, types and values of parameters."""
     digest = hashlib.sha256()
     for name, array in sorted(traverse_util.flatten_dict(params, sep="/").items()):
         digest.update(f"{name} {array.shape} {array.dtype}".encode())
@@ -275,30 +274,28 @@ def params_checksum(params: Params) -> str:
 
 
 def write_frozen_weights(run: Path, params: Params) -> None:
-    """Writes the file into a run's folder. Raises OSError."""
+    """Writes the weights that a run with adapters does not train into its folder. Raises OSError."""
     flat = traverse_util.flatten_dict(params, sep="/")
     with atomic_write(run / FROZEN_WEIGHTS) as temporary:
         write_safetensors(temporary, flat)
-        temporary.chmod((run / "config.yaml").stat().st_mode)  # the library gives its file to the owner alone
+        temporary.chmod((run / "config.yaml").stat().st_mode)  # safetensors creates files that only the owner can read
 
 
 def read_frozen_weights(run: Path, checksum: str | None) -> Params:
-    """The parameters in the file.
+    """Reads the weights that a run with adapters does not train.
 
     Args:
         run: the run's folder.
-        checksum: of the parameters that the run began with.
+        checksum: checksum of the parameters that the run started with.
 
     Raises:
-        UserError: the file is missing or damaged, or holds others.
+        UserError: the file is missing or damaged, or its checksum differs.
     """
     file = run / FROZEN_WEIGHTS
     try:
         params = traverse_util.unflatten_dict(load_file(file), sep="/")
     except FileNotFoundError:
-        raise UserError(
-            f"{file} is missing, which the run's adapters belong to: copy it from the original run"
-        ) from None
+        raise UserError(f"{file} is missing, but the run's adapters need it: copy it from the original run") from None
     except (OSError, TypeError, AttributeError, ValueError, safetensors.SafetensorError) as error:
         raise UserError(f"{file} cannot be read ({error}): copy it from the original run") from None
     if params_checksum(params) != checksum:

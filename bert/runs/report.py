@@ -16,7 +16,7 @@ from bert.config import PretrainConfig
 from bert.errors import LOGGER, PRINT_HANDLER, UserError, are_printed, format_number, require
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback, RunStart
-from bert.runs.metrics_log import SKIPPED_STEPS_FOLDER, MetricsLog, SkippedStep, read_metrics
+from bert.runs.metrics_log import MAX_DUMPED_BATCHES, SKIPPED_STEPS_FOLDER, MetricsLog, SkippedStep, read_metrics
 from bert.runs.plots import Subject
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 QUIET_SECONDS = 30
-"""Longest time without a line while steps are done, where there is no bar: steps may be slow, or log lines rare."""
+"""Maximum time without a line if there is no bar: steps may be slow, or log lines rare."""
 
 
 class Progress:
-    """How far a run is: a bar on a terminal, otherwise a message at most every ``every`` steps."""
+    """Progress of a run: a bar on a terminal, otherwise a message at most every ``every`` steps."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Progress:
         self.total_steps, self.label, self.every = total_steps, label, every
         self._step = self._last_line = start_step
         self._last_time: float | None = None
-        self._since: tuple[float, int] | None = None  # (time, step) of the first update: compilation is behind it
+        self._since: tuple[float, int] | None = None  # (time, step) of the first update, after compilation
         self._bar = _bar() if are_printed() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
         if self._bar is not None:
             self._task = self._bar.add_task(label, total=total_steps, completed=start_step, metrics="", left="")
@@ -65,7 +65,7 @@ class Progress:
             self._bar.update(self._task, total=total_steps)
 
     def update(self, step: int, metrics: dict[str, Any] | None = None) -> None:
-        """Says that step steps are done; metrics, where there are new ones, are shown."""
+        """Records that ``step`` steps are done, and shows new metrics."""
         self._step, now = step, time.monotonic()
         if self._since is None:
             self._since, self._last_time = (now, step), now
@@ -86,7 +86,7 @@ class Progress:
 
 
 def _bar() -> Any:
-    """rich's bar, not started; None where rich is not installed."""
+    """Returns the bar of rich, not started; None if rich is not installed."""
     try:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
@@ -104,12 +104,12 @@ def _bar() -> Any:
 
 
 def format_metrics(split: str, step: int, metrics: dict[str, Any]) -> str:
-    """One line for people: ``eval  step 500  loss 2.345  mlm_accuracy 0.412``."""
+    """Formats metrics as one line: ``eval  step 500  loss 2.345  mlm_accuracy 0.412``."""
     return "  ".join([split, f"step {step}", *_format_metrics(metrics)])
 
 
 def format_duration(seconds: float) -> str:
-    """45s, 3m10s, 2h05m, 3d04h."""
+    """Formats a duration as 45s, 3m10s, 2h05m or 3d04h."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -120,21 +120,21 @@ def format_duration(seconds: float) -> str:
     return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
 
 
-def progress_lines(say: Callable[[str], None]) -> Callable[[str, int, int | None], None]:
-    """Progress of preprocessing as lines, no more than one every few seconds a stage."""
+def progress_lines(log: Callable[[str], None]) -> Callable[[str, int, int | None], None]:
+    """Returns a function that logs the progress of preprocessing, at most every few seconds per stage."""
     last: dict[str, float] = {}
 
-    def tell(stage: str, done: int, total: int | None) -> None:
+    def log_progress(stage: str, done: int, total: int | None) -> None:
         now = time.monotonic()
         if stage not in last or now - last[stage] > 5 or (total and done == total):
             last[stage] = now
-            say(f"{stage}: {done:,}" + (f" of {total:,}" if total else "") if done else stage)
+            log(f"{stage}: {done:,}" + (f" of {total:,}" if total else "") if done else stage)
 
-    return tell
+    return log_progress
 
 
 def log_table(rows: list[tuple[str, str]]) -> None:
-    """Logs the facts of a run, names and values in two columns."""
+    """Logs names and values in two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         first, *more = str(value).splitlines() or [""]
@@ -144,7 +144,7 @@ def log_table(rows: list[tuple[str, str]]) -> None:
 
 
 def align_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as they need; the first one to the left, numbers to the right."""
+    """Formats rows as columns: the first column is aligned to the left, all others to the right."""
     first, *others = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
     return [
         f"  {name:{max(first)}}"
@@ -154,7 +154,7 @@ def align_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _format_metrics(metrics: dict[str, Any]) -> list[str]:
-    """Each number with its name, as short as it stays readable."""
+    """Formats each number with its name, with few digits."""
     texts = []
     for name, value in metrics.items():
         if isinstance(value, (str, bool)) or not hasattr(value, "__float__"):
@@ -174,34 +174,34 @@ def _format_metrics(metrics: dict[str, Any]) -> list[str]:
 
 
 def _short(metrics: dict[str, Any]) -> str:
-    """What fits next to a bar."""
+    """Formats the metrics that fit beside a bar."""
     names = ("phase", "loss", "tokens_per_second")
     return "  ".join(_format_metrics({name: metrics[name] for name in names if name in metrics}))
 
 
 PLOT_INTERVAL_SECONDS = 20
-"""At least between two pictures of the curves, each of which takes up to a second of a processor; the last is always
+"""Minimum interval between two plots of the curves, each of which takes up to a CPU second. The last plot is always
 drawn."""
 
 
 DIVERGED = 3
-"""Factor by which a training loss is far above the first one; a lower loss than 1 counts as 1.
+"""A run has diverged if its training loss is higher than the first one by this factor; losses below 1 count as 1.
 
-Noise of batches, a schedule with a high rate, and rows of another length change a loss by less.
+Noise of batches, a high learning rate, and rows of another length change a loss by less.
 """
 
 DIVERGED_BASELINE = 2
-"""The same for the loss per predicted token, compared with that of token frequencies alone."""
+"""The same for the loss per predicted token, compared with the loss of the token-frequency baseline."""
 
 
 class Divergence:
-    """Finds a training loss that is far above its start, or above a model that knows token frequencies alone."""
+    """Detects a training loss that is far above its start, or above the token-frequency baseline."""
 
     def __init__(self, lines: Sequence[dict[str, Any]], baseline: tuple[str, float] | None) -> None:
         """
         Args:
-            lines: of metrics.jsonl, if the run resumes.
-            baseline: name of a loss, and its value for a model that knows token frequencies alone; None without one.
+            lines: lines of metrics.jsonl, if the run resumes.
+            baseline: name of a loss and its value for the token-frequency baseline; None if there is no baseline.
         """
         losses = [line.get("loss") for line in lines if line["split"] == "train"]
         self._start = next((loss for loss in losses if isinstance(loss, float | int)), None)
@@ -210,23 +210,23 @@ class Divergence:
         self.sentence: str | None = None
 
     def start(self, loss: float) -> None:
-        """The loss of the first step."""
+        """Sets the loss of the first step."""
         self._start = loss if math.isfinite(loss) else None
 
     def update(self, step: int, metrics: dict[str, Any]) -> str | None:
-        """Returns a sentence for the first line of training metrics that is far above, else None."""
+        """Returns a warning for the first line of training metrics with such a loss, else None."""
         loss = metrics.get("loss", math.nan)
         if math.isnan(loss):  # every step was skipped, which is reported elsewhere
             return None
         self.sentence = None
         start = self._start
         if start is not None and loss > DIVERGED * max(start, 1.0):
-            self.sentence = f"the training loss is {loss:.4g} at step {step:,}, and it began at {start:.4g}"
+            self.sentence = f"the training loss is {loss:.4g} at step {step:,}, but it started at {start:.4g}"
         elif self._baseline is not None and (start is None or loss > start):
             name, expected = self._baseline
             if metrics.get(name, 0.0) > DIVERGED_BASELINE * max(expected, 1.0):
                 self.sentence = (
-                    f"{name} is {metrics[name]:.4g} at step {step:,}, and token frequencies alone have {expected:.4g}"
+                    f"{name} is {metrics[name]:.4g} at step {step:,}, but {expected:.4g} with token frequencies alone"
                 )
         if self.sentence is None:
             return None
@@ -236,7 +236,7 @@ class Divergence:
 
 
 class Report:
-    """Receives what happens in a run. This one ignores it, for hosts that write nothing."""
+    """Receives the events of a run. This base class ignores them: it is the report of hosts that write nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -245,40 +245,40 @@ class Report:
         """Ends the report, also after an error."""
 
     def set_phase(self, facts: dict[str, Any]) -> None:
-        """A phase begins: each line of metrics has these facts as well."""
+        """Starts a phase: each line of metrics includes these facts."""
 
     def set_total_steps(self, total_steps: int) -> None:
-        """The run is to have another number of steps."""
+        """Changes the number of steps of the run."""
 
     def step(self, step: int) -> None:
-        """A step is finished."""
+        """Records that a step is finished."""
 
     def first_loss(self, loss: float) -> None:
-        """The loss of the first step of a run, before its update."""
+        """Records the loss of the first step of a run, before its update."""
 
     def skipped(self, step: SkippedStep) -> None:
-        """A step had no effect."""
+        """Records a skipped step."""
 
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
-        """There are new metrics, of the split ``train`` or ``eval``."""
+        """Records metrics of the split ``train`` or ``eval``."""
 
     def has_line(self, step: int, split: str) -> bool:
-        """Whether there are metrics of a split at this step."""
+        """Returns whether there are metrics of a split at this step."""
         return False
 
     @property
     def divergence(self) -> str | None:
-        """A sentence if the last training loss is far above the first one."""
+        """A warning if the last training loss is far above the first one, else None."""
         return None
 
     @property
     def stop_reason(self) -> str | None:
-        """``asked`` if a callback has asked to end the run, ``error`` if one has failed."""
+        """``asked`` if a callback ends the run, ``error`` if a callback has failed, else None."""
         return None
 
     def raise_error(self) -> NoReturn:
-        """Raises the error of the callback that has failed; on other hosts, UserError."""
-        raise UserError("a callback has failed on the first host: see its output")
+        """Raises the error of the callback that failed; UserError on other hosts."""
+        raise UserError("a callback failed on the first host: see the output of that host")
 
 
 class RunReport(Report):
@@ -330,7 +330,7 @@ class RunReport(Report):
 
     def skipped(self, step: SkippedStep) -> None:
         file = step.write(self._folder / SKIPPED_STEPS_FOLDER)
-        where = "as many are written down already" if file is None else f"its batch is in {file}"
+        where = f"there are {MAX_DUMPED_BATCHES} batches in nonfinite/" if file is None else f"its batch is in {file}"
         LOGGER.info(f"step {step.step:,} was skipped: {step.diagnosis}; {where}")
 
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
@@ -350,7 +350,7 @@ class RunReport(Report):
     def _call_callbacks(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         try:
             asked = [callback.on_metrics(step, split, dict(metrics)) for callback in self._callbacks]
-        except Exception as error:  # raised by `raise_error`, once the state is saved
+        except Exception as error:  # raised by `raise_error` after the state is saved
             self._error = error
             return
         if any(asked) and not self._asked:
@@ -388,8 +388,8 @@ def make_report(
     callbacks: Sequence[Callback] = (),
     baseline: tuple[str, float] | None = None,
 ) -> Report:
-    """The report of a run, whose callbacks are told that it starts; on hosts that do not write, one that ignores
-    everything."""
+    """Returns the report of a run, and calls `Callback.on_start`. On hosts that do not write, the report ignores all
+    events."""
     if not run.is_writer:
         return Report()
     for callback in callbacks:
@@ -400,9 +400,9 @@ def make_report(
 
 
 def _lines_of_earlier_end(run: RunFolder[Any]) -> list[str]:
-    """Splits whose last line was written because the run ended there, before it was extended.
+    """Returns the splits whose last line was written only because the run ended there, before it was extended.
 
-    Fine-tuning keeps the evaluation: its best checkpoint may be of that step.
+    Fine-tuning keeps its evaluation: the best checkpoint may be of this step.
     """
     training, end = run.config.training, require(run.extended_from, "extended_from")
     splits = ["train"] if end % training.log_every else []

@@ -80,7 +80,7 @@ def test_a_structure_that_does_not_fit_is_told_leaf_by_leaf(saver):
     assert "params/encoder/kernel is float32[4,3] instead of float32[4,9]" in message
     assert "params/encoder/bias is float32[3] instead of float16[3]" in message
     assert "params/head is missing" in message
-    assert "params/half has no place" in message
+    assert "params/half is not expected" in message
 
 
 @pytest.mark.medium
@@ -122,7 +122,7 @@ def test_the_protected_one_keeps_its_parameters_alone(tmp_path, said):
         assert checkpointer.steps() == [1, 3]
         assert bits(checkpointer.restore_params(1)[1]) == bits(make_state(1)["params"])
         flip_one(folder / "3")
-        with pytest.raises(UserError, match=r"3 is damaged.*no other checkpoint is left"):
+        with pytest.raises(UserError, match=r"3 is damaged.*no other checkpoint"):
             checkpointer.restore()
         assert checkpointer.restore_params()[0] == 1
         shutil.rmtree(folder / "3")
@@ -155,7 +155,10 @@ def test_a_finished_run_is_thinned_out_after_its_last_protection(saved, tmp_path
         checkpointer.thin_out()
         assert sorted(os.listdir(folder)) == ["2", "PROTECTED"]
         assert bits(checkpointer.restore(make_state())[1]) == bits(make_state(2))
-        with monkeypatch.context() as patched, pytest.raises(UserError, match=r"cannot be thinned out \(Read-only"):
+        with (
+            monkeypatch.context() as patched,
+            pytest.raises(UserError, match=r"checkpoints cannot be cleaned up \(Read-only"),
+        ):
             checkpointer.save(3, make_state(), wait=True)
             shutil.copytree(saved / "1", folder / "1")
             patched.setattr(os, "replace", fails(OSError(errno.EROFS, "Read-only file system")))

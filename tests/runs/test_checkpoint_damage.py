@@ -134,11 +134,11 @@ def test_no_undamaged_checkpoint_is_an_error(saved, tmp_path, said):
     for step in ("1", "2"):
         flip_one(tmp_path / "checkpoints" / step)
     with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
-        with pytest.raises(UserError, match=r"2 is damaged.*1 is damaged.*no other checkpoint is left"):
+        with pytest.raises(UserError, match=r"2 is damaged.*1 is damaged.*no other checkpoint"):
             checkpointer.restore()
         with pytest.raises(UserError, match="choose another step"):
             checkpointer.restore(step=1)
-        with pytest.raises(UserError, match=r"no checkpoint of step 3: choose one that is there \(1, 2\)"):
+        with pytest.raises(UserError, match=r"no checkpoint of step 3: .* 1, 2"):
             checkpointer.restore_params(step=3)
     assert said == []
 

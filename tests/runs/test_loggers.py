@@ -77,7 +77,7 @@ def test_logger_that_fails_warns_once_and_is_not_called_again(tmp_path, capsys, 
     logger.on_end(RESULTS)
     logger.on_end(None)
     assert logger.calls == calls
-    assert capsys.readouterr().err == "Failing has failed, and the run continues without it: the server is gone\n"
+    assert capsys.readouterr().err == "Failing failed, and the run continues without it: the server is gone\n"
 
 
 def test_run_that_ends_before_it_starts_is_not_logged():
@@ -95,14 +95,14 @@ def test_loggers_by_name_need_their_library(monkeypatch):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(UserError) as error:
             make_loggers([name])
-        sentence = f"loggers has {name}, which is not installed: pip install {package or module}, or remove it"
-        assert str(error.value) == sentence
+        fix = f"pip install {package or module}"
+        assert f"loggers has {name}" in str(error.value) and fix in str(error.value)
     assert make_loggers(None) == []
 
 
 def test_missing_library_is_refused_before_the_folder_is_made(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(UserError, match=r"^loggers has mlflow, which is not installed"):
+    with pytest.raises(UserError, match=r"^loggers has mlflow"):
         bert.pretrain(output_dir=tmp_path / "run", overrides={"loggers": "tensorboard,mlflow"})
     assert not (tmp_path / "run").exists()
 
@@ -246,7 +246,7 @@ def test_mlflow_run_is_continued_at_a_server_and_outlives_it(tmp_path, capsys, m
     for step in (31, 32):
         logger.on_metrics(step, "train", {"loss": 1.0})
     logger.on_end(RESULTS)
-    assert capsys.readouterr().err.count("MlflowLogger has failed, and the run continues without it: API request") == 1
+    assert capsys.readouterr().err.count("MlflowLogger failed, and the run continues without it: API request") == 1
 
 
 def wait_for(url, server):

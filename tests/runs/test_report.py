@@ -324,9 +324,9 @@ def test_a_loss_far_above_its_start_is_reported_once(start, losses, reported) ->
 
 def test_a_resumed_run_compares_with_its_first_line_and_with_token_frequencies() -> None:
     lines = [{"step": 100, "split": "train", "loss": 6.5}]
-    assert "began at 6.5" in str(Divergence(lines, None).update(200, {"loss": 20.0}))
+    assert "started at 6.5" in str(Divergence(lines, None).update(200, {"loss": 20.0}))
     assert Divergence([], ("mlm_loss", 7.0)).update(200, {"loss": 14.0, "mlm_loss": 13.5}) is None
-    assert "frequencies alone have 7" in str(
+    assert "7 with token frequencies" in str(
         Divergence([], ("mlm_loss", 7.0)).update(200, {"loss": 16.0, "mlm_loss": 15.0})
     )
     recovered = Divergence(lines, None)
@@ -349,5 +349,5 @@ def test_a_disk_without_room_for_a_checkpoint_is_an_error_before_training(tmp_pa
     require_space(run, state, said.append)
     assert said == []
     disk.free, disk.total = 500_000, 10**9
-    with pytest.raises(UserError, match=r"0\.5 MB of free space, and a checkpoint needs 1\.0 MB"):
+    with pytest.raises(UserError, match=r"0\.5 MB of free space, .* needs 1\.0 MB"):
         require_space(run, state, said.append)

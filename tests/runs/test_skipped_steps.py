@@ -173,7 +173,7 @@ def test_the_diagnosis_names_the_groups() -> None:
     found = skip_of(1, head=1.0, **names).diagnosis
     assert found == "the loss is 2.5, the gradient of layer_0, layer_1, layer_2 and 2 more is not finite"
     large = SkippedStep(1, 2.5, {"head": 1e19, "update": 1.0}, 1, 1, np.arange(2), {})
-    assert "too large to be squared" in large.diagnosis
+    assert "too large to square" in large.diagnosis
 
 
 def test_batches_are_written_down_up_to_a_number(tmp_path: Path) -> None:
