@@ -1,7 +1,7 @@
-"""Byte-level vocabularies, as those of GPT-2 and RoBERTa: train them, and read vocab.json with merges.txt.
+"""Trains byte-level vocabularies like those of GPT-2 and RoBERTa, and reads vocab.json with merges.txt.
 
-Every text is a sequence of bytes, and every byte a token, so that no text is unknown or altered. Tokens are merged
-within words, and a word begins with the space in front of it (Radford et al. 2019, section 2.2).
+Every byte is a token, so that no text is unknown or altered. Tokens are merged within words, and a word begins with
+the space in front of it (Radford et al. 2019, section 2.2).
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TRAINED_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-"""In the order in which a trained vocabulary starts: the first four as RoBERTa numbers them."""
+"""The first tokens of a trained vocabulary; the first four have the ids of RoBERTa."""
 
 SPACES = ("Ġ", "Ċ", "ĉ", "č")
-"""How tokens spell space, line feed, tab and carriage return."""
+"""Space, line feed, tab and carriage return as spelled in tokens."""
 
 
 def train_byte_level(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
-    """Trains a vocabulary of at most ``config.vocab_size`` tokens; the same texts give the same one, ids included.
+    """Trains a vocabulary of at most ``config.vocab_size`` tokens.
 
-    The trainer of the library breaks ties by the numbers of the merged tokens, and those of the bytes are given here.
+    The same texts give the same vocabulary, ids included: the library breaks ties by token ids, and the ids of the
+    bytes are fixed here.
 
     Args:
         texts: lines or paragraphs, or the counts of their words.
-        config: vocab_size and min_frequency; texts are read as they are.
+        config: vocab_size and min_frequency are used; texts are not normalized.
 
     Raises:
         UserError: no text.
@@ -63,14 +64,14 @@ def train_byte_level(texts: Iterable[str] | WordCounts, config: TokenizerConfig)
 
 
 def byte_level_steps() -> WordSteps:
-    """The steps that make words of a text."""
+    """Returns the steps that split a text into words."""
     from tokenizers import pre_tokenizers
 
     return WordSteps(None, pre_tokenizers.ByteLevel(add_prefix_space=False))
 
 
 def token_byte_counts(tokenizer: Tokenizer) -> np.ndarray | None:
-    """[V] bytes of text that each token stands for, 0 for a special token; None if the vocabulary alters texts."""
+    """Returns the number of bytes of each token [V], 0 for special tokens; None if the vocabulary alters texts."""
     from tokenizers import models, pre_tokenizers
 
     splitter, vocab = tokenizer.pre_tokenizer, tokenizer.get_vocab()
@@ -87,9 +88,10 @@ def token_byte_counts(tokenizer: Tokenizer) -> np.ndarray | None:
 
 
 def parse_byte_level(vocab: str, merges: str) -> Tokenizer:
-    """The tokenizer of the content of vocab.json and merges.txt; an exception of the library's if they are none.
+    """Returns the tokenizer of the contents of vocab.json and merges.txt.
 
-    Other byte-pair vocabularies have these files as well. They lack tokens for some bytes.
+    Raises:
+        Exception: the library rejects them, or, as in other byte-pair vocabularies, some bytes have no token.
     """
     from tokenizers import pre_tokenizers
 
@@ -101,10 +103,9 @@ def parse_byte_level(vocab: str, merges: str) -> Tokenizer:
 
 
 def separate_pairs(tokenizer: Tokenizer) -> None:
-    """Puts the end token between the texts of a pair, if the vocabulary has no tokens for the rows of a classifier.
+    """Separates the texts of a pair by the end token if the vocabulary has no classifier token.
 
-    In GPT-2's own rows the second text follows the first at once. The delimiter is that of Radford et al. 2018
-    (section 3.3), for a model that is fine-tuned here.
+    In GPT-2's rows the second text follows the first directly. The delimiter follows Radford et al. 2018 (section 3.3).
     """
     from tokenizers import processors
 
@@ -120,9 +121,9 @@ def separate_pairs(tokenizer: Tokenizer) -> None:
 
 
 def build_byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
-    """The complete tokenizer around a vocabulary: rows of RoBERTa, ``<s> A </s>`` and ``<s> A </s></s> B </s>``.
+    """Returns the tokenizer of a vocabulary, with RoBERTa's rows ``<s> A </s>`` and ``<s> A </s></s> B </s>``.
 
-    A vocabulary with BERT's special tokens makes BERT's rows, one without both tokens the text alone.
+    A vocabulary with BERT's special tokens gives BERT's rows; one without a classifier or separator gives plain text.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 

@@ -1,4 +1,4 @@
-"""Extending a published vocabulary by the most useful new words of a corpus, and a model by rows for them."""
+"""Extends a published vocabulary by the most useful new words of a corpus."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bert.errors import UserError, require
 from bert.tokenizer.library import library_errors
@@ -17,38 +17,38 @@ from bert.tokenizer.wordpiece import CONTINUATION, MAX_INPUT_CHARS_PER_WORD
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Params = dict[str, Any]
-
 UNUSED_TOKEN = re.compile(r"\[unused\d+\]")
-"""Tokens that are there to become words."""
+"""Placeholder tokens, which new words replace."""
 
 
 @dataclass(frozen=True)
 class NewWord:
-    """A word that a vocabulary lacks: how often it occurs in the corpus, and the tokens it is read as now."""
+    """A word that a vocabulary lacks, its count in the corpus, and its current tokens."""
 
     word: str
     count: int
     tokens: tuple[str, ...]
-
     is_unknown: bool
-    """Whether the vocabulary cannot read it at all."""
+    """Whether one of the tokens is the unknown token."""
 
     @property
     def tokens_saved(self) -> int:
-        """Tokens that the corpus is shorter by with the word. An unknown word counts as its characters, one of them
-        lost, so that a single unknown character is worth as much as a word of two tokens."""
+        """Number of tokens by which the word shortens the corpus.
+
+        An unknown word counts as its characters less one, but at least one, so that a single unknown character is
+        worth as much as a word of two tokens.
+        """
         return self.count * (max(len(self.word) - 1, 1) if self.is_unknown else len(self.tokens) - 1)
 
 
 def select_new_words(tokenizer: Tokenizer, counts: WordCounts, number: int, min_frequency: int = 2) -> list[NewWord]:
-    """The words that save most tokens, most first and of equals in order of the alphabet.
+    """Returns the words that save the most tokens, in descending order; ties are sorted alphabetically.
 
     Args:
-      tokenizer: the vocabulary they are new to.
-      counts: those of the corpus, counted by the vocabulary's own steps.
-      number: most words.
-      min_frequency: rarest word taken.
+      tokenizer: vocabulary to be extended.
+      counts: words of the corpus, counted by the steps of this vocabulary.
+      number: maximum number of words.
+      min_frequency: minimum count of a word.
     """
     vocab, unknown, new_words = tokenizer.get_vocab(), tokenizer.model.unk_token, []
     for word, count in counts.words.items():
@@ -59,19 +59,19 @@ def select_new_words(tokenizer: Tokenizer, counts: WordCounts, number: int, min_
 
 
 def require_extensible(tokenizer: Tokenizer) -> None:
-    """Raises UserError for a vocabulary that no words are added to."""
+    """Raises UserError for a vocabulary that is not WordPiece."""
     if (kind := json.loads(tokenizer.to_str())["model"]["type"]) != "WordPiece":
-        raise UserError(f"the vocabulary is {kind}, and words are added to WordPiece alone: name a BERT vocabulary")
+        raise UserError(f"the vocabulary is {kind}, but only WordPiece can be extended: name a BERT vocabulary")
 
 
 def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
-    """A copy that knows the words as tokens of their own.
+    """Returns a copy of a vocabulary with the words as additional tokens.
 
-    They take the [unused] slots first, in the order of the slots, so that a published model's embedding keeps its size;
-    the rest stand at the end. All other tokens keep their ids.
+    They replace the [unused] tokens first, in the order of their ids, so that a published model's embedding keeps its
+    size; further words are appended. All other tokens keep their ids.
 
     Raises:
-      UserError: no vocabulary of BERT's.
+      UserError: the vocabulary is not WordPiece.
     """
     from tokenizers import Tokenizer
 
@@ -94,22 +94,21 @@ def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
 
 
 def decompose_new_tokens(old: Tokenizer, new: Tokenizer, old_name: str, new_name: str) -> dict[int, list[int]]:
-    """Id of each token that ``new`` has and ``old`` has not -> ids of the tokens that ``old`` reads it as.
+    """Returns the id of each token that only ``new`` has -> ids of its tokens in ``old``.
 
     Args:
-      old: the vocabulary that a model was trained with.
-      new: the same with further tokens, in [unused] slots or at its end.
-      old_name: where ``old`` is from, for messages.
-      new_name: where ``new`` is from.
+      old: vocabulary with which a model was trained.
+      new: the same vocabulary with more tokens, in place of [unused] tokens or at the end.
+      old_name, new_name: sources of the vocabularies, for messages.
 
     Raises:
-      UserError: ``new`` gives an old token another id, or none, or reads text otherwise than ``old``.
+      UserError: an old token is missing or has another id in ``new``, or ``new`` normalizes or splits text differently.
     """
     steps = [json.loads(tokenizer.to_str()) for tokenizer in (old, new)]
     for step in ("normalizer", "pre_tokenizer"):
         if steps[0][step] != steps[1][step]:
             raise UserError(
-                f"{new_name} does not extend the vocabulary of {old_name}, its {step} is another: name a "
+                f"{new_name} does not extend the vocabulary of {old_name}, its {step} differs: name a "
                 "tokenizer.json made from that one (bert tokenizer --extend), or leave tokenizer.path out"
             )
     before, after = old.get_vocab(), new.get_vocab()
@@ -118,20 +117,20 @@ def decompose_new_tokens(old: Tokenizer, new: Tokenizer, old_name: str, new_name
     )
     if moved:
         number, token = moved[0]
-        there = f"has number {after[token]}" if token in after else "is not there"
+        change = f"has number {after[token]}" if token in after else "is missing"
         raise UserError(
-            f"{new_name} does not extend the vocabulary of {old_name}, whose token {number}, {token!r}, {there} "
+            f"{new_name} does not extend the vocabulary of {old_name}, whose token {number}, {token!r}, {change} "
             f"({len(moved):,} such tokens): extend that one (bert tokenizer --extend), or leave tokenizer.path out"
         )
     added = {token: i for token, i in after.items() if token not in before}
     if added and (kind := steps[0]["model"]["type"]) != "WordPiece":
-        raise UserError(f"{new_name} extends a {kind} vocabulary, and only WordPiece is extended: leave it out")
+        raise UserError(f"{new_name} extends a {kind} vocabulary, but only WordPiece can be extended: leave it out")
     read, unknown = _reader(old), special_ids(old).unk
     return {i: read(token) or [unknown] for token, i in sorted(added.items(), key=lambda item: item[1])}
 
 
 def _reader(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
-    """Token -> the ids of its text; of one that continues a word, as the continuation that it is."""
+    """Returns a function from a token to the ids of its text; a continuing token is read as a continuation."""
     from tokenizers import models
 
     vocab, prefix = tokenizer.get_vocab(), CONTINUATION

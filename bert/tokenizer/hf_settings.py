@@ -1,4 +1,4 @@
-"""The files next to a vocabulary that decide how text is read with it: tokenizer_config.json, added_tokens.json."""
+"""Reads tokenizer_config.json and added_tokens.json, which change how a vocabulary next to them reads text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 NO_LIMIT = 2**31 - 1
-"""Tokens of a row that is not cut."""
+"""Length of a row that is not truncated."""
 
 SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
 
@@ -28,22 +28,22 @@ _WORD_PIECE = {
     for name in ("Bert", "DistilBert", "Electra", "MPNet", "PreTrained", "Basic")
     for fast in ("", "Fast")
 }
-"""The classes that read a bare vocab.txt as BERT does."""
+"""Tokenizer classes of transformers that read a bare vocab.txt like BERT."""
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """What the files of a folder say; None where they say nothing.
+    """Settings of a folder; None if its files do not have them.
 
     Attributes:
-        do_lower_case, strip_accents, tokenize_chinese_chars: of WordPiece's text steps.
-        add_prefix_space: of byte-level vocabularies: the first word is read as one within a text.
-        keep_accents, split_by_punct: of ALBERT's and DeBERTa's SentencePiece files.
-        truncation_side: "left" or "right", the end at which a text that is too long is cut.
-        model_input_names: the arrays that transformers gives the model, such as token_type_ids.
-        added: id -> token and its flags, of tokens that were added to the vocabulary.
-        tokenizer_class: the class of transformers'.
-        reader: the class that reads the folder: one of its own code, or ``tokenizer_class``, or that of config.json.
+        do_lower_case, strip_accents, tokenize_chinese_chars: normalization of WordPiece.
+        add_prefix_space: byte-level vocabularies read the first word of a text like the others.
+        keep_accents, split_by_punct: settings of ALBERT's and DeBERTa's SentencePiece files.
+        truncation_side: "left" or "right", the end at which a long text is truncated.
+        model_input_names: arrays that transformers passes to the model, such as token_type_ids.
+        added: (id, token, flags) of each token that was added to the vocabulary.
+        tokenizer_class: class of transformers.
+        reader: class that reads the folder: a class of the folder's code, ``tokenizer_class``, or config.json's class.
     """
 
     do_lower_case: bool | None = None
@@ -59,7 +59,7 @@ class TokenizerSettings:
     reader: str | None = None
 
     def require_wordpiece(self, folder: Path) -> None:
-        """Raises UserError where a bare vocab.txt belongs to a class that cuts words otherwise than BERT."""
+        """Raises UserError if a bare vocab.txt belongs to a class that splits words differently from BERT."""
         name = self.reader
         if name is not None and name not in _WORD_PIECE:
             raise UserError(
@@ -68,10 +68,10 @@ class TokenizerSettings:
             )
 
     def apply(self, tokenizer: Tokenizer, folder: Path) -> None:
-        """Changes a tokenizer's text steps to what is said, and adds the tokens that it lacks.
+        """Applies the settings to a tokenizer, and adds missing tokens.
 
         Raises:
-            UserError: a token of another number than the vocabulary gives it.
+            UserError: an added token has another id in the vocabulary.
         """
         from tokenizers import AddedToken, normalizers
 
@@ -94,15 +94,15 @@ class TokenizerSettings:
             (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
             if tokenizer.token_to_id(content) != number:
                 raise UserError(
-                    f"{folder} numbers the added token {content!r} {number}, and its vocabulary "
+                    f"{folder}: the added token {content!r} has the id {number}, but its vocabulary has "
                     f"{tokenizer.token_to_id(content)}: copy all tokenizer files from one source"
                 )
 
 
 def set_prefix_space(tokenizer: Tokenizer, add: bool) -> None:
-    """Sets whether a byte-level tokenizer reads the first word of a text as one within a text; others stay.
+    """Sets whether a byte-level tokenizer reads the first word of a text like the others. Does nothing for other kinds.
 
-    The post-processor has to know as well: it leaves spaces out of the offsets, and this one is not in the text.
+    The post-processor has the same setting: it removes spaces from the offsets, and the added one is not in the text.
     """
     from tokenizers import pre_tokenizers
 
@@ -117,7 +117,7 @@ def set_prefix_space(tokenizer: Tokenizer, add: bool) -> None:
 
 
 def set_one_token_type(tokenizer: Tokenizer) -> None:
-    """Gives both texts of a WordPiece vocabulary's pairs the token type 0, for models that are not given types."""
+    """Sets all token types of a WordPiece vocabulary's rows to 0, for models without token types."""
     from tokenizers import processors
 
     special = special_ids(tokenizer)
@@ -129,12 +129,12 @@ def set_one_token_type(tokenizer: Tokenizer) -> None:
 
 
 def truncation_side(tokenizer: Tokenizer) -> str:
-    """The end, "left" or "right", at which a text that is too long is cut."""
+    """Returns the end, "left" or "right", at which a long text is truncated."""
     return str((tokenizer.truncation or {"direction": "right"})["direction"])
 
 
 def set_truncation_side(tokenizer: Tokenizer, side: str) -> None:
-    """Sets the end at which rows are cut to their length. The tokenizer itself keeps the whole text."""
+    """Sets the end at which rows are truncated. The tokenizer itself does not truncate."""
     if side == "left":
         tokenizer.enable_truncation(NO_LIMIT, direction=side)
     else:
@@ -142,7 +142,7 @@ def set_truncation_side(tokenizer: Tokenizer, side: str) -> None:
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """The settings that stand in a folder. Raises UserError for files that are malformed."""
+    """Returns the settings of a folder. Raises UserError for malformed files."""
     content = read_object(folder / SETTINGS)
     for name in _FLAGS:
         value = content.get(name)
@@ -163,14 +163,14 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 
 def _class_of_code(content: dict[str, Any]) -> Any:
-    """The class of the folder's own code, of which there may be a slow and a fast one."""
+    """Returns the class of the folder's code, which may have a slow and a fast one."""
     of_code = content.get("auto_map")
     names = of_code.get("AutoTokenizer") if isinstance(of_code, dict) else None
     return next((name for name in names if name), None) if isinstance(names, list) else names
 
 
 def _class_of_model(folder: Path) -> Any:
-    """What config.json says, where older folders have it; whoever reads the model finds fault with the file."""
+    """Returns the class in config.json, where older folders have it. Faults are reported when the model is read."""
     try:
         return read_object(folder / "config.json").get("tokenizer_class")
     except UserError:
@@ -198,7 +198,7 @@ def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, 
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty if there is no file. Raises UserError for a file that holds none."""
+    """Returns the object in a JSON file, empty if there is no file. Raises UserError for other content."""
     if not file.is_file():
         return {}
     content = read_json(file)

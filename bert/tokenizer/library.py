@@ -1,4 +1,4 @@
-"""Calls of the ``tokenizers`` library, whose errors and Rust panics become `UserError` here and nowhere else."""
+"""Calls to the ``tokenizers`` library that convert its errors and Rust panics into `UserError`, and detokenization."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 CLOSING = frozenset(".,!?;:%)]}’”»…、。，！？；：）」』】")
-"""Written without a space in front."""
+"""Marks without a space in front."""
 
 OPENING = frozenset("([{¿¡$£“„‘«（「『【")
-"""Written without a space behind."""
+"""Marks without a space behind."""
 
 JOINING = frozenset("-/_’'@\\")
-"""Written without spaces within a word, as in t-shirt."""
+"""Marks without spaces within a word, as in t-shirt."""
 
 CLOSING_QUOTES = frozenset("”“»")
-"""Around a part of a compound, as in „Open“-Anzeige."""
+"""Closing quotes after a part of a compound, as in „Open“-Anzeige."""
 
 QUOTES = frozenset("\"'`")
-"""The same at the start and at the end of what they are around."""
+"""Quotes with the same form at the start and at the end."""
 
 ENDINGS = frozenset(("s", "t", "m", "d", "re", "ve", "ll", "em", "n"))
-"""What follows an apostrophe within a word, as in don't."""
+"""Word parts after an apostrophe, as in don't."""
 
 
 @contextlib.contextmanager
 def library_errors(what: str, fix: str) -> Iterator[None]:
-    """Turns an error of the library into a UserError, ``WHAT (reason): FIX``.
+    """Converts an error of the library into a UserError, ``WHAT (reason): FIX``.
 
-    A panic in Rust is a BaseException of a class that cannot be imported. Interrupts and other errors that are no
-    `Exception` pass through.
+    A Rust panic is a BaseException of a class that cannot be imported. Interrupts are not converted.
     """
     try:
         yield
@@ -59,7 +58,7 @@ def encode_batch(
     """Encodes texts, or pairs of texts.
 
     Args:
-        offsets: whether the encodings have the characters of each token, which takes longer.
+        offsets: compute the characters of each token, which takes longer.
 
     Raises:
         UserError: the tokenizer fails on a text, which the message quotes.
@@ -76,15 +75,15 @@ def encode_batch(
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-    """The text of token ids. Raises UserError if the tokenizer fails."""
+    """Returns the text of token ids. Raises UserError if the tokenizer fails."""
     with library_errors(f"the tokenizer cannot decode {shorten(list(ids))}", "fix or replace its tokenizer.json"):
         return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
 def check_post_processor(tokenizer: Tokenizer, source: object) -> None:
-    """Raises UserError for a post-processor that makes no rows of text A, or of texts A and B.
+    """Raises UserError for a post-processor with malformed rows.
 
-    Such a row has each text once and in order, special tokens of the vocabulary, and token types 0, then 1.
+    A row must have each text once and in order, special tokens of the vocabulary, and token types 0s, then 1s.
 
     Args:
         source: the tokenizer's file, for the message.
@@ -107,7 +106,7 @@ def check_post_processor(tokenizer: Tokenizer, source: object) -> None:
             elif unknown:
                 problem = f"adds the id {unknown[0]}, which the vocabulary lacks"
             elif set(row.type_ids) - {0, 1} or row.type_ids != sorted(row.type_ids):
-                problem = f"gives the token types {shorten(row.type_ids)}, and a row has 0s, then 1s"
+                problem = f"gives the token types {shorten(row.type_ids)}, but a row has 0s, then 1s"
             else:
                 continue
             raise UserError(f"{source}: its post_processor {problem}: {fix}")
@@ -118,12 +117,12 @@ def _failure_on(text: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def is_wordpiece(tokenizer: Tokenizer) -> bool:
-    """Whether a vocabulary is of BERT's kind, which vocab.txt can hold."""
+    """Returns whether a vocabulary is WordPiece, as BERT's."""
     return vocabulary_kind(tokenizer) == "wordpiece"
 
 
 def vocabulary_kind(tokenizer: Tokenizer) -> VocabularyKind:
-    """The kind of a vocabulary, as ``TokenizerConfig.kind`` names it."""
+    """Returns the kind of a vocabulary, a value of ``TokenizerConfig.kind``."""
     from tokenizers import models
 
     if isinstance(tokenizer.model, models.Unigram):
@@ -132,15 +131,14 @@ def vocabulary_kind(tokenizer: Tokenizer) -> VocabularyKind:
 
 
 def keeps_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether tokens hold the space before a word, as byte-level ones do: "the" and " the" are different tokens."""
+    """Returns whether tokens include the space before a word, as in byte-level vocabularies."""
     return vocabulary_kind(tokenizer) == "byte_level"
 
 
 def detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of token ids, on one line, without special tokens.
+    """Returns the text of token ids on one line, without special tokens.
 
-    A byte-level vocabulary gives the text that was written. In WordPiece's, spaces next to punctuation are those of
-    English: none before a comma, none within t-shirt and don't.
+    WordPiece has lost the spaces of the text: spaces next to punctuation follow the rules of English.
     """
     special = set(special_ids(tokenizer).all)
     kept = [int(i) for i in ids if int(i) not in special]
@@ -151,23 +149,23 @@ def detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def lowercases(tokenizer: Tokenizer) -> bool:
-    """Whether the vocabulary reads, and so writes, every text in lower case."""
+    """Returns whether the vocabulary lower-cases text."""
     return tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A").strip("▁ ") == "a"
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Words and punctuation marks, as WordPiece splits a text, with spaces between where a text has them."""
+    """Joins words and punctuation marks, as split by WordPiece, with spaces where a text has them."""
     text, quoted, glued = "", dict.fromkeys(QUOTES, False), True
-    for place, word in enumerate(words):
-        before = words[place - 1] if place else ""
-        after = words[place + 1] if place + 1 < len(words) else ""
+    for index, word in enumerate(words):
+        before = words[index - 1] if index else ""
+        after = words[index + 1] if index + 1 < len(words) else ""
         if _joins(before, word, after):
             space, glued_after = False, True
         elif word in QUOTES:
             opens = not quoted[word] and not (word == "'" and before.endswith("s"))  # the boys' hats
             space, glued_after = opens, opens
             quoted[word] = opens
-        elif word == "“" and "„" in words[:place]:  # which closes in German
+        elif word == "“" and "„" in words[:index]:  # a closing quote in German
             space, glued_after = False, after in JOINING
         else:
             space, glued_after = word not in CLOSING, word in OPENING or _within_number(before, word, after)
@@ -177,7 +175,7 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def _joins(before: str, word: str, after: str) -> bool:
-    """Whether a mark is within a word: between two parts of it, as the hyphen of t-shirt."""
+    """Returns whether a mark joins two parts of a word, like the hyphen of t-shirt."""
     if word not in JOINING or not ((_is_word(before) or before in CLOSING_QUOTES) and _is_word(after)):
         return False
     return word not in "'’" or after in ENDINGS or len(before) == 1
@@ -188,12 +186,12 @@ def _is_word(text: str) -> bool:
 
 
 def _within_number(before: str, word: str, after: str) -> bool:
-    """Whether a mark is between two digits, as in 3.5."""
+    """Returns whether a mark is between two digits, as in 3.5."""
     return word in ".,:" and before[-1:].isdigit() and after[:1].isdigit()
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The tokens, those of one word put together."""
+    """Returns the words of WordPiece tokens."""
     words: list[str] = []
     for token in (tokenizer.id_to_token(i) or "" for i in ids):
         if token.startswith("##") and words:

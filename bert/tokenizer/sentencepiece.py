@@ -1,6 +1,7 @@
-"""Unigram vocabularies in SentencePiece files, as folders of ALBERT, XLM-RoBERTa and DeBERTa-v3 hold them: read them.
+"""Reads Unigram vocabularies in SentencePiece files, as published with ALBERT, XLM-RoBERTa and DeBERTa-v3.
 
-Ids are those of SentencePiece, shifted as the model's family does.
+A file (Kudo and Richardson 2018) is a protocol buffer with the field numbers of google/sentencepiece's
+sentencepiece_model.proto. Ids are those of SentencePiece, shifted as in the model's family.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
 
 FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
-"""Names in published folders; the last, of XLM-RoBERTa, is of a Unigram model, too."""
+"""File names in published folders; XLM-RoBERTa's, the last one, is a Unigram model despite its name."""
 
 _NEVER = 1e4
-"""So far below the lowest score that no text becomes a token: a special token, a byte, an unused token."""
+"""Distance below the lowest score of tokens that no text may become: special tokens, bytes, unused tokens."""
 
 _ALWAYS = 100.0
-"""Of each character of a user-defined piece, which SentencePiece takes wherever it is in a text."""
+"""Score per character of a user-defined piece, which SentencePiece matches before all others."""
 
 _DIGITS = 6
-"""Of a score, about as many as 32 bits hold. With more, the last one changes when a vocabulary is saved and read."""
+"""Decimal digits of a score: with more, the last one would change when a vocabulary is saved and read."""
 
 _TRAINED_HEAD = ["<unk>", "<s>", "</s>"]
 
@@ -49,7 +50,7 @@ _CAMEMBERT_HEAD = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"
 
 
 class Piece(NamedTuple):
-    """A token, its logarithmic probability and its kind, NORMAL and so on."""
+    """A token, its logarithmic probability and its kind (NORMAL, ...)."""
 
     text: str
     score: float
@@ -57,18 +58,18 @@ class Piece(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A file.
+    """The parsed content of a file.
 
     Attributes:
-        pieces: in the order of their numbers.
+        pieces: the tokens in the order of their ids.
         model: a key of MODELS.
-        splits: no piece contains a space between words.
-        suffix: the space behind a word is a part of it, not the one before it.
-        byte_fallback: unknown characters become their bytes.
-        charsmap: the character map; empty if there is none.
+        splits: pieces do not contain a space between words.
+        suffix: the space after a word, not the one before it, is part of the word.
+        byte_fallback: unknown characters are split into bytes.
+        charsmap: the character map, or empty.
         rule: name of the map, such as nmt_nfkc.
-        prefix: the first word has a space before it as well.
-        trims: spaces at both ends, and all but one between words, are left out.
+        prefix: a space is added before the first word.
+        trims: spaces at both ends and repeated spaces are removed.
         escapes: spaces are marked.
     """
 
@@ -85,11 +86,11 @@ class Content(NamedTuple):
 
 
 def parse_sentencepiece(data: bytes, file: Path) -> Content:
-    """What a tokenizer needs of a file's content. Raises UserError if it is damaged or another file."""
+    """Parses the content of a file. Raises UserError if it is damaged or of another kind."""
     try:
         return _parse(data)
     except (ValueError, LookupError, struct.error):
-        raise UserError(f"{file} is not a whole SentencePiece file: copy it again") from None
+        raise UserError(f"{file} is not a complete SentencePiece file: copy it again") from None
 
 
 def _parse(data: bytes) -> Content:
@@ -121,7 +122,7 @@ def _piece(fields: Fields) -> Piece:
 def _require_whole_map(charsmap: bytes) -> None:
     """Raises ValueError if a lookup could leave the map: the size of a double array, its units of 32 bits, and texts.
 
-    A unit has a label and the offset to those that follow it, and one that ends a key (bit 8) to the place of its text.
+    A unit has a label and the offset to its successors; a unit that ends a key (bit 8) has the offset of its text.
     """
     size = int.from_bytes(charsmap[:4], "little")
     units, texts = np.frombuffer(charsmap[4 : 4 + size], "<u4").astype(np.int64), charsmap[4 + size :]
@@ -129,25 +130,25 @@ def _require_whole_map(charsmap: bytes) -> None:
     following = (np.arange(len(units)) ^ (units >> 10 << ((units & 1 << 9) >> 6)))[inner]
     if not len(following) or (following | 0xFF).max() >= len(units):
         raise ValueError("a unit without followers")
-    places = units[following[units[inner] & 1 << 8 != 0]] & (1 << 31) - 1
+    offsets = units[following[units[inner] & 1 << 8 != 0]] & (1 << 31) - 1
     texts.decode()
-    if any(place >= len(texts) or texts[place] & 0xC0 == 0x80 for place in places.tolist()):
+    if any(offset >= len(texts) or texts[offset] & 0xC0 == 0x80 for offset in offsets.tolist()):
         raise ValueError("a key without a text")
 
 
 def build_sentencepiece(data: bytes, file: Path, settings: TokenizerSettings) -> Tokenizer:
-    """The complete tokenizer of a file's content, with the ids of SentencePiece and the rows of the model's family.
+    """Returns the tokenizer of a file's content, with the rows of the model's family.
 
-    A file with [CLS] and [SEP] keeps its numbers. One that begins with <unk>, <s> and </s>, without <pad>, is numbered
-    as in XLM-RoBERTa, or in CamemBERT if the files next to it name that. A missing mask token becomes the last one.
-    Differences from SentencePiece: several accents on one letter, one on a full-width letter, user-defined pieces that
-    the character map changes, and the order of equally probable pieces.
+    A file with [CLS] and [SEP] keeps its ids. A file that begins with <unk>, <s> and </s>, without <pad>, gets the ids
+    of XLM-RoBERTa, or of CamemBERT if the files next to it name it. A missing mask token is appended.
+    Differences from SentencePiece: several accents on one letter, an accent on a full-width letter, user-defined pieces
+    that the character map changes, and the order of equally probable pieces.
 
     Args:
         settings: case and accents of ALBERT and DeBERTa, which are not in the file.
 
     Raises:
-        UserError: no whole file, a model other than Unigram, or other special tokens.
+        UserError: the file is incomplete, its model is not Unigram, or it has other special tokens.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -166,7 +167,7 @@ def build_sentencepiece(data: bytes, file: Path, settings: TokenizerSettings) ->
     spaces = decoders.Metaspace(WORD_START, prepend_scheme=prefix)
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), spaces]) if content.byte_fallback else spaces
     special = [piece.text for piece in pieces if piece.kind in (UNKNOWN, CONTROL) or piece.text in names.values()]
-    wide_mask = None if names is BERT_TOKENS else names["mask"]  # the space before it is a part of it
+    wide_mask = None if names is BERT_TOKENS else names["mask"]  # the space before the mask belongs to it
     tokenizer.add_special_tokens([AddedToken(text, lstrip=text == wide_mask) for text in special])
     first, end = names["cls"], names["sep"]
     single = f"{first}:0 $A:0 {end}:0"
@@ -184,15 +185,15 @@ def _require_supported(content: Content, file: Path, settings: TokenizerSettings
         raise UserError(f"{file} holds no pieces: name a SentencePiece file of a model")
     if content.model != UNIGRAM:
         kind = MODELS.get(content.model, "other")
-        raise UserError(f"{file} holds a SentencePiece model of kind {kind}, and only Unigram is read: {other}")
+        raise UserError(f"{file} holds a SentencePiece model of kind {kind}, but only Unigram is read: {other}")
     if content.suffix or not content.escapes:
-        raise UserError(f"{file} does not mark spaces at the beginning of words, and only such files are read: {other}")
+        raise UserError(f"{file} does not mark spaces at the beginning of words, but only such files are read: {other}")
     if settings.split_by_punct:
-        raise UserError(f"{file.parent / SETTINGS}: split_by_punct is true, and only false is read: {other}")
+        raise UserError(f"{file.parent / SETTINGS}: split_by_punct is true, but only false is supported: {other}")
 
 
 def _number(pieces: list[Piece], camembert: bool, file: Path) -> tuple[list[Piece], dict[str, str]]:
-    """The pieces in the order of the model's ids, and the names of its special tokens by role."""
+    """Returns the pieces in the order of the model's ids, and its special tokens by role."""
     texts = {piece.text for piece in pieces}
     if [piece.text for piece in pieces[:3]] == _TRAINED_HEAD and "<pad>" not in texts:
         head, taken = (_CAMEMBERT_HEAD, 1) if camembert else (_XLM_ROBERTA_HEAD, 3)
@@ -211,13 +212,13 @@ def _number(pieces: list[Piece], camembert: bool, file: Path) -> tuple[list[Piec
 
 
 def _with_scores(pieces: list[Piece], albert: bool) -> list[tuple[str, float]]:
-    """The pieces with their logarithmic probabilities; ALBERT's tokenization.py splits a number from a comma."""
+    """Returns the pieces and their logarithmic probabilities; like ALBERT's code, splits a number from a comma."""
     normal = [piece.score for piece in pieces if piece.kind == NORMAL]
     lowest = min(normal, default=0.0)
 
     def score(piece: Piece) -> float:
         if piece.kind == USER_DEFINED:
-            return len(piece.text) * _ALWAYS - 0.1  # so that a longer one is taken before two
+            return len(piece.text) * _ALWAYS - 0.1  # a longer one before two shorter ones
         number_and_comma = piece.text.endswith(",") and piece.text[-2:-1].isdigit()
         taken = piece.kind == NORMAL and not (albert and number_and_comma)
         return piece.score if taken else lowest - _NEVER
@@ -226,10 +227,9 @@ def _with_scores(pieces: list[Piece], albert: bool) -> list[tuple[str, float]]:
 
 
 def _normalizer(content: Content, names: dict[str, str], settings: TokenizerSettings) -> Normalizer:
-    """ALBERT's and DeBERTa's own steps, then SentencePiece's: the character map and the spaces.
+    """Returns ALBERT's and DeBERTa's steps, then SentencePiece's: the character map and the spaces.
 
-    The library applies the map to a letter with its accents as a whole or to none of them. SentencePiece composes them,
-    if the map is of NFKC.
+    NFC comes before a map of NFKC, because the library looks up a letter with all its accents or not at all.
     """
     from tokenizers import Regex, normalizers
 
@@ -247,6 +247,6 @@ def _normalizer(content: Content, names: dict[str, str], settings: TokenizerSett
         steps.append(normalizers.Precompiled(content.charsmap))
     if content.trims:
         steps.append(normalizers.Replace(Regex(rf"\A +| +(?= )|[ {WORD_START}]+\z"), ""))
-    if content.prefix:  # the pre-tokenizer adds one where there is none
+    if content.prefix:  # the pre-tokenizer adds one if there is none
         steps.append(normalizers.Replace(Regex(rf"\A[ {WORD_START}]"), 2 * WORD_START))
     return normalizers.Sequence(steps)

@@ -1,4 +1,4 @@
-"""Special tokens by their role. A vocabulary has one of some sets of names, and any role may be missing in it."""
+"""Finds the special tokens of a vocabulary by their role. Any role may be missing."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ ALBERT_TOKENS = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]",
 GPT2_TOKENS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "pad": "<pad>"}
 
 TOKEN_SETS: tuple[Mapping[str, str], ...] = (MPNET_TOKENS, ROBERTA_TOKENS, BERT_TOKENS, ALBERT_TOKENS, GPT2_TOKENS)
-"""Names by role. A vocabulary is of the set of which it has most tokens, and of the first of several such sets."""
+"""Names by role. A vocabulary belongs to the set of which it has the most tokens; of several, to the first."""
 
 HIDDEN = " "
-"""Before the name of a special token that no text is to become. No token of a text holds a space."""
+"""Prefix that hides a special token from texts: no token of a text contains a space."""
 
 SPECIAL_TOKENS = tuple(BERT_TOKENS.values())
-"""In the order in which a trained WordPiece vocabulary starts."""
+"""The first tokens of a trained WordPiece vocabulary."""
 
 
 @dataclass(frozen=True)
 class SpecialTokenIds:
-    """Ids of the special tokens that a vocabulary has, by role. Raises UserError for one that is missing."""
+    """Ids of special tokens by role. The properties raise UserError if the vocabulary has no such token."""
 
     by_role: Mapping[str, int]
 
     @property
     def pad(self) -> int:
-        """Fills rows up."""
+        """Pads rows."""
         return self._require("pad")
 
     @property
     def unk(self) -> int:
-        """Stands for what has no other token."""
+        """Replaces text that has no other token."""
         return self._require("unk")
 
     @property
     def cls(self) -> int:
-        """Begins a row of a classifier."""
+        """Begins the row of a classifier."""
         return self._require("cls")
 
     @property
@@ -58,27 +58,27 @@ class SpecialTokenIds:
 
     @property
     def mask(self) -> int:
-        """Hides a token that is to be predicted."""
+        """Replaces a token that is to be predicted."""
         return self._require("mask")
 
     @property
     def bos(self) -> int:
-        """Begins a text that is generated."""
+        """Begins a generated text."""
         return self._require("bos")
 
     @property
     def eos(self) -> int:
-        """Ends a text that is generated, and separates documents."""
+        """Ends a generated text, and separates documents."""
         return self._require("eos")
 
     @property
     def end(self) -> int:
-        """Stands between two documents: the token that ends a text that is generated, or, without one, any text."""
+        """Separates documents: eos or, without one, sep."""
         return self.eos if "eos" in self.by_role else self.sep
 
     @property
     def padding(self) -> int:
-        """Fills rows up: the padding token or, in a vocabulary without one, as that of GPT-2, the end token."""
+        """Pads rows: pad or, in a vocabulary without one such as GPT-2's, the end token."""
         return self.pad if "pad" in self.by_role else self.end
 
     @property
@@ -87,7 +87,7 @@ class SpecialTokenIds:
         return tuple(dict.fromkeys(self.by_role.values()))
 
     def find(self, role: str) -> int | None:
-        """The id of a role; None if the vocabulary has no token for it."""
+        """Returns the id of a role; None if the vocabulary has no token for it."""
         return self.by_role.get(role)
 
     def _require(self, role: str) -> int:
@@ -101,8 +101,8 @@ class SpecialTokenIds:
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialTokenIds:
-    """Ids of the special tokens that a vocabulary has."""
-    # One by one: the whole vocabulary takes longer to copy than a short text to answer.
+    """Returns the ids of the special tokens of a vocabulary."""
+    # Looked up one by one, because copying the whole vocabulary is slow.
     names = {name for tokens in TOKEN_SETS for name in tokens.values()}
     candidates = {name: [tokenizer.token_to_id(text) for text in (name, HIDDEN + name)] for name in names}
     known = {name: next(i for i in ids if i is not None) for name, ids in candidates.items() if set(ids) != {None}}
@@ -110,6 +110,6 @@ def special_ids(tokenizer: Tokenizer) -> SpecialTokenIds:
 
 
 def special_tokens(vocab: Container[str]) -> dict[str, str]:
-    """The special tokens that a vocabulary has, by role."""
+    """Returns the special tokens of a vocabulary by role."""
     sets = [{role: name for role, name in tokens.items() if name in vocab} for tokens in TOKEN_SETS]
     return max(sets, key=lambda tokens: len(set(tokens.values())))

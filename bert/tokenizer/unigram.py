@@ -1,7 +1,7 @@
-"""Unigram vocabularies, as those of ALBERT and XLM-RoBERTa: train them.
+"""Trains Unigram vocabularies, like those of ALBERT and XLM-RoBERTa.
 
-A word begins with a mark for the space in front of it, and is read as the most probable sequence of tokens (Kudo 2018,
-section 3.2), not as the longest ones.
+A word begins with a mark for the space in front of it, and is split into the most probable sequence of tokens (Kudo
+2018, section 3.2), not into the longest ones.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
 WORD_START = "▁"
-"""In a token, the space in front of a word."""
+"""The space in front of a word, as part of a token."""
 
 TRAINED_SPECIAL_TOKENS = tuple(ALBERT_TOKENS.values())
-"""In the order in which a trained vocabulary starts, which is ALBERT's."""
+"""The first tokens of a trained vocabulary, in ALBERT's order."""
 
 _DIGITS = 6
-"""Of a token's logarithmic probability. Those beyond depend on the order in which threads add their sums."""
+"""Decimal digits of a logarithmic probability; further digits depend on the order in which threads add."""
 
 _STEP = 1e-4
-"""Between the scores that the library gives to characters that no other token needs."""
+"""Difference between consecutive scores that the library assigns to characters kept only to be known."""
 
 
 def train_unigram(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
-    """Trains a vocabulary of at most ``config.vocab_size`` tokens, every character that is kept among them.
+    """Trains a vocabulary of at most ``config.vocab_size`` tokens, including all characters that are kept.
 
-    The same texts give the same vocabulary, ids included. The library's tokens are in an order that differs from run to
-    run; here they are sorted by probability and name.
+    The same texts give the same vocabulary, ids included: the tokens, whose order in the library differs between runs,
+    are sorted by probability and name.
 
     Args:
-        texts: lines or paragraphs, which are read once and kept in a temporary file, or the counts of their words.
+        texts: lines or paragraphs, which are copied to a temporary file, or the counts of their words.
         config: vocab_size, lowercase, strip_accents, min_frequency, limit_alphabet.
 
     Raises:
@@ -82,10 +82,10 @@ def train_unigram(texts: Iterable[str] | WordCounts, config: TokenizerConfig) ->
 
 
 def build_unigram(pieces: Iterable[tuple[str, float]], config: TokenizerConfig) -> Tokenizer:
-    """The complete tokenizer around tokens and their logarithmic probabilities, with rows and token types of BERT.
+    """Returns the tokenizer of tokens and their logarithmic probabilities, with the rows and token types of BERT.
 
     Args:
-        pieces: without special tokens.
+        pieces: tokens without special tokens.
         config: lowercase, strip_accents.
     """
     from tokenizers import Tokenizer, decoders, models, processors
@@ -108,10 +108,9 @@ def build_unigram(pieces: Iterable[tuple[str, float]], config: TokenizerConfig) 
 
 
 def without_special_pieces(tokenizer: str) -> str:
-    """The content of a Unigram vocabulary's tokenizer.json -> the same for texts alone, ids included.
+    """Returns the tokenizer.json of a Unigram vocabulary with hidden special tokens, so that no text becomes one.
 
-    The model takes special tokens for the most probable ones, so their names are hidden. Those that come after the
-    model's pieces, as the mask of DeBERTa-v3, become hidden pieces too.
+    Ids do not change. Special tokens after the model's pieces, such as the mask of DeBERTa-v3, become hidden pieces.
     """
     content = json.loads(tokenizer)
     special = {token["content"]: token["id"] for token in content["added_tokens"] if token["special"]}
@@ -125,14 +124,14 @@ def without_special_pieces(tokenizer: str) -> str:
 
 
 def unigram_word_steps(lowercase: bool, strip_accents: StripAccents) -> WordSteps:
-    """The steps that make words of a text, which have no mark yet: characters that are left out may divide them."""
+    """Returns the steps that split a text into words, without marks: characters that are left out may divide words."""
     from tokenizers import pre_tokenizers
 
     return WordSteps(_make_normalizer(lowercase, strip_accents), pre_tokenizers.WhitespaceSplit())
 
 
 def _make_normalizer(lowercase: bool, strip_accents: StripAccents) -> Normalizer:
-    """SentencePiece's nmt_nfkc, then without marks and in lower case, as configured."""
+    """Returns SentencePiece's nmt_nfkc, followed by the configured removal of marks and lower-casing."""
     from tokenizers import Regex, normalizers
 
     steps = [normalizers.Nmt(), normalizers.NFKC()]
@@ -146,7 +145,7 @@ def _make_normalizer(lowercase: bool, strip_accents: StripAccents) -> Normalizer
 
 
 def _make_pre_tokenizer() -> PreTokenizer:
-    """The words between white space, with their mark."""
+    """Splits a text at white space, and marks the beginning of each word."""
     from tokenizers import pre_tokenizers
 
     marked = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")
@@ -154,10 +153,9 @@ def _make_pre_tokenizer() -> PreTokenizer:
 
 
 def _with_equal_rest(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """With the lowest score for each character that was kept only to be known.
+    """Assigns the lowest score to all characters that were kept only to be known.
 
-    The library gives these the lowest score of all, and 0.0001 more to each than to the one before it, in the order of
-    a hash table.
+    The library assigns them increasing scores from the lowest one on, in the order of a hash table.
     """
     lowest = min(score for _, score in pieces)
 
@@ -169,7 +167,7 @@ def _with_equal_rest(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]
 
 
 def _copy_and_count(texts: Iterable[str], copy: TextIO, config: TokenizerConfig) -> dict[str, int]:
-    """Writes normalized texts into a file, to be read from its start. Returns the counts of their characters."""
+    """Writes normalized texts into a file and rewinds it. Returns the counts of their characters."""
     normalizer = _make_normalizer(config.lowercase, config.strip_accents)
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
@@ -181,8 +179,11 @@ def _copy_and_count(texts: Iterable[str], copy: TextIO, config: TokenizerConfig)
 
 
 def _left_out(counts: Mapping[str, int], config: TokenizerConfig) -> set[str]:
-    """Characters that the vocabulary does not know: white space, those rarer than min_frequency and, of the others, the
-    rarest beyond limit_alphabet, or beyond what fits a quarter of the vocabulary."""
+    """Returns the characters that the vocabulary does not include.
+
+    These are white space, characters rarer than min_frequency, and the rarest ones beyond limit_alphabet or, by
+    default, a quarter of the vocabulary.
+    """
     num_reserved = len(TRAINED_SPECIAL_TOKENS) + 1
     limit = config.limit_alphabet or max(config.vocab_size // 4, min(config.vocab_size - num_reserved, 256))
     common = sorted((token for token in counts if not token.isspace()), key=lambda token: (-counts[token], token))

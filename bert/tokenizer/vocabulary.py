@@ -1,4 +1,4 @@
-"""Vocabularies of every kind: train, load, save, inspect. A thin layer over the ``tokenizers`` library."""
+"""Trains, loads, saves and inspects vocabularies of all kinds."""
 
 from __future__ import annotations
 
@@ -40,23 +40,25 @@ if TYPE_CHECKING:
 Log = Callable[[str], None]
 
 _FEW = 0.01
-"""Share of the tokens up to which marks are stray: published vocabularies without marks have a few."""
+"""Share of tokens with marks up to which they are ignored: published vocabularies without marks have a few."""
 
 COPY_ALL = "copy all tokenizer files from one source"
 
 MAX_VOCABULARY = 2**24
-"""Rows of an embedding, above which an id is damage."""
+"""Maximum number of rows of an embedding; a larger id indicates damage."""
 
 
 def train_tokenizer(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
-    """Trains a vocabulary of ``config.kind`` on lines or paragraphs, or on the counts of their words, which give the
-    same one. Raises UserError: no text, or a vocab_size too small for any."""
+    """Trains a vocabulary of ``config.kind`` on lines or paragraphs, or on the counts of their words.
+
+    Raises UserError if there is no text or vocab_size is too small.
+    """
     trainers = {"wordpiece": train_wordpiece, "byte_level": train_byte_level, "unigram": train_unigram}
     return trainers[config.kind](texts, config)
 
 
 def word_steps(config: TokenizerConfig) -> WordSteps:
-    """The steps by which words are counted for a vocabulary of ``config.kind``."""
+    """Returns the steps that split texts into words for a vocabulary of ``config.kind``."""
     if config.kind == "byte_level":
         return byte_level_steps()
     steps = wordpiece_steps if config.kind == "wordpiece" else unigram_word_steps
@@ -66,23 +68,22 @@ def word_steps(config: TokenizerConfig) -> WordSteps:
 def load_tokenizer(
     path: str | Path, config: TokenizerConfig | None = None, log: Log = log_message, detect_casing: bool = False
 ) -> Tokenizer:
-    """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt next to it, a SentencePiece file (.model),
-    or a folder that holds one.
+    """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt, or a SentencePiece file (.model).
 
-    A bare vocab.txt does not say how text is normalized. A ``tokenizer_config.json`` next to it does, and also
-    overrides a tokenizer.json, as in transformers. Otherwise ``config`` does; its ``strip_accents: european`` stands
-    for BERT's own steps. Tokens that the files next to it add to the vocabulary are added. Padding stored in a
-    tokenizer.json is turned off, of truncation the side alone is kept: rows are made elsewhere.
+    A bare vocab.txt does not define the normalization. A ``tokenizer_config.json`` next to it does, and also overrides
+    a tokenizer.json, as in transformers. Otherwise ``config`` defines it; ``strip_accents: european`` then means BERT's
+    steps. Tokens in added_tokens.json and tokenizer_config.json are added. Padding and truncation stored in a
+    tokenizer.json are turned off, except for the side of truncation.
 
     Args:
-      path: a file or a folder.
-      config: how text is normalized if no file says so; None has the defaults.
-      log: called with remarks on the vocabulary and on how text is read.
-      detect_casing: whether a folder's name or the tokens decide on lower-casing in place of ``config``.
+      path: a file, or a folder that contains one.
+      config: normalization if no file defines it. None: use the defaults.
+      log: receives remarks on the vocabulary and its normalization.
+      detect_casing: derive lower-casing from a folder's name or the tokens instead of ``config``.
 
     Raises:
-      UserError: nothing there, or a file that is no WordPiece, byte-level or Unigram vocabulary, or has no special
-        token; or files next to it that are malformed or contradict it.
+      UserError: the file does not exist, is no WordPiece, byte-level or Unigram vocabulary or has no special token; or
+        files next to it are malformed or contradict it.
     """
     config = config or TokenizerConfig()
     file = _vocabulary_file(Path(fetch(path)))
@@ -92,7 +93,7 @@ def load_tokenizer(
     elif file.suffix == ".json":
         tokenizer = _parse_tokenizer(_read_utf8(file), file)
     elif file.suffix == ".model":
-        with library_errors(f"{file} is not a whole SentencePiece file", COPY_ALL):
+        with library_errors(f"{file} is not a complete SentencePiece file", COPY_ALL):
             tokenizer = build_sentencepiece(_read_bytes(file), file, settings)
     else:
         text = _read_utf8(file)
@@ -116,7 +117,7 @@ def load_tokenizer(
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
-    """Writes tokenizer.json, and of WordPiece vocab.txt, into the folder, each at once or not at all."""
+    """Writes tokenizer.json, and vocab.txt of a WordPiece vocabulary, each atomically."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if is_wordpiece(tokenizer):
@@ -126,10 +127,10 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
 
 
 def _detect_casing(file: Path, tokens: Iterable[str], log: Log) -> bool:
-    """Whether to lower-case, by the name of a folder or the tokens."""
+    """Returns whether to lower-case, by the name of the folder or the tokens."""
     name, capital = file.parent.resolve().name, _first_cased_token(tokens)
     if (sign := next((sign for sign in ("uncased", "cased") if sign in name.lower()), None)) is not None:
-        lowercase, why = sign == "uncased", f'the folder\'s name says "{sign}"'
+        lowercase, why = sign == "uncased", f'the folder\'s name contains "{sign}"'
     elif capital is None:
         lowercase, why = True, "no token of the vocabulary has an upper-case letter"
     else:
@@ -141,7 +142,7 @@ def _detect_casing(file: Path, tokens: Iterable[str], log: Log) -> bool:
 def _check_normalization(
     file: Path, tokenizer: Tokenizer, settings: TokenizerSettings, detected: bool, log: Log
 ) -> None:
-    """Reports tokens of a bare vocab.txt that no text becomes, unless the files next to it decide so."""
+    """Logs a warning about tokens of a bare vocab.txt that the normalization makes unreachable."""
     (lowercase, strip_accents), tokens = normalization(tokenizer), tokenizer.get_vocab()
     capital = _first_cased_token(sorted(tokens))
     if lowercase and capital is not None and settings.do_lower_case is None and not detected:
@@ -161,7 +162,7 @@ def _check_normalization(
 
 
 def _first_cased_token(tokens: Iterable[str]) -> str | None:
-    """The first token, special tokens aside, that lower-casing changes."""
+    """Returns the first token, except for special ones, that lower-casing changes."""
     words = (token for token in tokens if not re.fullmatch(r"\[.*\]|<.*>", token))
     return next((token for token in words if token != token.lower()), None)
 
@@ -171,20 +172,22 @@ def _has_marks(token: str) -> bool:
 
 
 def subword_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids of the tokens that continue a word, ascending. Raises UserError for a vocabulary that does not mark them."""
+    """Returns the ids of tokens that continue a word, ascending. Raises UserError if they are not marked."""
     if is_wordpiece(tokenizer) and not tokenizer.model.continuing_subword_prefix:
-        raise UserError("data.whole_word_masking needs tokens that say whether they continue a word: leave it out")
+        raise UserError(
+            "data.whole_word_masking needs a vocabulary that marks tokens that continue a word: leave it out"
+        )
     special = special_ids(tokenizer).all
     vocab = tokenizer.get_vocab()
     return sorted(i for token, i in vocab.items() if i not in special and continues_word(tokenizer, token))
 
 
 def continues_word(tokenizer: Tokenizer, token: str) -> bool:
-    """Whether a token that is not special continues the word before it.
+    """Returns whether a token that is not special continues the word before it.
 
     In a byte-level vocabulary a word begins with the space in front of it, and every token without one continues it, as
-    in fairseq's ``mask_whole_words``. The first word of a text follows a special token in a row. In a Unigram
-    vocabulary a word begins with a mark.
+    in fairseq's ``mask_whole_words``; the first word of a text follows a special token. In a Unigram vocabulary a word
+    begins with a mark.
     """
     if keeps_spaces(tokenizer):
         return token[:1] not in SPACES
@@ -195,7 +198,7 @@ def continues_word(tokenizer: Tokenizer, token: str) -> bool:
 
 
 def normalization(tokenizer: Tokenizer) -> tuple[bool | None, StripAccents]:
-    """Whether a WordPiece vocabulary lower-cases text, and which marks it removes; null for other steps than ours."""
+    """Returns whether a WordPiece vocabulary lower-cases text, and which marks it removes; None for other steps."""
     content = json.loads(tokenizer.to_str())
     if not has_wordpiece_steps(content):
         return None, None
@@ -205,7 +208,7 @@ def normalization(tokenizer: Tokenizer) -> tuple[bool | None, StripAccents]:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text: WordPiece's as it is, "##" included, another with the space it may begin with."""
+    """Returns a token as text: with "##" in WordPiece, and with the space that it may begin with in other kinds."""
     if keeps_spaces(tokenizer):
         return decode(tokenizer, [token_id], skip_special_tokens=False)
     token = tokenizer.id_to_token(token_id) or ""
@@ -213,19 +216,17 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def after_space(text: str) -> str:
-    """The text as it follows another word, with a space in front: what ``add_prefix_space`` makes of it."""
+    """Returns the text with a space in front, as ``add_prefix_space`` adds it."""
     return text if text.startswith(" ") else " " + text
 
 
 def embedding_rows(tokenizer: Tokenizer) -> int:
-    """Rows V an embedding needs: one more than the largest id, also where ids have gaps.
-
-    Raises:
-        UserError: an id so large that no embedding has a row for it.
-    """
+    """Returns the rows V that an embedding needs: the largest id plus one. Raises UserError for implausible ids."""
     rows = max(tokenizer.get_vocab().values()) + 1
     if rows > MAX_VOCABULARY:
-        raise UserError(f"the vocabulary has the id {rows - 1}, and at most {MAX_VOCABULARY} tokens are read: fix it")
+        raise UserError(
+            f"the vocabulary has the id {rows - 1}, but at most {MAX_VOCABULARY} tokens are supported: fix it"
+        )
     return rows
 
 
@@ -233,7 +234,7 @@ def require_embedding_rows(tokenizer: Tokenizer, vocab_size: int, source: str | 
     """Raises UserError if a token of the vocabulary has no row in an embedding of ``vocab_size`` rows.
 
     Args:
-        source: where the vocabulary is from, for the message.
+        source: source of the vocabulary, for the message.
     """
     if (rows := embedding_rows(tokenizer)) > vocab_size:
         raise UserError(
@@ -243,17 +244,16 @@ def require_embedding_rows(tokenizer: Tokenizer, vocab_size: int, source: str | 
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """Hash of all that decides which ids a text becomes: 64 hexadecimal digits."""
+    """Returns a hash, 64 hexadecimal digits, of everything that decides the ids of a text."""
     content = json.loads(tokenizer.to_str())
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def literal_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy that reads "[MASK]" and its like in a text as ordinary characters.
+    """Returns a copy that reads "[MASK]" and other special tokens in a text as ordinary characters.
 
-    In a user's input "[MASK]" means the mask. In a corpus it is prose about BERT: as a mask id it would be a
-    special token in the middle of a row, never to be masked, and a "[SEP]" would end a segment.
+    In a user's input "[MASK]" means the mask. In a corpus it is prose about BERT, and must not become a special token.
     """
     from tokenizers import Tokenizer
 
@@ -266,7 +266,7 @@ def literal_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _vocabulary_file(path: Path) -> Path:
-    fix = "tokenizer.path takes a vocab.txt, a tokenizer.json, a SentencePiece file or a folder that holds one"
+    fix = "set tokenizer.path to a vocab.txt, a tokenizer.json, a SentencePiece file or a folder that contains one"
     if path.is_dir():
         for name in ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES):
             if (path / name).is_file():
@@ -299,14 +299,14 @@ def _read_utf8(file: Path) -> str:
 def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    with library_errors(f"{file} is not a whole tokenizer.json", "copy it again or name the vocab.txt"):
+    with library_errors(f"{file} is not a complete tokenizer.json", "copy it again or name the vocab.txt"):
         tokenizer = Tokenizer.from_str(text)
     by_bytes = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) or "<mask>" in tokenizer.get_vocab()
     others = isinstance(tokenizer.model, models.WordPiece | models.Unigram)
     if not others and not (isinstance(tokenizer.model, models.BPE) and by_bytes):
         kind = type(tokenizer.model).__name__
         raise UserError(
-            f"{file} holds a {kind} vocabulary, and WordPiece, byte-level and Unigram are read: name another"
+            f"{file} holds a {kind} vocabulary, but only WordPiece, byte-level and Unigram are read: name another"
         )
     set_truncation_side(tokenizer, truncation_side(tokenizer))
     tokenizer.no_padding()
@@ -320,10 +320,10 @@ def _parse_byte_level(text: str, file: Path) -> Tokenizer:
 
 
 def _parse_vocab(content: str, file: Path, log: Log) -> dict[str, int]:
-    """Token -> id, its line from 0. Only "\\n" ends a line: some tokens are other separators.
+    """Returns token -> id, its line from 0. Only "\\n" ends a line: some tokens are other separators.
 
-    Of equal lines the last one counts, as in transformers and in Google's ``load_vocab``. The others, each of which has
-    a row in the embedding, are named as unused slots.
+    Of equal lines the last one counts, as in transformers and in Google's ``load_vocab``. The other lines, which have
+    a row in the embedding as well, become unused tokens.
     """
     lines = content.split("\n")
     while lines and lines[-1] in ("", "\r"):

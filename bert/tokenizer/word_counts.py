@@ -1,6 +1,6 @@
-"""The words of a text: the steps that make them, and how often each occurs, from which a vocabulary is trained.
+"""Splits texts into words and counts them, for the training of vocabularies.
 
-The counts of parts of a corpus add up to those of the whole, so parts may be counted anywhere and in any order.
+Counts of the parts of a corpus add up, so parts may be counted on any machine and in any order.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ EUROPEAN_MARKS = (
 """The combining marks of Latin, Greek and Cyrillic letters, without the stroke of symbols such as \u2260."""
 
 OTHER_MARKS_SHARE = 1e-3
-"""Share of the characters above which the marks of other scripts are kept. Below it the text is read as by BERT, so
-that the vocabulary of an English corpus with a few foreign names is one that every tool for BERT reads."""
+"""Share of the characters above which the marks of other scripts are kept. Below it BERT's steps are used, so that the
+vocabulary of an English corpus with a few foreign names works in every tool for BERT."""
 
 _EUROPEAN_SCRIPTS = ("LATIN", "GREEK", "CYRILLIC")
 _SHARED_MARKS = ("COMBINING", "VARIATION SELECTOR")
@@ -35,14 +35,14 @@ _WORDS_A_LINE = 1000
 
 
 class WordSteps(NamedTuple):
-    """The first two steps of a tokenizer, which make words of a text."""
+    """The first two steps of a tokenizer, which split a text into words."""
 
     normalizer: Normalizer | None
     pre_tokenizer: PreTokenizer
 
 
 def normalize_counts(characters: Mapping[str, int], normalizer: Normalizer) -> dict[str, int]:
-    """The counts of normalized characters, without white space."""
+    """Returns the counts of normalized characters, without white space."""
     counts: dict[str, int] = {}
     for character, count in characters.items():
         for part in normalizer.normalize_str(character):
@@ -52,11 +52,11 @@ def normalize_counts(characters: Mapping[str, int], normalizer: Normalizer) -> d
 
 
 def resolve_strip_accents(config: TokenizerConfig, characters: Mapping[str, int]) -> StripAccents:
-    """The marks that the vocabulary of a corpus removes: null where BERT's own steps lose next to nothing of it.
+    """Returns which marks the vocabulary of a corpus removes; None (BERT's steps) if they lose almost nothing of it.
 
     Args:
-        config: its vocabulary, whose ``strip_accents`` is returned unless it is "european".
-        characters: how often each character occurs.
+        config: its ``strip_accents`` is returned unless it is "european".
+        characters: counts of the characters of the corpus.
     """
     if config.strip_accents != "european":
         return config.strip_accents
@@ -66,7 +66,7 @@ def resolve_strip_accents(config: TokenizerConfig, characters: Mapping[str, int]
 
 
 def _loses_other_marks(character: str) -> bool:
-    """Whether removing all marks changes a letter or a mark of another script. Korean syllables would be decomposed."""
+    """Returns whether removing all marks changes a letter or mark of another script, such as a Korean syllable."""
     if character.isascii() or unicodedata.category(character)[0] not in "LM":
         return False
     kept = "".join(c for c in unicodedata.normalize("NFD", character) if unicodedata.category(c)[0] != "M")
@@ -75,12 +75,12 @@ def _loses_other_marks(character: str) -> bool:
 
 @dataclass(frozen=True)
 class WordCounts:
-    """Each different word of some texts, and how often it occurs."""
+    """The distinct words of texts and their counts."""
 
     words: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def characters(self) -> dict[str, int]:
-        """How often each character occurs."""
+        """Returns the counts of the characters."""
         counts: dict[str, int] = {}
         for word, count in self.words.items():
             for character in word:
@@ -88,14 +88,14 @@ class WordCounts:
         return counts
 
     def lines(self) -> Iterator[str]:
-        """Lines with each word as often as it occurs, between spaces: a text with these counts."""
+        """Yields the lines of a text with these counts: each word as often as it occurs."""
         for word, count in sorted(self.words.items()):
             for start in range(0, count, _WORDS_A_LINE):
                 yield " ".join([word] * min(_WORDS_A_LINE, count - start))
 
     @staticmethod
     def steps() -> WordSteps:
-        """The steps that make words of `lines` again."""
+        """Returns the steps that split `lines` into the same words."""
         from tokenizers import pre_tokenizers
 
         return WordSteps(None, pre_tokenizers.WhitespaceSplit())
@@ -106,18 +106,18 @@ def count_words(texts: Iterable[str], steps: WordSteps) -> WordCounts:
 
     Args:
         texts: lines or paragraphs.
-        steps: those of the vocabulary. No word of theirs continues after a space.
+        steps: steps of the vocabulary. Words must not continue after a space.
     """
     stretches: collections.Counter[str] = collections.Counter()
     for text in map(without_surrogates, texts):
         words = text.split()
-        if " ".join(words) == text:  # each with the space before it, as byte-level words have it
+        if " ".join(words) == text:  # with the space before each word, which belongs to byte-level words
             stretches.update(words[:1])
             stretches.update(f" {word}" for word in words[1:])
         else:
             stretches[text] += 1
     counts = WordCounts()
-    for stretch, count in stretches.items():  # many times fewer than the words
+    for stretch, count in stretches.items():  # far fewer than words
         clean = steps.normalizer.normalize_str(stretch) if steps.normalizer else stretch
         for word, _ in steps.pre_tokenizer.pre_tokenize_str(clean):
             counts.words[word] += count
@@ -125,7 +125,7 @@ def count_words(texts: Iterable[str], steps: WordSteps) -> WordCounts:
 
 
 def blocks(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """The texts, one a line, in blocks of about so many characters."""
+    """Yields the texts, one per line, in blocks of about ``characters`` characters."""
     lines: list[str] = []
     size = 0
     for text in texts:

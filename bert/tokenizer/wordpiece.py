@@ -1,8 +1,7 @@
-"""Training WordPiece vocabularies, and the complete tokenizer around one.
+"""Trains WordPiece vocabularies and builds their tokenizers.
 
-The text handling is BERT's own (google-research/bert ``tokenization.py``): clean, split CJK characters,
-lower-case and strip accents where configured, split at white space and punctuation, then the longest matching
-tokens first.
+Text is processed as in google-research/bert ``tokenization.py``: clean, split CJK characters, lower-case and strip
+accents if configured, split at white space and punctuation, then match the longest tokens first.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ CONTINUATION = "##"
 """Prefix of a token that continues a word."""
 
 MAX_INPUT_CHARS_PER_WORD = 100
-"""Longer words become [UNK], as in transformers and in the vocabularies' own tokenizer files."""
+"""Longer words become [UNK], as in transformers and in published tokenizer files."""
 
 UNUSED = "[unused{}]"
-"""Name of a slot, numbered from 0: no text becomes such a token, since brackets are words of their own."""
+"""Name of an unused token, numbered from 0. No text becomes such a token, because brackets are separate words."""
 
 _MIN_VOCAB_SIZE = 32
 _UNICODE_SIZE = 0x110000
@@ -46,11 +45,9 @@ _UNICODE_SIZE = 0x110000
 def train_wordpiece(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
     """Trains a WordPiece vocabulary of at most ``config.vocab_size`` tokens.
 
-    The same texts give the same vocabulary, ids included. The library alone does not: it numbers the
-    continuing characters in the order of a hash table, and its ties follow those numbers (three runs over 3
-    MB of text gave three vocabularies). So the alphabet is counted first and handed over in a fixed order;
-    the texts, which can be read only once, wait in a temporary file. Memory holds the distinct words, never
-    the text.
+    The same texts give the same vocabulary, ids included. The library alone is not deterministic: it numbers continuing
+    characters in the order of a hash table and breaks ties by these numbers. Therefore the alphabet is counted first
+    and passed in a fixed order; meanwhile the texts are copied to a temporary file. Only distinct words are in memory.
 
     Args:
       texts: lines or paragraphs, or the counts of their words.
@@ -80,7 +77,7 @@ def train_wordpiece(texts: Iterable[str] | WordCounts, config: TokenizerConfig) 
             vocab_size=config.vocab_size,
             min_frequency=config.min_frequency,
             show_progress=False,
-            # The trainer numbers its special tokens first and in order: the way in for a fixed alphabet.
+            # The trainer numbers special tokens first and in order, which fixes the order of the alphabet.
             special_tokens=[
                 *SPECIAL_TOKENS,
                 *map(UNUSED.format, range(config.num_unused_tokens)),
@@ -96,7 +93,7 @@ def train_wordpiece(texts: Iterable[str] | WordCounts, config: TokenizerConfig) 
 
 
 def wordpiece_steps(lowercase: bool, strip_accents: StripAccents) -> WordSteps:
-    """The steps that make words of a text: BERT's own, unless only European marks are removed."""
+    """Returns the steps that split a text into words: BERT's, unless only European marks are removed."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     if strip_accents == "european" and not lowercase:
@@ -115,7 +112,7 @@ def wordpiece_steps(lowercase: bool, strip_accents: StripAccents) -> WordSteps:
 
 
 def has_wordpiece_steps(content: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json makes words by `wordpiece_steps`."""
+    """Returns whether a tokenizer.json has the steps of `wordpiece_steps`."""
     normalizer, words = ((content[name] or {}) for name in ("normalizer", "pre_tokenizer"))
     kinds = [step["type"] for step in normalizer.get("normalizers", [normalizer]) if "type" in step]
     european = ["BertNormalizer", "NFD", "Replace", "NFC", "Lowercase"]
@@ -123,8 +120,7 @@ def has_wordpiece_steps(content: dict[str, Any]) -> bool:
 
 
 def build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: StripAccents) -> Tokenizer:
-    """The complete tokenizer around a vocabulary: text in, ``[CLS] A [SEP] B [SEP]`` out, or MPNet's
-    ``<s> A </s></s> B </s>``."""
+    """Returns the tokenizer of a vocabulary, with BERT's rows or, by its special tokens, MPNet's."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
     model = models.WordPiece(
@@ -136,7 +132,7 @@ def build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: Strip
     tokenizer = Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer = wordpiece_steps(lowercase, strip_accents)
     if (names := special_tokens(vocab)) == MPNET_TOKENS:
-        # The space before a mask is a part of it.
+        # The space before the mask belongs to it.
         tokenizer.add_special_tokens([AddedToken(name, lstrip=role == "mask") for role, name in names.items()])
         separator, classifier = ((names[role], vocab[names[role]]) for role in ("sep", "cls"))
         tokenizer.post_processor = processors.RobertaProcessing(separator, classifier, add_prefix_space=False)
@@ -152,7 +148,7 @@ def build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: Strip
 
 
 def _copy_and_count(texts: Iterable[str], copy: TextIO) -> dict[str, int]:
-    """Writes texts into a file, to be read from its start. Returns how often each character occurs."""
+    """Writes texts into a file and rewinds it. Returns the counts of their characters."""
     counts = np.zeros(_UNICODE_SIZE, np.int64)
     for block in blocks(texts, characters=1 << 20):  # NumPy then counts 100 MB per second
         codes = np.frombuffer(block.encode("utf-32-le"), np.uint32)
@@ -165,7 +161,7 @@ def _copy_and_count(texts: Iterable[str], copy: TextIO) -> dict[str, int]:
 def _resolve_steps(
     characters: Mapping[str, int], config: TokenizerConfig
 ) -> tuple[WordSteps, dict[str, int], StripAccents]:
-    """The steps for a text, the counts of its normalized characters, and ``strip_accents`` as it is for this text."""
+    """Returns the steps for a text, the counts of its normalized characters, and the resolved ``strip_accents``."""
     steps = wordpiece_steps(config.lowercase, config.strip_accents)
     normalized = normalize_counts(characters, require(steps.normalizer, "the normalizer"))
     strip_accents = resolve_strip_accents(config, normalized)
@@ -176,13 +172,12 @@ def _resolve_steps(
 
 
 def _alphabet(characters: Mapping[str, int], steps: WordSteps, config: TokenizerConfig) -> tuple[list[str], list[str]]:
-    """Characters that start words and characters that continue them, each sorted.
+    """Returns the characters that start words and the characters that continue them, each sorted.
 
-    A character costs up to two tokens, so those rarer than min_frequency and, of the others, the rarest
-    beyond a quarter of the vocabulary are left out (words with them become [UNK]). Characters that are as common as
-    the last one within the quarter take up to a tenth more, for nothing tells them apart. A quarter of 21128 tokens
-    still holds the 5000 most common Chinese characters, which never continue a word and so cost one token: the
-    normalizer puts spaces around them.
+    A character costs up to two tokens. Characters rarer than min_frequency, and the rarest ones beyond a quarter of the
+    vocabulary, are left out; words with them become [UNK]. Characters as common as the last one within the quarter may
+    take up to a tenth more. Chinese characters cost one token, because the normalizer puts spaces around them: a
+    quarter of 21128 tokens holds the 5000 most common ones.
     """
     normalizer = require(steps.normalizer, "the normalizer")
     size = config.vocab_size - config.num_unused_tokens

@@ -130,7 +130,7 @@ def test_damaged_checkpoints(copy, capsys, fails) -> None:
     ("name", "content", "sentence"),
     [
         ("config.yaml", ": [", "it is not the config.yaml of a run"),
-        ("tokenizer.json", "{", "not a whole tokenizer.json"),
+        ("tokenizer.json", "{", "not a complete tokenizer.json"),
     ],
 )
 def test_damaged_files_are_one_sentence(copy, fails, name, content, sentence) -> None:

@@ -100,7 +100,7 @@ def test_the_command_trains_and_extends(vocabulary, tmp_path, capsys, fails) -> 
     assert "nothing to train" in fails(main, corpus, f"--output={tmp_path / 'x'}", f"--tokenizer.path={vocabulary}")
     assert "--extend none is not a number" in fails(main, corpus, f"--output={tmp_path / 'x'}", "--extend=none")
     byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    assert "BPE, and words are added to WordPiece alone" in fails(
+    assert "BPE, but only WordPiece can be extended" in fails(
         main, "--data.train=/no/such/file", f"--output={tmp_path / 'x'}", f"--tokenizer.path={tmp_path}", "--extend=3"
     )
     assert "tokenizer.path is not set" in fails(main, corpus, f"--output={tmp_path / 'x'}", "--extend=5")
@@ -159,14 +159,14 @@ def test_what_is_no_extension_is_one_sentence(vocabulary) -> None:
         vocab["the"], vocab["on"] = vocab["on"], vocab["the"]
 
     assert "whose token 50, 'the', has number 51 (2 such tokens)" in error(swap)
-    assert "whose token 50, 'the', is not there (1 such" in error(lambda content: content["model"]["vocab"].pop("the"))
-    assert "its normalizer is another" in error(lambda content: content["normalizer"].update(lowercase=False))
+    assert "whose token 50, 'the', is missing (1 such" in error(lambda content: content["model"]["vocab"].pop("the"))
+    assert "its normalizer differs" in error(lambda content: content["normalizer"].update(lowercase=False))
     assert decompose_new_tokens(before, before, "old", "new") == {}
     bytes_ = Tokenizer.from_str(
         json.dumps({"model": {"type": "BPE", "vocab": {"<pad>": 0}, "merges": []}, "added_tokens": []})
     )
     bytes_.add_special_tokens(["<unk>", "<s>", "</s>", "<mask>"])
-    with pytest.raises(UserError, match="the vocabulary is BPE, and words are added to WordPiece alone"):
+    with pytest.raises(UserError, match="the vocabulary is BPE, but only WordPiece can be extended"):
         add_words(bytes_, ["new"])
 
 

@@ -56,8 +56,8 @@ def file_of(folder: Path, **changes: Any) -> Path:
         ({"post_processor": template(CLS, "[CLS]", 0, 0)}, "exactly once"),
         ({"post_processor": template({})}, "exactly once"),
         ({"post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 99]}}, "the id 99"),
-        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAD/////"}}, "not a whole"),
-        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a"}, "content": ""}}, "not a whole"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAD/////"}}, "not a complete"),
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a"}, "content": ""}}, "not a complete"),
     ],
 )
 def test_a_damaged_tokenizer_is_rejected_at_load(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

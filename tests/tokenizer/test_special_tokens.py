@@ -100,7 +100,7 @@ def test_a_wordpiece_without_a_mask_is_read_from_its_tokenizer_file(tmp_path: Pa
     with pytest.raises(UserError, match="has no mask token"):
         special_ids(again).mask  # noqa: B018
     (tmp_path / "tokenizer.json").write_text(again.to_str().replace("[", "{").replace("]", "}"))
-    with pytest.raises(UserError, match="is not a whole"):
+    with pytest.raises(UserError, match="is not a complete"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "vocab.txt").write_text("\n".join(words))

@@ -162,7 +162,7 @@ BAD = {
     "no [MASK]": ("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"vocab\.txt lacks \[MASK\]"),
     "empty": ("vocab.txt", b"", r"vocab\.txt lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]"),
     "Latin-1": ("vocab.txt", b"[PAD]\n\xe9\n", r"vocab\.txt, line 2: not UTF-8"),
-    "broken JSON": ("tokenizer.json", b'{"model": ', r"tokenizer\.json is not a whole tokenizer\.json"),
+    "broken JSON": ("tokenizer.json", b'{"model": ', r"tokenizer\.json is not a complete tokenizer\.json"),
     "no vocabulary": ("readme.md", b"hello", "holds neither tokenizer.json nor vocab.txt"),
 }
 
@@ -214,13 +214,13 @@ def test_a_vocabulary_with_marks_that_are_removed_is_said(tmp_path, capsys):
 
 
 def test_missing_file_and_other_kinds_of_vocabulary(tokenizer, tmp_path):
-    with pytest.raises(UserError, match=r"gone does not exist: tokenizer\.path takes"):
+    with pytest.raises(UserError, match=r"gone does not exist: set tokenizer\.path to"):
         load_tokenizer(tmp_path / "gone")
     content = json.loads(tokenizer.to_str())
     content["model"] = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
     content["post_processor"], content["added_tokens"] = None, []
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="BPE vocabulary, and WordPiece, byte-level and Unigram are read"):
+    with pytest.raises(UserError, match="BPE vocabulary, but only WordPiece, byte-level and Unigram are read"):
         load_tokenizer(tmp_path)
 
 

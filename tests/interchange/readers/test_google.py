@@ -231,8 +231,8 @@ def test_missing_and_old_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "tokens", "lowercase", "why"),
     [
-        ("uncased_L-2_H-6_A-2", [*PIECES, "The"], True, 'name says "uncased"'),
-        ("multi_cased_L-2_H-6_A-2", PIECES, False, 'name says "cased"'),
+        ("uncased_L-2_H-6_A-2", [*PIECES, "The"], True, 'name contains "uncased"'),
+        ("multi_cased_L-2_H-6_A-2", PIECES, False, 'name contains "cased"'),
         ("chinese_L-2_H-6_A-2", PIECES, True, "no token"),
         ("biobert", [*PIECES, "##É"], False, "'##É'"),
     ],

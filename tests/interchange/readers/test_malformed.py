@@ -148,7 +148,7 @@ MALFORMED = {
     "deep json": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json is not valid JSON"),
     "settings of the tokenizer": (lambda f: (f / SETTINGS).write_text("[]"), f"{SETTINGS} is no JSON object: fix it"),
     "casing": (lambda f: (f / SETTINGS).write_text('{"do_lower_case": "no"}'), "do_lower_case is 'no', set it to"),
-    "added tokens": (lambda f: (f / ADDED).write_text('{"[X]": 99}'), "numbers the added token '[X]' 99, and its"),
+    "added tokens": (lambda f: (f / ADDED).write_text('{"[X]": 99}'), "added token '[X]' has the id 99, but its"),
     "added token": (lambda f: (f / ADDED).write_text('{"[X]": "a"}'), "the number of '[X]' is 'a': copy the file"),
     "added table": (
         lambda f: (f / SETTINGS).write_text('{"added_tokens_decoder": {"7": "[X]"}}'),
