@@ -8,7 +8,7 @@ import textwrap
 from typing import Any
 
 from bert.commands.cli.arguments import run_command
-from bert.commands.training import run_training
+from bert.commands.training import TrainingCommand
 from bert.config import FinetuneConfig
 from bert.errors import format_number
 from bert.runs.metrics_log import scored_splits
@@ -25,7 +25,15 @@ COLLAPSED = "collapsed: all predictions are equal, or no better than without the
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    return run_training(argv, FinetuneConfig, "finetune", DESCRIPTION, None, _show)
+    command = TrainingCommand(argv, FinetuneConfig, "finetune", DESCRIPTION, None)
+    with command.running():
+        if command.is_sweep:
+            command.run_sweep()
+        else:
+            from bert.training.launch import start_or_resume
+
+            command.show(start_or_resume(command.request), _show)
+    return command.status
 
 
 def _show(results: dict[str, Any], path: str) -> None:

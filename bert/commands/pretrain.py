@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.commands.cli.arguments import command_name, run_command
-from bert.commands.training import run_training
+from bert.commands.training import TrainingCommand
 from bert.config import PretrainConfig
 from bert.errors import format_number
 
@@ -20,7 +20,15 @@ installed packages, in a few minutes on two CPU cores. The same command with the
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    return run_training(argv, PretrainConfig, "pretrain", DESCRIPTION, "quickstart", _show)
+    command = TrainingCommand(argv, PretrainConfig, "pretrain", DESCRIPTION, "quickstart")
+    with command.running():
+        if command.is_sweep:
+            command.run_sweep()
+        else:
+            from bert.training.launch import start_or_resume
+
+            command.show(start_or_resume(command.request), _show)
+    return command.status
 
 
 def _show(results: dict[str, Any], path: str) -> None:

@@ -1,12 +1,13 @@
-"""The common part of `bert pretrain` and `bert finetune`: arguments, hosts, the run's folder, interrupts."""
+"""The common part of `bert pretrain` and `bert finetune`: arguments, hosts, sweeps, interrupts, exit status."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bert.commands.cli.arguments import command_name, parse
 from bert.commands.cli.cluster import CLUSTER_OPTIONS, connect_hosts, ending_together, parse_hosts
@@ -16,58 +17,98 @@ from bert.config.sweep import option_text
 from bert.config.yaml_io import keys_of
 from bert.errors import UserError, redact, require
 
+if TYPE_CHECKING:
+    from bert.inference.load import Run
+    from bert.training.launch import RunRequest
+
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
+Parsed = tuple[Config, list[str], dict[str, str]]
+"""Configuration, notes on it, and the options that are no keys."""
 
 
-def run_training(
-    argv: list[str],
-    config_class: type[Config],
-    command: str,
-    description: str,
-    default_recipe: str | None,
-    show: Callable[[dict[str, Any], str], None],
-) -> int:
-    """Trains according to the arguments and returns the exit status.
+class TrainingCommand(Generic[Config]):
+    """The arguments of a command that trains, and its exit status.
 
-    Args:
-        argv: arguments of the command.
-        config_class: configuration that they describe.
-        command: name of the command.
-        description: its help.
-        default_recipe: recipe without ``--config``; None if there is none.
-        show: prints the results of a run in a folder.
-
-    Raises:
-        UserError: wrong arguments or data.
+    Attributes:
+        config: the configuration that the arguments describe; for a sweep, of one trial.
+        is_sweep: whether the command trains the trials of a sweep.
+        status: exit status; known after `running`.
     """
-    prog = command_name(command)
-    rest, sweep = take_sweep_options(argv, keys_of(config_class))
-    prepare = partial(_parse, config_class, rest, prog, description, default_recipe)
-    config, notes, options = prepare(sweep.any_values if sweep else {}, None)
-    if (hosts := parse_hosts(options)) is not None:
-        connect_hosts(*hosts)
 
-    from bert.parallel.multihost import is_main_process
-    from bert.runtime.interrupts import Interrupted
-    from bert.training.launch import RunRequest, start_or_resume
-    from bert.training.sweep import run_sweep
+    def __init__(
+        self, argv: list[str], config_class: type[Config], name: str, description: str, default_recipe: str | None
+    ) -> None:
+        """Parses the arguments.
 
-    folder = redact(require(config.output_dir, "output_dir"))
-    resume = f"resume with: {prog} --config {os.path.join(folder, 'config.yaml')}"
-    with ending_together():
-        try:
-            if sweep is not None:
-                resume = "the same command resumes the sweep"
-                run_sweep(sweep.space, sweep.num_trials, lambda *trial: RunRequest(*prepare(*trial)[:2]))
-                return 0
-            run = start_or_resume(RunRequest(config, notes))
-        except Interrupted as stop:
-            if is_main_process():
-                print(f"interrupted and saved at step {stop.step:,}; {resume}")
-            return stop.status
+        Args:
+            argv: arguments of the command.
+            config_class: configuration that they describe.
+            name: name of the command.
+            description: its help.
+            default_recipe: recipe without ``--config``; None if there is none.
+
+        Raises:
+            UserError: an argument is wrong.
+        """
+        self._program, self.status = command_name(name), 0
+        rest, self._sweep = take_sweep_options(argv, keys_of(config_class))
+        self._parse: Callable[..., Parsed[Config]] = partial(
+            _parse, config_class, rest, self._program, description, default_recipe
+        )
+        self.config: Config
+        self.config, self._notes, options = self._parse(self._sweep.any_values if self._sweep else {}, None)
+        self._hosts = parse_hosts(options)
+        self._folder = redact(require(self.config.output_dir, "output_dir"))
+
+    @property
+    def is_sweep(self) -> bool:
+        return self._sweep is not None
+
+    @property
+    def request(self) -> RunRequest[Config]:
+        """The run to start or to resume."""
+        from bert.training.launch import RunRequest
+
+        return RunRequest(self.config, self._notes)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Connects the hosts, and turns an interruption into a message and an exit status.
+
+        Raises:
+            UserError: the hosts cannot connect.
+        """
+        if self._hosts is not None:
+            connect_hosts(*self._hosts)
+
+        from bert.parallel.multihost import is_main_process
+        from bert.runtime.interrupts import Interrupted
+
+        resume = f"resume with: {self._program} --config {os.path.join(self._folder, 'config.yaml')}"
+        if self.is_sweep:
+            resume = "the same command resumes the sweep"
+        with ending_together():
+            try:
+                yield
+            except Interrupted as stop:
+                if is_main_process():
+                    print(f"interrupted and saved at step {stop.step:,}; {resume}")
+                self.status = stop.status
+
+    def show(self, run: Run, show: Callable[[dict[str, Any], str], None]) -> None:
+        """Calls ``show`` with the results and the folder of a run, on the main process."""
+        from bert.parallel.multihost import is_main_process
+
         if is_main_process():
-            show(run.results, folder)
-    return 0
+            show(run.results, self._folder)
+
+    def run_sweep(self) -> None:
+        """Trains the trials of the sweep, and prints their table."""
+        from bert.training.launch import RunRequest
+        from bert.training.sweep import run_sweep
+
+        sweep = require(self._sweep, "--sweep")
+        run_sweep(sweep.space, sweep.num_trials, lambda *trial: RunRequest(*self._parse(*trial)[:2]))
 
 
 def _parse(
@@ -78,7 +119,7 @@ def _parse(
     default_recipe: str | None,
     values: Mapping[str, Any],
     output_dir: str | None,
-) -> tuple[Config, list[str], dict[str, str]]:
+) -> Parsed[Config]:
     """The configuration of the arguments, notes on it, and the options that are no keys.
 
     Args:

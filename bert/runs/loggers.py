@@ -301,18 +301,23 @@ def _keep_run_id(folder: Path, module: str, run_id: str) -> None:
     write_atomic(folder / LOGGER_RUNS_FILE, json.dumps(ids, indent=2) + "\n")
 
 
-def call_and_end(
-    train: Callable[..., dict[str, Any]], run: RunFolder[Any], callbacks: Sequence[Callback] = ()
-) -> dict[str, Any]:
-    """Calls ``train`` with the loggers of a run and these callbacks, then `Callback.on_end` with the results.
+class RunCallbacks:
+    """The loggers of a run and further callbacks, to be used in a ``with``; at its end they receive the results.
 
-    Raises:
-        UserError: the library of a logger is not installed; and what ``train`` raises.
+    Attributes:
+        callbacks: loggers first.
+        results: passed to `Callback.on_end`; None if training raised an error.
     """
-    callbacks, results = [*make_loggers(run.config.loggers), *callbacks], None
-    try:
-        results = train(callbacks=callbacks)
-        return results
-    finally:
-        for callback in callbacks if run.is_writer else ():
-            callback.on_end(to_jsonable(results))
+
+    def __init__(self, run: RunFolder[Any], callbacks: Sequence[Callback] = ()) -> None:
+        """Raises UserError if the library of a logger is not installed."""
+        self.callbacks: list[Callback] = [*make_loggers(run.config.loggers), *callbacks]
+        self.results: dict[str, Any] | None = None
+        self._is_writer = run.is_writer
+
+    def __enter__(self) -> RunCallbacks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for callback in self.callbacks if self._is_writer else ():
+            callback.on_end(to_jsonable(self.results))

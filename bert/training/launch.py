@@ -21,8 +21,8 @@ from bert.inference.load import Run
 from bert.parallel.devices import local_devices
 from bert.parallel.multihost import broadcast_from_main, main_process_only
 from bert.remote import is_url
-from bert.runs.folder import ROWS, RunFolder, has_ended, open_run
-from bert.runs.loggers import Callback, call_and_end, make_loggers
+from bert.runs.folder import ROWS, has_ended, open_run
+from bert.runs.loggers import Callback, RunCallbacks, make_loggers
 from bert.runs.mirror import Mirror
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import Interrupted
@@ -204,26 +204,22 @@ def start_or_resume(
     local_devices()  # raises before the folder is made, as do the loggers
     make_loggers(request.config.loggers)
     with open_run(request.config, within) as run:
-        say = main_process_only(log_info)
+        log = main_process_only(log_info)
         for note in request.notes:
-            say(note)
+            log(note)
         if request.tables:
             broadcast_from_main(partial(run.save_rows, request.tables))
         if not repeat and run.resumed and broadcast_from_main(partial(has_ended, run)):
-            say(f"{run.config.output_dir} has ended before")
+            log(f"{run.config.output_dir} has ended before")
+        elif isinstance(run.config, FinetuneConfig) and run.config.num_seeds > 1:
+            finetune_seeds(run, callbacks=callbacks)  # each seed calls the callbacks
         else:
-            _train(run, callbacks)
+            with RunCallbacks(run, callbacks) as ending:
+                train = run_pretraining if isinstance(run.config, PretrainConfig) else run_finetuning
+                ending.results = train(run, callbacks=ending.callbacks)
         broadcast_from_main(run.push)
         run.pull()
         return Run(run.path)
-
-
-def _train(run: RunFolder[Any], callbacks: Sequence[Callback]) -> None:
-    if isinstance(run.config, FinetuneConfig) and run.config.num_seeds > 1:
-        finetune_seeds(run, callbacks=callbacks)  # each of which has an end
-        return
-    train = run_pretraining if isinstance(run.config, PretrainConfig) else run_finetuning
-    call_and_end(partial(train, run), run, callbacks)
 
 
 def _configure(

@@ -94,6 +94,11 @@ class TrainLoop:
         self.decided_steps: int | None = None
 
     @property
+    def step(self) -> int:
+        """Number of steps done."""
+        return self._step
+
+    @property
     def is_stopped(self) -> bool:
         """Whether a callback has asked to end the run."""
         return self._stop_reason is not None
@@ -118,7 +123,12 @@ class TrainLoop:
         if not self._has_ended():
             self._load_batch()
         while not self._has_ended():
-            self._advance()
+            self._timer.tokens += self._num_tokens
+            if self.profiler is not None:
+                self.profiler.before_step(self._state)
+            with jax.profiler.StepTraceAnnotation("train", step_num=self._step):
+                self._state, metrics = self.train_step(self._state, self._batch)
+            self._after_dispatch(metrics)
             if self._is_due(self.config.log_every):
                 self._log()
                 self.decided_steps = self.decide(self._step)
@@ -189,13 +199,8 @@ class TrainLoop:
         self._num_tokens = sum(int(mask.sum()) for mask in masks) * self.parallel.process[1]
         self._batch = self.parallel.shard_batch(batch, self.config.gradient_accumulation_steps)
 
-    def _advance(self) -> None:
-        """Dispatches a step, loads the next batch, then waits for older steps."""
-        self._timer.tokens += self._num_tokens
-        if self.profiler is not None:
-            self.profiler.before_step(self._state)
-        with jax.profiler.StepTraceAnnotation("train", step_num=self._step):
-            self._state, metrics = self.train_step(self._state, self._batch)
+    def _after_dispatch(self, metrics: StepMetrics) -> None:
+        """Loads the next batch while the devices compute the step, then waits for older steps."""
         self._step += 1
         self._in_flight.append((self._step, metrics))
         if self._step < self.end_step:

@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import itertools
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -236,7 +237,8 @@ class TimeBudget:
     before the run has to end. Up to there the schedule does not depend on them, so the run equals one that was
     planned with as many. config.yaml then has the steps in place of the minutes.
 
-    Use it in a ``with``, which records the time of an interrupted run.
+    Without ``training.max_minutes`` it decides nothing. Use it in a ``with``, which records the time of an interrupted
+    run.
     """
 
     def __init__(
@@ -253,7 +255,8 @@ class TimeBudget:
         """
         self._run, self._say, self._clock = run, say, clock
         self._begin = start_time - read_budget(run.path).get("seconds", 0.0)
-        self._limit = 60 * require(run.config.training.max_minutes, "training.max_minutes")
+        minutes = run.config.training.max_minutes
+        self._limit = math.inf if minutes is None else 60 * minutes
         self._costs: StepCosts | None = None
         self._steps: int | None = None
 
@@ -283,6 +286,8 @@ class TimeBudget:
 
     def decide(self, step: int) -> int | None:
         """Returns the number of steps if it has to be decided on after this step, the same on every host."""
+        if self._limit == math.inf or self._steps is not None:
+            return None
         return broadcast_from_main(partial(self._decide, step))
 
     def save(self, steps: int) -> RunFolder[PretrainConfig]:
@@ -336,7 +341,7 @@ class TimeBudget:
         return steps - num_decay_steps(optimizer, optimizer.num_warmup_steps(steps), steps)
 
     def _record(self) -> None:
-        if not self._run.is_writer:
+        if self._limit == math.inf or not self._run.is_writer:
             return
         training = self._run.config.training
         content = {

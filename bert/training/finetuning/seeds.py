@@ -18,7 +18,7 @@ from bert.parallel import multihost
 from bert.runs import metrics_log
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder, open_run
-from bert.runs.loggers import Callback, call_and_end
+from bert.runs.loggers import Callback, RunCallbacks
 from bert.training.finetuning.run import finetune
 from bert.training.initialization import Log
 from bert.training.run_length import discard_results
@@ -55,8 +55,9 @@ def finetune_seeds(
                 runs.append(finished)
             else:
                 say(f"seed {seed}: {folder}")
-                results = call_and_end(partial(finetune, one, say), one, callbacks)
-                runs.append(metrics_log.to_jsonable(results))
+                with RunCallbacks(one, callbacks) as ending:
+                    ending.results = finetune(one, say, ending.callbacks)
+                runs.append(metrics_log.to_jsonable(ending.results))
     results = {**aggregate_seeds(runs), "seconds": round(time.perf_counter() - began, 1)}
     if run.is_writer:
         metrics_log.write_results(run.path, results)

@@ -28,7 +28,6 @@ from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, he
 from bert.data.pretraining.row_stream import RowReader, Start, StreamedRows, StreamLoader, StreamSpec, buffer_chunks
 from bert.errors import LOGGER, UserError, require
 from bert.files import load_json, write_atomic
-from bert.inference.pretrained import Pretrained
 from bert.parallel import multihost
 from bert.parallel.multihost import broadcast_from_main, gather_rows, is_multihost
 from bert.runs.folder import STREAM_FILE, RunFolder
@@ -39,7 +38,7 @@ from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows, save_tokenizer
 from bert.training.initialization import Log, with_vocab_size
 from bert.training.loop import CheckpointWriter
-from bert.training.pretraining.distillation import Teacher
+from bert.training.pretraining.setup import Setup
 from bert.training.run_length import check_extension, num_train_steps
 
 if TYPE_CHECKING:
@@ -113,33 +112,29 @@ class PretrainingData:
                 phase.loader.rows.close()
 
 
-def prepare_data(
-    run: RunFolder[PretrainConfig],
-    init_model: Pretrained | None,
-    teacher: Teacher | None,
-    process: tuple[int, int],
-    say: Log,
+def build_data(
+    run: RunFolder[PretrainConfig], setup: Setup, log: Log
 ) -> tuple[RunFolder[PretrainConfig], PretrainingData]:
     """Chooses the vocabulary, and builds or finds the examples of each phase; the main process does so first.
 
     Returns:
-        The run with ``model.vocab_size`` resolved, and its data.
+        The run with its final configuration, which is saved, and its data.
 
     Raises:
         UserError: the corpus or the vocabulary cannot be used, or the run began with other data.
     """
     config = run.config
-    warn = multihost.main_process_only(LOGGER.warning)
+    warn, process = multihost.main_process_only(LOGGER.warning), setup.parallel.process
     with multihost.main_process_first():
         if config.data.eval is not None:  # a mistyped name ends the run before a vocabulary is trained
             _warn_of_trained_files(corpus_files(config.data.eval), config.data, warn)
-        tokenizer = _choose_tokenizer(run, init_model, teacher, say)
-        if init_model is None:
+        tokenizer = _choose_tokenizer(run, setup, log)
+        if setup.init_model is None:
             config = dataclasses.replace(config, model=with_vocab_size(config.model, embedding_rows(tokenizer)))
         else:
-            source = config.tokenizer.path or init_model.source
+            source = config.tokenizer.path or setup.init_model.source
             require_embedding_rows(tokenizer, config.model.known_vocab_size, source)
-        on_progress = progress_lines(say)
+        on_progress = progress_lines(log)
         datasets = [build_examples(phase.data, tokenizer, progress=on_progress) for phase in phase_configs(config)]
         run.check_data(*dict.fromkeys(examples.folder.name for examples in datasets))
         _warn_of_losses(datasets[0], tokenizer, config.data, warn)
@@ -147,9 +142,9 @@ def prepare_data(
             warn(warning)
         if run.is_writer:
             save_tokenizer(tokenizer, run.path)
-    run = check_extension(dataclasses.replace(run, config=config), _steps_per_epoch(config, datasets[0]), say)
+    run = check_extension(dataclasses.replace(run, config=config), _steps_per_epoch(config, datasets[0]), log)
     run = run.save_config(config)
-    streams = _open_streams(run, tokenizer, datasets, process, say) if config.data.streaming else None
+    streams = _open_streams(run, tokenizer, datasets, process, log) if config.data.streaming else None
     return run, PretrainingData(tokenizer, open_phases(config, tokenizer, datasets, process, streams))
 
 
@@ -158,7 +153,7 @@ def _open_streams(
     tokenizer: Tokenizer,
     datasets: Sequence[PretrainingDataset],
     process: tuple[int, int],
-    say: Log,
+    log: Log,
 ) -> list[RowSource]:
     """The rows of each phase; phases with the same examples share a stream."""
     starts = read_starts(run)
@@ -166,7 +161,7 @@ def _open_streams(
     for phase, examples in zip(phase_configs(run.config), datasets, strict=True):
         name = examples.folder.name
         if name not in streams:
-            streams[name] = make_rows(phase.data, tokenizer, starts.get(name, ()), process, say)
+            streams[name] = make_rows(phase.data, tokenizer, starts.get(name, ()), process, log)
     return [streams[examples.folder.name] for examples in datasets]
 
 
@@ -228,16 +223,14 @@ def predictable_counts(examples: PretrainingDataset, tokenizer: Tokenizer, speci
     return counts
 
 
-def _choose_tokenizer(
-    run: RunFolder[PretrainConfig], init_model: Pretrained | None, teacher: Teacher | None, say: Log
-) -> Tokenizer:
+def _choose_tokenizer(run: RunFolder[PretrainConfig], setup: Setup, log: Log) -> Tokenizer:
     """The run's vocabulary if it has one, else that of ``init``, else of ``tokenizer.path``, else the teacher's, else a
     trained one.
 
     Raises:
         UserError: it is not the teacher's, or not of ``tokenizer.kind``.
     """
-    config = run.config
+    config, init_model, teacher = run.config, setup.init_model, setup.teacher
     if (run.path / "tokenizer.json").is_file():
         source, tokenizer = str(run.path), load_tokenizer(run.path)
     elif init_model is not None:
@@ -251,19 +244,19 @@ def _choose_tokenizer(
                 f"to {kind}"
             )
     else:
-        return corpus_vocabulary(config.data, config.tokenizer, say) if teacher is None else teacher.tokenizer
+        return corpus_vocabulary(config.data, config.tokenizer, log) if teacher is None else teacher.tokenizer
     if teacher is not None:
         teacher.check_vocabulary(tokenizer, source)
     return tokenizer
 
 
-def _warn_of_trained_files(held_out: Sequence[str], config: DataConfig, say: Log) -> None:
+def _warn_of_trained_files(held_out: Sequence[str], config: DataConfig, warn: Log) -> None:
     """Says which held-out files are training text as well, as one is that a glob of ``data.train`` takes in."""
     train = [file.source for file in stream_files(config.train)] if config.streaming else corpus_files(config.train)
     trained = {os.path.realpath(path) for path in train}
     if both := [path for path in held_out if os.path.realpath(path) in trained]:
         are = "is" if len(both) == 1 else f"and {len(both) - 1} more of data.eval are"
-        say(f"warning: {both[0]} {are} in data.train as well: held-out scores are of text that was trained on")
+        warn(f"warning: {both[0]} {are} in data.train as well: held-out scores are of text that was trained on")
 
 
 def _warn_of_losses(examples: PretrainingDataset, tokenizer: Tokenizer, config: DataConfig, warn: Log) -> None:
@@ -275,15 +268,6 @@ def _warn_of_losses(examples: PretrainingDataset, tokenizer: Tokenizer, config: 
 
 Starts = Mapping[str, Sequence[Sequence[Start]]]
 """For each name and checkpoint, one for each reader."""
-
-
-def check_readers(data: DataConfig, hosts: int) -> None:
-    """Raises UserError if the hosts cannot share the readers."""
-    if data.streaming and data.stream_readers % hosts:
-        raise UserError(
-            f"data.stream_readers is {data.stream_readers}, which {hosts} hosts cannot share: use a multiple of the "
-            "number of hosts"
-        )
 
 
 def read_starts(run: RunFolder[Any]) -> Starts:
@@ -319,7 +303,7 @@ def make_rows(
     tokenizer: Tokenizer,
     starts: Sequence[Sequence[Start]],
     process: tuple[int, int],
-    say: Log,
+    log: Log,
 ) -> StreamedRows:
     """The rows of this host's readers; ``starts`` has one for each reader of all hosts, for each checkpoint."""
     files, text = tuple(stream_files(data.train)), tokenizer.to_str()
@@ -330,7 +314,7 @@ def make_rows(
     for number in range(index * share, (index + 1) * share):
         spec = StreamSpec(files, data, number, build.SHARD_BYTES, window)
         readers.append(RowReader(spec, text, [one[number] for one in starts]))
-    return StreamedRows(readers, say)
+    return StreamedRows(readers, log)
 
 
 @dataclass(frozen=True)

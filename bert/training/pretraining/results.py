@@ -1,41 +1,25 @@
-"""What a pretraining run prints at its start, and its results.json with the transfer to a small task."""
+"""Summary and results of a pretraining run: the table at its start, results.json and the curves."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import os
-import statistics
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert import metrics
-from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
-from bert.config.data import DOCSTRINGS_PREFIX
-from bert.config.yaml_io import load_config
+from bert.config import PretrainConfig
 from bert.data.pretraining.input_formats import INPUT_FORMATS
-from bert.errors import UserError, require
 from bert.inference.pretrained import Pretrained
 from bert.model.names import PROJECTIONS, pretraining_architecture
-from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log
-from bert.runs.folder import TRANSFER, RunFolder, has_ended, open_run
-from bert.runs.loggers import call_and_end
+from bert.runs.folder import RunFolder
 from bert.runs.plots import Bars, Subject, plot_curves
 from bert.runs.report import log_table
-from bert.tasks import make_task
-from bert.tasks.sequence_classification import lexical_baseline
-from bert.tasks.splits import read_splits
-from bert.training.finetuning.run import finetune
-from bert.training.finetuning.seeds import finetune_seeds
-from bert.training.initialization import Log
 from bert.training.loop import count_parameters
 from bert.training.means import read_eval_metrics, scores_of_line
 from bert.training.optimizer import describe_decay
@@ -44,8 +28,8 @@ from bert.training.pretraining.objectives import OBJECTIVES
 from bert.training.step import TrainState
 
 
-def print_summary(params: Any, config: PretrainConfig, parallel: Parallelism, phases: Sequence[PhaseData]) -> None:
-    """Prints the table of sizes before training."""
+def log_summary(params: Any, config: PretrainConfig, parallel: Parallelism, phases: Sequence[PhaseData]) -> None:
+    """Logs the table of sizes before training."""
     examples = phases[0].examples
     corpus = {name: _describe_corpus(examples.counts, name) for name in ("train", "eval")}
     if config.data.streaming:
@@ -200,7 +184,7 @@ def _counts_of_text(data: PhaseData) -> dict[str, int]:
 def add_transfer(
     run: RunFolder[PretrainConfig], results: Mapping[str, Any], transfer: Mapping[str, Any], start_time: float
 ) -> dict[str, Any]:
-    """Adds the scores of `bert.training.transfer` to results.json and to the curves; returns the new content."""
+    """Adds the scores of `measure_transfer` to results.json and to the curves; returns the new content."""
     seconds = round(time.perf_counter() - start_time, 1)
     results = {**results, "transfer": transfer, "seconds": seconds}
     metrics_log.write_results(run.path, results)
@@ -213,91 +197,3 @@ def transfer_bars(transfer: Mapping[str, Any]) -> Bars:
     """Mean and deviation of each encoder and baseline."""
     scores = {name: (row["mean"], row["standard_deviation"]) for name, row in transfer.items() if isinstance(row, dict)}
     return Bars(f"{transfer['task']}, {transfer['train_rows']:,} labelled rows", transfer["metric"], scores)
-
-
-PRETRAINED, RANDOM = "pretrained", "random_weights"
-
-
-def transfer_config(config: PretrainConfig) -> FinetuneConfig:
-    """The fine-tuning run of ``transfer``, from the pretrained encoder.
-
-    Raises:
-        UserError: there is no such recipe or file, or a value in it cannot work.
-    """
-    name, run = require(config.transfer, "transfer"), require(config.output_dir, "output_dir")
-    path = recipe_folder() / f"{name}.yaml" if name in recipe_names() else Path(name)
-    recipe = load_config(FinetuneConfig, path)
-    if recipe.data.dir is None and recipe.data.train is None:
-        raise UserError(
-            f"transfer {name} names no data: copy {path} to a file of yours, set data.dir in it, and pass that file"
-        )
-    recipe = dataclasses.replace(recipe, init=run, output_dir=os.path.join(run, TRANSFER, PRETRAINED))
-    recipe.check()
-    make_task(recipe)
-    if recipe.data.max_length > config.model.max_position_embeddings:
-        raise UserError(
-            f"model.max_position_embeddings is {config.model.max_position_embeddings}, and transfer {name} has rows of "
-            f"{recipe.data.max_length} tokens (data.max_length): enlarge the former, or set transfer to null"
-        )
-    return recipe
-
-
-def check_transfer(config: PretrainConfig) -> None:
-    """Raises UserError for a recipe that cannot work, or whose files cannot be read."""
-    recipe = transfer_config(config)
-    if not (recipe.data.dir or "").startswith(DOCSTRINGS_PREFIX):  # which take a while, and are there
-        read_splits(make_task(recipe), recipe)
-
-
-def measure_transfer(run: RunFolder[PretrainConfig], say: Log) -> dict[str, Any]:
-    """Fine-tunes from the run, and from random weights of the same sizes, and returns their scores on dev.
-
-    Runs that have ended are not run again.
-
-    Returns:
-        Task, metric and numbers of rows; for each encoder and baseline ``mean``, ``standard_deviation`` (None for a
-        single score) and ``scores``.
-
-    Raises:
-        UserError: the recipe's data cannot be used.
-        Interrupted: a signal came; the state of the fine-tuning run under way is saved.
-    """
-    recipe = transfer_config(run.config)
-    if recipe.data.sample_seed is None:  # the same rows for all seeds and baselines
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, sample_seed=recipe.seed))
-    splits = read_splits(make_task(recipe), recipe)
-    task, train, dev = splits.task, splits.examples["train"], splits.examples["dev"]
-    folder = os.path.join(require(run.config.output_dir, "output_dir"), TRANSFER, RANDOM)
-    random = dataclasses.replace(recipe, init="none", architecture_from=recipe.init, output_dir=folder)
-    results: dict[str, Any] = {"task": task.name, "metric": task.main_metric}
-    results |= {"train_rows": len(train), "dev_rows": len(dev)}
-    for name, config in ((PRETRAINED, recipe), (RANDOM, random)):
-        say(f"transfer: {task.name} from {name.replace('_', ' ')}, {config.num_seeds} seeds on {len(train):,} rows")
-        results[name] = _summarize(_finetune(config, run))
-    if lexical := lexical_baseline(task, train, dev):
-        results[lexical[0]] = _summarize([lexical[1][task.main_metric]])
-    if task.baseline:
-        results[task.baseline] = _summarize([task.baseline_scores(dev)[task.main_metric]])
-    return results
-
-
-def _finetune(config: FinetuneConfig, within: RunFolder[PretrainConfig]) -> list[float]:
-    """The main metric of each seed; what the runs print is appended to a file."""
-    log = within.path / TRANSFER / "log.txt"
-    log.parent.mkdir(exist_ok=True)
-    with (
-        open_run(config, within.mirror) as run,
-        open(log, "a", encoding="utf-8") as file,
-        contextlib.redirect_stdout(file),
-    ):
-        if run.resumed and multihost.broadcast_from_main(partial(has_ended, run)):
-            results = multihost.broadcast_from_main(lambda: metrics_log.read_results(run.path))
-        else:
-            several = config.num_seeds > 1
-            results = finetune_seeds(run) if several else call_and_end(partial(finetune, run), run)
-    return [one["dev"][results["main_metric"]] for one in results.get("runs", [results])]
-
-
-def _summarize(scores: list[float]) -> Mapping[str, Any]:
-    deviation = statistics.stdev(scores) if len(scores) > 1 else None
-    return {"mean": statistics.fmean(scores), "standard_deviation": deviation, "scores": scores}

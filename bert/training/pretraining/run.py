@@ -1,11 +1,10 @@
-"""Runs pretraining end to end: data, model, training loop, evaluation, results.json."""
+"""A pretraining run from its configuration to results.json."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +14,6 @@ from bert.errors import UserError, log_info, require
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
 from bert.runs.checkpoint import Checkpointer, make_checkpointer, require_space
-from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
 from bert.runs.report import make_report
@@ -24,46 +22,75 @@ from bert.runtime.profiling import make_profiler
 from bert.training.initialization import CheckpointReader, Initializable, Log, Params, initialize_state
 from bert.training.loop import CheckpointWriter, TrainLoop, TrainStep
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
-from bert.training.pretraining.data import PhaseData, PretrainingData, predictable_counts, prepare_data
+from bert.training.pretraining.data import PhaseData, PretrainingData, build_data, predictable_counts
 from bert.training.pretraining.evaluation import PretrainingEvaluator
-from bert.training.pretraining.initialization import (
-    BranchedCheckpoints,
-    init_mlm_bias,
-    start_from_teacher,
-)
+from bert.training.pretraining.initialization import BranchedCheckpoints, init_mlm_bias, start_from_teacher
 from bert.training.pretraining.objectives import OBJECTIVES, CompileLoss, build_with_teacher
 from bert.training.pretraining.results import (
     add_transfer,
     curves_subject,
-    measure_transfer,
-    print_summary,
+    log_summary,
     unigram_loss,
     write_results,
 )
-from bert.training.pretraining.setup import Setup, find_branch_source, has_begun, resolve_setup
+from bert.training.pretraining.setup import Setup, find_branch_source, has_begun, resolve_setup, save_setup
+from bert.training.pretraining.transfer import measure_transfer
 from bert.training.run_length import StepCosts, TimeBudget, time_train_step
 from bert.training.step import TrainState, make_eval_step, make_train_step
 
 
-def pretrain(run: RunFolder[PretrainConfig], say: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+def pretrain(run: RunFolder[PretrainConfig], log: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Runs or resumes a pretraining run, and returns the content of its results.json.
 
     Raises:
-        UserError: the corpus, the vocabulary or a checkpoint cannot be used.
+        UserError: the corpus, the vocabulary or a checkpoint cannot be used, or too many steps were skipped.
         Interrupted: a signal came; the state is saved.
     """
-    start_time = time.perf_counter()
-    say = multihost.main_process_only(say)
-    setup = resolve_setup(run, say)
-    record_environment(setup.run)
-    run, data = prepare_data(setup.run, setup.init_model, setup.teacher, setup.parallel.process, say)
-    with data:
-        budget = None if run.config.training.max_minutes is None else TimeBudget(run, start_time, say)
-        state, divergence = train(dataclasses.replace(setup, run=run), data, say, callbacks, budget)
-    results = dict(multihost.broadcast_from_main(partial(write_results, run, data, state, divergence, start_time)))
+    start_time, log = time.perf_counter(), multihost.main_process_only(log)
+    config, setup = resolve_setup(run, log)
+    run = save_setup(run, config)
+    run, data = build_data(run, setup, log)
+    parallel = setup.parallel
+    with (
+        data,
+        InterruptHandler() as interrupts,  # also while the last checkpoint is written
+        make_checkpointer(run, log, parallel) as checkpoints,
+        make_profiler(run.config.profile and run.is_writer, run.path, log) as profiler,
+        TimeBudget(run, start_time, log) as budget,
+    ):
+        model, loss, compile_loss = build_with_teacher(run.config, setup.teacher, parallel)
+        compile_phases = partial(_compile_phases, compile_loss, loss.factors, parallel, interrupts)
+        programs = compile_phases(run.config, data)
+        state = _initialize(model, loss.metrics, run, setup, data, checkpoints, log)
+        if run.is_writer:
+            log_summary(state.params, run.config, parallel, data.phases)
+        subject, baseline = curves_subject(run.config), unigram_loss(run.config, data)
+        with make_report(run, data.total_steps, int(state.step), subject, callbacks, baseline) as report:
+            if state.step < data.total_steps:
+                require_space(run, state, log)
+                costs, compilation = _measure_costs(programs, state, parallel)
+                budget.start(data.total_steps, int(state.step), costs, compilation, state)
+            make_loop = partial(
+                TrainLoop,
+                parallel=parallel,
+                report=report,
+                interrupts=interrupts,
+                profiler=profiler,
+                loss_factors=loss.factors,
+                decide=budget.decide,
+            )
+            for loop in _phase_loops(
+                run, data, programs, int(state.step), make_loop, checkpoints, budget, compile_phases
+            ):
+                state = parallel.take_state(loop.run(state))
+        checkpoints.wait()
+        interrupts.raise_if_signalled(int(state.step))
+    # Sharded parameters become whole arrays, to be used and exported.
+    state = state.replace(params=parallel.to_host(parallel.put_state(state.params)))
+    results = multihost.broadcast_from_main(partial(write_results, run, data, state, report.divergence, start_time))
     if run.config.transfer is None:
-        return results
-    transfer = measure_transfer(run, say)
+        return dict(results)
+    transfer = measure_transfer(run, log)
     return dict(multihost.broadcast_from_main(partial(add_transfer, run, results, transfer, start_time)))
 
 
@@ -76,106 +103,63 @@ class PhaseProgram:
     evaluate: PretrainingEvaluator
 
 
-def train(
-    setup: Setup,
-    data: PretrainingData,
-    say: Log,
-    callbacks: Sequence[Callback] = (),
-    budget: TimeBudget | None = None,
-) -> tuple[TrainState, str | None]:
-    """Trains through all phases from the run's newest checkpoint, or from the start.
-
-    Args:
-        budget: decides on the number of steps; None for a run without a limit of its time.
-
-    Returns:
-        The last state on the host, and a sentence if the training loss ended far above its start. Of several hosts,
-        each has all of the parameters.
-
-    Raises:
-        UserError: a checkpoint cannot be used, or too many steps were skipped.
-        Interrupted: a signal came; the state is saved.
-    """
-    run, parallel, config = setup.run, setup.parallel, setup.run.config
-    with (
-        InterruptHandler() as interrupts,  # also while the last checkpoint is written
-        make_checkpointer(run, say, parallel) as checkpoints,
-        make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
-        contextlib.nullcontext() if budget is None else budget,
-    ):
-        model, loss, compile_loss = build_with_teacher(config, setup.teacher, parallel)
-        programs = _compile_phases(compile_loss, loss.factors, config, data, parallel, interrupts)
-        state = _initialize(model, loss.metrics, setup, data, checkpoints, say)
-        if run.is_writer:
-            print_summary(state.params, config, parallel, data.phases)
-        subject, baseline = curves_subject(config), unigram_loss(config, data)
-        with make_report(run, data.total_steps, int(state.step), subject, callbacks, baseline) as report:
-            if state.step < data.total_steps:
-                require_space(run, state, say)
-                costs, compilation = _measure_costs(programs, state, parallel)
-                if budget is not None:
-                    budget.start(data.total_steps, int(state.step), costs, compilation, state)
-            make_loop = partial(
-                TrainLoop,
-                parallel=parallel,
-                report=report,
-                interrupts=interrupts,
-                profiler=profiler,
-                loss_factors=loss.factors,
-                decide=(lambda step: None) if budget is None else budget.decide,
-            )
-            state, decided = _run_phases(run, programs, state, make_loop, checkpoints)
-            if decided is not None:
-                run = require(budget, "the budget").save(decided)
-                report.set_total_steps(decided)
-                data = data.with_steps(run.config)
-                again = _compile_phases(compile_loss, loss.factors, run.config, data, parallel, interrupts, programs)
-                state, _ = _run_phases(run, again, state, partial(make_loop, decide=lambda step: None), checkpoints)
-        checkpoints.wait()
-        interrupts.raise_if_signalled(int(state.step))
-    whole = parallel.to_host(parallel.put_state(state.params))  # to be used and exported
-    return state.replace(params=whole), report.divergence
+CompilePhases = Callable[..., list[PhaseProgram]]
+"""(configuration, data, earlier programs) -> the programs of all phases."""
 
 
-def _run_phases(
+def _phase_loops(
     run: RunFolder[PretrainConfig],
+    data: PretrainingData,
     programs: Sequence[PhaseProgram],
-    state: TrainState,
+    step: int,
     make_loop: partial[TrainLoop],
     checkpoints: CheckpointWriter,
-) -> tuple[TrainState, int | None]:
-    """Trains through the phases that are left; returns the state, and the steps that were decided on, if any."""
-    total_steps = programs[-1].data.phase.end
-    for program in programs:
-        phase = program.data.phase
-        if state.step > phase.end:
-            continue  # at phase.end itself the evaluation may still be missing
-        if len(programs) > 1:
-            facts = {"phase": phase.number, "sequence_length": phase.config.data.sequence_length}
-            make_loop.keywords["report"].set_phase(facts)
-        loop = make_loop(
-            config=phase.config.training,
-            end_step=phase.end,
-            loader=program.data.loader,
-            train_step=program.train_step,
-            schedule=learning_rate_schedule(phase.config.optimizer, total_steps),
-            evaluate=program.evaluate,
-            checkpoints=program.data.checkpoints(checkpoints, run),
-            is_last=phase.end == total_steps,
-        )
-        state = loop.parallel.take_state(loop.run(state))
-        if loop.is_stopped or loop.decided_steps is not None:
-            return state, None if loop.is_stopped else loop.decided_steps
-    return state, None
+    budget: TimeBudget,
+    compile_phases: CompilePhases,
+) -> Iterator[TrainLoop]:
+    """Yields the training loop of each remaining phase; the caller runs it before it requests the next one.
+
+    When the time budget decides on the number of steps, the phases are compiled for this number and training goes on.
+    """
+    while True:
+        for program in programs:
+            phase = program.data.phase
+            if step > phase.end:
+                continue  # at phase.end itself the evaluation may still be missing
+            if len(programs) > 1:
+                facts = {"phase": phase.number, "sequence_length": phase.config.data.sequence_length}
+                make_loop.keywords["report"].set_phase(facts)
+            loop = make_loop(
+                config=phase.config.training,
+                end_step=phase.end,
+                loader=program.data.loader,
+                train_step=program.train_step,
+                schedule=learning_rate_schedule(phase.config.optimizer, data.total_steps),
+                evaluate=program.evaluate,
+                checkpoints=program.data.checkpoints(checkpoints, run),
+                is_last=phase.end == data.total_steps,
+            )
+            yield loop
+            step = loop.step
+            if loop.is_stopped:
+                return
+            if loop.decided_steps is not None:
+                run = budget.save(loop.decided_steps)
+                break
+        else:
+            return
+        data = data.with_steps(run.config)
+        make_loop.keywords["report"].set_total_steps(data.total_steps)
+        programs = compile_phases(run.config, data, programs)
 
 
 def _compile_phases(
     compile_loss: CompileLoss,
     loss_factors: Mapping[str, float],
-    config: PretrainConfig,
-    data: PretrainingData,
     parallel: Parallelism,
     interrupts: InterruptHandler,
+    config: PretrainConfig,
+    data: PretrainingData,
     earlier: Sequence[PhaseProgram] = (),
 ) -> list[PhaseProgram]:
     """The functions of each phase, which JAX compiles at their first call; phases share the evaluation.
@@ -203,23 +187,24 @@ def _compile_phases(
 def _initialize(
     model: Initializable,
     metrics: Sequence[str],
+    run: RunFolder[PretrainConfig],
     setup: Setup,
     data: PretrainingData,
     checkpoints: Checkpointer,
-    say: Log,
+    log: Log,
 ) -> TrainState:
-    config, source = setup.run.config, setup.init_model
-    is_branch = config.init_state and not has_begun(setup.run)
+    config, source = run.config, setup.init_model
+    is_branch = config.init_state and not has_begun(run)
     reader: CheckpointReader = checkpoints
     if is_branch:
-        say(f"continues the training state of {config.init}")
-        reader = BranchedCheckpoints(checkpoints, *find_branch_source(config), say)
+        log(f"continues the training state of {config.init}")
+        reader = BranchedCheckpoints(checkpoints, *find_branch_source(config), log)
     first, objective = data.phases[0], OBJECTIVES[config.training.objective]
     counts = predictable_counts(first.examples, data.tokenizer, objective.special_tokens)
     teacher = setup.teacher if source is None and config.distillation.initial_weights == "teacher" else None
 
     def prepare(params: Params) -> Params:
-        params = params if teacher is None else start_from_teacher(params, config.model, teacher, say)
+        params = params if teacher is None else start_from_teacher(params, config.model, teacher, log)
         return init_mlm_bias(config.mlm_bias_init, counts, objective.mlm_head, params)
 
     state = initialize_state(
@@ -230,7 +215,7 @@ def _initialize(
         reader,
         None if source is None else (source.origin, source.params),
         objective.modules,
-        say,
+        log,
         prepare,
     )
     if is_branch:

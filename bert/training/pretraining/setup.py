@@ -1,13 +1,14 @@
-"""A pretraining run before its data is read: configuration, devices, initial model and teacher."""
+"""Setup of a pretraining run: resolves and checks the configuration, loads the models, saves the configuration."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.config import PretrainConfig
+from bert.config import DataConfig, PretrainConfig
 from bert.config.pretraining import phase_configs
 from bert.errors import UserError, require
 from bert.inference.load import fetch_model, load
@@ -16,18 +17,14 @@ from bert.model.execution import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs.checkpoint_directory import CheckpointDirectory
+from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder, config_class_of_run
 from bert.tokenizer.extension import decompose_new_tokens
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
 from bert.training.initialization import Log, model_config_from_source
-from bert.training.pretraining.data import check_readers
 from bert.training.pretraining.distillation import Teacher, check_student, load_teacher
-from bert.training.pretraining.initialization import (
-    extend_embeddings,
-)
-from bert.training.pretraining.results import (
-    check_transfer,
-)
+from bert.training.pretraining.initialization import extend_embeddings
+from bert.training.pretraining.transfer import check_transfer
 
 DEFAULT_MAX_TO_KEEP = 3
 """Checkpoints that stay if training.max_to_keep is null."""
@@ -35,55 +32,77 @@ DEFAULT_MAX_TO_KEEP = 3
 
 @dataclass(frozen=True)
 class Setup:
-    """A run before its data is read.
+    """Devices and loaded models of a run.
 
     Attributes:
-        run: its configuration without null, but for ``model.vocab_size``.
-        parallel: its devices.
-        init_model: the model of ``init``; None for random weights.
-        teacher: the model to learn from; None for none.
+        parallel: the devices.
+        init_model: the model of ``init``; None for random weights and for a run that has begun.
+        teacher: the model to distil; None without distillation.
     """
 
-    run: RunFolder[PretrainConfig]
     parallel: Parallelism
     init_model: Pretrained | None
     teacher: Teacher | None
 
 
-def resolve_setup(run: RunFolder[PretrainConfig], say: Log) -> Setup:
-    """Fills in the defaults, takes the model's sizes from ``init``, and checks all of it before data is read.
+def resolve_setup(run: RunFolder[PretrainConfig], log: Log) -> tuple[PretrainConfig, Setup]:
+    """Fills in the defaults, checks the configuration and loads the models that it names.
+
+    Nothing is written, and no data is read except for a check of ``transfer``.
+
+    Returns:
+        The configuration without null keys, except ``model.vocab_size``, and the devices and models.
 
     Raises:
-        UserError: the devices cannot run it, or ``init`` does not fit.
+        UserError: the devices cannot run the configuration, or a model does not fit it.
     """
     config = _resolve_defaults(run.config)
+    parallel = check_devices(config)
+    for note in _notes_on_predictions(config):
+        log(note)
+    config, init_model = _load_init_model(run, config, log)
+    if config.transfer is not None:
+        check_transfer(config)  # before hours of training
+    LayerExecution.from_config(config.training, config.model)
+    config, teacher = _load_teacher(config, log)
+    return config, Setup(parallel, init_model, teacher)
+
+
+def save_setup(run: RunFolder[PretrainConfig], config: PretrainConfig) -> RunFolder[PretrainConfig]:
+    """Returns the run with its resolved configuration, and records configuration and environment in its folder.
+
+    The config.yaml of a resumed run is kept until `build_data` has checked a changed schedule.
+    """
+    run = dataclasses.replace(run, config=config) if run.resumed else run.save_config(config, vocabulary=False)
+    record_environment(run)
+    return run
+
+
+def check_devices(config: PretrainConfig) -> Parallelism:
+    """Returns the devices of a run. Raises UserError if they cannot run its batches or its readers."""
     parallel = make_parallelism(config.training, config.model)
     LayerExecution.from_config(config.training)
     for name, rows, micro_batches in config.batches():
         parallel.check_batch(name, rows, micro_batches)
     check_readers(config.data, parallel.process[1])
+    return parallel
+
+
+def check_readers(data: DataConfig, hosts: int) -> None:
+    """Raises UserError if the hosts cannot share the readers."""
+    if data.streaming and data.stream_readers % hosts:
+        raise UserError(
+            f"data.stream_readers is {data.stream_readers}, which {hosts} hosts cannot share: use a multiple of the "
+            "number of hosts"
+        )
+
+
+def _notes_on_predictions(config: PretrainConfig) -> Iterator[str]:
+    """Yields a note for each phase whose predictions per row are limited."""
     for number, phase in enumerate(phase_configs(config), 1):
         own = config.phases is not None and config.phases[number - 1].max_predictions_per_sequence is not None
         if (note := phase.capped_predictions(f"phases.{number}" if own else "data")) is not None:
-            say(note)
-    init_model = None if config.init is None or has_begun(run) else _load_init_model(run, say)
-    if init_model is not None:
-        model = model_config_from_source(config.model, init_model.config, init_model.source)
-        config = dataclasses.replace(config, model=model)
-        config.check()
-        config.check_model()
-    if config.transfer is not None:
-        check_transfer(config)  # before hours of training
-    LayerExecution.from_config(config.training, config.model)
-    teacher = load_teacher(config.distillation, say)
-    if teacher is not None:
-        check_student(config, teacher)
-        config = dataclasses.replace(
-            config, distillation=dataclasses.replace(config.distillation, checksum=teacher.checksum)
-        )
-    # A resumed run has its config.yaml; whether a new schedule fits its steps is known once the data is.
-    run = dataclasses.replace(run, config=config) if run.resumed else run.save_config(config, vocabulary=False)
-    return Setup(run, parallel, init_model, teacher)
+            yield note
 
 
 def has_begun(run: RunFolder[Any]) -> bool:
@@ -105,13 +124,23 @@ def _resolve_defaults(config: PretrainConfig) -> PretrainConfig:
     return dataclasses.replace(config, training=training)
 
 
-def _load_init_model(run: RunFolder[PretrainConfig], say: Log) -> Pretrained:
-    """The model of ``init``, with embedding rows for the words that ``tokenizer.path`` adds to its vocabulary."""
-    config = run.config
-    source = require(config.init, "init")
+def _load_init_model(
+    run: RunFolder[PretrainConfig], config: PretrainConfig, log: Log
+) -> tuple[PretrainConfig, Pretrained | None]:
+    """Returns the configuration with the sizes of the model of ``init``, and this model if the run starts from it."""
+    if config.init is None or has_begun(run):
+        return config, None
     if config.init_state:
         find_branch_source(config)
-    model = load(source, say)
+    model = _with_new_tokens(load(config.init, log), run, config, log)
+    config = dataclasses.replace(config, model=model_config_from_source(config.model, model.config, model.source))
+    config.check()
+    config.check_model()
+    return config, model
+
+
+def _with_new_tokens(model: Pretrained, run: RunFolder[PretrainConfig], config: PretrainConfig, log: Log) -> Pretrained:
+    """Returns the model with embedding rows for the tokens that ``tokenizer.path`` adds to its vocabulary."""
     path = run.path if (run.path / "tokenizer.json").is_file() else config.tokenizer.path
     if path is None:
         return model
@@ -121,7 +150,7 @@ def _load_init_model(run: RunFolder[PretrainConfig], say: Log) -> Pretrained:
         return dataclasses.replace(model, tokenizer=tokenizer)
     size = max(model.config.known_vocab_size, embedding_rows(tokenizer))
     if not run.resumed:
-        say(
+        log(
             f"{len(rows):,} new rows seeded from the mean of their old tokens, "
             f"the first for {tokenizer.id_to_token(next(iter(rows)))!r}; the embedding has {size:,} rows"
         )
@@ -131,6 +160,16 @@ def _load_init_model(run: RunFolder[PretrainConfig], say: Log) -> Pretrained:
         params=extend_embeddings(model.params, rows, size),
         tokenizer=tokenizer,
     )
+
+
+def _load_teacher(config: PretrainConfig, log: Log) -> tuple[PretrainConfig, Teacher | None]:
+    """Returns the configuration with the teacher's checksum, and the teacher of ``distillation`` if there is one."""
+    teacher = load_teacher(config.distillation, log)
+    if teacher is None:
+        return config, None
+    check_student(config, teacher)
+    distillation = dataclasses.replace(config.distillation, checksum=teacher.checksum)
+    return dataclasses.replace(config, distillation=distillation), teacher
 
 
 def find_branch_source(config: PretrainConfig) -> tuple[Path, int]:

@@ -21,7 +21,8 @@ from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.row_stream import RowReader, Start
 from bert.errors import UserError
 from bert.training.loop import TrainLoop
-from bert.training.pretraining.data import _to_integers, _to_start, _warn_of_trained_files, check_readers
+from bert.training.pretraining.data import _to_integers, _to_start, _warn_of_trained_files
+from bert.training.pretraining.setup import check_readers
 from tests.conftest import SMALL_RUN, STREAMED
 from tests.helpers import lines_of, state_of
 

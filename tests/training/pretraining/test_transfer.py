@@ -11,7 +11,7 @@ from bert.config import FinetuneConfig, PretrainConfig
 from bert.runs.folder import RunFolder, has_ended
 from bert.runs.metrics_log import write_results
 from bert.runs.plots import Bars, Subject, plot_curves
-from bert.training.pretraining.results import PRETRAINED, RANDOM
+from bert.training.pretraining.transfer import PRETRAINED, RANDOM
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of
 
