@@ -137,6 +137,8 @@ class NoCheckpoints:
 
     def set_best(self, step: int) -> None: ...
 
+    def restore(self, like: Any = None) -> None: ...
+
 
 class TimedLoader:
     """A loader that times itself: ``seconds`` of each batch."""

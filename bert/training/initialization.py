@@ -26,12 +26,6 @@ LabelRows = Mapping[str, Sequence[int | None]]
 """Output layer -> for each label, its row in the source's layer; None for a label that the source lacks."""
 
 
-class CheckpointReader(Protocol):
-    """States of the run: a `Checkpointer`."""
-
-    def restore(self, like: Any = None) -> tuple[int, Any] | None: ...
-
-
 class Initializable(Protocol):
     """A Flax module, or anything else that draws parameters."""
 
@@ -43,7 +37,7 @@ def initialize_state(
     optimizer: optax.GradientTransformation,
     metrics: Sequence[str],
     seed: int,
-    checkpoints: CheckpointReader,
+    restore: Callable[[Any], tuple[int, Any] | None],
     source: tuple[str, Params] | None,
     modules: Sequence[str],
     say: Log,
@@ -55,6 +49,7 @@ def initialize_state(
     """Returns the run's newest good checkpoint; without one, random weights overwritten with those of ``source``.
 
     Args:
+        restore: shapes of a state -> step and state of the newest good checkpoint, or None.
         source: name and parameters of another run, or None.
         modules: modules to copy from the source if it has them, such as ``bert`` (with its pooler) and the heads.
         say: logs what came from where.
@@ -75,7 +70,7 @@ def initialize_state(
 
     expected = jax.eval_shape(init, jax.random.key(0))
     like = jax.eval_shape(lambda params: TrainState.create(trained(params), optimizer, metrics), expected)
-    restored = checkpoints.restore(like)
+    restored = restore(like)
     if restored is not None:
         say(f"resumes at step {restored[0]:,}")
         return restored[1]

@@ -17,12 +17,13 @@ from bert.config import TrainingConfig
 from bert.errors import UserError, require
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
+from bert.runs.checkpoint import Checkpoints
 from bert.runs.metrics_log import Metrics, SkippedStep, nonfinite_error_message
 from bert.runs.report import Report
 from bert.runtime.interrupts import EvaluationInterrupted, InterruptHandler
 from bert.runtime.process import release_free_memory
 from bert.runtime.profiling import StepProfiler
-from bert.training.finetuning.averaging import ParameterAverage
+from bert.training.averaging import ParameterAverage
 from bert.training.means import EarlyStopping, compute_means
 from bert.training.step import StepMetrics, TrainState
 
@@ -37,14 +38,6 @@ class Loader(Protocol):
 
     def row_indices(self, step: int) -> np.ndarray:
         """[B] indices of the batch's rows in the training data."""
-
-
-class CheckpointWriter(Protocol):
-    """Where the loop saves its state: `bert.runs.checkpoint.Checkpointer`."""
-
-    def save(self, step: int, state: Any) -> None: ...
-
-    def set_best(self, step: int) -> None: ...
 
 
 @dataclass(kw_only=True, eq=False)
@@ -76,7 +69,7 @@ class TrainLoop:
     schedule: Callable[[int], Any]
     evaluate: Callable[[Any], Metrics]
     parallel: Parallelism
-    checkpoints: CheckpointWriter
+    checkpoints: Checkpoints
     report: Report
     interrupts: InterruptHandler
     early_stopping: EarlyStopping | None = None

@@ -17,14 +17,14 @@ from bert.model.lora import NOTHING_FROZEN, FrozenWeights
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log
-from bert.runs.checkpoint import make_checkpointer, require_space
+from bert.runs.checkpoint import Checkpoints, make_checkpointer, require_space
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
 from bert.runs.report import make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
-from bert.training.finetuning.averaging import with_average
+from bert.training.averaging import with_average
 from bert.training.finetuning.evaluation import DevEvaluator
 from bert.training.finetuning.initialization import (
     HeadStart,
@@ -42,7 +42,7 @@ from bert.training.finetuning.results import (
     write_predictions,
 )
 from bert.training.finetuning.setup import Setup, resolve_setup
-from bert.training.initialization import CheckpointReader, Log, initialize_state
+from bert.training.initialization import Log, initialize_state
 from bert.training.loop import TrainLoop
 from bert.training.means import EarlyStopping, read_eval_metrics
 from bert.training.optimizer import learning_rate_schedule
@@ -148,7 +148,7 @@ def _source(setup: Setup) -> tuple[str, Params] | None:
     return init.name, TASK_KINDS[setup.task.kind].init_params(setup.run.config, init.params, init.name)
 
 
-def _initialize(setup: Setup, checkpoints: CheckpointReader, say: Log) -> TrainState:
+def _initialize(setup: Setup, checkpoints: Checkpoints, say: Log) -> TrainState:
     train, config = setup.train, setup.run.config
     kind = TASK_KINDS[setup.task.kind]
     # A run starts from the first of these that there is:
@@ -162,7 +162,7 @@ def _initialize(setup: Setup, checkpoints: CheckpointReader, say: Log) -> TrainS
         setup.optimizer,
         setup.loss.metrics,
         config.seed,
-        checkpoints,
+        checkpoints.restore,
         source,
         (*kind.init_modules, *head.modules),
         say,

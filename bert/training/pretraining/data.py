@@ -30,6 +30,7 @@ from bert.errors import LOGGER, UserError, require
 from bert.files import load_json, write_atomic
 from bert.parallel import multihost
 from bert.parallel.multihost import broadcast_from_main, gather_rows, is_multihost
+from bert.runs.checkpoint import Checkpoints
 from bert.runs.folder import STREAM_FILE, RunFolder
 from bert.runs.report import progress_lines
 from bert.tokenizer.byte_level import token_byte_counts
@@ -37,7 +38,6 @@ from bert.tokenizer.library import vocabulary_kind
 from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows, save_tokenizer
 from bert.training.initialization import Log, with_vocab_size
-from bert.training.loop import CheckpointWriter
 from bert.training.pretraining.setup import Setup
 from bert.training.run_length import check_extension, num_train_steps
 
@@ -73,11 +73,11 @@ class PhaseData:
     def num_eval_batches(self) -> int:
         return -(-len(self.eval_rows) // self.phase.config.training.rows_per_evaluation)
 
-    def checkpoints(self, writer: CheckpointWriter, run: RunFolder[PretrainConfig]) -> CheckpointWriter:
+    def checkpoints(self, checkpoints: Checkpoints, run: RunFolder[PretrainConfig]) -> Checkpoints:
         """The run's checkpoints, which record the place in a stream."""
         if not isinstance(self.loader, StreamLoader):
-            return writer
-        return StreamCheckpoints(writer, run, self.examples.folder.name, self.loader)
+            return checkpoints
+        return StreamCheckpoints(checkpoints, run, self.examples.folder.name, self.loader)
 
     def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
         """Every held-out row once, or this host's share of each batch; masked the same way each time."""
@@ -331,7 +331,7 @@ class StreamCheckpoints:
         loader: of the phase.
     """
 
-    checkpoints: CheckpointWriter
+    checkpoints: Checkpoints
     run: RunFolder[Any]
     name: str
     loader: StreamLoader
@@ -344,8 +344,12 @@ class StreamCheckpoints:
         self.checkpoints.save(step, state)
 
     def set_best(self, step: int) -> None:
-        """As of the checkpoints."""
+        """Passes the step on."""
         self.checkpoints.set_best(step)
+
+    def restore(self, like: Any = None) -> tuple[int, Any] | None:
+        """Returns the newest good state."""
+        return self.checkpoints.restore(like)
 
     def _record(self, step: int) -> None:
         starts = self.loader.rows.starts(self.loader.first_reader_row(step))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +14,32 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.metrics import unigram_log_probabilities
 from bert.model.names import PROJECTIONS
-from bert.runs.checkpoint import Checkpointer
-from bert.training.initialization import CheckpointReader, Log, Params
+from bert.runs.checkpoint import Checkpointer, Checkpoints
+from bert.training.initialization import Log, Params
 from bert.training.pretraining.distillation import Teacher
 
 
-@dataclass(frozen=True)
-class BranchedCheckpoints:
-    """The checkpoints of a run that continues the state of another one.
+def restore_branched(checkpoints: Checkpoints, folder: Path, step: int, log: Log, like: Any) -> tuple[int, Any] | None:
+    """Restores the newest checkpoint of a run, or if it has none, the state of the run that it continues.
 
-    Attributes:
-        own: checkpoints of the run, which are read first.
-        source: folder of the other run.
+    Args:
+        folder: the run that is continued.
         step: its checkpoint.
+
+    Raises:
+        UserError: the state does not fit.
     """
-
-    own: CheckpointReader
-    source: Path
-    step: int
-    say: Log
-
-    def restore(self, like: Any = None) -> tuple[int, Any] | None:
-        """Returns step and state. Raises UserError if the state does not fit."""
-        if (restored := self.own.restore(like)) is not None:
-            return restored
-        with Checkpointer(self.source / "checkpoints", None, self.say) as checkpoints:
-            try:
-                return checkpoints.restore(like, self.step)
-            except UserError as error:
-                raise UserError(
-                    f"init_state is true, and the training state of {self.source} cannot be continued ({error}): keep "
-                    "what the run is trained with (optimizer.name, optimizer.max_grad_norm, data.input_format, "
-                    "training.objective), or remove init_state to take the weights alone"
-                ) from None
+    if (restored := checkpoints.restore(like)) is not None:
+        return restored
+    with Checkpointer(folder / "checkpoints", None, log) as source:
+        try:
+            return source.restore(like, step)
+        except UserError as error:
+            raise UserError(
+                f"init_state is true, but the training state of {folder} cannot be continued ({error}): keep "
+                "what the run is trained with (optimizer.name, optimizer.max_grad_norm, data.input_format, "
+                "training.objective), or remove init_state to take the weights alone"
+            ) from None
 
 
 VOCAB_PARAMS = (

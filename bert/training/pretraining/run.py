@@ -13,18 +13,18 @@ from bert.config import PretrainConfig
 from bert.errors import UserError, log_info, require
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
-from bert.runs.checkpoint import Checkpointer, make_checkpointer, require_space
+from bert.runs.checkpoint import Checkpointer, Checkpoints, make_checkpointer, require_space
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
 from bert.runs.report import make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
-from bert.training.initialization import CheckpointReader, Initializable, Log, Params, initialize_state
-from bert.training.loop import CheckpointWriter, TrainLoop, TrainStep
+from bert.training.initialization import Initializable, Log, Params, initialize_state
+from bert.training.loop import TrainLoop, TrainStep
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.pretraining.data import PhaseData, PretrainingData, build_data, predictable_counts
 from bert.training.pretraining.evaluation import PretrainingEvaluator
-from bert.training.pretraining.initialization import BranchedCheckpoints, init_mlm_bias, start_from_teacher
+from bert.training.pretraining.initialization import init_mlm_bias, restore_branched, start_from_teacher
 from bert.training.pretraining.objectives import OBJECTIVES, CompileLoss, build_with_teacher
 from bert.training.pretraining.results import (
     add_transfer,
@@ -113,7 +113,7 @@ def _phase_loops(
     programs: Sequence[PhaseProgram],
     step: int,
     make_loop: partial[TrainLoop],
-    checkpoints: CheckpointWriter,
+    checkpoints: Checkpoints,
     budget: TimeBudget,
     compile_phases: CompilePhases,
 ) -> Iterator[TrainLoop]:
@@ -195,10 +195,10 @@ def _initialize(
 ) -> TrainState:
     config, source = run.config, setup.init_model
     is_branch = config.init_state and not has_begun(run)
-    reader: CheckpointReader = checkpoints
+    restore: Callable[[Any], tuple[int, Any] | None] = checkpoints.restore
     if is_branch:
         log(f"continues the training state of {config.init}")
-        reader = BranchedCheckpoints(checkpoints, *find_branch_source(config), log)
+        restore = partial(restore_branched, checkpoints, *find_branch_source(config), log)
     first, objective = data.phases[0], OBJECTIVES[config.training.objective]
     counts = predictable_counts(first.examples, data.tokenizer, objective.special_tokens)
     teacher = setup.teacher if source is None and config.distillation.initial_weights == "teacher" else None
@@ -212,7 +212,7 @@ def _initialize(
         make_optimizer(first.phase.config.optimizer, data.total_steps),
         metrics,
         config.seed,
-        reader,
+        restore,
         None if source is None else (source.origin, source.params),
         objective.modules,
         log,

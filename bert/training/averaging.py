@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 from flax import struct
 
+from bert.runs.checkpoint import Checkpoints
 from bert.training.step import TrainState
 
 Params = Any
@@ -27,16 +28,6 @@ class AveragedState(struct.PyTreeNode):
     trained: TrainState
     window: tuple[Params, ...]
     steps: np.ndarray
-
-
-class Checkpoints(Protocol):
-    """Storage of states: a `Checkpointer`."""
-
-    def save(self, step: int, state: Any) -> None: ...
-
-    def set_best(self, step: int) -> None: ...
-
-    def restore(self, like: Any = None) -> tuple[int, Any] | None: ...
 
 
 class ParameterAverage:

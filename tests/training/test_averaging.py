@@ -13,7 +13,7 @@ from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.report import Report
 from bert.runtime.interrupts import Interrupted, InterruptHandler
-from bert.training.finetuning.averaging import AveragedCheckpoints, ParameterAverage, with_average
+from bert.training.averaging import AveragedCheckpoints, ParameterAverage, with_average
 from bert.training.loop import TrainLoop
 from bert.training.step import StepMetrics, TrainState
 
