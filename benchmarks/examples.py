@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert.data.pretraining.build import Engine
+from bert.data.worker_processes import Engine
 from bert.errors import require
 
 LENGTH = 128

@@ -14,7 +14,7 @@ from bert.remote import exists, writable, writable_path
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from bert.data.pretraining.build import Engine
+    from bert.data.worker_processes import Engine
 
 DESCRIPTION = """Trains the vocabulary described by the keys under tokenizer on data.train, or adds words of the corpus
 to a published vocabulary. The output folder gets tokenizer.json and, for wordpiece, vocab.txt."""

@@ -20,9 +20,12 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from bert.errors import UserError, require
+
+Engine = Literal["local", "ray"]
+"""Processes of this machine, or tasks of a Ray cluster."""
 
 _SWAPPING = threading.Lock()
 """Held while __main__ is replaced by an empty module."""

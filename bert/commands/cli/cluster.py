@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from bert.errors import UserError
 
 if TYPE_CHECKING:
-    from bert.data.pretraining.build import Engine
+    from bert.data.worker_processes import Engine
 
 ENGINE_OPTION = {
     "engine NAME": "Where the corpus is processed: local, on the cores of this machine, or ray, on the cluster that "

@@ -14,13 +14,14 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX, DataConfig
 from bert.data.corpus.data_sets import dataset_files, hub_stream, is_saved_dataset
-from bert.data.corpus.documents import has_text, resolve_sources
+from bert.data.corpus.documents import corpus_fingerprint, has_text, resolve_sources
 from bert.data.corpus.files import (
     FOLDER_SUFFIXES,
     Document,
@@ -116,6 +117,13 @@ def stream_fingerprint(files: Iterable[StreamFile]) -> str:
         for file, source in sources
     ]
     return hashlib.blake2b(json.dumps(names).encode(), digest_size=32).hexdigest()
+
+
+def training_fingerprint(config: DataConfig, cache: Path) -> str:
+    """Returns a hash of the content and order of data.train, or, of a stream, of the names and sizes of its files."""
+    if config.streaming:
+        return stream_fingerprint(stream_files(config.train))
+    return corpus_fingerprint(config.train, cache)
 
 
 @dataclass

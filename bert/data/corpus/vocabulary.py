@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bert.config import DataConfig, TokenizerConfig
 from bert.data.cache import cache_copy, cache_folder
-from bert.data.corpus.document_stream import HEAD_CHARACTERS, HEAD_VERSION, head_documents, stream_files
+from bert.data.corpus.document_stream import (
+    HEAD_CHARACTERS,
+    HEAD_VERSION,
+    head_documents,
+    stream_files,
+    training_fingerprint,
+)
 from bert.data.corpus.documents import corpus_files, documents
 from bert.data.corpus.files import Document, reading, reading_settings
-from bert.data.pretraining.build import SHARD_BYTES, Engine, require_documents, training_fingerprint
-from bert.data.worker_processes import run_tasks
+from bert.data.pretraining.build import SHARD_BYTES, require_documents
+from bert.data.worker_processes import Engine, run_tasks
 from bert.errors import LOGGER, UserError, without_surrogates
 from bert.files import blocking_lock
 from bert.tokenizer.word_counts import WordCounts, WordSteps, blocks, count_words

@@ -1,4 +1,4 @@
-"""A finished set of pretraining examples on disk: opened, verified, counted. Needs NumPy and pyarrow only."""
+"""A finished set of pretraining examples on disk: its settings, files, counts and rows."""
 
 from __future__ import annotations
 
@@ -6,33 +6,41 @@ import functools
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from bert.data.corpus.documents import DigestCache, file_signature
+from bert.config import DataConfig
+from bert.data.corpus.document_stream import HEAD_CHARACTERS, HEAD_VERSION, training_fingerprint
+from bert.data.corpus.documents import DigestCache, corpus_fingerprint, file_signature, resolve_sources
+from bert.data.encoding import RowTemplate, row_template
 from bert.data.pretraining.input_formats import INPUT_FORMATS, NEXT_ID
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.data.pretraining.segments import IS_NEXT
 from bert.data.pretraining.shards import COLUMNS, LONGER_DOCUMENTS
 from bert.errors import UserError
 from bert.files import load_json
-from bert.tokenizer.special_tokens import SpecialTokenIds
+from bert.tokenizer.library import keeps_spaces
+from bert.tokenizer.special_tokens import SpecialTokenIds, special_ids
+from bert.tokenizer.vocabulary import tokenizer_fingerprint
 
 if TYPE_CHECKING:
-    pass
+    from tokenizers import Tokenizer
+
+CACHE_VERSION = 2
+"""Part of the settings of a set. To be increased when the same text gives other rows."""
 
 INDEX, COUNTS = "index.json", "unigram_counts.npy"
 
 FEW_CONSECUTIVE_PAIRS = 0.35
-"""Share of consecutive next-sentence pairs below which a run logs a warning. It is 50% for long documents, 38% for
-documents of three sentences, 33% for two and 0% for one."""
+"""Share of consecutive next-sentence pairs below which a run logs a warning. The share is 50% for long documents, 38%
+for documents of three sentences, 33% for two and 0% for one."""
 
 SAMPLED_ROWS = 4096
-"""Packed rows whose labels are read to estimate the share of consecutive pairs."""
+"""Number of packed rows whose labels are read to estimate the share of consecutive pairs."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +48,11 @@ class PretrainingDataset:
     """A finished set of examples.
 
     Attributes:
-      folder: its folder.
-      train, eval: its shards, for ``open_rows``.
+      train, eval: shards of each split, for ``open_rows``.
       sequence_length: T.
       vocab_size: V.
-      counts: train_rows and eval_rows, their positive_rows and unused_tokens, duplicates included; and documents,
-        sentences and tokens of the text behind either; near_duplicates, documents that were left out, if they were
-        looked for.
+      counts: per split, rows, positive_rows and unused_tokens (with duplicates), and documents, sentences and tokens
+        of the text; near_duplicates, the number of documents left out, if the filter was used.
       corpus: fingerprint of the training text and its order.
     """
 
@@ -60,14 +66,14 @@ class PretrainingDataset:
 
     @functools.cached_property
     def unigram_counts(self) -> np.ndarray:
-        """Occurrences of each token in the training rows, special ones included, padding not: int64 [V]."""
+        """Occurrences of each token in the training rows, with special tokens, without padding: int64 [V]."""
         return np.load(self.folder / COUNTS)
 
     def unknown_rate(self, special: SpecialTokenIds) -> float:
-        """Share of [UNK] among the training tokens, other special tokens left out.
+        """Returns the share of [UNK] among the training tokens, other special tokens left out.
 
         Raises:
-          UserError: every token is [UNK], so that there is nothing to predict.
+          UserError: all tokens are [UNK].
         """
         unknown_id = special.find("unk")
         unknown = 0 if unknown_id is None else self.unigram_counts[unknown_id]
@@ -80,7 +86,7 @@ class PretrainingDataset:
         return float(unknown / (known + unknown))
 
     def consecutive_share(self, split: str) -> float | None:
-        """Share of the next-sentence pairs of a split in which B follows A; None for rows without such pairs.
+        """Returns the share of a split's next-sentence pairs in which B follows A; None for other input formats.
 
         Estimated from a sample if rows are packed.
         """
@@ -94,7 +100,7 @@ class PretrainingDataset:
         return float((sample[label][sample[EXAMPLE_LENGTH] > 0] == IS_NEXT).mean())
 
     def pair_warnings(self) -> list[str]:
-        """Warnings about documents that are too short for rows of sentence pairs."""
+        """Returns warnings about documents that are too short for sentence pairs."""
         warnings = []
         for split in ("train", "eval"):
             documents, sentences, single = (
@@ -102,7 +108,7 @@ class PretrainingDataset:
                 for name in ("documents", "sentences", "single_sentence_documents")
             )
             share = self.consecutive_share(split)
-            # Two standard deviations of a fair coin: a few held-out rows may all be random by chance.
+            # Within two standard deviations of a fair coin, a few held-out rows may all be random.
             if share is not None and share < FEW_CONSECUTIVE_PAIRS - self.counts[f"{split}_rows"] ** -0.5:
                 warnings.append(
                     f"warning: {share:.1%} of the next-sentence pairs of data.{split} are consecutive instead of about "
@@ -116,14 +122,66 @@ class PretrainingDataset:
         return warnings
 
 
+def dataset_settings(config: DataConfig, cache: Path, tokenizer: Tokenizer, shard_bytes: int) -> dict[str, Any]:
+    """Returns everything that decides the rows: not masking, the number of workers or the names of files.
+
+    Settings that were added later are included only if they are set, so that earlier sets are still found.
+    """
+    settings = {
+        "format": CACHE_VERSION,
+        "corpus": training_fingerprint(config, cache),
+        "eval_corpus": None if config.eval is None else corpus_fingerprint(config.eval, cache),
+        "held_out": config.eval_fraction if config.eval is None else None,
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "sequence_length": config.sequence_length,
+        "short_seq_prob": config.short_seq_prob if INPUT_FORMATS[config.input_format].uses_short_sequences else None,
+        "one_sentence_per_line": config.one_sentence_per_line,
+        "language": None if config.one_sentence_per_line else config.language,
+        "seed": config.seed,
+        "shard_bytes": shard_bytes,
+    }
+    if config.input_format != "nsp":
+        settings["objective"] = config.input_format
+    if config.near_duplicates is not None:
+        settings["near_duplicates"] = config.near_duplicates
+    if config.verbatim:
+        settings["verbatim"] = True
+    if config.document_per_line:
+        settings["document_per_line"] = True
+    if config.text_field != "text":
+        settings["text_field"] = config.text_field
+    if config.streaming:
+        settings["stream"] = [HEAD_VERSION, HEAD_CHARACTERS, config.stream_readers, config.mixture_weights]
+    elif config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
+        settings["weights"] = config.mixture_weights
+        settings["files"] = [len(places) for places in resolve_sources(config.train)]
+        settings["eval_files"] = None if config.eval is None else [len(paths) for paths in resolve_sources(config.eval)]
+    if config.dupe_factor > 1:
+        settings["duplicates"] = config.dupe_factor
+    if config.packing:
+        settings["max_examples_per_row"] = config.max_sequences_per_pack
+    return settings | _layout(config, tokenizer)
+
+
+def _layout(config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the special tokens of a row and whether its text keeps spaces, if they differ from BERT's rows."""
+    if INPUT_FORMATS[config.input_format].whole_documents:
+        return {}
+    pair = INPUT_FORMATS[config.input_format].pair
+    template = row_template(tokenizer, pair)
+    if keeps_spaces(tokenizer):
+        return {"row_template": asdict(template), "spaces": True}
+    special = special_ids(tokenizer)
+    separator = (special.sep,)
+    of_bert = RowTemplate((special.cls,), separator, separator, (0, 0, 1), 1)
+    of_bert = of_bert if pair else RowTemplate((special.cls,), (), separator, (0, 0))
+    return {} if template == of_bert else {"row_template": asdict(template), "spaces": False}
+
+
 def verify_checksums(dataset: PretrainingDataset) -> PretrainingDataset:
-    """The set, once the bytes of its files are those that were built.
+    """Verifies the checksums of a set's files, and returns the set. Raises UserError for a changed file.
 
-    What was verified is remembered by path, size and time of change, in the folder above the set's: a file is read for
-    this once, and again if it has changed or been copied, not at every start.
-
-    Raises:
-      UserError: a file with other bytes.
+    Results are cached by path, size and time of change in the parent folder, so that unchanged files are read once.
     """
     index = load_json((dataset.folder / INDEX).read_text(encoding="utf-8"))
     cache = DigestCache(dataset.folder.parent)
@@ -131,16 +189,16 @@ def verify_checksums(dataset: PretrainingDataset) -> PretrainingDataset:
         path = dataset.folder / entry["file"]
         state, modified = file_signature(path)
         if cache.get((f"sha256|{state}", modified), lambda: file_sha256(path)) != entry["sha256"]:
-            raise corrupt_shard_error(path, "its checksum is not that of what was built")
+            raise corrupt_shard_error(path, "its checksum has changed since it was built")
     cache.save()
     return dataset
 
 
 def open_examples(folder: str | Path) -> PretrainingDataset:
-    """Opens a finished set and checks the size of its files.
+    """Opens a finished set and checks the sizes of its files.
 
     Raises:
-      UserError: not a finished set, or one with a file that is missing or of another size.
+      UserError: the set is not finished, or a file is missing or has another size.
     """
     folder = Path(folder)
     try:
@@ -167,21 +225,18 @@ def open_examples(folder: str | Path) -> PretrainingDataset:
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal digits."""
+    """Returns the SHA-256 of a file in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class ShardReader:
-    """Rows of shards, memory-mapped: pages come in when rows are taken and go when memory is short.
-
-    ``len(rows)`` is their number; ``rows.take`` fetches some by number.
-    """
+    """Rows of memory-mapped shards. ``len(rows)`` is their number, ``rows.take`` reads rows by index."""
 
     def __init__(self, paths: Sequence[Path]):
-        """Maps the shards. Raises UserError for one that is missing or not a shard."""
+        """Maps the shards. Raises UserError for a missing or damaged one."""
         self._views: list[tuple[np.ndarray, ...]] = []
-        self._files: list[tuple[Path, tuple[int, ...] | None]] = []  # of each view, with its state
+        self._files: list[tuple[Path, tuple[int, ...] | None]] = []  # the file of each view, and its state
         self._names = COLUMNS
         for path in paths:
             try:
@@ -204,25 +259,25 @@ class ShardReader:
         return int(self._starts[-1])
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows by number, in the order asked for.
+        """Returns rows in the order of their indices.
 
         Args:
-          indices: whole numbers in [0, len(self)), [B].
+          indices: integers [B] in [0, len(self)).
 
         Returns:
-          int32 ``input_ids`` [B, T]; ``length``, ``segment_a_length`` and, where the input format has one, the label
-          (``next_sentence_label``, ``sentence_order_label``) [B]; of blocks ``next_id`` [B]. The token types of a row
-          are 1 at positions from segment_a_length up to length. Packed rows have ``example_length`` as well, and it,
-          segment_a_length and the label are [B, K], 0 where a row has fewer examples.
+          int32 ``input_ids`` [B, T]; ``length`` and ``segment_a_length`` [B]; the label of the input format, if any
+          (``next_sentence_label``, ``sentence_order_label``) [B]; for blocks ``next_id`` [B]. Token types are 1 at
+          positions from segment_a_length to length - 1. Packed rows also have ``example_length``; it, segment_a_length
+          and the label are then [B, K], 0 where a row has fewer examples.
 
         Raises:
-          IndexError: a number outside the rows.
-          UserError: a shard that has vanished or been changed since it was opened. To read on in the map of a file
-            that was cut short would end the process without a word (SIGBUS).
+          IndexError: an index is out of range.
+          UserError: a shard was removed or changed since it was opened. Reading the map of a truncated file would
+            kill the process (SIGBUS).
         """
         indices = np.asarray(indices, np.int64)
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(f"rows are numbered from 0 to {len(self) - 1}")
+            raise IndexError(f"row indices must be between 0 and {len(self) - 1}")
         shapes = [column.shape[1:] for column in self._views[0]] if self._views else [(0,), (), ()]
         out = [np.empty((len(indices), *shape), np.int32) for shape in shapes]
         shard = np.searchsorted(self._starts, indices, side="right") - 1
@@ -241,14 +296,14 @@ class ShardReader:
 
 
 def _column_view(column: pa.Array) -> np.ndarray:
-    """[R] of a plain column, [R, size] of one of lists, without a copy."""
+    """Returns a view of a column: [R], or [R, size] for lists."""
     if not pa.types.is_fixed_size_list(column.type):
         return column.to_numpy(zero_copy_only=True)
     return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), column.type.list_size)
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
-    """What tells that a file is still the one that was opened; None where there is none."""
+    """Returns inode, size and modification time of a file, which change when it is replaced; None without a file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -257,10 +312,10 @@ def _state(path: Path) -> tuple[int, ...] | None:
 
 
 def open_rows(paths: Sequence[Path]) -> ShardReader:
-    """Rows of some shards as one sequence, in the order of the paths."""
+    """Opens the rows of some shards as one sequence, in the order of the paths."""
     return ShardReader(paths)
 
 
 def corrupt_shard_error(path: Path, reason: str) -> UserError:
-    """The error for a shard that is not what was built."""
+    """Returns the error for a damaged shard."""
     return UserError(f"{path} is damaged ({reason}): delete the folder {path.parent}, it will be rebuilt")

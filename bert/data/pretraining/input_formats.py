@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bert.data.encoding import RowTemplate
 
 NEXT_ID = "next_id"
-"""Column [R] of blocks: the token that follows the last one of a row; -1 if there is none."""
+"""Column [R] of blocks: the token after the last one of a row; -1 if there is none."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,18 @@ class InputFormat:
     """One way to make rows of text.
 
     Attributes:
-      pair: whether a row is laid out as a pair of texts, else as one; a sentence is no longer than T less the special
-        tokens of such a row.
-      documents: least number of documents that rows can be drawn from.
+      pair: whether a row is laid out as a pair of texts instead of one.
+      documents: minimum number of documents from which rows can be drawn.
       uses_short_sequences: whether data.short_seq_prob is used.
       sample_rows: (sentences, documents, T, template, short_seq_prob, random stream, document_ids) -> rows [R, ...]:
-        start and end of each token range, and the label if there is one. Arguments otherwise as of
-        ``bert.data.pretraining.segments.sentence_pairs``.
-      to_columns: (tokens, boundaries of the documents among the tokens, drawn rows, template, input_ids) -> columns. It
-        writes into input_ids [R, T], which come as padding.
-      label: name of the label: the column NAME_label and the batch's NAME_labels and NAME_weights; None for none.
-      metric: start of the names of its loss and accuracy in metrics.jsonl.
+        start and end of each token range, and the label if there is one (see `sentence_pairs`).
+      to_columns: (tokens, boundaries of the documents among the tokens, sampled rows, template, input_ids) -> columns.
+        Writes into input_ids [R, T], which contain padding.
+      label: NAME of the column NAME_label and of the batch's NAME_labels and NAME_weights; None without a label.
+      metric: prefix of the label's loss and accuracy in metrics.jsonl.
       label_names: names of the label's values.
-      whole_documents: whether a row is a stretch of documents as they are, without special tokens but the end token
-        between two documents; else it is made of sentences.
+      whole_documents: whether rows are cut from the concatenated documents, separated by end tokens, instead of being
+        made of sentences.
     """
 
     pair: bool
@@ -101,7 +99,7 @@ def _unpaired_format(
 
 
 def _pair_columns(tokens: np.ndarray, ranges: np.ndarray, template: RowTemplate, input_ids: np.ndarray) -> Columns:
-    """``[CLS] A [SEP] B [SEP]`` and padding for every pair [R, 5]."""
+    """Lays out the pairs [R, 5] as ``[CLS] A [SEP] B [SEP]`` and padding."""
     first, second = ranges[:, 1] - ranges[:, 0], ranges[:, 3] - ranges[:, 2]
     lengths = first + second + template.size
     a_column, gap = len(template.prefix), len(template.separator)
@@ -120,7 +118,7 @@ def _pair_columns(tokens: np.ndarray, ranges: np.ndarray, template: RowTemplate,
 
 
 def _put(input_ids: np.ndarray, special: tuple[int, ...], columns: np.ndarray) -> None:
-    """Writes special tokens into every row, from its place [R] on."""
+    """Writes special tokens into all rows, starting at their columns [R]."""
     every = np.arange(len(input_ids))
     for offset, token in enumerate(special):
         input_ids[every, columns + offset] = token
@@ -129,7 +127,7 @@ def _put(input_ids: np.ndarray, special: tuple[int, ...], columns: np.ndarray) -
 def _full_columns(
     tokens: np.ndarray, documents: np.ndarray, ranges: np.ndarray, template: RowTemplate, input_ids: np.ndarray
 ) -> Columns:
-    """``[CLS] sentences [SEP]`` and padding for every range [R, 2]; one [SEP] more where a document ends inside."""
+    """Lays out the ranges [R, 2] as ``[CLS] sentences [SEP]`` and padding, with [SEP] between documents."""
     first = np.searchsorted(documents, ranges[:, 0], side="right")
     inside = np.searchsorted(documents, ranges[:, 1], side="left") - first
     lengths = ranges[:, 1] - ranges[:, 0] + inside * len(template.suffix) + template.size
@@ -151,7 +149,7 @@ def _full_columns(
 def _block_columns(
     tokens: np.ndarray, documents: np.ndarray, ranges: np.ndarray, template: RowTemplate, input_ids: np.ndarray
 ) -> Columns:
-    """As ``_full_columns``, with the token after each row."""
+    """Returns ``_full_columns`` and the token after each row."""
     following = np.append(tokens, -1)[ranges[:, 1]]
     return {**_full_columns(tokens, documents, ranges, template, input_ids), NEXT_ID: following.astype(np.int32)}
 
@@ -163,4 +161,4 @@ INPUT_FORMATS = {
     "doc_sentences": _unpaired_format(rows_within_documents, _full_columns),
     "blocks": _unpaired_format(rows_of_blocks, _block_columns, whole_documents=True),
 }
-"""By the name that data.input_format takes; `bert.config.INPUT_FORMATS` lists the same names."""
+"""Input formats by the value of data.input_format; `bert.config.INPUT_FORMATS` lists the same names."""

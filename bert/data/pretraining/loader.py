@@ -1,6 +1,6 @@
-"""Examples on disk -> masked batches, as a function of (seed, step, process). NumPy only.
+"""Makes masked batches of the examples on disk, as a function of (seed, step, process). Uses only NumPy.
 
-Nothing here has a state worth saving: a run resumes by asking for the next step's batch.
+Loaders have no state to save: a resumed run requests the batch of the next step.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Streams of randomness that must never meet: the first 64 bits of a Philox key. Seeds are below 2**32.
+# Offsets that keep random streams apart: 64 bits of a Philox key are offset + seed, and seeds are below 2**32.
 _ORDER, _MASKS, _HELD_OUT, _FROZEN = 1 << 40, 2 << 40, 3 << 40, 4 << 40
 
 Batch = dict[str, np.ndarray]
 
 
 class RowSource(Protocol):
-    """Rows that can be fetched by number: `bert.data.pretraining.dataset.ShardReader`, or a stand-in."""
+    """Rows that can be read by index: `bert.data.pretraining.dataset.ShardReader`, or a substitute in tests."""
 
     def __len__(self) -> int: ...
 
@@ -46,14 +46,14 @@ class PretrainingLoader:
     """Batches of the training rows.
 
     Attributes:
-        rows: the examples.
-        predictions: which of their tokens are predicted, and what the model reads in their place.
+        rows: the rows on disk.
+        predictions: selects the predicted tokens and replaces them in the input.
         batch_size: rows B of a global batch.
         seed: seed of order and masks, below 2**32.
-        process: (index, count) of this host among all; it reads its contiguous share of every batch only.
-        static_masking: a row has the same masks at every visit, not fresh ones.
-        first_step: the step of the first batch, where others have made those before it.
-        first_row: how many rows of the same examples others have used.
+        process: (index, count) of this host, which reads its part of each batch (`host_slice`).
+        static_masking: use the same masks in every epoch.
+        first_step: step of the first batch, if an earlier phase made the batches before it.
+        first_row: number of rows used by earlier phases.
     """
 
     rows: RowSource
@@ -70,9 +70,9 @@ class PretrainingLoader:
         object.__setattr__(self, "_permutation", lru_cache(maxsize=2)(self._draw_permutation))
 
     def batch(self, step: int) -> Batch:
-        """This host's rows of the batch of ``step``, counted from 0: the arrays of `masked_batch`.
+        """Returns this host's rows of the batch of ``step``, counted from 0: the arrays of `masked_batch`.
 
-        ``rows`` numbers the rows within the global batch, so that dropout can be drawn for a row wherever it runs.
+        ``rows`` numbers the rows within the global batch, so that dropout does not depend on the device of a row.
         """
         chosen = self.row_indices(step)
         first = self._host_slice.start
@@ -85,7 +85,7 @@ class PretrainingLoader:
         return masked_batch(examples, self.predictions, words, first)
 
     def row_indices(self, step: int) -> np.ndarray:
-        """[B] indices, among all ``rows``, of this host's rows of the batch of ``step``."""
+        """Returns the indices of this host's rows of the batch of ``step``."""
         first = self.first_row + (step - self.first_step) * self.batch_size
         positions = np.arange(first, first + self.batch_size)[self._host_slice]
         epochs, within = np.divmod(positions, len(self.rows))
@@ -101,7 +101,7 @@ class PretrainingLoader:
 
     def _draw_permutation(self, epoch: int) -> np.ndarray:
         stream = np.random.Philox(key=np.array([_ORDER + self.seed, epoch], dtype=np.uint64))
-        # Not Generator.permutation: NumPy promises the raw words for ever, not what its generators make of them.
+        # Not Generator.permutation: NumPy guarantees a stable stream of raw words, but not stable Generator methods.
         return np.argsort(stream.random_raw(len(self.rows)), kind="stable")
 
 
@@ -127,7 +127,7 @@ def make_masking(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm
 
 
 def random_uint64s_per_row(predictions: Predictions, examples: dict[str, np.ndarray]) -> int:
-    """What a row of these, packed or not, takes of a random stream."""
+    """Returns the 64-bit random words per row, packed or not."""
     packed = examples.get(EXAMPLE_LENGTH)
     return predictions.uint64s_per_row(examples["input_ids"].shape[1], 1 if packed is None else packed.shape[1])
 
@@ -135,10 +135,9 @@ def random_uint64s_per_row(predictions: Predictions, examples: dict[str, np.ndar
 def held_out_batches(
     rows: RowSource, predictions: Predictions, batch_size: int, process: tuple[int, int] = (0, 1)
 ) -> Iterator[Batch]:
-    """This host's share of every held-out batch, each row once, with masks that depend on the row's number alone.
+    """Yields this host's rows of every held-out batch, with masks that depend only on the row's index.
 
-    The last batch is filled up with empty rows whose weights are 0, so that every batch has one shape and every row
-    counts once.
+    Empty rows of weight 0 complete the last batch, so that all batches have one shape and every row counts once.
     """
     own = host_slice(batch_size, process)
     for start in range(0, len(rows), batch_size):
@@ -154,10 +153,10 @@ def held_out_batches(
 
 
 def masked_batch(examples: dict[str, np.ndarray], predictions: Predictions, words: np.ndarray, first_row: int) -> Batch:
-    """Examples -> one pretraining batch. The attention mask comes from the lengths, never from corrupted tokens.
+    """Makes a pretraining batch of rows on disk. The attention mask comes from the lengths, not from corrupted tokens.
 
     If the input format has a label, the batch has NAME_labels and NAME_weights, NAME being next_sentence or
-    sentence_order: [B], or [B, K] where rows are packed. Then it also has the arrays of `packing_arrays`.
+    sentence_order: [B], or [B, K] if rows are packed. Packed batches also have the arrays of `packing_arrays`.
     """
     ids = examples["input_ids"]
     rows, length = ids.shape

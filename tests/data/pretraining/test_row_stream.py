@@ -17,7 +17,7 @@ import pytest
 
 from bert.config import DataConfig
 from bert.data.corpus.document_stream import stream_files
-from bert.data.pretraining import build, row_stream
+from bert.data.pretraining import build, dataset, row_stream
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
 from bert.data.pretraining.row_stream import (
@@ -80,7 +80,8 @@ def test_frequencies_are_those_of_a_bounded_head_of_many_chunks(place, tokenizer
     whole = build.build_examples(streamed, tokenizer, tmp_path)
     assert len(whole.train) > 1
     np.testing.assert_array_equal(whole.unigram_counts[FIRST:], built.unigram_counts[FIRST:])
-    monkeypatch.setattr(build, "HEAD_CHARACTERS", 3 * CHUNK)
+    for module in (build, dataset):
+        monkeypatch.setattr(module, "HEAD_CHARACTERS", 3 * CHUNK)
     head = build.build_examples(streamed, tokenizer, tmp_path)
     assert CHUNK < head.counts["train_documents"] / DOCUMENTS * (place / "corpus.txt").stat().st_size < 4 * CHUNK
 
