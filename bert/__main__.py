@@ -1,4 +1,4 @@
-"""The program ``bert``, which ``python -m bert`` is as well."""
+"""The program ``bert``, also ``python -m bert``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def main(argv: list[str] | None = None) -> int:
     prepare_streams()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command runs, Ctrl-C ends the process at once
     reexec_with_huge_pages()
-    from bert import commands  # not before: it would be loaded twice
+    from bert import commands  # not earlier: the program would load it twice
 
     return commands.main(argv)
 

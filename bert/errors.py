@@ -21,17 +21,17 @@ UTF8_HINT = (
     "convert the file with iconv -f ENCODING -t UTF-8, where ENCODING is its own encoding, such as GB18030, SHIFT_JIS "
     "or WINDOWS-1252"
 )
-"""How to fix a text that is not UTF-8."""
+"""The fix for a text that is not UTF-8."""
 
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-"""Byte order marks that begin a file in UTF-16."""
+"""Byte order marks of UTF-16."""
 
 UTF32_MARKS = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
-"""Byte order marks that begin a file in UTF-32; one of them also begins with a mark of UTF-16."""
+"""Byte order marks of UTF-32. One of them starts with a mark of UTF-16."""
 
 
 def convert(content: bytes) -> str:
-    """The fix for a file that is not UTF-8, by its first bytes."""
+    """Returns the fix for a file that is not UTF-8, by its first bytes."""
     if not content.startswith((*UTF16_MARKS, *UTF32_MARKS)):
         return UTF8_HINT
     encoding = "UTF-32" if content.startswith(UTF32_MARKS) else "UTF-16"
@@ -39,7 +39,7 @@ def convert(content: bytes) -> str:
 
 
 LISTED_CHARACTERS = 200
-"""Maximum length of a list of names in a message, except for a first name that is longer."""
+"""Maximum length of a list of names in a message, unless the first name is longer."""
 
 NAME_CHARACTERS = 60
 """Maximum length of one of the names."""
@@ -47,11 +47,11 @@ NAME_CHARACTERS = 60
 Value = TypeVar("Value")
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that change how a terminal shows a text, marks of direction included, and halves of surrogate pairs."""
+"""Characters that control terminals, including marks of direction, and lone surrogates."""
 
 
 MAX_MESSAGE = 1_000
-"""Longest text of a `UserError`, in characters: a value of a damaged file can be megabytes long."""
+"""Maximum length of the text of a `UserError`: a value in a damaged file can be megabytes long."""
 
 
 class UserError(Exception):
@@ -72,19 +72,19 @@ def _printable(text: str) -> str:
 
 
 def escape_controls(text: str) -> str:
-    """The text with control characters except line ends and tabs, and lone surrogates, as backslash escapes."""
+    """Escapes control characters, except line ends and tabs, and lone surrogates with backslashes."""
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 REDACTED = "REDACTED"
-"""Text that takes the place of credentials in URLs."""
+"""Replacement for credentials in URLs."""
 
 _SECRET_WORDS = {
     *("token", "tokens", "password", "passwd", "passphrase", "pwd", "secret", "signature", "sig", "auth", "credential"),
     *("credentials", "authorization", "apikey", "jwt", "hmac", "session", "sessionid", "hdnts", "hdnea"),
     *("pass", "passcode", "bearer", "sas", "ticket"),
 }
-"""Last words of names of credentials: ``access_token``, ``X-Amz-Signature``."""
+"""Last words in names of credentials: ``access_token``, ``X-Amz-Signature``."""
 
 _SIGNING = re.compile(
     r"x-(amz|goog|ms|oss|cos)-.*|(aws|oss)?accesskeyid|googleaccessid|key-pair-id|policy|expires"
@@ -94,7 +94,7 @@ _SIGNING = re.compile(
 """Names of further parameters of signed URLs."""
 
 _SHARED_ACCESS = {"sv", "ss", "srt", "sp", "se", "st", "spr", "sip", "sr", "skoid", "sktid", "skt", "ske", "sks", "skv"}
-"""Parameters next to ``sig`` in a shared access signature, which change when it is renewed."""
+"""Parameters of a shared access signature besides ``sig``; they change when it is renewed."""
 
 _KEYS = {"api", "access", "secret", "private", "account", "encryption", "license"}
 """Words before ``key`` in names of credentials: ``secret_access_key``."""
@@ -127,7 +127,7 @@ def is_redacted(url: str) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """Returns whether a name is that of a password, a token or the like, by its last word."""
+    """Returns whether a name is the name of a password, a token or another secret, by its last word."""
     words = re.findall(r"[^-_.\[\]]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()) or [""]
     return words[-1] in _SECRET_WORDS or (words[-1] == "key" and not _KEYS.isdisjoint(words[-2:-1]))
 
@@ -148,12 +148,12 @@ def _redact_url(match: re.Match[str]) -> str:
 
 
 def quoted(names: Iterable[object]) -> str:
-    """Returns names for a message: each in quotes and cut if it is long, and how many more there are."""
+    """Formats names for a message: each in quotes and shortened, with the number of omitted names."""
     return listed(map(repr, names))
 
 
 def listed(words: Iterable[str]) -> str:
-    """Returns words for a message: each cut if it is long, and how many more there are."""
+    """Formats words for a message: each shortened, with the number of omitted words."""
     shown: list[str] = []
     words = list(words)
     for number, word in enumerate(words):
@@ -165,29 +165,29 @@ def listed(words: Iterable[str]) -> str:
 
 
 def cut_at_word(text: str) -> str:
-    """Returns a text of another program for a message: on one line, and cut after a word if it is long."""
+    """Formats a text of another program for a message: on one line, and cut after a word if it is long."""
     return textwrap.shorten(text, LISTED_CHARACTERS, placeholder=" ...")
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of the text of another library's error for a message, or the name of its class."""
+    """Returns the first line of another library's error for a message, or the name of its class."""
     return cut_at_word((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def on_one_line(text: str) -> str:
-    """The text as `escape_controls` has it, with line ends and tabs as backslash escapes too."""
+    """Escapes control characters like `escape_controls`, and also line ends and tabs."""
     return re.sub(
         r"[\n\t\u2028\u2029]", lambda match: match[0].encode("unicode_escape").decode(), escape_controls(text)
     )
 
 
 def without_surrogates(text: str) -> str:
-    """The text with ``?`` for each half of a surrogate pair: JSON can spell one, UTF-8 and tokenizers cannot."""
+    """Replaces lone surrogates by ``?``: JSON can represent them, but UTF-8 and tokenizers cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def shorten(value: object) -> str:
-    """A value in an error, on one line of at most about 100 characters."""
+    """Formats a value for a message, on one line of at most about 100 characters."""
     return " ".join(reprlib.repr(value).split())
 
 
@@ -199,14 +199,14 @@ def require(value: Value | None, name: str) -> Value:
 
 
 def unreadable(path: object, error: OSError) -> UserError:
-    """The error for a file that the system cannot read."""
+    """Returns the error for a file that cannot be read."""
     if isinstance(error, FileNotFoundError):
         return UserError(f"{path} has disappeared: put it back or leave it out")
     return UserError(f"{path} cannot be read ({error.strerror}): fix its permissions or leave it out")
 
 
 def damaged(path: object, where: str, error: Exception) -> UserError:
-    """The error for a file that is not complete; ``where`` is how much of it was read."""
+    """Returns the error for an incomplete file; ``where`` describes how much of it was read."""
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return UserError(f"{path} is cut short or damaged{where} ({reason}): copy it again")
 
@@ -215,7 +215,7 @@ LOGGER = logging.getLogger("bert")
 
 
 def _redact_record(record: logging.LogRecord) -> bool:
-    """A filter that removes the credentials of URLs from a message, for every handler."""
+    """Removes the credentials of URLs from a message, for every handler."""
     text = record.getMessage()
     if (redacted := redact(text)) != text:
         record.msg, record.args = redacted, None
@@ -227,10 +227,7 @@ if _redact_record not in LOGGER.filters:
 
 
 class WarningText(str):
-    """A message about something that is declared but not applied, or is not as it should be.
-
-    Functions that report through a ``say`` argument pass it like any other text.
-    """
+    """A message that is logged as a warning, for functions that log through a ``log`` argument."""
 
 
 def format_number(value: float, digits: int, separator: str = "") -> str:
@@ -239,20 +236,20 @@ def format_number(value: float, digits: int, separator: str = "") -> str:
 
 
 def log_message(text: str) -> None:
-    """Logs a message of a ``say`` argument that nobody passed: a `WarningText` as a warning, others for debugging."""
+    """Default of ``log`` arguments: logs a `WarningText` as a warning, and other messages for debugging."""
     LOGGER.log(logging.WARNING if isinstance(text, WarningText) else logging.DEBUG, "%s", text)
 
 
 def log_info(text: str) -> None:
-    """Logs a message of a run: a `WarningText` as a warning, others for information."""
+    """Logs a message of a run: a `WarningText` as a warning, and other messages as information."""
     LOGGER.log(logging.WARNING if isinstance(text, WarningText) else logging.INFO, "%s", text)
 
 
 class PrintHandler(logging.Handler):
-    """Prints messages to stdout, and warnings to stderr, as these are at that time: notebooks and tests replace them.
+    """Prints messages to stdout, and warnings to stderr. Notebooks and tests may replace both streams at any time.
 
     Attributes:
-        console: rich's console of the progress bar that is on the terminal, above which messages are printed.
+        console: rich's console of the progress bar on the terminal; messages are printed above the bar.
     """
 
     console: Any = None
@@ -269,13 +266,13 @@ PRINT_HANDLER = PrintHandler()
 
 
 def are_printed() -> bool:
-    """Whether messages go to the terminal."""
+    """Returns whether messages are printed to the terminal."""
     return PRINT_HANDLER in LOGGER.handlers and LOGGER.isEnabledFor(logging.INFO)
 
 
 @functools.lru_cache(maxsize=1024)
 def warn_once(text: str) -> None:
-    """Logs a warning, but not the same one again: a corpus is read several times."""
+    """Logs a warning once: a corpus is read several times."""
     LOGGER.warning(text)
 
 
@@ -294,8 +291,8 @@ OUT_OF_MEMORY = (
 
 @contextlib.contextmanager
 def system_errors_as_user_errors() -> Iterator[None]:
-    """Raises UserError for an error of the operating system (a full disk, a missing permission), and for exhausted
-    device memory. A closed pipe stays what it is."""
+    """Converts errors of the operating system (a full disk, a missing permission) and exhausted device memory to
+    UserError. BrokenPipeError is not converted."""
     try:
         yield
     except BrokenPipeError:
@@ -306,6 +303,6 @@ def system_errors_as_user_errors() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         raise UserError(f"{where}{error.strerror}: fix that and run the same command again") from error
     except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's word for exhausted device memory
+        if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's status for exhausted device memory
             raise
         raise UserError(OUT_OF_MEMORY) from error

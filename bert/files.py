@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 POINTERS = {b"version https://git-lfs": ("Git LFS", "git lfs pull"), b"/annex/objects/": ("git-annex", "git annex get")}
-"""First bytes of a file that stands for another one -> the tool that wrote it, and the command that gets the other."""
+"""First bytes of pointer files -> the tool that wrote the pointer, and the command that downloads the content."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""The escape of half of a surrogate pair in JSON; also finds whole pairs."""
+"""The escape of a surrogate in JSON, alone or in a pair."""
 
 FIRST_BYTES = 256
-"""Number of bytes that tell what a file is."""
+"""Number of bytes that identify the kind of a file."""
 
 PACKED = "packed with {}: let its name end in {} or unpack it"
 KINDS = {
@@ -44,17 +44,17 @@ KINDS = {
     b"%PDF-": "a PDF file: extract its text",
     b"\xd0\xcf\x11\xe0\xa1\xb1": "an old Office file such as .xls or .doc: save it as CSV or text",
 }
-"""First bytes of files that are no plain text -> what they are, and the fix."""
+"""First bytes of files that are not plain text -> their kind, and the fix."""
 
 OFFICE_PARTS = (b"[Content_Types].xml", b"_rels/", b"docProps/", b"xl/", b"word/", b"mimetype")
-"""Names of first members of ZIP archives that Office programs write."""
+"""Names of the first members of Office files, which are ZIP archives."""
 
 
 def pointer_fault(path: Path | str, start: bytes | None = None) -> str | None:
-    """A sentence on a file that Git LFS or git-annex left in place of the content; None for any other file.
+    """Returns an error message for a pointer of Git LFS or git-annex; None for any other file.
 
     Args:
-        start: its first bytes; None reads them.
+        start: the first bytes of the file; None reads them.
     """
     if start is None:
         try:
@@ -75,7 +75,7 @@ def require_content(path: Path | str, start: bytes | None = None) -> None:
 
 
 def require_text(path: Path | str, start: bytes) -> None:
-    """Raises UserError for a pointer, or for a file whose first bytes are those of another kind than text."""
+    """Raises UserError for a pointer, or for a file that is not text, by its first bytes."""
     require_content(path, start)
     for magic, kind in KINDS.items():
         if start.startswith(magic):
@@ -85,11 +85,11 @@ def require_text(path: Path | str, start: bytes) -> None:
 
 
 def read_json(file: Path) -> Any:
-    """The value in a JSON file.
+    """Reads a JSON file.
 
     Raises:
-        UserError: the file cannot be read; is a pointer of Git LFS; is not JSON; nests or holds numbers beyond Python's
-            limits; or holds half of a surrogate pair, which no tokenizer and no UTF-8 file takes.
+        UserError: the file cannot be read, is a pointer of Git LFS, is not JSON, exceeds Python's limits of nesting or
+            numbers, or has a lone surrogate, which tokenizers and UTF-8 cannot represent.
     """
     try:
         data = file.read_bytes()
@@ -108,7 +108,7 @@ def read_json(file: Path) -> Any:
 
 
 def user_cache_dir() -> Path | None:
-    """Where the user's caches lie; None for a user who has no home, as in some containers."""
+    """Returns the folder of the user's caches; None for a user without a home folder, as in some containers."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bert-jax"
     except RuntimeError:
@@ -116,7 +116,7 @@ def user_cache_dir() -> Path | None:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Writes a file so that a crash or a loss of power leaves the old one or the new one, never a part."""
+    """Writes a file atomically: a crash or a power loss leaves the old file or the new file."""
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
@@ -125,7 +125,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def load_json(text: str | bytes) -> Any:
-    """Returns what a JSON text holds. All errors are ValueErrors, also for lists that are nested too deeply."""
+    """Parses a JSON text. All errors are ValueErrors, also for lists that are nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -133,10 +133,10 @@ def load_json(text: str | bytes) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """`load_json` for texts of any origin: each half of a surrogate pair becomes ``?``, in keys as well."""
+    """Parses a JSON text like `load_json`, and replaces lone surrogates by ``?``, also in keys."""
     value = load_json(text)
     try:
-        if _SURROGATE.search(text):  # also of whole pairs, which stay
+        if _SURROGATE.search(text):  # pairs do not change
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except RecursionError as error:
         raise ValueError(str(error)) from None
@@ -144,8 +144,8 @@ def parse_json(text: str) -> Any:
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """`write_atomic` for an array, as ``.npy``."""
-    import numpy as np  # not needed by those who write text
+    """Writes an array atomically, as ``.npy``."""
+    import numpy as np  # not needed for text files
 
     content = io.BytesIO()
     np.save(content, array, allow_pickle=False)
@@ -156,7 +156,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: d
     """Writes a safetensors file.
 
     Raises:
-        OSError: the file cannot be written; the library raises its own error for a full disk.
+        OSError: the file cannot be written. The library would raise its own error for a full disk.
     """
     import numpy as np
     from safetensors import SafetensorError
@@ -165,13 +165,13 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: d
     try:
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata)
     except SafetensorError as error:
-        found = re.search(r"os error (\d+)", str(error))
-        number = int(found[1]) if found else errno.EIO
-        raise OSError(number, os.strerror(number) if found else str(error), str(path)) from None
+        match = re.search(r"os error (\d+)", str(error))
+        number = int(match[1]) if match else errno.EIO
+        raise OSError(number, os.strerror(number) if match else str(error), str(path)) from None
 
 
 def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> Path:
-    """Writes cells with tabs between them, a line for each row; the folder is made if need be."""
+    """Writes rows as lines of cells separated by tabs. Creates the folder if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8", newline="\n")
     return path
@@ -179,7 +179,7 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> Path:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path next to this one that takes its place at the end, or vanishes after an error."""
+    """Yields a temporary path in the same folder. At the end it replaces ``path``; after an error it is removed."""
     temporary = _temporary(path)
     try:
         yield temporary
@@ -189,12 +189,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether the name is one that `atomic_write` or `atomic_directory` gives; a killed process leaves such files."""
+    """Returns whether a file is a temporary one of `atomic_write` or `atomic_directory`, which a kill may leave."""
     return re.fullmatch(r"\..*\.\d+\.bert-partial", path.name) is not None
 
 
 def _remove_leftovers(draft: Path) -> None:
-    """Removes the folders that earlier processes, which no longer run, made under the name of this draft."""
+    """Removes the drafts of the same name that processes which no longer run have left."""
     for entry in draft.parent.iterdir() if draft.parent.is_dir() else ():
         name, _, process = entry.name.removesuffix(".bert-partial").rpartition(".")
         same = is_temporary(entry) and name == draft.name.removesuffix(f".{os.getpid()}.bert-partial")
@@ -203,8 +203,8 @@ def _remove_leftovers(draft: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    """Whether this machine has a process of that number."""
-    if os.name == "nt":  # signal 0 would end it
+    """Returns whether a process with this id runs on this machine."""
+    if os.name == "nt":  # signal 0 would end the process
         return True
     try:
         os.kill(process, 0)
@@ -221,13 +221,13 @@ def _temporary(path: Path) -> Path:
 
 @contextlib.contextmanager
 def atomic_directory(out: Path) -> Iterator[Path]:
-    """A temporary folder whose content is moved to ``out`` at the end; it is removed after an error.
+    """Yields a temporary folder. At the end its content is moved to ``out``; after an error it is removed.
 
-    An empty folder that exists stays the same folder: it may be the working directory, or a mount point. Drafts that
-    killed processes of this machine left in it or next to it are removed.
+    An existing empty folder is kept, because it may be the working directory or a mount point. Drafts of killed
+    processes of this machine, in it or beside it, are removed.
 
     Raises:
-        UserError: ``out`` exists and is not an empty folder, or cannot be written, or is no local path.
+        UserError: ``out`` exists and is not an empty folder, cannot be written, or is not a local path.
     """
     local_path(out)
     if out.exists() and (
@@ -254,7 +254,7 @@ def atomic_directory(out: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames inside ``folder`` survive a power cut, except on Windows, which opens no folders."""
+    """Makes renames inside ``folder`` survive a power loss, except on Windows, which cannot open folders."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -265,10 +265,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def path_text(path: object, name: str = "") -> str:
-    """A path or URL as a string.
+    """Converts a path or URL to a string.
 
     Raises:
-        UserError: it is no string or path, such as bytes, or holds characters that no path has.
+        UserError: it is not a string or path, or has characters that are not allowed in paths.
     """
     described = f"{name} is {shorten(path)}, which" if name else shorten(path)
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else b""
@@ -284,44 +284,44 @@ def path_text(path: object, name: str = "") -> str:
 
 
 def require_utf8(path: Path, name: str = "") -> None:
-    """Raises UserError for a path that is not UTF-8, which the library of checkpoints does not open."""
+    """Raises UserError for a path that is not UTF-8, which orbax cannot open."""
     if without_surrogates(str(path)) != str(path):
         described = f"{name} is {path}, which" if name else str(path)
         raise UserError(f"{described} is not UTF-8, as checkpoints need: use another path")
 
 
 def local_path(path: str | Path, name: str = "") -> str:
-    """The path, with the home folder for ``~``.
+    """Returns the path with ``~`` expanded.
 
     Raises:
-        UserError: it has a scheme, such as gs://, and would become a local folder, or as of `path_text`.
+        UserError: it has a scheme, such as gs://, which would become a local folder; or the errors of `path_text`.
     """
     path_text(path, name)
     described = f"{name} is {path}, which" if name else str(path)
-    # One slash: Path has dropped the other one. Two letters at least: C:/ is a drive.
+    # One slash, because Path drops the other one. At least two letters, because C:/ is a drive.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise UserError(f"{described} is not a local path, and no other can be used there: pass a local path")
     return os.path.expanduser(path)
 
 
 LOCK = ".lock"
-"""File whose lock a run holds. It stays behind and means nothing then: the lock is the kernel's."""
+"""File that a run locks. The file itself remains and means nothing: the kernel has the lock."""
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""Errors of a file system without locks."""
+"""Error numbers of file systems without locks."""
 
 
 @contextlib.contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Holds the folder for this process, to the end of the block or of the process, however it ends (kill -9 too).
+    """Locks a folder for this process until the block or the process ends, also by kill -9.
 
-    The lock is flock(2)'s. On a local disk the kernel drops it with the process. On NFS (Linux) it is a lock of the
-    server, so it holds between hosts too, and that of a host without power goes once the server has noticed. Lustre has
-    to be mounted with ``flock``, or its locks hold within one host only, as on FUSE mounts of object stores. If the
-    file system has no locks at all, the run continues without one.
+    The lock is flock(2). On a local disk the kernel releases it with the process. On NFS (Linux) the server has the
+    lock, so that it also works between hosts. The server releases the lock of a host that lost power after a timeout.
+    Lustre must be mounted with ``flock``; otherwise its locks only work within one host, as on FUSE mounts of object
+    stores. If the file system has no locks, the run continues without one.
 
     Raises:
-        UserError: another process holds it, or the folder cannot be written.
+        UserError: another process has the lock, or the folder cannot be written.
     """
     try:
         file = open(folder / LOCK, "ab+", buffering=0)  # noqa: SIM115
@@ -332,7 +332,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
             raise UserError(
                 f"{folder} is in use by {_holder(file)}: wait until that has ended, or pass another --output_dir"
             )
-        with contextlib.suppress(OSError):  # a full disk: only the description of the holder is lost
+        with contextlib.suppress(OSError):  # a full disk: only the description of the process is lost
             file.truncate(0)
             since = f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
             file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n".encode())
@@ -341,10 +341,10 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocking_lock(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Waits until no other process builds ``folder``, and keeps others waiting meanwhile.
+    """Waits until no other process builds ``folder``, and makes other processes wait.
 
-    The lock file is next to the folder, and the lock is as that of `exclusive_lock`; but two processes that write the
-    same files at once would spoil them, so a file system without locks is an error.
+    The lock file is beside the folder. The lock is like `exclusive_lock`, but a file system without locks is an error,
+    because two processes that write the same files at once would damage them.
 
     Raises:
         UserError: the file system has no locks.
@@ -353,7 +353,7 @@ def blocking_lock(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         held = _try_lock(file)
         if held is None:
             raise UserError(
-                f"the file system of {folder} has no locks, which keep two processes from building the same: pass "
+                f"the file system of {folder} has no locks, which builds by several processes need: pass "
                 "another folder with data.cache_dir"
             )
         if not held:
@@ -365,7 +365,7 @@ def blocking_lock(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def _try_lock(file: IO[bytes]) -> bool | None:
-    """Locks an open file: True; False if another process holds the lock, None if the file system has no locks."""
+    """Tries to lock an open file: False if another process has the lock, None if the file system has no locks."""
     from filelock import lock_descriptor  # takes 70 ms to import
 
     try:
@@ -377,7 +377,7 @@ def _try_lock(file: IO[bytes]) -> bool | None:
 
 
 def _holder(file: IO[bytes]) -> str:
-    """The description that the process with the lock has written."""
+    """Returns the description that the process with the lock has written."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         file.seek(0)
         if text := file.read(300).decode().strip():

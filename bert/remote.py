@@ -1,4 +1,4 @@
-"""Files and object stores behind URLs, through fsspec. Failing calls are repeated, and errors are one sentence."""
+"""Files and object stores behind URLs, through fsspec. Failed calls are repeated, and errors are UserErrors."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from bert.errors import LOGGER, UserError, cut_at_word, is_redacted
 from bert.files import local_path, user_cache_dir
 
 EXTRAS = {"gs": "gcs", "s3": "s3", "https": "https", "http": "https", "hf": None, "memory": None}
-"""Schemes that can be read, and the extra that brings the library; None where it is there anyway."""
+"""Schemes that can be read -> the extra that installs the library; None if it is always installed."""
 
 BLOCK_BYTES = 1 << 22
-"""What is read of a remote file at once."""
+"""Block size for reading remote files."""
 
 WRITABLE = ("gs", "s3", "memory")
-"""Schemes of the stores that results can be written to."""
+"""Schemes of stores that can be written."""
 
 
 def is_url(path: str | Path) -> bool:
-    """Whether this has a scheme and two slashes. ``Path`` drops the second one."""
+    """Returns whether a string has a scheme and two slashes. ``Path`` drops the second one."""
     return isinstance(path, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None
 
 
 def readable_path(path: str | Path, name: str = "") -> str:
-    """The path, with the home folder for ``~``, or the URL as it is; nothing is read yet.
+    """Returns a URL unchanged, and a local path with ``~`` expanded. Nothing is read yet.
 
     Raises:
-        UserError: no URL of this kind can be read, or its library is missing, or the path holds a null character.
+        UserError: URLs of this kind cannot be read, the library is missing, or the path has a null character.
     """
     if not is_url(path):
         return local_path(path, name)
-    import fsspec  # which takes a tenth of a second that others need not wait for
+    import fsspec  # takes a tenth of a second to import
 
     described = f"{name} is {path}, which" if name else str(path)
     if is_redacted(str(path)):
@@ -61,10 +61,10 @@ def readable_path(path: str | Path, name: str = "") -> str:
 
 
 def writable_path(path: str | Path, name: str = "") -> str:
-    """The path, with the home folder for ``~``, or the URL as it is; nothing is written yet.
+    """Returns a URL unchanged, and a local path with ``~`` expanded. Nothing is written yet.
 
     Raises:
-        UserError: as of `readable_path`, or nothing can be written to URLs of this kind.
+        UserError: URLs of this kind cannot be written, or the errors of `readable_path`.
     """
     if is_url(path) and str(path).partition("://")[0] in EXTRAS.keys() - set(WRITABLE):
         raise UserError(f"{name or path} is read-only: pass a local path, or a URL of gs:// or s3://")
@@ -72,7 +72,7 @@ def writable_path(path: str | Path, name: str = "") -> str:
 
 
 def exists(path: str | Path) -> bool:
-    """Whether there is something. Raises UserError if a URL cannot be read."""
+    """Returns whether a file or folder exists. Raises UserError if a URL cannot be read."""
     if not is_url(path):
         return Path(path).exists()
     with as_user_errors(str(path)):
@@ -82,12 +82,12 @@ def exists(path: str | Path) -> bool:
 
 @contextlib.contextmanager
 def writable(path: str | Path) -> Iterator[Path]:
-    """A local path for a new file or folder: the path itself, or one that is copied to where a URL points at the end.
+    """Yields a local path for a new file or folder: the path itself, or for a URL one that is uploaded at the end.
 
-    A model's or a run's configuration is copied last, so that an interrupted copy is taken for neither.
+    The configuration of a model or run is uploaded last, so that an interrupted upload is neither.
 
     Raises:
-        UserError: there is something already, or it cannot be written, or as of `writable_path`.
+        UserError: it exists already, cannot be written, or the errors of `writable_path`.
     """
     path = writable_path(path)
     if not is_url(path):
@@ -112,29 +112,29 @@ def _upload(draft: Path, url: str) -> None:
 
 
 def fetch(path: str | Path, name: str = "") -> str:
-    """The local path of what is to be read: a path as it is, or that of a copy of what a URL names.
+    """Returns a local path for reading: a local path unchanged, and for a URL the path of a local copy.
 
-    A file, a folder with all below it, or the files that fit a glob, which come as a folder. They are copied into the
-    user's cache once, and again when they have changed.
+    A URL names a file, a folder, or the files that match a glob, which become a folder. They are downloaded into the
+    user's cache, and again when they have changed.
 
     Raises:
-        UserError: there is nothing, or it cannot be read, or as of `readable_path`.
+        UserError: it does not exist, cannot be read, or the errors of `readable_path`.
     """
     path = readable_path(path, name)
     if not is_url(path):
         return path
     cache = user_cache_dir()
     if cache is None:
-        raise UserError(f"{path} has no place to be copied to: set XDG_CACHE_HOME to a folder")
+        raise UserError(f"{path} needs a local copy, but there is no home folder: set XDG_CACHE_HOME to a folder")
     with as_user_errors(path):
         return str(_copy(path, cache / "downloads"))
 
 
 def remote_files(url: str, name: str = "") -> dict[str, int | None]:
-    """The URLs of the files that a URL names, a folder with all below it or a glob, each with its size if it is known.
+    """Returns the URLs of the files in a folder, or of those that match a glob, with their sizes if they are known.
 
     Raises:
-        UserError: there is nothing, or it cannot be read, or as of `readable_path`.
+        UserError: there is no file, it cannot be read, or the errors of `readable_path`.
     """
     readable_path(url, name)
     with as_user_errors(url):
@@ -143,7 +143,7 @@ def remote_files(url: str, name: str = "") -> dict[str, int | None]:
 
 
 def open_remote(url: str) -> io.BufferedReader:
-    """Opens a file for reading while it is read, block by block. Reads raise OSError or what the store's library does.
+    """Opens a file, which is downloaded in blocks while it is read. Reads may raise any error of the store's library.
 
     Raises:
         UserError: it cannot be opened.
@@ -155,7 +155,7 @@ def open_remote(url: str) -> io.BufferedReader:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file of a store, whose reads are repeated if the network fails."""
+    """A file of a store. Reads are repeated if the network fails."""
 
     def __init__(self, url: str, file: Any) -> None:
         self._url, self._file = url, file
@@ -174,7 +174,7 @@ class _RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         with as_user_errors(self._url):
-            # Only a file that can be sought is still where it was after an error.
+            # Only seekable files keep their position after an error.
             data = retry(self._file.read, len(buffer)) if self.seekable() else self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -185,7 +185,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 def _find(url: str) -> tuple[Any, dict[str, dict[str, Any]], str]:
-    """The file system of a URL, what is known of each file by its path below the place, and what the place is."""
+    """Returns the file system of a URL, information on each file by path, and the kind: file, folder or glob."""
     system, place = open_store(url)
     kind = retry(_kind, system, place)
     files = retry(_list, system, place, kind)
@@ -207,46 +207,46 @@ def _copy(url: str, root: Path) -> Path:
                 local.parent.mkdir(parents=True, exist_ok=True)
                 retry(system.get_file, info["name"], str(local))
             size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
-            with contextlib.suppress(OSError):  # another process was faster
+            with contextlib.suppress(OSError):  # another process has downloaded it
                 os.rename(draft, folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        # As a warning it goes to stderr: what a command prints may be answers or JSON.
+        # A warning goes to stderr: the standard output of a command may be answers or JSON.
         LOGGER.warning(f"{url}: {len(files):,} files, {size / 1e6:,.1f} MB, are copied to {folder}")
     return folder / next(iter(files)) if kind == "file" else folder
 
 
 def _kind(system: Any, place: str) -> str:
-    if place.startswith(("http:", "https:")):  # a page with links would be a folder
+    if place.startswith(("http:", "https:")):  # fsspec would treat a page with links as a folder
         return "file"
     return "glob" if "*" in place else "folder" if system.isdir(place) else "file"
 
 
 def _list(system: Any, place: str, kind: str) -> dict[str, dict[str, Any]]:
-    """What is known of each file, by its path below the place."""
+    """Returns information on each file, by relative path."""
     if kind == "file":
         name = place
-        if place.startswith(("http:", "https:")):  # the query belongs to the address, not to the name
+        if place.startswith(("http:", "https:")):  # the query is not part of the name
             name = re.split(r"[?#]", place)[0]
         info = system.info(place)
         return {path_of_key(name, name.rpartition("/")[0]): info} if info["type"] == "file" else {}
     if kind == "folder":
-        found, parent = system.find(place, detail=True), place.rstrip("/")
+        entries, parent = system.find(place, detail=True), place.rstrip("/")
     else:
-        found, parent = system.glob(place, detail=True), place.partition("*")[0].rpartition("/")[0]
-    named = {name: info for name, info in found.items() if info["type"] == "file"}
+        entries, parent = system.glob(place, detail=True), place.partition("*")[0].rpartition("/")[0]
+    named = {name: info for name, info in entries.items() if info["type"] == "file"}
     return {path_of_key(name, parent): info for name, info in sorted(named.items()) if not name.endswith("/")}
 
 
 CALLS_AT_ONCE = 16
-"""Of the calls that do not depend on each other: most of a call's time is spent waiting."""
+"""Maximum number of concurrent calls: they mostly wait."""
 
 ATTEMPTS = 5
-"""Times that a call is made, with a second between the first two, then twice as long each time."""
+"""Maximum number of attempts. The delay between them is 1 second at first, and doubles each time."""
 
 
 class ObjectStore:
-    """The folder that a URL names. Names of files are relative to it. All methods raise UserError."""
+    """A folder in an object store. File names are relative to it. All methods raise UserError."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -258,15 +258,15 @@ class ObjectStore:
         """Returns the names of all files, sorted; none if there is no such folder.
 
         Raises:
-            UserError: a key is no path inside the folder (`path_of_key`), or the store cannot be used.
+            UserError: a key is not a path inside the folder (`path_of_key`), or the store cannot be used.
         """
         with as_user_errors(self.url):
             self._system.invalidate_cache()
-            found = retry(self._system.find, self._place)
-        return sorted(path_of_key(key, self._place) for key in found if not key.endswith("/"))
+            keys = retry(self._system.find, self._place)
+        return sorted(path_of_key(key, self._place) for key in keys if not key.endswith("/"))
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file, or None without one."""
+        """Reads a file; None if it does not exist."""
         with as_user_errors(f"{self.url}/{name}"):
             try:
                 return bytes(retry(self._system.cat_file, self._path(name)))
@@ -274,28 +274,28 @@ class ObjectStore:
                 return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a file, or replaces it: whole or not at all."""
+        """Writes or replaces a file atomically."""
         with as_user_errors(f"{self.url}/{name}"):
             retry(self._system.pipe_file, self._path(name), content)
 
     def create(self, name: str, content: bytes) -> None:
-        """Writes a file unless there is one. Of several processes that call this at once, one succeeds."""
+        """Writes a file unless it exists. If several processes call this at once, one succeeds."""
         with as_user_errors(f"{self.url}/{name}"), contextlib.suppress(FileExistsError):
             retry(lambda path: self._system.pipe_file(path, content, mode="create"), self._path(name))
 
     def upload(self, path: Path, name: str) -> None:
-        """Copies a local file into the store."""
+        """Uploads a local file."""
         with as_user_errors(f"{self.url}/{name}"):
             retry(self._system.put_file, str(path), self._path(name))
 
     def download(self, name: str, path: Path) -> None:
-        """Copies a file of the store to a local path, whose folder is made."""
+        """Downloads a file to a local path, and creates its folder."""
         with as_user_errors(f"{self.url}/{name}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             retry(self._system.get_file, self._path(name), str(path))
 
     def remove(self, name: str) -> None:
-        """Removes a file, if there is one."""
+        """Removes a file if it exists."""
         with as_user_errors(f"{self.url}/{name}"), contextlib.suppress(FileNotFoundError):
             retry(self._system.rm_file, self._path(name))
 
@@ -304,9 +304,9 @@ class ObjectStore:
 
 
 def path_of_key(key: str, folder: str) -> str:
-    """Returns the path of an object below a folder of a store, which is also a path inside any local folder.
+    """Returns the path of an object relative to a folder of a store. It is also a path inside any local folder.
 
-    A store accepts any text as a key. As a local path, a key with ``..`` would be a file outside the folder.
+    A store accepts any text as a key. As a local path, a key with ``..`` would be outside of the folder.
 
     Raises:
         UserError: a part of the path is empty, ``.`` or ``..``, or the key has a null character; on Windows also a
@@ -320,19 +320,19 @@ def path_of_key(key: str, folder: str) -> str:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Returns whether a path, with all links followed, lies below a folder."""
+    """Returns whether a path, with all links resolved, is inside a folder."""
     return path.resolve().is_relative_to(folder.resolve())
 
 
 def call_each(call: Callable[[str], None], names: Iterable[str]) -> None:
-    """Calls a function with each name, several at once; raises the first error once the calls under way have ended."""
+    """Calls a function with each name, concurrently. Raises the first error after all running calls have ended."""
     with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
         list(pool.map(call, names))
 
 
 def open_store(url: str) -> tuple[Any, str]:
-    """The file system of a URL, without what it has read of it before, and the place in it."""
-    import fsspec  # which takes a tenth of a second that others need not wait for
+    """Returns the file system of a URL, with an empty cache, and the path in it."""
+    import fsspec  # takes a tenth of a second to import
 
     system, place = fsspec.url_to_fs(url)
     system.invalidate_cache()
@@ -340,7 +340,7 @@ def open_store(url: str) -> tuple[Any, str]:
 
 
 def retry(call: Any, *arguments: Any) -> Any:
-    """Calls a function of a file system, `ATTEMPTS` times if the network fails."""
+    """Calls a function of a file system, up to `ATTEMPTS` times if the network fails."""
     for attempt in range(ATTEMPTS):
         try:
             return call(*arguments)
@@ -354,21 +354,21 @@ def retry(call: Any, *arguments: Any) -> Any:
 
 
 def _is_of_network(error: Exception) -> bool:
-    """Whether a call may succeed later: the network failed, not what was asked for."""
+    """Returns whether the network failed, so that a call may succeed later."""
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
-    of_botocore = {"botocore.ConnectionError", "botocore.HTTPClientError"}  # no OSErrors
+    of_botocore = {"botocore.ConnectionError", "botocore.HTTPClientError"}  # not OSErrors
     return isinstance(error, OSError) or type(error).__module__.startswith("aiohttp") or bool(names & of_botocore)
 
 
 @contextlib.contextmanager
 def as_user_errors(url: str) -> Iterator[None]:
-    """Raises what goes wrong with a URL as UserError."""
+    """Converts all errors to UserError."""
     try:
         yield
     except UserError:
         raise
     except FileNotFoundError:
         raise UserError(f"{url} does not exist or cannot be reached: fix the URL") from None
-    except Exception as error:  # each store has errors of its own
+    except Exception as error:  # each store has its own errors
         reason = cut_at_word(str(error)) or type(error).__name__
         raise UserError(f"{url} cannot be used ({reason}): fix the URL, your credentials or the network") from None

@@ -1,4 +1,4 @@
-"""The devices of a run: copies under `jax.pmap`, or a mesh under `jax.jit`. Device axes stay inside this file."""
+"""Backends for the devices of a run: `jax.pmap`, or `jax.jit` over a mesh. Only this file handles device axes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ AXIS = "devices"
 
 
 class Parallelism(Protocol):
-    """What a step and a loop need to know of devices.
+    """Device placement and compilation for training and evaluation.
 
     Attributes:
-        axis: name of the axis that a body adds over; None where the compiler adds by itself.
-        process: (index, count) of this host's share of the rows of every batch, of all shares.
-        row_shares: in how many shares the devices divide the rows of a batch.
-        steps_in_flight: how many steps may have been started and not waited for.
+        axis: name of the device axis for sums in a body; None if the compiler inserts the sums.
+        process: (index, count) of this host's share of the rows of every batch.
+        row_shares: number of shares in which the devices divide the rows of a batch.
+        steps_in_flight: maximum number of steps that are started and not yet waited for.
     """
 
     axis: str | None
@@ -39,43 +39,45 @@ class Parallelism(Protocol):
     steps_in_flight: int
 
     def describe(self) -> str:
-        """How many devices of which kind, for the log."""
+        """Describes number and kind of the devices, for the log."""
         ...
 
     def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
-        """Raises UserError where a global batch cannot be sharded evenly."""
+        """Raises UserError if a global batch cannot be sharded evenly."""
         ...
 
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
-        """The body, over all devices."""
+        """Compiles the body over all devices."""
         ...
 
     def put_state(self, tree: Any) -> Any:
-        """A state or parameters from the host to the devices, whole on each or each its part: copies, that may be
-        donated. It takes the results of `to_host` and of `take_state`."""
+        """Copies a state or parameters from the host to the devices, replicated or sharded. The copies may be donated.
+
+        Accepts results of `to_host` and `take_state`.
+        """
         ...
 
     def to_host(self, tree: Any) -> Any:
-        """The result of `put_state` or of a compiled body, as whole NumPy arrays of their own (safe under donation).
+        """Copies the result of `put_state` or a compiled body to whole NumPy arrays, which stay valid after donation.
 
-        All hosts call it together.
+        All hosts must call it.
         """
         ...
 
     def take_state(self, tree: Any) -> Any:
-        """As `to_host`, but of an array that no host has all of, each takes its parts: a `jax.Array` in its memory."""
+        """Like `to_host`, but arrays sharded over hosts stay sharded, as `jax.Array` in host memory."""
         ...
 
     def host_sharding(self, path: str, shape: Sequence[int]) -> NamedSharding | None:
-        """How the hosts have parts of an array of the state in their memory; None if each of them has all of it."""
+        """Returns the sharding of an array of `take_state` over hosts; None if each host has the whole array."""
         ...
 
     def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
-        """This host's rows [B, ...] onto its devices; a train step takes micro-batches, an evaluation None."""
+        """Copies this host's rows [B, ...] to its devices. ``micro_batches`` is None for evaluation."""
         ...
 
     def gather_rows(self, array: jax.Array) -> np.ndarray:
-        """What a compiled body says of each row, [B, ...] of the rows of all hosts."""
+        """Returns the output of a compiled body for the rows of all hosts, [B, ...]."""
         ...
 
 
@@ -109,17 +111,17 @@ def make_parallelism(training: TrainingConfig, model: ModelConfig | None = None)
 
 
 def psum_if_axis(tree: Any, axis: str | None) -> Any:
-    """Sums over the devices of an axis; of a mesh (None) the compiler has added already."""
+    """Sums over the device axis. With a mesh (None), the compiler has already inserted the sum."""
     return tree if axis is None else jax.lax.psum(tree, axis)
 
 
 def gather_rows_if_axis(tree: Any, axis: str | None) -> Any:
-    """The rows [b, ...] of all devices of an axis, [B, ...], on each; of a mesh (None) an array has them already."""
+    """Gathers the rows [b, ...] of all devices of an axis as [B, ...]. With a mesh (None), arrays are global."""
     return tree if axis is None else jax.tree.map(lambda x: jax.lax.all_gather(x, axis, tiled=True), tree)
 
 
 def _evict_pmapped(body: Callable[..., Any]) -> None:
-    """Has JAX's cache forget a body. JAX's only public way, `jax.clear_caches`, takes the user's functions as well."""
+    """Removes a body from JAX's cache. The public `jax.clear_caches` would also remove the user's functions."""
     cache = getattr(sys.modules.get("jax._src.pmap"), "_cached_shard_map", None)
     evict = getattr(cache, "evict_function", None)
     if evict is not None:
@@ -127,13 +129,13 @@ def _evict_pmapped(body: Callable[..., Any]) -> None:
 
 
 class PmapParallelism:
-    """`jax.pmap`: one copy of the state on each local device, and a share of each batch.
+    """`jax.pmap`: each local device has a copy of the state and a share of each batch.
 
     Args:
-        devices: the devices to use; all local ones if None.
+        devices: the devices to use; None means all local devices.
 
     Raises:
-        UserError: several hosts take part, and each would train by itself.
+        UserError: there are several hosts, each of which would train separately.
     """
 
     axis: str | None = AXIS
@@ -142,7 +144,7 @@ class PmapParallelism:
 
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
         if jax.process_count() > 1:
-            raise UserError(f"{jax.process_count()} hosts take part, which takes a mesh: set training.mesh")
+            raise UserError(f"{jax.process_count()} hosts take part, but pmap uses one: set training.mesh")
         self.devices = list(local_devices() if devices is None else devices)
         self.row_shares = len(self.devices)
         self._sharding = NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(AXIS))
@@ -154,18 +156,18 @@ class PmapParallelism:
         check_shares(name, batch_size, self.row_shares, "devices", micro_batches)
 
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
-        """The body, run on every device at once; inside it `jax.lax.psum(x, AXIS)` adds over devices.
+        """Compiles the body for every device; `jax.lax.psum(x, AXIS)` sums over devices.
 
-        What it was compiled to is freed together with the function that is returned.
+        The compiled program is freed with the function that is returned.
         """
         compiled = jax.pmap(body, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate))
-        # JAX's cache of pmapped functions holds each for good, for its values refer to their keys. On a CPU, a process
-        # with the programs of some hundred runs reaches the system's limit of memory maps, and crashes.
+        # JAX's cache of pmapped functions never frees them, because its values refer to their keys. On a CPU, a process
+        # with the programs of some hundred runs reaches the system's limit of memory maps and crashes.
         weakref.finalize(compiled, _evict_pmapped, body).atexit = False
         return compiled
 
     def put_state(self, tree: Any) -> Any:
-        """A copy of every array on every device."""
+        """Copies every array to every device."""
 
         def copy(leaf: Any) -> jax.Array:
             leaf = np.asarray(leaf)
@@ -174,7 +176,7 @@ class PmapParallelism:
         return jax.tree.map(copy, tree)
 
     def to_host(self, tree: Any) -> Any:
-        """The first device's copy of replicated arrays, as NumPy arrays of their own (safe under donation)."""
+        """Copies replicated arrays from the first device to NumPy arrays, which stay valid after donation."""
         shards = jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree)
         return jax.tree.map(lambda leaf: np.array(leaf, copy=True)[0], jax.device_get(shards))
 
@@ -182,10 +184,10 @@ class PmapParallelism:
         return self.to_host(tree)
 
     def host_sharding(self, path: str, shape: Sequence[int]) -> None:
-        """One host has all of each array."""
+        """Returns None: the only host has the whole array."""
 
     def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
-        """[k, b, ...] on each device with k micro-batches, [b, ...] with None."""
+        """Returns [k, b, ...] per device with k micro-batches, [b, ...] with None."""
 
         def put(array: np.ndarray) -> jax.Array:
             shape = (len(self.devices),) if micro_batches is None else (len(self.devices), micro_batches)
@@ -198,17 +200,18 @@ class PmapParallelism:
 
 
 class MeshParallel:
-    """`jax.jit` over a mesh: rows, parameters and features are placed by `bert.parallel.sharding.RULES`.
+    """`jax.jit` over a mesh: rows, parameters and features are sharded by `bert.parallel.sharding.RULES`.
 
-    A body sees whole arrays and needs no axis: the compiler splits the work and adds over devices. Neighbours along
-    the last axis are neighbours in ``devices``, so tensor parallelism stays within a host while it can.
+    A body computes with global arrays and needs no axis: the compiler distributes the work and inserts the sums.
+    Neighbours along the last axis are neighbours in ``devices``, so that tensor parallelism stays within a host if
+    possible.
 
     Args:
         shape: devices along data, fsdp and tensor.
-        devices: the devices to use, those of a host next to each other; all of them if None.
+        devices: the devices to use, grouped by host; None means all devices.
 
     Raises:
-        UserError: there are more or fewer devices, or the hosts' shares of the rows would differ.
+        UserError: the number of devices differs, or the hosts' shares of the rows would differ.
     """
 
     axis: str | None = None
@@ -220,7 +223,7 @@ class MeshParallel:
         self.shape = shape
         self.mesh = Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.process, self.row_shares = _host_shard(self.mesh, name), shape[0] * shape[1]
-        # gloo, which connects CPUs of several hosts, may let two steps wait for each other.
+        # With gloo, which connects CPUs of several hosts, two steps may wait for each other forever.
         self._gloo = jax.process_count() > 1 and devices[0].platform == "cpu"
         self.steps_in_flight = 0 if self._gloo else 2
 
@@ -238,8 +241,7 @@ class MeshParallel:
         check_shares(name, batch_size, self.row_shares, ROW_SHARES, micro_batches)
 
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
-        """Compiles `body` over global arrays. State outputs are sharded by the rules in `sharding.py`; everything
-        else is replicated."""
+        """Compiles `body` over global arrays. Outputs are sharded by the rules in `sharding.py`, or replicated."""
         compiled = self._jit(body, donate)
         if self._gloo:
             compiled = _compile_on_all_hosts(compiled)
@@ -251,9 +253,9 @@ class MeshParallel:
         return run
 
     def lower(self, body: Callable[..., Any], *arguments: Any, donate: Sequence[int] = ()) -> jax.stages.Lowered:
-        """The body, ready to be compiled for the devices, from shapes (`jax.ShapeDtypeStruct`) alone.
+        """Lowers the body for the devices, from shapes (`jax.ShapeDtypeStruct`).
 
-        The first argument is a state, and the second, where there is one, a batch [k, b, ...].
+        The first argument is a state, the optional second one a batch [k, b, ...].
         """
         state, *batches = arguments
         placed = [
@@ -267,7 +269,7 @@ class MeshParallel:
             return self._jit(body, donate).lower(*placed)
 
     def put_state(self, tree: Any) -> Any:
-        """Each array on the devices where the table puts it."""
+        """Copies each array to the devices, sharded by the table."""
 
         def put(path: Sequence[Any], leaf: Any) -> jax.Array:
             if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:  # this host's parts
@@ -285,7 +287,7 @@ class MeshParallel:
                 leaf = multihost_utils.process_allgather(leaf, tiled=True)
             return np.array(leaf, copy=True)
 
-        return jax.tree.map(whole, tree)  # leaf by leaf: a device has room for one whole array, hardly for all
+        return jax.tree.map(whole, tree)  # leaf by leaf: a device may not have memory for all whole arrays
 
     def take_state(self, tree: Any) -> Any:
         def take(path: Sequence[Any], leaf: jax.Array) -> Any:
@@ -306,7 +308,7 @@ class MeshParallel:
         return None if len(parts) * part_size == math.prod(shape) else sharding.with_memory_kind("pinned_host")
 
     def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
-        """[k, B / k, ...] with k micro-batches, [B, ...] with None, B the rows of all hosts."""
+        """Returns [k, B / k, ...] with k micro-batches, [B, ...] with None. B counts the rows of all hosts."""
         spec = PartitionSpec(BATCH_AXES) if micro_batches is None else PartitionSpec(None, BATCH_AXES)
         sharding = NamedSharding(self.mesh, spec)
 
@@ -332,7 +334,7 @@ class MeshParallel:
 
 
 def _compile_on_all_hosts(jitted: Any) -> Callable[..., Any]:
-    """The function, run by no host before it is compiled on all: gloo gives them 30 seconds to meet."""
+    """Returns the function, which hosts only run when it is compiled on all: gloo times out after 30 seconds."""
     programs: dict[Any, Callable[..., Any]] = {}
 
     def run(*arguments: Any) -> Any:
@@ -346,26 +348,26 @@ def _compile_on_all_hosts(jitted: Any) -> Callable[..., Any]:
 
 
 def check_mesh(shape: tuple[int, int, int], count: int) -> None:
-    """Raises UserError where a mesh takes more or fewer devices than there are."""
+    """Raises UserError if a mesh does not have as many devices as there are."""
     if math.prod(shape) != count:
         raise UserError(
-            f"training.mesh ({'x'.join(map(str, shape))}) takes {math.prod(shape)} devices, and there are {count}: "
+            f"training.mesh ({'x'.join(map(str, shape))}) needs {math.prod(shape)} devices, but there are {count}: "
             f"choose three numbers whose product is {count}"
         )
 
 
 def _host_shard(mesh: Mesh, name: str) -> tuple[int, int]:
-    """(index, count): which contiguous share of a batch's rows the devices of this host take, of how many."""
+    """Returns (index, count) of the contiguous share of a batch's rows that the devices of this host have."""
     by_rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
     holders = [{device.process_index for device in devices} for devices in by_rows]
     mine = [number for number, hosts in enumerate(holders) if jax.process_index() in hosts]
-    if not mine:  # devices that are only compiled for
+    if not mine:  # compiled for devices that are not present
         return 0, 1
     width = len(mine)
     aligned = mine == list(range(mine[0], mine[0] + width)) and mine[0] % width == 0 and len(holders) % width == 0
     if not aligned:
         raise UserError(
-            f"training.mesh ({name}) splits the rows of a batch unevenly over hosts: let its last axis divide the "
-            "devices of a host, or be a multiple of them"
+            f"training.mesh ({name}) splits the rows of a batch unevenly over hosts: use a last axis that divides "
+            "the devices of a host, or a multiple of them"
         )
     return mine[0] // width, len(holders) // width

@@ -15,16 +15,16 @@ from bert.errors import UserError
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """Published figures of a kind of device, for arithmetic on paper; none of them is measured here.
+    """Published figures of a kind of device, for estimates; none is measured here.
 
     Attributes:
         peak_tflops: TFLOP/s of dense matrix products in bfloat16.
-        link: GB/s that a device sends to others over the links of its slice or host, all links in one direction.
-        linked: the most devices that such links connect.
-        per_host: devices of a host.
-        network: GB/s that each device has of its host's network, in one direction; None where links connect hosts.
-        memory_gib: GiB that a program can use, the published size less what the runtime keeps for itself; None if
-            there are several sizes.
+        link: GB/s that a device sends over all links of its slice or host, in one direction.
+        linked: maximum number of devices that such links connect.
+        per_host: devices per host.
+        network: GB/s of the host's network per device, in one direction; None if links connect hosts.
+        memory_gib: GiB available to programs: the published size without the memory of the runtime; None if there are
+            several sizes.
     """
 
     peak_tflops: float
@@ -44,19 +44,19 @@ FIGURES = {
     "h100": DeviceFigures(989, 450, 8, 8, network=50),
     "h200": DeviceFigures(989, 450, 8, 8, network=50),
 }
-"""Of TPUs: cloud.google.com/tpu/docs, where a chip's links have twice as much in both directions together. Of GPUs:
-NVIDIA's data sheets of the SXM modules (NVLink, 600 and 900 GB/s in both directions together) and of DGX A100, H100
-and H200 (a network adapter of 200 or 400 Gb/s for each GPU)."""
+"""Sources. TPUs: cloud.google.com/tpu/docs, which gives the sum of both directions of a chip's links. GPUs: NVIDIA's
+data sheets of the SXM modules (NVLink, 600 and 900 GB/s in both directions together) and of DGX A100, H100 and H200 (a
+network adapter of 200 or 400 Gb/s per GPU)."""
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Named devices, which need not be present.
+    """Devices by name, which need not be present.
 
     Attributes:
-        kind: of `FIGURES`, or any other name.
-        count: how many; None if the name does not say.
-        is_slice: whether they are a TPU slice, named by its sides.
+        kind: a key of `FIGURES`, or any other name.
+        count: number of devices; None if it is not specified.
+        is_slice: whether they are a TPU slice, specified by its sides.
     """
 
     kind: str
@@ -69,10 +69,10 @@ class DeviceSpec:
 
 
 def parse_device_spec(text: str) -> DeviceSpec:
-    """Devices from h100, h100:8 (so many of them) or v5e:2x4 (a slice, by its sides).
+    """Parses h100, h100:8 (8 devices) or v5e:2x4 (a slice with these sides).
 
     Raises:
-        UserError: the text has another form, or no slice has so many chips.
+        UserError: the text has another form, or the slice is too large.
     """
     match = re.fullmatch(r"([a-z][\w.-]*)(?::([1-9]\d*(?:x[1-9]\d*){0,2}))?", text.lower())
     if match is None:
@@ -86,16 +86,16 @@ def parse_device_spec(text: str) -> DeviceSpec:
     count, figures = math.prod(map(int, sides.split("x"))), FIGURES.get(kind)
     if figures and figures.network is None and count > figures.linked:
         raise UserError(
-            f"command line: --device {text} is more than a slice of {kind} has: use at most {figures.linked:,}"
+            f"command line: --device {text} is larger than any slice of {kind}: use at most {figures.linked:,}"
         )
     return DeviceSpec(kind, count, figures is not None and figures.network is None and "x" in sides)
 
 
 def local_devices() -> list[Any]:
-    """The devices of this process: all that JAX has, or the first ``BERT_NUM_DEVICES``.
+    """Returns the devices of this process: all devices of JAX, or the first ``BERT_NUM_DEVICES``.
 
     Raises:
-        UserError: JAX finds no device, or the variable is no number of devices that this process has.
+        UserError: JAX finds no device, or the variable is not a number from 1 to the number of devices.
     """
     import jax
 
@@ -107,18 +107,18 @@ def local_devices() -> list[Any]:
         platforms = os.environ.get("JAX_PLATFORMS")
         fix = f"unset JAX_PLATFORMS, which is {platforms!r}, or install" if platforms else "install"
         raise UserError(f"JAX finds no device ({reason}): {fix} JAX for the accelerator (docs/install.md)") from None
-    wanted = os.environ.get("BERT_NUM_DEVICES", "")
-    if not wanted:
+    requested = os.environ.get("BERT_NUM_DEVICES", "")
+    if not requested:
         return devices
-    if not wanted.isdecimal() or not 1 <= int(wanted) <= len(devices):
-        raise UserError(f"BERT_NUM_DEVICES is {wanted!r}: set it to a number from 1 to {len(devices)}, or remove it")
-    return devices[: int(wanted)]
+    if not requested.isdecimal() or not 1 <= int(requested) <= len(devices):
+        raise UserError(f"BERT_NUM_DEVICES is {requested!r}: set it to a number from 1 to {len(devices)}, or remove it")
+    return devices[: int(requested)]
 
 
 def max_cudnn_head_dim(devices: Iterable[Any]) -> int:
-    """The largest head size that cuDNN's attention takes on all these devices, as JAX has it; 0 if one has none.
+    """Returns the largest head size that JAX's cuDNN attention supports on all these devices; 0 without support.
 
-    JAX calls AMD's GPUs "gpu", too, and asks for compute capability 8.0 (Ampere), for heads over 128 for 9.0 (Hopper).
+    JAX requires compute capability 8.0 (Ampere), and 9.0 (Hopper) for heads over 128. Its platform "gpu" includes AMD.
     """
 
     def largest(device: Any) -> int:
@@ -131,7 +131,7 @@ def max_cudnn_head_dim(devices: Iterable[Any]) -> int:
 
 
 def are_tpus(devices: Iterable[Any]) -> bool:
-    """Whether all these devices are TPUs."""
+    """Returns whether all these devices are TPUs."""
     return all(device.platform == "tpu" for device in devices)
 
 
@@ -139,17 +139,17 @@ _forked_after_start = False
 
 
 def require_no_fork() -> None:
-    """Raises UserError in a forked child of a process in which JAX had started."""
+    """Raises UserError in a process that was forked after JAX had started its threads: all computations would hang."""
     if _forked_after_start:
         raise UserError(
-            "this process was forked after JAX had started, and JAX hangs in such a child: start it with "
-            'multiprocessing.get_context("spawn"), or load and use the model in the child alone'
+            "this process was forked after JAX had started, but JAX hangs in forked processes: start it with "
+            'multiprocessing.get_context("spawn"), or load the model only in the child'
         )
 
 
 def _note_fork() -> None:
     global _forked_after_start
-    # JAX has no public function that tells whether it has started without starting it.
+    # JAX has no public function for this that does not start JAX.
     started = getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None)
     _forked_after_start = _forked_after_start or bool(started)
 

@@ -1,6 +1,6 @@
-"""Several hosts, one run: what the first one decides holds for all, and it alone writes.
+"""Coordination of several hosts in one run: the main process (the first host) decides and writes.
 
-All hosts run the same program and see the same run folder. With one host, everything here is as if it were not there.
+All hosts run the same program. With one host, these functions add nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Value = TypeVar("Value")
 
 
 def is_multihost() -> bool:
-    """Whether more than one host takes part."""
+    """Returns whether there is more than one host."""
     return jax.process_count() > 1
 
 
 def is_main_process() -> bool:
-    """Whether this is the host that writes and speaks."""
+    """Returns whether this is the host that writes files and logs."""
     return jax.process_index() == 0
 
 
 def broadcast_from_main(make: Callable[[], Any]) -> Any:
-    """Calls ``make`` on the main process alone, and returns its value, one that JSON has, on all.
+    """Calls ``make`` on the main process only, and returns its value, which must be valid JSON, on all hosts.
 
     Raises:
         UserError: on all hosts if the main process raised it.
@@ -39,10 +39,11 @@ def broadcast_from_main(make: Callable[[], Any]) -> Any:
 
 
 def call_on_main(make: Callable[[], Value], summarize: Callable[[Value], Any]) -> tuple[Value | None, Any]:
-    """Calls ``make`` on the main process alone.
+    """Calls ``make`` on the main process only.
 
     Returns:
-        The value there and None on the other hosts; and on all what ``summarize`` gives for it, a value that JSON has.
+        The value on the main process and None on other hosts; and on all hosts ``summarize(value)``, which must be
+        valid JSON.
 
     Raises:
         UserError: on all hosts if the main process raised it.
@@ -69,17 +70,17 @@ def call_on_main(make: Callable[[], Value], summarize: Callable[[Value], Any]) -
 
 
 def gather_rows(array: np.ndarray) -> np.ndarray:
-    """The rows of an array [R, ...] of every host, those of the first one first; all hosts have to call it."""
+    """Concatenates the arrays [R, ...] of all hosts in their order. All hosts must call it."""
     if not is_multihost():
         return array
-    # As bytes: JAX would make int64 int32.
+    # As bytes, because JAX would convert int64 to int32.
     rows = multihost_utils.process_allgather(np.ascontiguousarray(array).view(np.uint8), tiled=True)
     return np.ascontiguousarray(rows, np.uint8).view(array.dtype)
 
 
 @contextlib.contextmanager
 def main_process_first() -> Iterator[None]:
-    """Around work that leaves files behind: the others begin it when the first host has done it, and find them."""
+    """Runs the block on the main process first. The other hosts start when it has ended, and find its files."""
     if not is_main_process():
         sync_hosts("first_goes_first")
     try:
@@ -89,17 +90,17 @@ def main_process_first() -> Iterator[None]:
             sync_hosts("first_goes_first")
 
 
-def main_process_only(say: Callable[[str], None]) -> Callable[[str], None]:
-    """``say`` on the first host, silence on the others."""
-    return say if is_main_process() else lambda text: None
+def main_process_only(log: Callable[[str], None]) -> Callable[[str], None]:
+    """Returns ``log`` on the main process, and a function that logs nothing on other hosts."""
+    return log if is_main_process() else lambda text: None
 
 
 _PATIENCE = 7 * 24 * 3600 * 1000
-"""Milliseconds that hosts wait for the first, which may have a vocabulary to train; its death ends them at once."""
+"""Milliseconds that hosts wait for the main process, which may train a vocabulary. If it dies, they end at once."""
 
 
 def sync_hosts(name: str) -> None:
-    """Returns when all hosts are here; at once where there is one."""
+    """Waits until all hosts have called it."""
     if jax.process_count() > 1:
         from orbax.checkpoint import multihost
 

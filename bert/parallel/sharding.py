@@ -1,8 +1,8 @@
-"""Where each array of a mesh is placed: one table for parameters and optimizer state, one rule for rows.
+"""Sharding over a mesh: one table for parameters and optimizer state, one rule for rows.
 
-A mesh has three axes. ``data`` and ``fsdp`` both deal out the rows of a batch; ``fsdp`` deals out parameters and
-optimizer state as well (Rajbhandari et al. 2020, ZeRO stage 3); ``tensor`` deals out heads and feed-forward features,
-so that a layer's two matrix products need one sum over devices each (Shoeybi et al. 2019, section 3).
+A mesh has three axes. ``data`` and ``fsdp`` both shard the rows of a batch. ``fsdp`` also shards parameters and
+optimizer state (Rajbhandari et al. 2020, ZeRO stage 3). ``tensor`` shards heads and feed-forward features, so that
+attention and the feed-forward block need one sum over devices each (Shoeybi et al. 2019, section 3).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
-"""The axes that deal out the rows of a batch."""
+"""Axes that shard the rows of a batch."""
 
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
-    # end of the path                                      where its dimensions go
+    # end of the path                                      axes of its dimensions
     (r"(cross_)?attention/(query|key|value)/kernel", PartitionSpec("fsdp", "tensor")),  # [D, N * H]
     (r"(cross_)?attention/(query|key|value)/bias", PartitionSpec("tensor")),  # [N * H]
     (r"(cross_)?attention/output/kernel", PartitionSpec("tensor", "fsdp")),  # [N * H, D]
@@ -33,20 +33,20 @@ RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(position|segment)/embedding", PartitionSpec(None, "fsdp")),  # [., D]
     (r"kernel", PartitionSpec("fsdp", None)),  # of pooler and heads: [D, .]
 )
-"""The first rule that matches holds; what matches none (biases, LayerNorm, counters) is copied to every device.
+"""The first matching rule applies. Arrays without a rule (biases, LayerNorm, counters) are replicated.
 
-An axis that does not divide a dimension evenly leaves it whole: BERT's 30,522 tokens are sharded over 2 and 3
-devices, not over 4; ``model.vocab_size: 30720`` goes with any power of two up to 2,048.
+A dimension that an axis does not divide evenly is not sharded along it: BERT's 30,522 tokens are sharded over 2 or 3
+devices, but not over 4. ``model.vocab_size: 30720`` is divisible by powers of two up to 2,048.
 """
 
 
 def partition_spec(path: str, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-    """Where an array goes.
+    """Returns how an array is sharded.
 
     Args:
         path: names from the root of the state, joined by slashes; moments end in the path of their parameter.
-        shape: of the whole array.
-        sizes: devices along each axis of the mesh.
+        shape: shape of the whole array.
+        sizes: number of devices along each axis of the mesh.
     """
     for pattern, spec in RULES:
         if re.search(rf"(^|/){pattern}$", path):
@@ -55,7 +55,7 @@ def partition_spec(path: str, shape: Sequence[int], sizes: Mapping[str, int]) ->
 
 
 def constrain_state(tree: Any) -> Any:
-    """Keeps the arrays of a computation where the table has them; nothing without a mesh, as under pmap."""
+    """Constrains the arrays of a state to the sharding of the table. Without a mesh (pmap), returns them unchanged."""
     mesh = _mesh()
     if mesh is None:
         return tree
@@ -69,7 +69,7 @@ def constrain_state(tree: Any) -> Any:
 def constrain_activation(x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrains an activation [B, ...] to be sharded over the batch axes, and its remaining dimensions over `axes`.
 
-    Left to itself, the compiler may gather activations where it should gather weights. Nothing without a mesh.
+    Otherwise the compiler may gather activations where it should gather weights. Without a mesh, returns ``x``.
     """
     mesh = _mesh()
     if mesh is None:
@@ -80,7 +80,7 @@ def constrain_activation(x: jax.Array, *axes: str | None) -> jax.Array:
 def all_gather_fsdp(table: jax.Array, *axes: str | None) -> jax.Array:
     """All-gathers a parameter over `fsdp` at its point of use; its dimensions stay sharded along `axes`.
 
-    For tables that are looked up: of a matrix product, the compiler sees by itself that it has to be so.
+    Only needed for lookup tables: for matrix products, the compiler gathers the parameter by itself.
     """
     mesh = _mesh()
     if mesh is None:
@@ -89,11 +89,11 @@ def all_gather_fsdp(table: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def shard_rows_and_heads(attend: Callable[..., jax.Array], *arrays: jax.Array | None) -> jax.Array:
-    """Runs a kernel that the compiler cannot shard, on each device for its own part.
+    """Runs a kernel that the compiler cannot shard on each device, for its rows and heads.
 
     Args:
-        attend: takes the arrays and returns one [B, N, ...].
-        arrays: [B, N, ...] with heads or [B, T] without; the device has a part of the rows, and of the heads.
+        attend: the kernel: arrays -> array [B, N, ...].
+        arrays: [B, N, ...] with heads, or [B, T] without.
     """
     mesh = _mesh()
     if mesh is None:
@@ -106,13 +106,13 @@ def shard_rows_and_heads(attend: Callable[..., jax.Array], *arrays: jax.Array | 
 
 
 def num_row_shards() -> int:
-    """Parts that the rows of a batch are in: devices along the batch axes of the mesh, 1 without one, as under pmap."""
+    """Returns the number of shards of a batch: devices along the batch axes of the mesh; 1 without a mesh (pmap)."""
     mesh = _mesh()
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def path_str(path: Sequence[Any]) -> str:
-    """A path of `jax.tree_util` as names joined by slashes."""
+    """Formats a path of `jax.tree_util` as names joined by slashes."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
 

@@ -1,4 +1,4 @@
-"""Where compiled programs are kept from one run to the next. Imports no JAX."""
+"""The cache of compiled programs, which runs share. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from bert.errors import UserError
 from bert.files import user_cache_dir
 
 ENV_VAR = "BERT_COMPILATION_CACHE"
-"""Environment variable: another folder, or ``off``."""
+"""Environment variable with another folder, or ``off``."""
 
 MAX_SIZE_GIB = 2
-"""Size of the folder; what was used longest ago goes first."""
+"""Maximum size of the folder. The least recently used programs are removed first."""
 
 UNBOUNDED = "-1"
-"""As JAX has it; it then writes no times of use, and no program lacks its own."""
+"""JAX's default: no limit. JAX then writes no access times."""
 
 LOCK_SECONDS = 1
-"""What a start waits for another process that reads or writes a program."""
+"""Maximum time that a start waits for another process that reads or writes a program."""
 
 MIN_COMPILE_SECONDS = 0.1
-"""What compiles faster than this is not worth a file."""
+"""Programs that compile faster are not cached."""
 
 
 def use_compilation_cache() -> Path | None:
-    """Has JAX keep what it compiles in the user's cache folder, or where $BERT_COMPILATION_CACHE says.
+    """Makes JAX cache compiled programs in the user's cache folder, or in $BERT_COMPILATION_CACHE.
 
-    Settings of JAX's own, where the environment has them, stay. A default folder that cannot be written is done
-    without.
+    Settings of JAX in the environment take precedence. A default folder that cannot be written is not used.
 
     Returns:
-        The folder; None if compiled programs are not kept, or where JAX's own settings decide.
+        The folder; None if compiled programs are not cached, or if JAX's own settings choose the folder.
 
     Raises:
         UserError: the folder that $BERT_COMPILATION_CACHE names cannot be written.
@@ -53,7 +52,7 @@ def use_compilation_cache() -> Path | None:
         if named:
             raise UserError(f"{ENV_VAR} is {named!r}, which cannot be written: name another folder, or off")
         return None
-    # A program compiled for one kind of processor may end another one: they may share a home.
+    # A program for one kind of processor may crash on another, and both may share a home folder.
     folder = root / _processor()
     settings = {
         "jax_compilation_cache_dir": str(folder),
@@ -62,8 +61,8 @@ def use_compilation_cache() -> Path | None:
     }
     for name, value in settings.items():
         if name.upper() not in os.environ:
-            os.environ[name.upper()] = str(value)  # for the processes that this one starts, too
-            if "jax" in sys.modules:  # it reads the environment when it is imported
+            os.environ[name.upper()] = str(value)  # child processes inherit it
+            if "jax" in sys.modules:  # JAX reads the environment when it is imported
                 sys.modules["jax"].config.update(name, value)
     if os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] != UNBOUNDED:
         _remove_incomplete(folder)
@@ -71,20 +70,20 @@ def use_compilation_cache() -> Path | None:
 
 
 def _given_to_jax() -> bool:
-    """Whether this process has set JAX's folder through ``jax.config``."""
+    """Returns whether this process has set JAX's folder through ``jax.config``."""
     return "jax" in sys.modules and sys.modules["jax"].config.jax_compilation_cache_dir is not None
 
 
 def _remove_incomplete(folder: Path) -> None:
-    """Removes programs that a kill has left half written.
+    """Removes programs that a killed process wrote incompletely.
 
-    JAX writes a program and then the time of its last use. It takes a program that is there for a whole one, and before
-    0.11 keeps no further one while a time is missing. Its lock tells a kill from a process that is writing right now.
+    JAX writes a program, and then its access time. It would load an incomplete program, and before 0.11 it caches
+    nothing more while an access time is missing. Its lock distinguishes a kill from a process that is still writing.
     """
-    with contextlib.suppress(OSError, NotImplementedError):  # a lock that is held, or file systems without any
+    with contextlib.suppress(OSError, NotImplementedError):  # the lock is held, or the file system has no locks
         if not _incomplete(folder):
             return
-        from filelock import FileLock  # not quick to import, and seldom needed
+        from filelock import FileLock  # slow to import, and rarely needed
 
         with FileLock(folder / ".lockfile", timeout=LOCK_SECONDS):
             for program in _incomplete(folder):
@@ -98,7 +97,7 @@ def _incomplete(folder: Path) -> list[Path]:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether the folder can be made or written into, as its nearest ancestor that is there tells."""
+    """Returns whether the folder, or its nearest existing ancestor, can be written."""
     try:
         nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
@@ -107,7 +106,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _processor() -> str:
-    """A short name of the processor's kind: architecture and a digest of the instructions it has."""
+    """Returns a short name for the kind of processor: its architecture, and a digest of its instruction sets."""
     instructions = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""Requests to stop: Ctrl-C, SIGTERM, a closed terminal, and notices that the machine will be taken away."""
+"""Requests to stop: Ctrl-C, SIGTERM, a closed terminal, and preemption notices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Interrupted(Exception):
-    """A signal asked the run to stop. The state has been saved; ``status`` is the exit status (130, 143 or 129)."""
+    """Raised after a signal, when the state is saved. ``status`` is the exit status (130, 143 or 129)."""
 
     def __init__(self, step: int, signal_number: int) -> None:
         super().__init__(step)
@@ -26,17 +26,17 @@ class Interrupted(Exception):
 
 
 class EvaluationInterrupted(Exception):
-    """A signal came during an evaluation."""
+    """Raised if a signal arrives during an evaluation."""
 
 
 @dataclass
 class InterruptHandler:
     """Turns the first SIGINT, SIGTERM or SIGHUP into a flag that the loop reads; a second SIGINT ends the process.
 
-    SIGHUP means that the terminal or the ssh session was closed. It stays ignored if it is, as under ``nohup``.
+    SIGHUP means that the terminal or the ssh session was closed. Under ``nohup``, it stays ignored.
 
-    With several hosts, JAX's runtime handles SIGTERM: it shares the notice of one host with all, and they stop after
-    the same step. Ctrl-C ends a host at once. Only the main thread can take signals: in another one, none are taken.
+    With several hosts, JAX's runtime handles SIGTERM: it forwards the notice of one host to all, and they stop after
+    the same step. Ctrl-C ends a host at once. Signals are handled only in the main thread.
     """
 
     signal_number: int | None = None
@@ -60,7 +60,7 @@ class InterruptHandler:
             signal.signal(signum, handler)
 
     def should_stop(self, step: int) -> bool:
-        """Whether the loop is to stop after this step. To be asked once after every step, by every host."""
+        """Returns whether the loop must stop after this step. Every host calls it once after every step."""
         if self._shared and self.signal_number is None:
             from orbax.checkpoint.utils import reached_preemption
 
@@ -69,19 +69,19 @@ class InterruptHandler:
         return self.signal_number is not None
 
     def raise_if_requested(self) -> None:
-        """Raises `EvaluationInterrupted` once a signal has come: for work that is long and can be done again."""
+        """Raises `EvaluationInterrupted` after a signal, to end work that can be repeated."""
         if self.signal_number is not None:
             raise EvaluationInterrupted
 
     def raise_if_signalled(self, step: int) -> None:
-        """Raises `Interrupted` once a signal has come. To be called when the state of ``step`` is saved."""
+        """Raises `Interrupted` after a signal. Call it when the state of ``step`` is saved."""
         if self.signal_number is not None:
             raise Interrupted(step, self.signal_number)
 
     def _note(self, signum: int, _: FrameType | None) -> None:
         if self.signal_number is not None and signum == signal.SIGINT:
-            # Not by an exception: what it unwinds would wait for the save that the user does not want to wait for.
-            cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which the progress bar has hidden
+            # An exception would wait for the save while it unwinds.
+            cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # hidden by the progress bar
             os.write(2, f"{cursor}\nended at once; what had been saved before is still there\n".encode())
             os._exit(128 + signum)
         if signum == getattr(signal, "SIGHUP", None):
@@ -90,7 +90,7 @@ class InterruptHandler:
 
 
 def _leave_closed_terminal() -> None:
-    """Sends output to nowhere if its terminal was closed: a failing write would end the run before it is saved."""
+    """Redirects output to the null device if its terminal was closed: a failing write would end the run unsaved."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
@@ -102,15 +102,15 @@ def _leave_closed_terminal() -> None:
 INTERRUPTED = "interrupted"
 STATUS = 128 + signal.SIGINT
 CALLBACK_SECONDS = 0.05
-"""Time for a callback to return."""
+"""Time that a callback has to return."""
 
 
 class CtrlC:
-    """Raises KeyboardInterrupt at Ctrl-C, where Python and extension modules would drop it too.
+    """Raises KeyboardInterrupt at Ctrl-C, also where Python or extension modules would drop it.
 
-    While modules are imported, the process ends at once: what their initialization does with an exception is a
-    traceback, a crash or nothing. Python drops what is raised inside a callback of its garbage collector, and JAX has
-    such a callback: it is raised again after that.
+    While a module is imported, the process ends at once: an exception in its initialization could be a traceback, a
+    crash or be ignored. Python drops exceptions in callbacks of its garbage collector, and JAX has such a callback. The
+    exception is then raised again after the callback.
     """
 
     def __enter__(self) -> CtrlC:
@@ -129,8 +129,10 @@ class CtrlC:
 
 @functools.cache
 def _hook_before(previous: Callable[[sys.UnraisableHookArgs], Any]) -> Callable[[sys.UnraisableHookArgs], None]:
-    """A hook that raises a dropped KeyboardInterrupt again, and passes the rest on. Cached and so never freed: another
-    thread may be about to call it when it is replaced."""
+    """Returns a hook that raises a dropped KeyboardInterrupt again, and passes on other errors.
+
+    It is cached, so that it is never freed: another thread may be calling it when it is replaced.
+    """
 
     def hook(dropped: sys.UnraisableHookArgs) -> None:
         if issubclass(dropped.exc_type, KeyboardInterrupt):

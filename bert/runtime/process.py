@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ARENAS_PER_CORE = 2
-"""glibc would keep 8 a core. Each grows to what its busiest moment took, and threads that come and go are given any."""
+"""Limit instead of glibc's 8 per core. Arenas never shrink, and new threads use any of them."""
 
 _M_ARENA_MAX = -8  # malloc.h
 
@@ -25,12 +25,12 @@ _TPU_VARIABLES = ("TPU_NAME", "TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID")
 
 
 def reexec_with_huge_pages() -> None:
-    """Re-executes this program with glibc's allocator in pages of 2 MB, if it computes on a CPU and that helps.
+    """Re-executes this program with pages of 2 MB in glibc's allocator, if it runs on a CPU and the kernel allows it.
 
-    A step on a CPU takes its working memory from the system and gives it back; in pages of 4 kB that is a fifth of the
-    step's processor time. glibc (from 2.35 on) reads the setting only when a process starts, so this is for the first
-    line of a program: `os.execve` keeps the process and its arguments. Nothing happens with ``BERT_NO_REEXEC=1``, with
-    the setting in ``GLIBC_TUNABLES``, with an accelerator, or if the kernel gives no huge pages on demand.
+    Each step on a CPU allocates and frees its working memory. With pages of 4 kB, this is a fifth of the CPU time of a
+    step. glibc (2.35 and later) reads the setting only when a process starts, so call this first in a program:
+    `os.execve` keeps the process and its arguments. Nothing happens with ``BERT_NO_REEXEC=1``, with the setting in
+    ``GLIBC_TUNABLES``, with an accelerator, or if the kernel has no huge pages on demand.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if os.environ.get("BERT_NO_REEXEC", "0") != "0" or _HUGE in tunables:
@@ -39,12 +39,12 @@ def reexec_with_huge_pages() -> None:
         return
     environment = {**os.environ, "GLIBC_TUNABLES": ":".join(filter(None, [tunables, f"{_HUGE}=1"]))}
     sys.stdout.flush()
-    with contextlib.suppress(OSError):  # then in small pages
+    with contextlib.suppress(OSError):  # continue with small pages
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def is_accelerator_visible() -> bool:
-    """Whether JAX may find a GPU or TPU, by its environment and device files: JAX itself is not imported."""
+    """Returns whether JAX may find a GPU or TPU, judged by environment variables and device files, without JAX."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms.split(",")[0] != "cpu"  # the first one is the default backend
     if any(name in os.environ for name in _TPU_VARIABLES):
@@ -67,10 +67,10 @@ def _huge_pages_on_demand() -> bool:
 
 
 def limit_malloc_arenas() -> None:
-    """Limits the number of glibc's heaps in this process, unless the environment sets it.
+    """Limits the number of glibc's arenas in this process, unless the environment sets it.
 
-    To be called before there are threads. With one heap for all of them, the steps of a small model took half as long
-    again; with two a core, no longer.
+    Call it before threads start. With a single arena, the steps of a small model took 50% longer; with two per core,
+    they took no longer.
     """
     named = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
     if not named:
@@ -78,7 +78,7 @@ def limit_malloc_arenas() -> None:
 
 
 def release_free_memory() -> None:
-    """Calls `malloc_trim(0)`, because free memory in one arena cannot be reused by another."""
+    """Returns free memory to the system with `malloc_trim(0)`: arenas cannot use the free memory of other arenas."""
     _call_libc("malloc_trim", 0)
 
 
@@ -91,8 +91,8 @@ def _call_libc(name: str, *arguments: Any) -> None:
 def prepare_streams() -> None:
     """Opens the null device for each standard stream that the shell has closed (`<&-`, `>&-`, `2>&-`).
 
-    Otherwise the stream is None, messages for a closed stderr go to stdout, and the next file that is opened becomes
-    the stream. Names of files that are not UTF-8 are printed with backslash escapes where Python would raise.
+    Otherwise the stream would be None, messages for a closed stderr would go to stdout, and the next file that is
+    opened would become the stream. File names that are not UTF-8 are printed with backslash escapes.
     """
     for descriptor, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         try:
@@ -109,5 +109,5 @@ def prepare_streams() -> None:
 
 
 def is_stdout_closed() -> bool:
-    """Whether the shell has closed standard output, so that what is printed is lost."""
-    return getattr(sys.stdout, "name", "") == os.devnull  # as `prepare_streams` opens it; a shell gives a number
+    """Returns whether the shell has closed standard output."""
+    return getattr(sys.stdout, "name", "") == os.devnull  # opened by `prepare_streams`

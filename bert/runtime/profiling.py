@@ -1,4 +1,4 @@
-"""A trace of a few steps, for TensorBoard's profiler and for Perfetto."""
+"""Profiler traces of a few steps, for TensorBoard and Perfetto."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import jax
 FOLDER = "profile"
 
 WARMUP_STEPS = 5
-"""Steps before the trace, in which caches fill."""
+"""Steps before the trace, while caches fill."""
 
 TRACED_STEPS = 5
-"""Steps in the trace, with what the host does between them."""
+"""Steps in the trace, including the work of the host between them."""
 
 
 def make_profiler(
-    enabled: bool, folder: Path, say: Callable[[str], None]
+    enabled: bool, folder: Path, log: Callable[[str], None]
 ) -> contextlib.AbstractContextManager[StepProfiler | None]:
-    """A `StepProfiler` for the run in a folder; a context without one unless enabled."""
-    return StepProfiler(folder, say) if enabled else contextlib.nullcontext()
+    """Returns a `StepProfiler` for the run in a folder; a context manager that returns None unless enabled."""
+    return StepProfiler(folder, log) if enabled else contextlib.nullcontext()
 
 
 class StepProfiler:
-    """Writes one trace of some early steps of a process into ``profile/`` of a run's folder.
+    """Writes a trace of some early steps of a process to ``profile/`` in a run's folder.
 
-    Close it, or use it in a ``with``: a run that ends within the trace writes what it has.
+    Close it, or use it in a ``with``, so that a run that ends within the trace writes the incomplete trace.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        self._folder, self._say = folder / FOLDER, say
+    def __init__(self, folder: Path, log: Callable[[str], None]) -> None:
+        self._folder, self._log = folder / FOLDER, log
         self._num_steps = 0
         self._trace = contextlib.ExitStack()
 
@@ -43,7 +43,7 @@ class StepProfiler:
         self.close()
 
     def before_step(self, state: Any) -> None:
-        """Starts the trace, or ends it once ``state``, of the step before, is computed."""
+        """Starts or ends the trace. ``state`` is the state of the step before, which is waited for."""
         if self._num_steps == WARMUP_STEPS:
             jax.block_until_ready(state)
             self._trace.callback(self._print_path)  # after the trace is written
@@ -54,14 +54,14 @@ class StepProfiler:
         self._num_steps += 1
 
     def close(self) -> None:
-        """Writes a trace that is still open."""
+        """Writes an incomplete trace."""
         if 0 < self._num_steps <= WARMUP_STEPS:
-            self._say(f"no step was traced: the trace starts after {WARMUP_STEPS} steps")
+            self._log(f"no step was traced: the trace starts after {WARMUP_STEPS} steps")
         self._trace.close()
 
     def _print_path(self) -> None:
         [*_, trace] = sorted(self._folder.rglob("perfetto_trace.json.gz"))
-        self._say(
+        self._log(
             f"the trace is in {self._folder}: open it with tensorboard --logdir {self._folder} "
             f"(xprof must be installed), or open {trace} on https://ui.perfetto.dev"
         )

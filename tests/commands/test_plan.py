@@ -184,14 +184,14 @@ def test_smoothed_labels_are_planned(capsys) -> None:
 def test_mistakes_in_a_device_are_sentences(fails) -> None:
     for text in ("h100:", "h100:0", "v5e:2x", "v5e:2x2x2x2", "8"):
         assert "is not KIND or KIND:COUNT: pass, for example, h100:8" in fails(main, f"--device={text}")
-    assert "v5e:512 is more than a slice of v5e has: use at most 256" in fails(main, "--device=v5e:512")
+    assert "v5e:512 is larger than any slice of v5e: use at most 256" in fails(main, "--device=v5e:512")
     assert "(256) is not divisible by 96 shares" in fails(
         main, "--config=base", "--device=h100:96", "--model.num_hidden_layers=1"
     )
     for share in ("0", "1.5", "a half"):
         assert "is not a share: write a number from 0 to 1" in fails(main, "--device=h100:8", f"--utilization={share}")
     mesh = [*ARGUMENTS, "--device=h100:4", "--training.mesh=2x2x2"]
-    assert "training.mesh (2x2x2) takes 8 devices, and there are 4" in fails(main, *mesh)
+    assert "training.mesh (2x2x2) needs 8 devices, but there are 4" in fails(main, *mesh)
     mesh = [*ARGUMENTS, "--device=h100", "--training.mesh=1x3x1"]
     assert "is not divisible by the 3 devices" in fails(main, *mesh)
 
