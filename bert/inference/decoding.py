@@ -1,7 +1,7 @@
-"""Decoding in one compiled loop: greedy, sampling and beam search over a step that gives the next token's logits.
+"""Compiled decoding loops over a function that computes the next token's logits: greedy, sampling, beam search.
 
-Shapes as in `bert.model.encoder`; here T is the prompts' length, S the cache's, M the most new tokens, K beams, C
-candidates. Everything but shapes is an array, so that no setting compiles a program of its own.
+Shapes: see `bert.model.encoder`; T is the length of the prompts and S of the cache, M the maximum number of new tokens,
+K the number of beams, C of candidates. All settings except shapes are arrays, so that they need no new compilation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ and values of the tokens from the mask's ``start`` on). An encoder-decoder close
 
 
 Stop = Callable[[Any, Any], Any]
-"""(new tokens [B, n, M], their number) -> [B, n], whether a text has ended with the last one; not compiled."""
+"""(new tokens [B, n, M], their number) -> [B, n], whether a text ends with the last token; not compiled."""
 
 
 class Prompts(struct.PyTreeNode):
@@ -34,9 +34,9 @@ class Prompts(struct.PyTreeNode):
 
     Attributes:
         tokens: [B, T] int32.
-        mask: [B, T], 1 for a token and 0 for padding.
-        limits: [B] int32, the most new tokens of each row; 0 for a row that only fills the batch.
-        numbers: [B, 2] int32, the number of the text and of its sample, on which the randomness of a row depends.
+        mask: [B, T], 1 for tokens and 0 for padding.
+        limits: [B] int32, maximum number of new tokens of each row; 0 for rows that only fill the batch.
+        numbers: [B, 2] int32, numbers of the text and of its sample, which seed the sampler.
     """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
@@ -48,13 +48,12 @@ class Prompts(struct.PyTreeNode):
 
 
 class Decoded(NamedTuple):
-    """New tokens, of which there are K results for each row (one but for beam search), the best first.
+    """New tokens: K results for each row, the best first; K is 1 except in beam search.
 
     Attributes:
-        tokens: [B, K, M] int32; those behind a result's length mean nothing.
-        lengths: [B, K] int32, the end token included; 0 for a result that was not found.
-        scores: [B, K] float32, the sum of the tokens' log-probabilities, which beam search divides by the norm of the
-            length.
+        tokens: [B, K, M] int32; values after a result's length are undefined.
+        lengths: [B, K] int32, the end token included; 0 for a missing result.
+        scores: [B, K] float32, sum of the tokens' log-probabilities, in beam search divided by the length norm.
     """
 
     tokens: Array
@@ -63,8 +62,8 @@ class Decoded(NamedTuple):
 
 
 class _Context(NamedTuple):
-    """What every step of a loop reads: the keys that are no padding, the last token of each prompt, its position id,
-    and its place in the cache; the tokens of the prompts [B, T] and their mask."""
+    """Values that each step reads: the mask of keys, the last token of each prompt, its position id and its offset in
+    the cache, the tokens [B, T] of the prompts and their mask."""
 
     keys: Array
     last: Array
@@ -74,13 +73,13 @@ class _Context(NamedTuple):
     mask: Array
 
     def step(self, step: Step, cache: Cache, tokens: Array, position: Array) -> tuple[Array, Cache]:
-        """The logits [B, V] of the new token at a position, from 0 on, after the tokens [B] in front of it."""
+        """Returns the logits [B, V] of new token number ``position`` (from 0) after the tokens [B]."""
         mask = Mask(keys=self.keys, start=self.place + position, causal=True)
         logits, cache = step(tokens[:, None], self.position_ids + position, mask, cache)
         return logits[:, 0], cache
 
     def repeat(self, times: int) -> _Context:
-        """Every row several times, one after the other."""
+        """Repeats each row, with its copies side by side."""
         arrays = (self.keys, self.last, self.position_ids, self.tokens, self.mask)
         keys, last, position_ids, tokens, mask = (jnp.repeat(x, times, axis=0) for x in arrays)
         return _Context(keys, last, position_ids, self.place, tokens, mask)
@@ -88,8 +87,8 @@ class _Context(NamedTuple):
     def control(
         self, logits: Array, new: Array, position: Array, decoding: DecodingArrays, total: Array | None = None
     ) -> Array:
-        """The logits [B, V] of the token at a position, after the new tokens [B, M], as the settings change them; with
-        ``total`` [B], the settings change the logits less these."""
+        """Applies the settings to the logits [B, V] after the new tokens [B, M]; with ``total`` [B], to the
+        log-probabilities, which are the logits minus ``total``."""
 
         def controlled(logits: Array) -> Array:
             filled = jnp.broadcast_to(jnp.arange(new.shape[1]) < position, new.shape)
@@ -114,15 +113,15 @@ class _Sampled(NamedTuple):
 def sample(
     step: Step, cache: Cache, prompts: Prompts, decoding: DecodingArrays, max_tokens: int, stop: Stop | None = None
 ) -> Decoded:
-    """Greedy decoding, or sampling if there is a temperature, until every row has ended.
+    """Runs greedy decoding, or sampling with a temperature, until every row has ended.
 
     Args:
-        step: gives logits.
-        cache: empty, of B rows and at least T + ``max_tokens`` - 1 positions.
-        prompts: the texts to continue.
+        step: computes logits.
+        cache: empty, with B rows and at least T + ``max_tokens`` - 1 positions.
+        prompts: texts to continue.
         decoding: settings.
-        max_tokens: M, the largest of the prompts' limits or more.
-        stop: finds texts that have ended without the end token; None if there are none.
+        max_tokens: M, at least the largest limit of the prompts.
+        stop: detects texts that have ended without the end token; None for none.
     """
     context, cache = _read_prompts(step, cache, prompts)
 
@@ -159,8 +158,8 @@ class _Beams(NamedTuple):
     position: Array  # new tokens so far
     live: Array  # [B, K, M], hypotheses that continue
     sums: Array  # [B, K], their log-probabilities
-    ended: Decoded  # the best that have ended; -inf for a place that is free
-    open: Array  # [B], whether a better one may still end
+    ended: Decoded  # the best finished hypotheses; -inf for free slots
+    open: Array  # [B], whether a better hypothesis may still finish
     cache: Cache
 
 
@@ -173,20 +172,20 @@ def beam_search(
     beams: int,
     stop: Stop | None = None,
 ) -> Decoded:
-    """The ``beams`` best continuations that beam search finds, as transformers' ``generate`` finds them.
+    """Returns the ``beams`` best continuations of beam search, equal to transformers' ``generate``.
 
-    Of the 2K best candidates, the K best of those that do not end continue, and those among the K best that end, or
-    reach the limit, compete with the finished ones. A row closes when the best that continues is no better than the
-    worst finished one at the same length, or, with early stopping, when K are finished.
+    The K best of the 2K best candidates that do not end continue. Those among the K best that end, or reach the limit,
+    compete with the finished ones. A row closes when the best continuing hypothesis is no better than the worst
+    finished one at the same length, or, with early stopping, when K are finished.
 
     Args:
-        step: gives logits; it is called with B rows for the prompts, then with B * K, those of a row side by side.
-        cache: as of `sample`.
-        prompts: the texts to continue.
+        step: computes logits for B rows of prompts, then for B * K rows, with the hypotheses of a prompt side by side.
+        cache: see `sample`.
+        prompts: texts to continue.
         decoding: settings.
-        max_tokens: M, as of `sample`.
+        max_tokens: M; see `sample`.
         beams: K.
-        stop: as of `sample`.
+        stop: see `sample`.
     """
     context, cache = _read_prompts(step, cache, prompts)
     rows = len(prompts.tokens)
@@ -227,7 +226,7 @@ def beam_search(
     start = _Beams(
         position=jnp.int32(0),
         live=tokens,
-        sums=none.at[:, 0].set(0.0),  # at first all beams of a row are equal
+        sums=none.at[:, 0].set(0.0),  # all beams of a row are equal at the start
         ended=Decoded(tokens, jnp.zeros((rows, beams), jnp.int32), none),
         open=limits > 0,
         cache=cache,
@@ -236,7 +235,7 @@ def beam_search(
 
 
 def _read_prompts(step: Step, cache: Cache, prompts: Prompts) -> tuple[_Context, Cache]:
-    """Puts all but the last token of each prompt into the cache; the first step of the loop reads that one."""
+    """Fills the cache with all tokens of the prompts except the last ones, which the first step reads."""
     rows, length = prompts.tokens.shape
     after = cache[0].own.num_positions - length
     keys = jnp.concatenate([jnp.asarray(prompts.mask, bool), jnp.ones((rows, after), bool)], axis=1)
@@ -248,7 +247,7 @@ def _read_prompts(step: Step, cache: Cache, prompts: Prompts) -> tuple[_Context,
 
 
 def _stopped(stop: Stop | None, tokens: Int[Array, "B C M"], count: Int[Array, ""]) -> Bool[Array, "B C"]:
-    """Whether each hypothesis has ended with its last token, without the end token."""
+    """Returns whether a stop text ends each hypothesis."""
     shape = jax.ShapeDtypeStruct(tokens.shape[:2], jnp.bool_)
     return jnp.zeros(shape.shape, bool) if stop is None else jax.pure_callback(stop, shape, tokens, count)
 
@@ -256,12 +255,12 @@ def _stopped(stop: Stop | None, tokens: Int[Array, "B C M"], count: Int[Array, "
 def _best_candidates(
     sums: Float[Array, "B K"], logits: Float[Array, "R V"], total: Float[Array, "R"]
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"], Int[Array, "B C"]]:
-    """The 2K best continuations of the K hypotheses of each row: sums of log-probabilities, hypotheses, tokens.
+    """Returns sums of log-probabilities, hypotheses and tokens of the 2K best continuations of each row.
 
-    A log-probability is a logit less ``total``.
+    A log-probability is a logit minus ``total``.
     """
     rows, beams = sums.shape
-    best, tokens = jax.lax.top_k(logits, min(2 * beams, logits.shape[-1]))  # of each beam: fewer to sort
+    best, tokens = jax.lax.top_k(logits, min(2 * beams, logits.shape[-1]))  # per beam first: less to sort
     best = (best - total[:, None]).reshape(rows, beams, -1) + sums[:, :, None]
     width = best.shape[-1]
     best, candidates = jax.lax.top_k(best.reshape(rows, -1), 2 * beams)
@@ -275,7 +274,7 @@ def _length_norm(count: Int[Array, ""], decoding: DecodingArrays) -> Float[Array
 
 
 def _best_ended(ended: Decoded, live: Array, count: Array, scores: Float[Array, "B C"]) -> Decoded:
-    """The K best of the finished hypotheses and of those that end now."""
+    """Returns the K best of the finished hypotheses and those that end now."""
     best, which = jax.lax.top_k(jnp.concatenate([ended.scores, scores], axis=1), ended.scores.shape[1])
     row = jnp.arange(len(which))[:, None]
     lengths = jnp.concatenate([ended.lengths, jnp.where(jnp.isfinite(scores), count, 0)], axis=1)
@@ -287,6 +286,5 @@ def _write(tokens: Int[Array, "B C M"], new: Int[Array, "B C"], count: Int[Array
 
 
 def _reorder(cache: Cache, rows: Int[Array, "rows"], num_rows: int) -> Cache:
-    """Takes the keys and values of self-attention from the given rows. All hypotheses of a text share those of
-    cross-attention."""
+    """Selects rows of the self-attention cache. All hypotheses of a text share the cross-attention cache."""
     return tuple(layer.replace(own=layer.own.take_rows(rows, num_rows)) for layer in cache)

@@ -29,24 +29,24 @@ from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
 
 LENGTH = 128
-"""Tokens of a packed row, unless a text is longer: attention is a small part of the work, and packs are nearly full."""
+"""Tokens of a packed row, unless a text is longer: attention stays cheap, and rows are nearly full."""
 
-TEXTS_A_ROW = 8
-"""A batch has this many rows fewer than texts are wanted at once. For 32 texts that is four rows of 128 tokens, whose
-activations stay in a core's cache."""
+TEXTS_PER_ROW = 8
+"""Quotient of the batch size and the number of packed rows per batch. 32 texts are four rows of 128 tokens, whose
+activations fit into a core's cache."""
 
-LEAST_BATCHES = 8
-"""Batches of texts below which they are padded: fewer are soon done, and `Pretrained.warm_up` has compiled them."""
+MIN_BATCHES = 8
+"""Minimum number of batches for packing: fewer take little time, and `Pretrained.warm_up` compiles padded rows."""
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Texts by the rows that hold them.
+    """Assignment of texts to packed rows.
 
     Attributes:
         length: tokens T of a row.
         num_rows: rows B of a batch.
-        packs: numbers of the texts of each row, in their order.
+        packs: indices of the texts of each row.
     """
 
     length: int
@@ -54,10 +54,10 @@ class PackedRows:
     packs: list[list[int]]
 
     def batches(self, features: TokenRows) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-        """(numbers of the texts of a batch in the order of their tokens, the batch) of each.
+        """Yields (indices of the texts in the order of their tokens, batch).
 
-        A batch has ``input_ids``, ``token_type_ids``, ``example_ids`` and ``position_ids``, [B, T] int32, the last two
-        as `bert.model.encoder.Packing` takes them.
+        A batch has ``input_ids``, ``token_type_ids``, ``example_ids`` and ``position_ids``, [B, T] int32; for the last
+        two see `Packing`.
         """
         for start in range(0, len(self.packs), self.num_rows):
             packs = self.packs[start : start + self.num_rows]
@@ -79,16 +79,16 @@ class PackedRows:
 def pack_if_shorter(
     features: TokenRows, config: ModelConfig, batch_size: int, buckets: tuple[int, ...]
 ) -> PackedRows | None:
-    """Packed rows of texts, or None where padded ones compute less, or where there are few.
+    """Returns packed rows, or None if there are few texts or padded rows cost less.
 
     Args:
-        batch_size: texts that are padded to one of ``buckets`` together.
+        batch_size: number of texts in a padded batch, whose length is one of ``buckets``.
     """
-    if len(features) < LEAST_BATCHES * batch_size or features.lengths.min() < 1:
+    if len(features) < MIN_BATCHES * batch_size or features.lengths.min() < 1:
         return None
     longest = config.max_position_embeddings
     length = bucket_length(max(int(features.lengths.max()), min(LENGTH, longest)), buckets, longest)
-    num_rows = max(1, batch_size // TEXTS_A_ROW)
+    num_rows = max(1, batch_size // TEXTS_PER_ROW)
     packs = assign_packs(features.lengths, length, length)
     packed = -(-len(packs) // num_rows) * num_rows * length
     padded = [
@@ -97,7 +97,7 @@ def pack_if_shorter(
     ]
 
     def cost(tokens: int, row: int) -> int:
-        """In proportion to the operations of a layer: projections, feed-forward net, attention."""
+        """Proportional to the FLOPs of a layer: projections, feed-forward network, attention."""
         return tokens * (2 * config.hidden_size + config.intermediate_size + row)
 
     is_shorter = cost(packed, length) < sum(cost(batch_size * row, row) for row in padded)
@@ -105,7 +105,7 @@ def pack_if_shorter(
 
 
 BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
-"""Lengths that inputs are padded to; a program is compiled for each length and number of rows."""
+"""Lengths to which inputs are padded; one program is compiled per length and number of rows."""
 
 
 class EncodeOutput(NamedTuple):
@@ -129,8 +129,7 @@ Batches = Iterator[tuple[np.ndarray, Any]]
 
 
 def check_inputs(ids: np.ndarray, vocab_size: int) -> None:
-    """Raises UserError for ids without a row in the word embedding, which JAX would clip to the last row, and in a
-    forked child, in which JAX would hang."""
+    """Raises UserError for ids without an embedding row, which JAX clips, and in a forked child, where JAX hangs."""
     require_no_fork()
     if ids.size and (wrong := ids[(ids < 0) | (ids >= vocab_size)]).size:
         raise UserError(
@@ -140,17 +139,17 @@ def check_inputs(ids: np.ndarray, vocab_size: int) -> None:
 
 
 def check_finite(numbers: Sequence[int] | np.ndarray, outputs: Any, lengths: Sequence[int] | None = None) -> None:
-    """Raises UserError, which names an input, if its output is NaN or infinite.
+    """Raises UserError that names an input if its output is NaN or infinite.
 
-    All outputs pass through here before they become answers: softmax and argmax would hide a NaN.
+    Every output is checked before it becomes an answer, because softmax and argmax would hide a NaN.
 
     Args:
-        numbers: [R] number of each row's input, from 0.
+        numbers: [R] index of each row's input.
         outputs: arrays whose first R rows are checked.
-        lengths: [R] tokens of each row; arrays [B, T, ...] are checked up to there. None checks whole rows.
+        lengths: [R] number of tokens of each row, up to which arrays [B, T, ...] are checked; None checks all.
     """
     leaves = [np.asarray(leaf)[: len(numbers)] for leaf in jax.tree.leaves(outputs)]
-    with np.errstate(all="ignore"):  # a finite sum is the fast proof; one that overflows proves nothing
+    with np.errstate(all="ignore"):  # a finite sum is a fast proof; an overflow is none
         if all(math.isfinite(leaf.sum()) for leaf in leaves):
             return
     for row, number in enumerate(numbers):
@@ -163,10 +162,10 @@ def check_finite(numbers: Sequence[int] | np.ndarray, outputs: Any, lengths: Seq
 
 
 class BatchedForward:
-    """The encoder, the masked-LM head and the head of the task, as far as a model has them."""
+    """The compiled encoder, masked-LM head and task head of a model."""
 
     packs_texts = True
-    """Whether short texts may share rows, in which each attends to itself."""
+    """Whether short texts may share rows, in which each attends only to itself."""
 
     def __init__(
         self,
@@ -181,19 +180,19 @@ class BatchedForward:
         self._dtype = dtype
 
     def encode(self, features: Rows, batch_size: int) -> Batches:
-        """Hidden states and pooled output."""
+        """Yields hidden states and pooled outputs."""
         return self._run(self.encoder, features, batch_size)
 
     def embed(
         self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None = None
     ) -> np.ndarray:
-        """Computes the embeddings of rows, [R, E] float32. Many short rows are packed, so that little is padding.
+        """Computes the embeddings of rows, [R, E] float32; many short rows are packed to avoid padding.
 
         Args:
             features: rows.
-            pooling: how their hidden states become embeddings.
-            batch_size: rows at once.
-            skipped: [R] leading tokens of each row that are not pooled; None pools all.
+            pooling: pooling of the hidden states.
+            batch_size: number of rows per batch.
+            skipped: [R] number of leading tokens of each row to leave out; None pools all.
         """
         check_count("batch_size", batch_size)
         width = pooling.embedding_size(self._config.hidden_size)
@@ -238,7 +237,7 @@ class BatchedForward:
         return EncodeOutput(hidden, pooled if self.has_pooler else None, mask, embeddings)
 
     def _encode_packed(self, packed: PackedRows, features: TokenRows) -> Batches:
-        """The hidden states [tokens, D] of the texts of each batch, one after the other."""
+        """Yields the hidden states [tokens, D] of the texts of each batch, concatenated."""
 
         def dispatched() -> Iterator[tuple[Any, Any]]:
             for texts, batch in packed.batches(features):
@@ -249,12 +248,12 @@ class BatchedForward:
             yield texts, hidden[is_token]
 
     def predict_masks(self, features: Rows) -> Any:
-        """[1, T, V] logits of a single row."""
+        """Returns the logits [1, T, V] of a single row."""
         [(_, logits)] = self._run(self._masked_lm, features, 1)
         return logits
 
     def apply_head(self, features: Rows, batch_size: int) -> Outputs:
-        """What the task's head gives for each row, in their order: see `bert.tasks.base.Outputs`."""
+        """Returns the outputs of the task's head, one array per row; see `bert.tasks.base.Outputs`."""
         outputs: list[np.ndarray] = [np.zeros(0)] * len(features)
         for rows, batch in self._run(self.head, features, batch_size):
             for row, output in zip(rows, batch, strict=False):
@@ -262,7 +261,7 @@ class BatchedForward:
         return outputs
 
     def warm_up(self, num_rows: int, length: int) -> None:
-        """Compiles the head, or without a task the encoder, for rows of a length."""
+        """Compiles the head, or without a task the encoder, for a number of rows and a length."""
         offsets = length * np.arange(num_rows + 1, dtype=np.int64)
         blank = TokenRows(np.zeros(num_rows * length, np.int32), offsets, np.full(num_rows, length, np.int32), None)
         rows = blank if self._task is None else self._task.blank_rows(blank)
@@ -270,7 +269,7 @@ class BatchedForward:
             pass
 
     def _run(self, forward: Callable[..., Any], features: Rows, batch_size: int) -> Batches:
-        """Runs a function over all rows; while a batch is used, the next one is computed.
+        """Applies a function to all rows; the next batch is computed while one is used.
 
         Raises:
             UserError: a token id has no row in the embedding, or an output is not finite.
@@ -324,12 +323,12 @@ class BatchedForward:
 
 
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with outputs in float32."""
+    """Compiles a function with outputs in float32."""
     return jax.jit(lambda *inputs: jax.tree.map(lambda x: x.astype(jnp.float32), forward(*inputs)))
 
 
 def _one_ahead(batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """(what it is of, outputs) with the outputs as NumPy arrays, the next ones being computed already."""
+    """Yields (key, outputs as NumPy arrays) while the next outputs are computed."""
     previous: tuple[Any, Any] | None = None
     for dispatched in batches:
         if previous is not None:
@@ -340,7 +339,7 @@ def _one_ahead(batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
 
 
 class GraphForward(BatchedForward):
-    """The encoder, or the head of the task, as ONNX Runtime computes it; a graph has one of the two."""
+    """An exported ONNX graph in place of the compiled functions. It holds the encoder or the task's head."""
 
     packs_texts = False
 
@@ -374,9 +373,9 @@ class GraphForward(BatchedForward):
     def _run_graph(
         self, input_ids: np.ndarray, token_type_ids: np.ndarray, attention_mask: np.ndarray
     ) -> dict[str, Any]:
-        """The outputs by name. Choices [B, C, T] are rows of their own to a graph that reads rows [B, T]."""
-        given = {"input_ids": input_ids, "token_type_ids": token_type_ids, "attention_mask": attention_mask}
-        feed = {name: np.asarray(given[name], np.int64) for name in self._inputs}
+        """Returns the outputs by name. Choices [B, C, T] are flattened for a graph that reads rows [B, T]."""
+        arrays = {"input_ids": input_ids, "token_type_ids": token_type_ids, "attention_mask": attention_mask}
+        feed = {name: np.asarray(arrays[name], np.int64) for name in self._inputs}
         if input_ids.ndim > self._inputs["input_ids"]:
             feed = {name: array.reshape(-1, array.shape[-1]) for name, array in feed.items()}
         return dict(zip(self._outputs, self._session.run(None, feed), strict=True))

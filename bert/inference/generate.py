@@ -34,14 +34,14 @@ from bert.tokenizer.special_tokens import special_ids
 
 
 class Continuation(NamedTuple):
-    """What a model writes after a prompt.
+    """A generated text.
 
     Attributes:
-        text: without the prompt and the end token.
-        score: the sum of the log-probabilities of its tokens, the end token included; beam search divides it by the
-            norm of the length.
-        token_ids: of the text; those of a stop text included.
-        ended: whether an end token or a stop text follows; otherwise the text was cut at the most tokens.
+        text: text without the prompt and the end token.
+        score: sum of the log-probabilities of the tokens, end token included; in beam search divided by the length
+            norm.
+        token_ids: tokens of the text, including a stop text.
+        ended: whether an end token or a stop text follows; otherwise the maximum length was reached.
     """
 
     text: str
@@ -51,10 +51,10 @@ class Continuation(NamedTuple):
 
 
 def make_decoding(settings: Mapping[str, Any]) -> Decoding:
-    """The settings of that name. Raises UserError for an unknown name, and for values that cannot work."""
+    """Returns checked settings. Raises UserError for unknown names and invalid values."""
     names = [field.name for field in fields(Decoding)]
     if unknown := [name for name in settings if name not in names]:
-        raise UserError(f"{unknown[0]} is no setting of generation: use one of {', '.join(names)}")
+        raise UserError(f"{unknown[0]} is not a setting of generation: use one of {', '.join(names)}")
     decoding = Decoding(**settings)
     decoding.check()
     return decoding
@@ -94,10 +94,10 @@ def generate_texts(
 
 @dataclass(frozen=True)
 class StopTexts:
-    """Finds texts in new tokens: a `bert.inference.decoding.Stop`.
+    """Detects stop texts in new tokens; a `bert.inference.decoding.Stop`.
 
     Attributes:
-        texts: that end a continuation.
+        texts: texts that end a continuation.
         decode: token ids -> text.
     """
 
@@ -105,15 +105,15 @@ class StopTexts:
     decode: Callable[[list[int]], str] = field(compare=False)
 
     def __call__(self, tokens: Any, count: Any) -> np.ndarray:
-        """[B, n, M], new tokens so far -> [B, n] bool."""
+        """New tokens [B, n, M], number of them -> [B, n] bool."""
         new = np.asarray(tokens)[..., : int(count)]
         found = [self.cut(self.decode(ids)) is not None for ids in new.reshape(-1, new.shape[-1]).tolist()]
         return np.array(found, bool).reshape(new.shape[:2])
 
     def cut(self, text: str) -> str | None:
         """Returns the part before the first stop text; None if no stop text occurs."""
-        places = [place for stop in self.texts if (place := text.find(stop)) >= 0]
-        return text[: min(places)] if places else None
+        starts = [start for stop in self.texts if (start := text.find(stop)) >= 0]
+        return text[: min(starts)] if starts else None
 
     @classmethod
     def of(cls, decoding: Decoding, decode: Callable[[list[int]], str]) -> StopTexts | None:
@@ -122,9 +122,9 @@ class StopTexts:
 
 
 class TextGenerator:
-    """The compiled decoding loops of a language model.
+    """The compiled decoding loops of a left-to-right language model.
 
-    A program is compiled for each length in `BUCKETS` of prompts and of new tokens, number of rows and number of beams.
+    One program is compiled per bucket of prompt lengths and new tokens, number of rows and number of beams.
     """
 
     def __init__(
@@ -141,30 +141,30 @@ class TextGenerator:
     def __call__(
         self, texts: Sequence[str], decoding: Decoding, batch_size: int, numbers: Sequence[int]
     ) -> list[list[Continuation]]:
-        """``decoding.num_samples`` continuations of each text, in their order.
+        """Returns ``decoding.num_samples`` continuations of each text, in their order.
 
         Args:
-            texts: prompts; the empty one is the start of a text.
-            decoding: settings, checked.
-            batch_size: samples at once, or texts with all their beams.
-            numbers: of the texts, on which samples depend.
+            texts: prompts; the empty text is the start of a text.
+            decoding: checked settings.
+            batch_size: number of samples, or of texts with all their beams, per batch.
+            numbers: numbers of the texts, which seed the sampler.
 
         Raises:
-            UserError: a text as long as the position table, or longer.
+            UserError: a prompt leaves no position for a new token.
         """
         prompts = [ids if len(ids) else np.array([self._end]) for ids in plain_ids(self._tokenizer, texts)]
         self._check_lengths(texts, prompts)
         samples = decoding.num_samples if decoding.beams == 1 else 1
-        found: list[list[Continuation]] = [[] for _ in texts]
+        results: list[list[Continuation]] = [[] for _ in texts]
         stop = StopTexts.of(decoding, self._text)
         for rows, decoded in self._batches(prompts, decoding, batch_size, numbers, samples, stop):
-            for place, row in enumerate(rows):
+            for index, row in enumerate(rows):
                 prompt = prompts[row // samples]
                 for k in range(decoding.num_samples // samples):
-                    new = np.asarray(decoded.tokens[place, k, : decoded.lengths[place, k]])
-                    if (score := float(decoded.scores[place, k])) > -np.inf:  # there may be fewer than beams
-                        found[row // samples].append(self._continuation(prompt, new, score, stop))
-        return found
+                    new = np.asarray(decoded.tokens[index, k, : decoded.lengths[index, k]])
+                    if (score := float(decoded.scores[index, k])) > -np.inf:  # there may be fewer than beams
+                        results[row // samples].append(self._continuation(prompt, new, score, stop))
+        return results
 
     def _batches(
         self,
@@ -175,24 +175,24 @@ class TextGenerator:
         samples: int,
         stop: StopTexts | None,
     ) -> Iterator[tuple[np.ndarray, Decoded]]:
-        """(rows, results) of each batch; row r is sample r % ``samples`` of prompt r // ``samples``."""
+        """Yields (rows, results); row r is sample r % ``samples`` of prompt r // ``samples``."""
         lengths = np.repeat([len(prompt) for prompt in prompts], samples)
         size = min(batch_size, 1 << max(len(lengths) - 1, 0).bit_length())
         settings = DecodingArrays.make(decoding, self._end)
-        most = self._bucket(min(decoding.max_tokens, self._config.max_position_embeddings))
+        max_tokens = self._bucket(min(decoding.max_tokens, self._config.max_position_embeddings))
         for rows in evaluation_batches(lengths, size):
             width = self._bucket(int(lengths[rows].max()))
             tokens, mask = (np.full((size, width), value, np.int32) for value in (self._end, 0))
             limits, keys = np.zeros(size, np.int32), np.zeros((size, 2), np.int32)
-            for place, row in enumerate(rows):
+            for index, row in enumerate(rows):
                 prompt = prompts[row // samples]
-                tokens[place, width - len(prompt) :] = prompt
-                mask[place, width - len(prompt) :] = 1
-                limits[place] = min(decoding.max_tokens, self._config.max_position_embeddings - len(prompt))
-                keys[place] = numbers[row // samples], row % samples
+                tokens[index, width - len(prompt) :] = prompt
+                mask[index, width - len(prompt) :] = 1
+                limits[index] = min(decoding.max_tokens, self._config.max_position_embeddings - len(prompt))
+                keys[index] = numbers[row // samples], row % samples
             check_inputs(tokens, self._config.known_vocab_size)
-            given = Prompts(*map(jnp.asarray, (tokens, mask, limits, keys)))
-            decoded = jax.device_get(self._decode(self._params, given, settings, most, decoding.beams, stop))
+            batch = Prompts(*map(jnp.asarray, (tokens, mask, limits, keys)))
+            decoded = jax.device_get(self._decode(self._params, batch, settings, max_tokens, decoding.beams, stop))
             check_finite(rows // samples, decoded.scores[:, 0])
             yield rows, decoded
 
@@ -219,7 +219,7 @@ class TextGenerator:
     def _step(
         self, params: dict[str, Any], tokens: Array, position_ids: Array, mask: Mask, cache: Cache
     ) -> tuple[Array, Cache]:
-        # Rows that have ended are computed on with the others, past the position table.
+        # Finished rows are computed with the others, and may pass the last position.
         position_ids = (
             jnp.minimum(position_ids, self._config.max_position_embeddings - 1) + self._config.position_offset
         )
@@ -234,8 +234,8 @@ class TextGenerator:
         for text, prompt in zip(texts, prompts, strict=True):
             if len(prompt) >= longest:
                 raise UserError(
-                    f"the prompt {shown(text)} has {len(prompt)} tokens, and {self._source} reads fewer than {longest} "
-                    "of a prompt: pass a shorter one"
+                    f"the prompt {shown(text)} has {len(prompt)} tokens, but {self._source} reads fewer than {longest} "
+                    "in a prompt: pass a shorter one"
                 )
 
     def _continuation(self, prompt: np.ndarray, new: np.ndarray, score: float, stop: StopTexts | None) -> Continuation:
@@ -266,16 +266,16 @@ def decode_targets(
     beams: int,
     stop: StopTexts | None = None,
 ) -> Decoded:
-    """Targets of sources, by the loops of `bert.inference.decoding`.
+    """Decodes the targets of sources with the loops of `bert.inference.decoding`.
 
     Args:
-        sources: token ids and mask, 1 for a token and 0 for padding.
-        limits: the most tokens of each target; 0 for a row that only fills the batch.
-        numbers: on which samples depend: of the text and of its sample.
+        sources: token ids and mask, 1 for tokens and 0 for padding.
+        limits: maximum number of tokens of each target; 0 for rows that only fill the batch.
+        numbers: numbers of the text and its sample, which seed the sampler.
         decoding: settings.
         start: id of the token that starts a target.
         max_tokens: M, at least the largest limit.
-        beams: K; 1 is greedy decoding, or sampling.
+        beams: K; 1 for greedy decoding or sampling.
         stop: texts that end a target; None for none.
     """
     rows, config = len(limits), model.config
@@ -284,28 +284,28 @@ def decode_targets(
     longest = config.max_position_embeddings
 
     def step(tokens: Array, position_ids: Array, mask: Mask, cache: Cache) -> tuple[Array, Cache]:
-        # Rows that have ended are computed on with the others, past the position table.
+        # Finished rows are computed with the others, and may pass the last position.
         positions = jnp.minimum(position_ids, longest - 1) + config.position_offset
         found = model.apply({"params": params}, tokens, positions, mask, cache, memory, method=model.step)
         return cast(tuple[Array, Cache], found)
 
     cache = make_cache(config.decoder, rows, max_tokens, model.dtype)
-    _, cache = step(tokens, jnp.zeros((1, 1), jnp.int32), Mask(start=0, causal=True), cache)  # with the source's keys
+    _, cache = step(tokens, jnp.zeros((1, 1), jnp.int32), Mask(start=0, causal=True), cache)  # adds the source's keys
     prompts = Prompts(tokens, jnp.ones_like(tokens), limits, numbers)
     if beams == 1:
         return sample(step, cache, prompts, decoding, max_tokens, stop)
     return beam_search(step, cache, prompts, decoding, max_tokens, beams, stop)
 
 
-def most_tokens(decoding: Decoding, config: ModelConfig) -> int:
-    """The most tokens of a target: those of the settings, or of the position table where it has fewer rows."""
+def max_target_tokens(decoding: Decoding, config: ModelConfig) -> int:
+    """Returns the maximum number of tokens of a target: the setting, or the number of positions if smaller."""
     return min(decoding.max_tokens, config.max_position_embeddings)
 
 
 class SequenceGenerator:
     """The compiled decoding loops of an encoder-decoder.
 
-    A program is compiled for each length in `BUCKETS` of sources, number of new tokens, of rows and of beams.
+    One program is compiled per bucket of source lengths, number of new tokens, of rows and of beams.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class SequenceGenerator:
     ) -> None:
         """
         Args:
-            tokenizers: of the sources, and of the targets.
+            tokenizers: tokenizers of the sources and of the targets.
             source: name of the model, for messages.
         """
         self._config, self._params, self._source = config, params, source
@@ -329,16 +329,10 @@ class SequenceGenerator:
     def __call__(
         self, texts: Sequence[str], decoding: Decoding, batch_size: int, numbers: Sequence[int]
     ) -> list[list[Continuation]]:
-        """``decoding.num_samples`` targets of each text, in their order.
-
-        Args:
-            texts: sources.
-            decoding: settings, checked.
-            batch_size: samples at once, or texts with all their beams.
-            numbers: of the texts, on which samples depend.
+        """Returns ``decoding.num_samples`` targets of each text, in their order; see `TextGenerator`.
 
         Raises:
-            UserError: a text longer than the position table.
+            UserError: a source has more tokens than the model has positions.
         """
         rows = tokenize(self._tokenizer, texts, NO_LIMIT)
         self._check_lengths(texts, rows)
@@ -347,17 +341,17 @@ class SequenceGenerator:
     def decode(
         self, rows: TokenRows, decoding: Decoding, batch_size: int, numbers: Sequence[int]
     ) -> list[list[Continuation]]:
-        """As `__call__`, of sources as rows."""
+        """Like `__call__`, for tokenized sources."""
         check_count("batch_size", batch_size)
         samples = decoding.num_samples if decoding.beams == 1 else 1
-        found: list[list[Continuation]] = [[] for _ in range(len(rows))]
+        results: list[list[Continuation]] = [[] for _ in range(len(rows))]
         stop = StopTexts.of(decoding, self._text)
         for indices, decoded in self._batches(rows, decoding, batch_size, numbers, samples, stop):
-            for place, row in enumerate(indices):
+            for index, row in enumerate(indices):
                 for k in range(decoding.num_samples // samples):
-                    ids = np.asarray(decoded.tokens[place, k, : decoded.lengths[place, k]])
-                    found[row // samples].append(self._continuation(ids, float(decoded.scores[place, k]), stop))
-        return found
+                    ids = np.asarray(decoded.tokens[index, k, : decoded.lengths[index, k]])
+                    results[row // samples].append(self._continuation(ids, float(decoded.scores[index, k]), stop))
+        return results
 
     def _batches(
         self,
@@ -368,21 +362,21 @@ class SequenceGenerator:
         samples: int,
         stop: StopTexts | None,
     ) -> Iterator[tuple[np.ndarray, Decoded]]:
-        """(rows, results) of each batch; row r is sample r % ``samples`` of source r // ``samples``."""
+        """Yields (rows, results); row r is sample r % ``samples`` of source r // ``samples``."""
         lengths = np.repeat(sources.lengths, samples)
         size = min(batch_size, 1 << max(len(lengths) - 1, 0).bit_length())
         settings = DecodingArrays.make(decoding, self._end)
-        most = most_tokens(decoding, self._config)
+        max_tokens = max_target_tokens(decoding, self._config)
         for rows in evaluation_batches(lengths, size):
             width = bucket_length(int(lengths[rows].max()), BUCKETS, self._config.max_position_embeddings)
             batch = sources.batch(rows // samples, width, size)
             keys = np.zeros((size, 2), np.int32)
             keys[: len(rows), 0] = np.asarray(numbers)[rows // samples]
             keys[: len(rows), 1] = rows % samples
-            limits = (most * batch["weights"]).astype(np.int32)
+            limits = (max_tokens * batch["weights"]).astype(np.int32)
             inputs = ((batch["input_ids"], batch["attention_mask"]), limits, keys)
             check_inputs(batch["input_ids"], self._config.known_vocab_size)
-            decoded = jax.device_get(self._decode(self._params, *inputs, settings, most, decoding.beams, stop))
+            decoded = jax.device_get(self._decode(self._params, *inputs, settings, max_tokens, decoding.beams, stop))
             check_finite(rows // samples, decoded.scores[:, 0])
             yield rows, decoded
 
@@ -400,7 +394,7 @@ class SequenceGenerator:
         for text, length in zip(texts, rows.lengths, strict=True):
             if length > longest:
                 raise UserError(
-                    f"the source {shown(text)} has {length} tokens, and {self._source} reads at most {longest}: pass a "
+                    f"the source {shown(text)} has {length} tokens, but {self._source} reads at most {longest}: pass a "
                     "shorter one"
                 )
 

@@ -1,4 +1,4 @@
-"""`bert.load`, which reads a run or a model in another format into a `Pretrained`, and `bert.Run`."""
+"""`bert.load`, which reads a run or a model in another format, and `bert.Run`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KIND_OF_ARCHITECTURE = {module.__name__: kind for kind, module in HEADS.items() 
 COMPUTE_TYPES = ("float32", "bfloat16")
 
 DEFAULT_QA_LENGTH = 384
-"""Longest row of a published model that reads long texts through several: what SQuAD's models were trained with."""
+"""Row length of a published model that splits long texts into windows, as in training on SQuAD."""
 
 
 @system_errors_as_user_errors()
@@ -56,23 +56,22 @@ def load(
     revision: str | None = None,
     dtype: str = "float32",
 ) -> Pretrained:
-    """Reads a run's newest good checkpoint (of a fine-tuning run the best one), or a model of Hugging Face's.
+    """Loads a pretraining run's newest valid checkpoint, a fine-tuning run's best one, or a published model.
 
-    JAX then caches the programs that this process compiles, as for the commands (`bert.runtime.compilation_cache`),
-    so that the first answer of the next process does not wait for the compiler.
+    Enables JAX's compilation cache (`bert.runtime.compilation_cache`), so that later processes do not compile again.
 
     Args:
-        source: folder of a run or the `bert.Run`, folder as transformers or sentence-transformers writes it, a URL of
-            either, or a name on the hub (``organisation/name``), which is downloaded if the first part is no file or
-            folder here. ``RUN@STEP`` and ``organisation/name@revision`` have the step or the revision as well.
-        say: called with what was read, what is not applied, what is randomly initialized, and damaged checkpoints that
-            were passed over. By default the logger ``bert`` warns of what is not applied and of damaged checkpoints.
-        step: the checkpoint of a run to read.
+        source: folder of a run, or the `bert.Run`; folder written by transformers, sentence-transformers or
+            google-research/bert; URL of such a folder; or name on the hub (``organisation/name``), which is downloaded
+            if no such path exists. ``RUN@STEP`` and ``organisation/name@revision`` select a checkpoint or a revision.
+        say: called with messages on loaded parts, ignored settings, randomly initialized parts and skipped damaged
+            checkpoints. By default the logger ``bert`` warns of ignored settings and damaged checkpoints.
+        step: step of a run's checkpoint.
         revision: branch, tag or commit of a model on the hub.
-        dtype: what the model computes in, ``float32`` or ``bfloat16``; results are float32.
+        dtype: ``float32`` or ``bfloat16`` for computation; results are float32.
 
     Raises:
-        UserError: nothing to read there, no checkpoint yet, none that is whole, or not the one asked for.
+        UserError: there is no model, no valid checkpoint, or not the requested one.
     """
     if dtype not in COMPUTE_TYPES:
         raise UserError(f"dtype is {dtype!r}: use {' or '.join(COMPUTE_TYPES)}")
@@ -83,7 +82,7 @@ def load(
     if revision is not None and not isinstance(revision, str):
         raise UserError(f"revision is {shorten(revision)}: pass a branch, a tag or a commit as a string")
     if revision is not None and not hub.is_hub_name(source):
-        raise UserError(f"{source} is no model on the hub, and has no revision: remove revision")
+        raise UserError(f"{source} is not a model on the hub: remove revision")
     use_compilation_cache()
     name = source if revision is None else f"{source}@{revision}"
     folder, own_step = _find(name, weights=True)
@@ -91,12 +90,12 @@ def load(
     if _is_run(folder):
         return dataclasses.replace(_load_run(folder, step, say), dtype=dtype)
     if step is not None:
-        raise UserError(f"{source} is not a run, and has no steps: remove step")
+        raise UserError(f"{source} is not a run: remove step")
     return dataclasses.replace(_load_published(folder, name, say), dtype=dtype)
 
 
 def load_vocabulary(source: str | Path, say: Callable[[str], None] = log_message) -> Tokenizer:
-    """The vocabulary of what `load` takes, without the weights. Raises UserError."""
+    """Loads only the tokenizer of a source of `load`. Raises UserError."""
     folder, _ = _find(source, weights=False)
     if google.is_google(folder) and not hf.is_hf_folder(folder):
         return google.read_tokenizer(folder, google.read_config(folder / google.CONFIG, say), say)
@@ -104,10 +103,10 @@ def load_vocabulary(source: str | Path, say: Callable[[str], None] = log_message
 
 
 def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
-    """The folder of a run or of a model, a hub's in the hub's own cache, and the step of ``RUN@STEP``.
+    """Returns the folder of a run or model, downloaded if necessary, and the step of ``RUN@STEP``.
 
     Raises:
-        UserError: there is neither.
+        UserError: there is neither a run nor a model.
     """
     path, step = fetch_model(source)
     if not path.exists():
@@ -118,14 +117,14 @@ def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
         raise UserError(f"{path} is a file: name the folder of a run or of a model")
     if not _is_run(path) and not hf.is_hf_folder(path) and not google.is_google(path):
         raise UserError(
-            f"{source} holds no run (no config.yaml), no model of Hugging Face's (no config.json) and none of Google's "
-            "(no bert_config.json): name a folder that does"
+            f"{source} holds neither a run (config.yaml) nor a model of Hugging Face (config.json) or Google "
+            "(bert_config.json): name another folder"
         )
     return path, step
 
 
 def fetch_model(source: str | Path) -> tuple[Path, int | None]:
-    """The folder and the step of ``RUN@STEP``, a copy if RUN is a URL; of any other path or URL, that and None."""
+    """Returns folder and step of ``RUN@STEP``, or any other path and None; URLs are copied to a local folder."""
     folder, _, step = str(source).rpartition("@")
     if is_url(source) and step.isascii() and step.isdigit():
         return Path(fetch(folder)), int(step)
@@ -159,7 +158,7 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
 
 
 def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretrained:
-    # Imported here because it takes a fifth of a second, which other sources need not wait for.
+    # A slow import that other sources do not need.
     from bert.runs.checkpoint import Checkpointer
     from bert.runs.orbax_io import read_frozen_weights
 
@@ -167,7 +166,7 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
     if isinstance(config, FinetuneConfig) and config.num_seeds > 1:
         raise UserError(
             f"{path} holds the runs of {config.num_seeds} seeds: name one of them, for example "
-            f"{path / f'seed-{config.seed}'} (results.json tells the best one)"
+            f"{path / f'seed-{config.seed}'} (results.json names the best one)"
         )
     with Checkpointer(path / "checkpoints", config.training.max_to_keep, say) as checkpoints:
         is_best = step is None and isinstance(config, FinetuneConfig)
@@ -210,7 +209,7 @@ def load_run_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -> T
 
 
 def load_target_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -> Tokenizer | None:
-    """Loads the separate vocabulary of the targets of the run in a folder; None if it has none. Raises UserError."""
+    """Loads the separate vocabulary of a run's targets; None if there is none. Raises UserError."""
     if not isinstance(config, FinetuneConfig) or not config.has_target_tokenizer:
         return None
     tokenizer = load_tokenizer(path / TARGET_TOKENIZER)
@@ -219,7 +218,7 @@ def load_target_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -
 
 
 def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, Any]]:
-    """The task of a run, and what else of its configuration a `Pretrained` keeps."""
+    """Returns the task of a run, and other attributes of `Pretrained` from its configuration."""
     task = make_task(config)
     settings = {key: getattr(config, key) for key in ("data", "num_feature_layers", "classifier_dropout")}
     if "generate" in task.calls:
@@ -246,10 +245,10 @@ def architecture_of(task: Task) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run in a folder, which may be under way, interrupted or finished; `os.fspath` gives the folder.
+    """A running, interrupted or finished run; `os.fspath` returns its folder.
 
     Attributes:
-        path: the folder.
+        path: folder of the run.
     """
 
     path: Path
@@ -265,7 +264,7 @@ class Run:
 
     @property
     def config(self) -> PretrainConfig | FinetuneConfig:
-        """The configuration in config.yaml, with everything resolved."""
+        """The resolved configuration in config.yaml."""
         return load_run_config(self.path)
 
     @property
@@ -273,16 +272,16 @@ class Run:
         """The content of results.json. Raises UserError if the run has not ended."""
         results = read_results(self.path)
         if results is None:
-            raise UserError(f"{self.path} has no results.json, since the run has not ended: resume it first")
+            raise UserError(f"{self.path} has no results.json, because the run has not ended: resume it first")
         return results
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; none for several seeds, whose folders seed-N have their own."""
+        """The lines of metrics.jsonl; empty for several seeds, whose folders seed-N have their own."""
         return read_metrics(self.path)
 
     @functools.cached_property
     def model(self) -> Pretrained:
-        """`bert.load` of the folder; for several seeds, of the best one."""
+        """The model that `bert.load` reads from the folder; for several seeds, the best one."""
         seeds = getattr(self.config, "num_seeds", 1) > 1
         return load(self.path / f"seed-{self.results['best_seed']}" if seeds else self.path)

@@ -1,6 +1,6 @@
-"""The choice of the next token: the most likely one, or a sample of those that top-k and top-p keep.
+"""Choice of the next token: the most likely one, or a sample after top-k and top-p filtering.
 
-Shapes as in `bert.model.encoder`; logits [B, V] are those of the next token of each row.
+Shapes: see `bert.model.encoder`; logits [B, V] are the next token's in each row.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from bert.config import Decoding
 from bert.model.array_types import Array
 
 ALL_TOKENS = 2**31 - 1
-"""A ``top_k`` that keeps every token."""
+"""Value of ``top_k`` that keeps every token."""
 
 BLOCK = 256
-"""Tokens that are drawn from together: a block is drawn by its probability, then a token of it."""
+"""Tokens per block: the sampler draws a block by its probability, then a token in it."""
 
 
 class DecodingArrays(struct.PyTreeNode):
-    """`Decoding` as arrays without dimensions; ``end`` is the id of the token that ends a text."""
+    """`Decoding` as scalar arrays; ``end`` is the id of the end token."""
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
 
@@ -41,7 +41,7 @@ class DecodingArrays(struct.PyTreeNode):
 
     @classmethod
     def make(cls, decoding: Decoding, end: int) -> DecodingArrays:
-        """The arrays of the settings."""
+        """Converts the settings."""
         return cls(
             end=jnp.asarray(end, jnp.int32),
             temperature=jnp.asarray(decoding.temperature, jnp.float32),
@@ -64,14 +64,14 @@ def control_logits(
     position: Int[Array, ""],
     decoding: DecodingArrays,
 ) -> Float[Array, "B V"]:
-    """Applies the repetition penalty, and gives -inf to tokens that repeat n-grams or end a text too early.
+    """Applies the repetition penalty, and -inf to tokens that repeat n-grams or end a text too early.
 
-    The three follow each other as transformers' logits processors do.
+    The order is the order of transformers' logits processors.
 
     Args:
         logits: of the next token, or log-probabilities.
-        tokens: of the prompt and the continuation so far. The last token is at the last True of ``is_token``.
-        is_token: False for padding, and for places that are not filled yet.
+        tokens: prompt and continuation so far. The last token is at the last True of ``is_token``.
+        is_token: False for padding and free positions.
         position: number of new tokens so far.
         decoding: settings.
     """
@@ -84,15 +84,15 @@ def control_logits(
         return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
     def without_repeats(logits: Array) -> Array:
-        places = jnp.arange(tokens.shape[1])
-        last = jnp.max(jnp.where(is_token, places, -1), axis=1)[:, None]
+        positions = jnp.arange(tokens.shape[1])
+        last = jnp.max(jnp.where(is_token, positions, -1), axis=1)[:, None]
 
         def matches(distance: Array, repeats: Array) -> Array:
-            """Whether the token ``distance`` in front of each place equals the one in front of the next token."""
-            before, ours = places - distance, last + 1 - distance
-            known = (before >= 0) & (ours >= 0) & is_token[:, jnp.maximum(before, 0)]
-            known &= jnp.take_along_axis(is_token, jnp.maximum(ours, 0), axis=1)
-            equal = tokens[:, jnp.maximum(before, 0)] == jnp.take_along_axis(tokens, jnp.maximum(ours, 0), axis=1)
+            """Compares the token ``distance`` before each position with the one before the next token."""
+            before, recent = positions - distance, last + 1 - distance
+            known = (before >= 0) & (recent >= 0) & is_token[:, jnp.maximum(before, 0)]
+            known &= jnp.take_along_axis(is_token, jnp.maximum(recent, 0), axis=1)
+            equal = tokens[:, jnp.maximum(before, 0)] == jnp.take_along_axis(tokens, jnp.maximum(recent, 0), axis=1)
             return repeats & known & equal
 
         repeats = jax.lax.fori_loop(1, decoding.no_repeat_ngram_size, matches, is_token)
@@ -107,7 +107,7 @@ def control_logits(
 def choose_tokens(
     logits: Float[Array, "B V"], numbers: Int[Array, "B 2"], position: Int[Array, ""], decoding: DecodingArrays
 ) -> Int[Array, "B"]:
-    """The most likely tokens, or samples, which depend on (seed, text, sample, position) and not on the batch."""
+    """Returns the most likely tokens, or samples that depend on (seed, text, sample, position), not on the batch."""
 
     def sample(logits: Float[Array, "B V"]) -> Int[Array, "B"]:
         scaled = (logits - logits.max(-1, keepdims=True)) / decoding.temperature
@@ -125,9 +125,9 @@ def choose_tokens(
 
 
 def _draw_token(key: Array, logits: Float[Array, "V"]) -> Int[Array, ""]:
-    """A token with the probability that its logit gives it.
+    """Samples a token from its logits.
 
-    Two draws of some hundred random numbers each take less time than one for each token of the vocabulary.
+    Two draws with a few hundred random numbers each are faster than one random number per token of the vocabulary.
     """
     of_block, of_token = jax.random.split(key)
     blocks = jnp.pad(logits, (0, -len(logits) % BLOCK), constant_values=-jnp.inf).reshape(-1, BLOCK)
@@ -138,11 +138,11 @@ def _draw_token(key: Array, logits: Float[Array, "V"]) -> Int[Array, ""]:
 def filter_logits(
     logits: Float[Array, "B V"], top_k: Int[Array, ""] | int, top_p: Float[Array, ""] | float
 ) -> Float[Array, "B V"]:
-    """Keeps the logits of the ``top_k`` most likely tokens, and of these the fewest that have the probability ``top_p``
-    together; the others become -inf.
+    """Keeps the logits of the ``top_k`` most likely tokens, and among them the smallest set with probability ``top_p``;
+    the others become -inf.
 
-    Tokens as likely as the last of ``top_k`` are kept as well, and of equal ones ``top_p`` keeps those with higher
-    ids, as transformers does. Nothing is sorted, which a CPU needs longer for than for the step of a small model.
+    Like transformers, ``top_k`` also keeps ties with its last token, and ``top_p`` prefers higher ids among ties.
+    Binary search replaces sorting, which on a CPU takes longer than a step of a small model.
     """
     size = logits.shape[-1]
     order = _ordered(logits)
@@ -158,14 +158,14 @@ def filter_logits(
 def _most_likely(
     logits: Float[Array, "B V"], order: UInt32[Array, "B V"], among: Array, top_p: Float[Array, ""] | float
 ) -> Array:
-    """Which tokens have the probability ``top_p`` together: the most likely ones, and at least one."""
+    """Returns a mask of the most likely tokens with total probability ``top_p``, at least one."""
     probabilities = jax.nn.softmax(jnp.where(among, logits, -jnp.inf), axis=-1)
 
     def below(limit: Array) -> Array:
         return jnp.sum(jnp.where(order < limit[:, None], probabilities, 0), axis=-1)
 
     rows, rest = len(logits), 1 - top_p
-    least = jnp.minimum(_largest(lambda t: below(t) <= rest, rows), order.max(-1))  # the last that is kept
+    least = jnp.minimum(_largest(lambda t: below(t) <= rest, rows), order.max(-1))  # the last one kept
     equal = order == least[:, None]
     share = jnp.max(jnp.where(equal, probabilities, 0), axis=-1)
     dropped = jnp.clip(jnp.floor((rest - below(least)) / share), 0, equal.sum(-1) - 1)
@@ -175,13 +175,13 @@ def _most_likely(
 
 
 def _ordered(x: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
-    """Integers in the order of the numbers."""
+    """Maps floats to integers of the same order."""
     bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x.astype(jnp.float32)), jnp.uint32)  # -0.0 is 0.0
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
 def _largest(holds: Callable[[Array], Array], rows: int) -> UInt32[Array, "B"]:
-    """The largest integer of each row for which a condition holds, which holds for 0 and all integers below it."""
+    """Returns the largest integer of each row that satisfies a monotone condition, by binary search."""
 
     def with_bit(number: Array, largest: Array) -> Array:
         candidate = largest | (jnp.uint32(1) << (31 - number).astype(jnp.uint32))

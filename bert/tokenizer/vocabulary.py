@@ -66,7 +66,11 @@ def word_steps(config: TokenizerConfig) -> WordSteps:
 
 
 def load_tokenizer(
-    path: str | Path, config: TokenizerConfig | None = None, log: Log = log_message, detect_casing: bool = False
+    path: str | Path,
+    config: TokenizerConfig | None = None,
+    log: Log = log_message,
+    detect_casing: bool = False,
+    settings: TokenizerSettings | None = None,
 ) -> Tokenizer:
     """Reads tokenizer.json, vocab.txt, RoBERTa's vocab.json with merges.txt, or a SentencePiece file (.model).
 
@@ -80,6 +84,7 @@ def load_tokenizer(
       config: normalization if no file defines it. None: use the defaults.
       log: receives remarks on the vocabulary and its normalization.
       detect_casing: derive lower-casing from a folder's name or the tokens instead of ``config``.
+      settings: result of `read_settings` for the folder; None: read them here.
 
     Raises:
       UserError: the file does not exist, is no WordPiece, byte-level or Unigram vocabulary or has no special token; or
@@ -87,7 +92,7 @@ def load_tokenizer(
     """
     config = config or TokenizerConfig()
     file = _vocabulary_file(Path(fetch(path)))
-    settings = read_settings(file.parent)
+    settings = read_settings(file.parent) if settings is None else settings
     if file.name == "vocab.json":
         tokenizer = _parse_byte_level(_read_utf8(file), file)
     elif file.suffix == ".json":

@@ -108,7 +108,7 @@ def test_a_prompt_and_its_continuation_end_with_the_position_table() -> None:
     longest = "e" * (POSITIONS - 1)
     assert len(endless.generate(longest, details=True).token_ids) == 1
     for count in (POSITIONS, POSITIONS + 1, 5000):
-        with pytest.raises(bert.UserError, match=f"has {count} tokens, and runs/lm reads fewer than 24 of a prompt: "):
+        with pytest.raises(bert.UserError, match=f"has {count} tokens, but runs/lm reads fewer than 24 "):
             endless.generate(["a", "e" * count])
 
 
@@ -165,7 +165,7 @@ def test_there_are_no_more_beams_than_continuations_and_numbers_are_a_seeds(mode
 
 def test_settings_that_are_none_are_refused(model: Pretrained) -> None:
     for settings, words in (
-        ({"max_length": 3}, "max_length is no setting of generation: use one of max_tokens, beams, "),
+        ({"max_length": 3}, "max_length is not a setting of generation: use one of max_tokens, beams, "),
         ({"beams": 0}, "beams is 0: it must be at least 1"),
         ({"batch_size": 0}, "batch_size is 0: pass a whole number of at least 1"),
         ({"batch_size": True}, "batch_size is True: pass a whole number of at least 1"),

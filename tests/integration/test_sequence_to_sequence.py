@@ -94,7 +94,7 @@ def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, capsys: p
     [found] = model.generate(["eins zwei"], beams=3, num_samples=3, details=True)
     assert [answer.score for answer in found] == sorted((answer.score for answer in found), reverse=True)
     assert len({answer.token_ids for answer in found}) == 3
-    with pytest.raises(bert.UserError, match=r"tokens, and .* reads at most \d+: pass a shorter one"):
+    with pytest.raises(bert.UserError, match=r"tokens, but .* reads at most \d+: pass a shorter one"):
         model.generate("eins " * 100)
     with pytest.raises(bert.UserError, match="eins is no file: pass the path of a labelled file"):
         model.score("eins")

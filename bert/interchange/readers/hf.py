@@ -141,7 +141,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
             f"{folder / SETTINGS} names no other tokenizer_class than transformers' own for {family.title}, which "
             f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that"
         )
-    tokenizer = load_tokenizer(texts, log=say)
+    tokenizer = load_tokenizer(texts, log=say, settings=settings)
     has_types = settings.model_input_names is None or "token_type_ids" in settings.model_input_names
     if is_wordpiece(tokenizer) and config.type_vocab_size > 1 and not has_types:
         set_one_token_type(tokenizer)

@@ -13,7 +13,7 @@ import numpy as np
 from bert.config import Decoding, FinetuneConfig
 from bert.data.batching import bucket_length, evaluation_batches, host_rows
 from bert.inference.decoding import Decoded
-from bert.inference.generate import decode_targets, most_tokens
+from bert.inference.generate import decode_targets, max_target_tokens
 from bert.inference.sampling import DecodingArrays
 from bert.model.decoders import BertForSequenceToSequence
 from bert.parallel.backends import Parallelism, psum_if_axis
@@ -153,7 +153,7 @@ class SequenceEvaluator(BatchedEvaluator):
         self._names = loss.metrics
         model = BertForSequenceToSequence(config.model, jnp.dtype(config.training.dtype))
         start, end = boundaries
-        most = most_tokens(decoding, config.model)
+        most = max_target_tokens(decoding, config.model)
 
         def generate(params: Any, batch: dict[str, jax.Array]) -> Decoded:
             limits = (most * batch["weights"]).astype(jnp.int32)

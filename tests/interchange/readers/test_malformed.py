@@ -181,7 +181,7 @@ MALFORMED = {
     "long shard": (lambda f: index(f, "x" * 300), "File name too long"),
     "large epsilon": (lambda f: edit(f, layer_norm_eps=10**400), "layer_norm_eps is 1000"),
     "json": (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
-    "no config": (lambda f: (f / "config.json").unlink(), "holds no run (no config.yaml), no model"),
+    "no config": (lambda f: (f / "config.json").unlink(), "holds neither a run (config.yaml) nor a model"),
     "no tokenizer": (
         lambda f: [(f / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
         "holds neither tokenizer.json nor vocab.txt",
