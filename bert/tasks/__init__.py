@@ -1,4 +1,4 @@
-"""The tasks one can fine-tune on, by the name that ``task`` takes. NumPy only, no JAX."""
+"""The fine-tuning tasks, by the value of ``task``. NumPy only, no JAX."""
 
 import sys
 

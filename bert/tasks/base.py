@@ -1,9 +1,9 @@
-"""The interface of a task to the fine-tuning loop and to `bert predict`: subclasses of `Task`; NumPy only, no JAX.
+"""The interface of a fine-tuning task, `Task`, for training and inference. NumPy only, no JAX.
 
-Data flow: files -> ``read`` -> examples -> ``features`` -> rows for the model -> (head, loss: by name) ->
-outputs, one array a row -> ``predict`` -> predictions -> ``score``, ``write_predictions`` or ``format_predictions``.
-The task chooses the types of examples and predictions: the loop only hands them back to it. A row is what the model
-reads at once; an example may be one row, or several (the windows of a long text).
+Data flow: files -> ``read`` -> examples -> ``features`` -> rows -> the model of the task's kind -> outputs, one array
+per row -> ``predict`` -> predictions -> ``score``, ``write_predictions`` or ``format_predictions``. The task defines
+the types of examples and predictions. A row is one input of the model; an example is one row, or several (the windows
+of a long text).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bert.errors import LOGGER, UserError, quoted
 from bert.files import parse_json
 
 PERFECT = (1.0, 100.0)
-"""Best values of metrics: shares and percentages."""
+"""The best values of metrics from 0 to 1 and of percentages."""
 
 FORMER_HEADS = {
     "classification": "sequence_classification",
@@ -35,14 +35,14 @@ FORMER_HEADS = {
 FORMER_LOSSES = {"binary_cross_entropy": "multi_label_classification", "mean_squared_error": "regression"}
 
 Outputs = Sequence[np.ndarray]
-"""What the head says of each row, R float32 arrays: [L] labels, [C] choices, or [T, L] for the row's own T tokens."""
+"""The head's outputs, one float32 array per row: [L] labels, [C] choices, or [T, L] for the T tokens of the row."""
 
 
 def json_input(line: str, keys: Sequence[str]) -> dict[str, Any] | None:
-    """The values of ``keys`` in a line that is a JSON object; None for a line that does not begin as one.
+    """Returns the values of ``keys`` in a JSON object on one line; None for a line that does not start with a brace.
 
     Raises:
-      ValueError: the line begins as an object, but is none, or lacks a key.
+      ValueError: the line starts with a brace but is not JSON, or lacks a key.
     """
     if not line.lstrip().startswith("{"):
         return None
@@ -57,31 +57,31 @@ def json_input(line: str, keys: Sequence[str]) -> dict[str, Any] | None:
 
 
 class Examples(Protocol):
-    """The examples of one split, as read."""
+    """The examples of one split."""
 
     @property
     def labelled(self) -> bool:
-        """Whether the answers are known."""
+        """Whether the labels are known."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the user has to know, such as rows that were left out: a sentence each."""
+        """Sentences for the user, for example about rows that were left out."""
 
     def __len__(self) -> int: ...
 
     @property
     def groups(self) -> Sequence[Hashable]:
-        """What each example is about: those about the same are not separated when dev is held out of train."""
+        """The group of each example. Holding out dev keeps groups together."""
 
     def take(self, rows: Sequence[int]) -> Self:
-        """The examples of these numbers. Needed, as ``groups``, only to sample examples and to hold some out."""
+        """Returns the examples with these numbers. Like ``groups``, only needed to sample examples or hold out dev."""
 
     def sentences(self) -> Iterator[str]:
-        """Every text, to train a vocabulary on where the run has none."""
+        """Yields every text, to train a vocabulary if the run has none."""
 
 
 class Task(ABC):
-    """A task: its data, the names of its head and loss, its scores, its files."""
+    """A fine-tuning task: its files, labels, scores and predictions."""
 
     name: str
     kind: ClassVar[str]
@@ -91,19 +91,19 @@ class Task(ABC):
     answer_type: ClassVar[type] = tuple
     """Type of the answers to new inputs."""
     main_metric: str
-    """The score, of the first dev split, that chooses the best checkpoint."""
+    """The score of dev that selects the best checkpoint."""
     directions: ClassVar[Mapping[str, bool]] = {}
-    """Whether higher is better, of the task's metrics that `bert.metrics.HIGHER_IS_BETTER` does not list."""
+    """Whether higher is better, for metrics of the task that are not in `bert.metrics.HIGHER_IS_BETTER`."""
     baseline: str
-    """What `baseline_scores` are those of, such as ``majority_class``; "" for none."""
+    """Name of the baseline whose scores `baseline_scores` returns, such as ``majority_class``; "" for none."""
     windows: ClassVar[bool] = False
-    """Whether long inputs become several rows; else they are cut to ``data.max_length``."""
+    """Whether long inputs become several rows; otherwise they are truncated to ``data.max_length``."""
     tuned_at_each_evaluation: ClassVar[bool] = False
-    """Whether every evaluation of dev is scored as `tune` answers it; else only that of the best checkpoint is."""
+    """Whether `tune` is applied at every evaluation of dev; otherwise only for the best checkpoint."""
     class_weights: tuple[float, ...] = ()
-    """L factors of the loss of each label, which `bert.training.losses.with_class_weights` applies; () for none."""
+    """Factor of the loss of each label [L] (`bert.training.losses.with_class_weights`); () for none."""
     data_keys: ClassVar[tuple[str, ...]] = ()
-    """Which keys of ``data`` that not every task reads, such as train, columns and doc_stride, it reads."""
+    """Keys of ``data`` that the task reads, among the keys that not every task reads."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Sets ``kind`` and ``problem_type`` of classes that still name a head and a loss."""
@@ -120,21 +120,21 @@ class Task(ABC):
     @property
     @abstractmethod
     def num_labels(self) -> int:
-        """L, the width of the head."""
+        """L, the number of outputs of the head."""
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Names of the L outputs, for those who read an exported model."""
+        """Names of the L outputs in exported models."""
         return tuple(f"LABEL_{label}" for label in range(self.num_labels))
 
     @property
     def output_words(self) -> tuple[str, ...]:
-        """The words that the files have for the L outputs, if they differ from `output_names`."""
+        """Labels of the L outputs in the files, if they differ from `output_names`."""
         return self.output_names
 
     @property
     def problem_type(self) -> str | None:
-        """What Hugging Face's config.json calls the problem, where the number of outputs does not tell it."""
+        """``problem_type`` in Hugging Face's config.json, if the number of outputs does not determine it."""
         return None
 
     @property
@@ -148,12 +148,12 @@ class Task(ABC):
         return {}
 
     def higher_is_better(self, metric: str) -> bool | None:
-        """Whether a higher value of one of the scores is better; None for a score without a direction."""
+        """Returns whether a higher score is better; None for a score without a direction."""
         return self.directions.get(metric, metrics.higher_is_better(metric))
 
     @property
     def higher_main_is_better(self) -> bool:
-        """Whether a higher value of ``main_metric`` is better. Raises UserError if that is not declared."""
+        """Whether a higher value of ``main_metric`` is better. Raises UserError if no direction is declared."""
         higher = self.higher_is_better(self.main_metric)
         if higher is None:
             raise UserError(
@@ -163,30 +163,31 @@ class Task(ABC):
         return higher
 
     def fit(self, train: Any) -> Task:
-        """The task with what only its training examples tell, such as the set of tags; ``to_config`` keeps it.
+        """Returns the task with the values that depend on the training examples, such as the set of labels.
+
+        ``to_config`` stores them. The task that is returned reads the other splits.
 
         Args:
-          train: what ``read`` returned for the split ``train``; the other splits are read by the task that this
-            returns.
+          train: the examples of the split ``train``.
         """
         return self
 
     def tune(self, outputs: Outputs, features: Any, examples: Any) -> Task:
-        """The task with what the best checkpoint's outputs for dev tell, such as a threshold, or the task itself.
+        """Returns the task with values tuned on dev, such as a threshold, for the best checkpoint.
 
-        Fields of ``data`` that `to_config` changes for it are written into results.json, not into config.yaml.
+        The fields of ``data`` that `to_config` then changes are written to results.json, not to config.yaml.
         """
         return self
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
-        """The configuration with what ``fit`` and ``tune`` have found: `bert.load` knows the task by it.
+        """Returns the configuration with the results of ``fit`` and ``tune``, from which `bert.load` makes the task.
 
-        Fields that are null until ``fit`` belong into `bert.config.resume.DERIVED_KEYS`.
+        Fields that are null before ``fit`` belong in `bert.config.resume.DERIVED_KEYS`.
         """
         return data
 
     def from_config(self, data: TaskDataConfig) -> Self:
-        """The task as the configuration of a run describes it: the inverse of ``to_config``."""
+        """Returns the task that a configuration describes: the inverse of ``to_config``."""
         return self
 
     def with_settings(self, config: FinetuneConfig) -> Task:
@@ -201,16 +202,18 @@ class Task(ABC):
 
     @abstractmethod
     def splits(self, folder: Path) -> list[str]:
-        """``train``, ``dev`` and whatever more the folder has: further dev splits (named ``dev_...``), then those to
-        predict. Without ``dev``, some rows of train are held out as dev. Names of splits are names of files under
-        predictions/ and keys of results.json."""
+        """Returns the names of the splits: ``train``, ``dev``, further dev splits (``dev_...``), and splits to predict.
+
+        Without ``dev``, some rows of train are held out as dev. The names become file names under predictions/ and
+        keys of results.json.
+        """
 
     @abstractmethod
     def read(self, folder: Path, split: str) -> Any:
-        """The `Examples` of a split.
+        """Returns the `Examples` of a split.
 
         Raises:
-          UserError: file (and line) that is missing or not as the task needs it, and the fix.
+          UserError: a file is missing or a line is invalid.
         """
 
     def labelled_examples(self, data: Any) -> Any:
@@ -225,63 +228,63 @@ class Task(ABC):
 
     @abstractmethod
     def features(self, tokenizer: Tokenizer, examples: Any, data: TaskDataConfig) -> Rows:
-        """The examples as rows of at most ``data.max_length`` tokens."""
+        """Returns the examples as rows of at most ``data.max_length`` tokens."""
 
     @abstractmethod
     def predict(self, outputs: Outputs, features: Any, examples: Any) -> Any:
-        """The answers that the outputs of all rows amount to, one an example."""
+        """Returns the predictions for all examples from the outputs of all rows."""
 
     @abstractmethod
     def score(self, predictions: Any, examples: Any) -> dict[str, float]:
-        """The official metrics of a split with labels, ``main_metric`` among them; 0 where one is undefined."""
+        """Returns the official metrics of a labelled split, including ``main_metric``; undefined metrics are 0."""
 
     def baseline_scores(self, examples: Any) -> dict[str, float]:
-        """The same metrics of an answer that looks at no text: what any model has to beat."""
+        """Returns the same metrics for predictions that ignore the text."""
         return {}
 
     @property
     def metric_labels(self) -> Mapping[str, str]:
-        """Metrics that score one label against all others, such as f1 of two labels -> that label."""
+        """The label that a metric refers to, for metrics of a single label, such as f1 with two labels."""
         return {}
 
     def never_predicted(self, predictions: Any, examples: Any) -> list[str]:
-        """Returns the labels that examples of a split have and that no prediction has."""
+        """Returns the labels of the examples that are never predicted."""
         return []
 
-    def is_no_better(self, ours: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
-        """Whether the scores are no better than the baseline's, which is not perfect."""
-        reached, trivial = ours.get(self.main_metric), baseline.get(self.main_metric)
+    def is_no_better(self, scores: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
+        """Returns whether the scores are no better than the scores of the baseline, which are not perfect."""
+        reached, trivial = scores.get(self.main_metric), baseline.get(self.main_metric)
         if reached is None or trivial is None or (reached == trivial and trivial in PERFECT):
             return False
         return not metrics.is_better(reached, trivial, self.higher_main_is_better)
 
     def remarks(self, predictions: Any, examples: Any) -> list[str]:
-        """Returns sentences on what is wrong with the predictions of a split with labels, which scores may hide."""
-        found = []
+        """Returns sentences on faults in the predictions of a labelled split that scores may hide."""
+        remarks = []
         if never := self.never_predicted(predictions, examples):
-            found.append(f"{'label' if len(never) == 1 else 'labels'} {quoted(never)} never predicted")
+            remarks.append(f"{'label' if len(never) == 1 else 'labels'} {quoted(never)} never predicted")
         if self.baseline:
-            ours, baseline = self.score(predictions, examples), self.baseline_scores(examples)
-            if self.is_no_better(ours, baseline):
+            scores, baseline = self.score(predictions, examples), self.baseline_scores(examples)
+            if self.is_no_better(scores, baseline):
                 name = self.main_metric
-                described = f"{name} {ours[name]:.4f} against {baseline[name]:.4f}"
-                found.append(f"no better than the baseline {self.baseline.replace('_', ' ')}: {described}")
-        return found
+                described = f"{name} {scores[name]:.4f} against {baseline[name]:.4f}"
+                remarks.append(f"no better than the baseline {self.baseline.replace('_', ' ')}: {described}")
+        return remarks
 
     def is_degenerate(self, predictions: Any, examples: Any) -> bool:
-        """Whether the run is degenerate: predictions are constant, or no better than the baseline."""
+        """Returns whether the predictions are constant or no better than the baseline."""
         return False
 
     @abstractmethod
     def write_predictions(self, folder: Path, split: str, predictions: Any, examples: Any) -> list[Path]:
-        """Writes the official prediction files of a split into ``folder``, made if need be, and returns them."""
+        """Writes the official prediction files of a split to ``folder``, and returns their paths."""
 
     def details(self, predictions: Any, examples: Any) -> dict[str, Any]:
-        """More on a split with labels than its scores, of values that JSON has, for results.json."""
+        """Returns further results of a labelled split for results.json."""
         return {}
 
     def write_details(self, folder: Path, split: str, predictions: Any, examples: Any) -> list[Path]:
-        """Writes files for people on a split with labels, such as one with the errors, and returns them."""
+        """Writes further files about a labelled split, such as a list of errors, and returns their paths."""
         return []
 
     # New inputs
@@ -320,92 +323,89 @@ class Task(ABC):
     @property
     @abstractmethod
     def input_columns(self) -> tuple[str, ...]:
-        """Names of the texts of one input of `bert predict`."""
+        """Names of the texts of an input of `bert predict`."""
 
     def parse_line(self, line: str) -> Any:
-        """Parses a line of an input file for ``examples_from_inputs``: a text, or texts with tabs between.
+        """Parses a line of an input file for ``examples_from_inputs``: a text, or texts separated by tabs.
 
         Raises:
-          ValueError: what is wrong with the line, and the fix.
+          ValueError: the line has an empty text or the wrong number of texts.
         """
-        wanted = len(self.input_columns)
-        columns = line.split("\t") if wanted > 1 else [line]
+        count = len(self.input_columns)
+        columns = line.split("\t") if count > 1 else [line]
         if not all(column.strip() for column in columns):
             raise ValueError("an empty text: write it or remove the line")
-        if len(columns) != wanted:
+        if len(columns) != count:
             names = ", ".join(self.input_columns)
-            raise ValueError(
-                f"{len(columns)} column(s) where this task takes {wanted}: write {names} with a tab between"
-            )
-        return columns[0] if wanted == 1 else tuple(columns)
+            raise ValueError(f"{len(columns)} column(s), but this task needs {count}: write {names} separated by tabs")
+        return columns[0] if count == 1 else tuple(columns)
 
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the texts of one input in a table: the first of these whose names are all there."""
+        """Alternative column names of an input's texts in a table; the first whose columns all exist is used."""
         return (self.input_columns,)
 
     @property
     def id_columns(self) -> tuple[str, ...]:
-        """Columns of a table that answers keep, where they are there."""
+        """Columns of a table that are copied to the answers, if they exist."""
         return ()
 
     @property
     def unnamed_table_columns(self) -> tuple[str, ...]:
-        """Columns of a table whose first line does not name them."""
+        """Column names of a table without a header."""
         return ()
 
     def columns_among(self, names: Collection[str]) -> tuple[str, ...]:
-        """Which of the columns of a table are the texts of an input.
+        """Returns the columns of a table that are the texts of an input.
 
         Raises:
-          ValueError: one is missing, and how to name it.
+          ValueError: a column is missing.
         """
-        for wanted in self.table_columns:
-            if set(wanted) <= set(names):
-                return wanted
-        wanted = self.table_columns[0]
-        missing = next(name for name in wanted if name not in names)
-        there, named = quoted(names), quoted(wanted)
+        for columns in self.table_columns:
+            if set(columns) <= set(names):
+                return columns
+        columns = self.table_columns[0]
+        missing = next(name for name in columns if name not in names)
         raise ValueError(
-            f"no {missing!r} among {there or 'the fields'}: name the column(s) {named} as in training, or write one "
-            "input a line to a .txt file"
+            f"no {missing!r} among {quoted(names) or 'the fields'}: name the column(s) {quoted(columns)} as in "
+            "training, or write one input per line to a .txt file"
         )
 
     def input_of_row(self, fields: Mapping[str, Any]) -> Any:
-        """The fields of a table's row, by the names of their columns, as ``examples_from_inputs`` takes them.
+        """Returns the input for ``examples_from_inputs`` from a row of a table, a dictionary by column.
 
         Raises:
-          ValueError: what is wrong with the row, and how to fix it.
+          ValueError: a column is missing or a text is invalid.
         """
         texts = [self.text_of(name, fields[name]) for name in self.columns_among(fields)]
         return texts[0] if len(texts) == 1 else tuple(texts)
 
     def text_of(self, name: str, value: Any) -> str:
-        """A text of a row. Raises ValueError if it is none or empty."""
+        """Returns a text of a row. Raises ValueError if it is empty or not a string."""
         if not isinstance(value, str):
             raise ValueError(f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
         if not value.strip():
             raise ValueError(f"{name} is empty: write it or remove the row")
         return value
 
-    def input_fields(self, given: Any) -> dict[str, Any]:
-        """An input as the first fields of its line of answers."""
-        return dict(zip(self.input_columns, [given] if isinstance(given, str) else given, strict=True))
+    def input_fields(self, value: Any) -> dict[str, Any]:
+        """Returns an input as the first fields of its line of answers."""
+        return dict(zip(self.input_columns, [value] if isinstance(value, str) else value, strict=True))
 
     def sample(self, examples: Any) -> tuple[str, ...]:
-        """The texts of one of the examples, as a line of an input file has them; () where there is no such example."""
+        """Returns the texts of one example as an input; () if no example has only non-empty texts."""
         if len(self.input_columns) > 1:
             return ()
         return next(((text,) for text in examples.sentences() if text.strip()), ())
 
     @abstractmethod
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Any:
-        """New inputs as examples without labels.
+        """Returns new inputs as examples without labels.
 
         Raises:
-          UserError: an input is not what the task takes.
+          UserError: an input has the wrong type or number of texts.
         """
 
     @abstractmethod
     def format_predictions(self, predictions: Any, examples: Any) -> list[Any]:
-        """Predictions for people, one named tuple an input, of values that JSON has."""
+        """Returns the answers, one named tuple per input, with values that JSON supports."""

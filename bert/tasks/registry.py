@@ -1,4 +1,4 @@
-"""The task of a name or of a configuration. NumPy only, no JAX."""
+"""The table of tasks, and the task of a configuration."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ CUSTOM_TASK_KEYS = (
     "train", "dev", "test", "column_names", "columns", "metrics", "score_range",
     "source", "target", "max_target_length", "class_weights", "label_thresholds",
 )  # fmt: skip
-"""Keys of ``data`` that only some tasks read (`Task.data_keys`)."""
+"""Keys of ``data`` that only the tasks read that have them in `Task.data_keys`."""
 
 BUILT_IN_KEYS = (*TAG_KEYS, *QUESTION_KEYS)
-"""Keys that only some of the toolkit's tasks read; a registered task may read all of them."""
+"""Keys of ``data`` that only some built-in tasks read; registered tasks may read all of them."""
 
 UNREAD_KEYS = {
     "sequence_to_sequence": {
@@ -58,26 +58,25 @@ UNREAD_KEYS = {
 
 
 def register_task(task: Task) -> None:
-    """Makes a custom task known to this process, under its name: to fine-tune, to load its runs, to predict.
+    """Registers a custom task under its name in this process, for fine-tuning, `bert.load` and prediction.
 
-    A run's folder names its task and holds no code. Register the task before loading the run; nothing else is
-    ever imported or run on its behalf.
+    A run's folder contains the name of its task and no code: register the task before you load the run.
 
     Raises:
-      ValueError: a task of the toolkit has that name.
+      ValueError: a built-in task has that name.
     """
     if any(task.name == other.name for other in BUILT_IN):
-        raise ValueError(f"{task.name} is a task of the toolkit: give yours another name")
+        raise ValueError(f"{task.name} is a built-in task: use another name")
     TASKS[task.name] = task
 
 
 def find_task(name: str) -> Task:
-    """The task of that name; UserError names the nearest ones."""
+    """Returns the task with that name. Raises UserError with the nearest names."""
     if name in TASKS:
         return TASKS[name]
     near = difflib.get_close_matches(name.lower().replace("-", ""), TASKS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(TASKS)}"
-    raise UserError(f"task is {name!r}, which is unknown: {hint} (bert.register_task makes one of your own known)")
+    raise UserError(f"task is {name!r}, which is unknown: {hint} (bert.register_task registers a task of your own)")
 
 
 def make_task(config: FinetuneConfig) -> Task:
@@ -94,7 +93,7 @@ def _check_data_keys(task: Task, data: TaskDataConfig) -> None:
     for key in (*CUSTOM_TASK_KEYS, *(BUILT_IN_KEYS if is_built_in else ())):
         if key not in task.data_keys and getattr(data, key) != getattr(unset, key):
             readers = ", ".join(other.name for other in BUILT_IN if key in other.data_keys)
-            raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: leave it out")
+            raise UserError(f"data.{key} is set, but it is for {readers}, and the task is {task.name}: remove it")
 
 
 def _check_sections(task: Task, config: FinetuneConfig) -> None:

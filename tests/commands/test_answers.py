@@ -144,7 +144,7 @@ def test_a_text_file_has_one_input_a_line(tmp_path):
     assert [given.text for given in rows[1:3]] == ["", "\ufffd b"]
     pairs = inputs(tmp_path / "a.txt", "a\tb\na\n", find_task("rte"))
     assert (pairs[0].given, pairs[1].given) == (("a", "b"), None)
-    assert pairs[1].error.startswith("1 column(s) where this task takes 2")
+    assert pairs[1].error.startswith("1 column(s), but this task needs 2")
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_misplaced_answers_are_skipped_and_told_or_an_error(squad_data, tmp_path
     (data / "train-v1.1.json").write_text(json.dumps(content))
     assert run(tmp_path / "run", data, "squad", "--training.epochs=1") == 0
     told = capsys.readouterr().out
-    assert "1 question(s) with an answer that does not stand where the file says, q4 is the first; 1 without" in told
+    assert "1 question(s) with an answer that is not at its stated position, q4 is the first; 1 without" in told
     error = fails(main, "--config=squad", f"--data.dir={data}", f"--output_dir={tmp_path / 'x'}", *TINY,
                   "--data.misaligned_answers=error")  # fmt: skip
     assert "question q4: the answer 'Xena' does not stand at character" in error
@@ -248,7 +248,7 @@ def test_what_is_wrong_with_tags_is_told_before_anything_is_trained(ner_data, tm
     assert "valid.txt, line 2: the tag B-DRUG does not occur" in told("valid", "ba O\nri B-DRUG\n")
     assert "valid.txt, line 3: 1 columns between spaces" in told("valid", "ba O\nri O\ntu\n")
     broken = "ba B-PER\n\nri I-PER\n\ntu B-PER\n\nlo B-LOC\nmi I-LOC\n"
-    assert "valid.txt, line 3: the tag I-PER after the start of the sentence breaks" in told("valid", broken)
+    assert "valid.txt, line 3: the tag I-PER after the start of the sentence violates" in told("valid", broken)
     assert run(tmp_path / "y", data, "conll2003", "--data.invalid_tags=count", "--training.epochs=1") == 0
     assert "the tags of 1 sentence(s) break the file's scheme, BIO" in capsys.readouterr().out
     assert "missing is not a folder" in fails(main, "--config=wnut17", f"--data.dir={tmp_path / 'missing'}", *TINY,

@@ -1,4 +1,4 @@
-"""Answers to questions as spans of their contexts."""
+"""Question answering: answers are spans of the context."""
 
 from bert.tasks.question_answering.span_features import (
     Answer,

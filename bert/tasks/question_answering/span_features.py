@@ -1,7 +1,7 @@
-"""Answers as spans of a context: questions -> windows over their contexts; logits -> the best answers.
+"""Makes windows over the contexts of questions, and decodes logits into the best answers.
 
-Answers are places in the context's own characters: the tokenizer says which characters each token came from,
-and an answer is cut from the context there, so that nothing has to be put together from tokens.
+Answers are character spans of the context. The tokenizer returns the characters of each token, so that answers are cut
+from the context and not assembled from tokens.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from bert.errors import UserError, require
 from bert.tokenizer.special_tokens import special_ids
 
 ROWS_SCORED_AT_ONCE = 256
-"""Windows whose spans are compared in one go: the scores of all their spans are a few dozen MB."""
+"""Number of windows whose spans are compared at once; the scores of all their spans take a few dozen MB."""
 
 
 class Answer(NamedTuple):
-    """A right answer."""
+    """A reference answer."""
 
     text: str
     start: int | None
-    """Its first character in the context; None where the text does not stand where the file says."""
+    """First character in the context; None if the text is not at the position that the file states."""
 
 
 @dataclass(frozen=True)
@@ -40,74 +40,74 @@ class Example:
     question: str
     context: str
     answers: tuple[Answer, ...]
-    """The right ones; none for an impossible question and for one whose answers are not known."""
+    """The reference answers; () for impossible questions, and if the answers are unknown."""
     is_impossible: bool = False
 
     @property
     def answer(self) -> Answer | None:
-        """The first right answer that has a place."""
+        """The first reference answer with a position."""
         return next((answer for answer in self.answers if answer.start is not None), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows(TokenRows):
-    """R rows of a question and a window of its context, as pairs; those of a question follow each other.
+    """R rows, each a question paired with a window of its context; the rows of a question are adjacent.
 
-    Labels are [R, 2] int32, columns of the row with the answer's first and last token: 0, [CLS], if the window does not
-    hold it. None if no question's answer is known.
+    Labels are [R, 2] int32: the positions in the row of the answer's first and last token, or 0 ([CLS]) if the answer
+    is outside of the window. None if all answers are unknown.
     """
 
     examples: np.ndarray
-    """[R] int32: index of the row's question, ascending; every question has a row."""
+    """[R] int32: index of the question of each row, ascending; every question has a row."""
     known: np.ndarray
-    """[R] bool: whether the question's answer has a position, or the question is known to have none."""
+    """[R] bool: whether the answer has a position, or the question is known to have no answer."""
     char_starts: np.ndarray
-    """[tokens of all rows] int32: first character of the context that the token covers; -1 outside the context."""
+    """[tokens of all rows] int32: first character of the token in the context; -1 outside of the context."""
     char_ends: np.ndarray
     """[tokens of all rows] int32: one past the last character."""
     is_max_context: np.ndarray
-    """[tokens of all rows] bool: of the windows that hold this token of the context, this one shows most around it."""
+    """[tokens of all rows] bool: whether this window has the most context around the token."""
 
     @property
     def input_numbers(self) -> np.ndarray:
         return self.examples
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """As `TokenRows.batch`; a row whose answer is not known weighs nothing in the loss."""
+        """Like `TokenRows.batch`; rows with unknown answers have weight 0 in the loss."""
         batch = super().batch(rows, length, batch_size)
         batch["weights"][: len(rows)] = self.known[rows] if self.labels is not None else 1
         return batch
 
 
 class Candidate(NamedTuple):
-    """A possible answer."""
+    """A candidate answer."""
 
     text: str
     start: int
     """First character in the context; -1 for no answer."""
     end: int
-    """One past the last."""
+    """One past the last character."""
     probability: float
-    """Share among the question's n-best list."""
+    """Softmax over the n-best list of the question."""
     start_logit: float
     end_logit: float
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What was answered, by the questions' ids."""
+    """Predicted answers by question id."""
 
     n_best: dict[str, list[Candidate]]
-    """Best first, every text once; with the empty answer where questions may be impossible."""
+    """Unique candidates, best first, including the empty answer if questions may be impossible."""
     null_odds: dict[str, float] | None
-    """Score of no answer less that of the best one; None where every question has an answer."""
+    """Score of no answer minus the score of the best answer; None if every question has an answer."""
     null_score_diff_threshold: float | None = None
-    """No answer is given where the odds are higher than this."""
+    """No answer is predicted if the odds are above this threshold."""
     null_scores: Mapping[str, float] = field(default_factory=dict)
-    """Score of no answer: the least score of [CLS] among the windows."""
+    """Score of no answer: the minimum score of [CLS] over the windows."""
 
     def ranked(self, id: str) -> list[Candidate]:
-        """The candidates of a question, best first, with shares that count no answer, whether or not it is listed."""
+        """Returns the candidates of a question, best first, with probabilities that always include no answer."""
         candidates = self.n_best[id]
         if self.null_odds is not None or id not in self.null_scores:
             return candidates
@@ -120,7 +120,7 @@ class Answers:
 
     @cached_property
     def best(self) -> dict[str, Candidate]:
-        """The best answer with a text for each question; the empty one where its context has no tokens."""
+        """The best answer with a text for each question; the empty answer for contexts without tokens."""
         return {
             id: next((candidate for candidate in candidates if candidate.text), candidates[0])
             for id, candidates in self.n_best.items()
@@ -128,7 +128,7 @@ class Answers:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The answer given to each question; empty: it has none."""
+        """The predicted answer of each question; "" for no answer."""
         texts = {id: candidate.text for id, candidate in self.best.items()}
         if self.null_odds is None:
             return texts
@@ -143,11 +143,11 @@ def make_qa_features(
     doc_stride: int = 128,
     max_query_length: int = 64,
 ) -> Windows:
-    """Questions -> rows of at most ``max_length`` tokens, as google-research/bert's run_squad.py makes them.
+    """Returns rows of at most ``max_length`` tokens, as in google-research/bert's run_squad.py.
 
-    A context that does not fit is read through windows that start ``doc_stride`` tokens apart. The places of the
-    first right answer that has one are those of the tokens that share a character with it. ``tokenizer`` stays as
-    it is; "[SEP]" and its like in a text are ordinary characters.
+    A longer context is split into windows that start ``doc_stride`` tokens apart. Labels are the tokens that share a
+    character with the first reference answer that has a position. ``tokenizer`` does not change; "[SEP]" and other
+    special tokens in texts are ordinary characters.
 
     Raises:
       UserError: a question of ``max_query_length`` tokens would leave no room for a context.
@@ -204,7 +204,7 @@ class _Row(NamedTuple):
 def _rows_of_question(
     query: np.ndarray, context: _Tokens, answer: Answer | None, template: RowTemplate, max_length: int, doc_stride: int
 ) -> Iterator[_Row]:
-    """The rows of a question's windows over its context."""
+    """Yields a row for each window over the context of a question."""
     before = np.concatenate([template.prefix, query, template.separator]).astype(np.int32)
     after = np.array(template.suffix, np.int32)
     answer_tokens = _answer_tokens(answer, context)
@@ -212,7 +212,7 @@ def _rows_of_question(
     widest = widest_windows(starts, ends)
 
     def framed(values: np.ndarray, fill: int) -> np.ndarray:
-        """The values of the window's tokens, with a fill value for the tokens around them."""
+        """Returns the values of the window's tokens, with a fill value for the tokens around the window."""
         first, last = np.full(len(before), fill, values.dtype), np.full(len(after), fill, values.dtype)
         return np.concatenate([first, values, last])
 
@@ -239,22 +239,21 @@ def decode_answers(
     max_answer_length: int = 30,
     null_score_diff_threshold: float | None = None,
 ) -> Answers:
-    """The best answers to each question over all its windows.
+    """Returns the best answers to each question over all of its windows.
 
-    A span's score is its start logit plus its end logit. It starts at a token that its window shows with most
-    context and has at most ``max_answer_length`` tokens. The list is that of the best such spans: run_squad.py
-    tries only the n best starts with the n best ends, and may find none among them. Where two spans have the same
-    text, the better one counts.
+    The score of a span is its start logit plus its end logit. It starts at a token for which its window has the most
+    context, and has at most ``max_answer_length`` tokens. The candidates are the best spans: run_squad.py combines only
+    the n best starts with the n best ends, and may miss the best span. Of spans with the same text, the best counts.
 
     Args:
-      start_logits, end_logits: [R, T] in the order of ``make_qa_features``; T at least its longest row; values
-        beyond a row's tokens are ignored.
-      null_score_diff_threshold: a number if questions may be impossible (v2.0): no answer is given if the score of
-        [CLS] (start plus end, the least of all windows) is better than that of the best span by more than it.
+      start_logits, end_logits: [R, T] for the rows of ``windows``, T at least the length of the longest row. Values
+        beyond the tokens of a row are ignored.
+      null_score_diff_threshold: set if questions may be impossible (v2.0): there is no answer if the score of [CLS]
+        (start plus end, the minimum over the windows) exceeds the score of the best span by more than the threshold.
     """
     shape = (len(windows), max(int(windows.lengths.max(initial=0)), np.shape(start_logits)[-1]))
     if not np.shape(start_logits) == np.shape(end_logits) == shape:
-        raise ValueError(f"logits {np.shape(start_logits)} and {np.shape(end_logits)}, wanted {shape}")
+        raise ValueError(f"logits {np.shape(start_logits)} and {np.shape(end_logits)}, expected {shape}")
     if not examples:
         return Answers({}, None if null_score_diff_threshold is None else {}, null_score_diff_threshold)
     rows, starts, ends, scores = _best_spans(windows, start_logits, end_logits, n_best_size, max_answer_length)
@@ -275,7 +274,7 @@ def decode_answers(
         for span in range(first_spans[index], first_spans[index + 1]):
             start, end = char_starts[span], char_ends[span]
             covered = example.context[start:end]
-            text = covered.strip()  # some vocabularies count the space before a word among its characters
+            text = covered.strip()  # in some vocabularies, tokens include the space before a word
             if text and len(spans_of_text) < n_best_size and text not in spans_of_text:
                 start += len(covered) - len(covered.lstrip())
                 spans_of_text[text] = (start, start + len(text), *span_logits[span])
@@ -288,16 +287,16 @@ def decode_answers(
             spans_of_text = dict(list(spans_of_text.items())[: max(n_best_size - 1, 1)])
             spans_of_text[""] = (-1, -1, *null)
         lists[example.id] = _rank_candidates(spans_of_text or {"": (-1, -1, 0.0, 0.0)})
-    given_odds = None if null_score_diff_threshold is None else odds
-    return Answers(lists, given_odds, null_score_diff_threshold, null_scores)
+    null_odds = None if null_score_diff_threshold is None else odds
+    return Answers(lists, null_odds, null_score_diff_threshold, null_scores)
 
 
 COMPOSED = frozenset(map(chr, (*range(0x1160, 0x1200), *range(0xD7B0, 0xD800), 0xFF9E, 0xFF9F)))
-"""Vowels and endings of Korean syllables and half-width marks of Japanese, which compose with the letter before."""
+"""Vowels and endings of Korean syllables and half-width marks of Japanese, which combine with the previous letter."""
 
 
 class _Tokens(NamedTuple):
-    """A text's tokens and the characters they cover, [tokens] int32 each."""
+    """The tokens of a text and their characters, [tokens] int32 each."""
 
     ids: np.ndarray
     starts: np.ndarray
@@ -311,9 +310,9 @@ def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> Iterator[_Tokens]:
 
 
 def _with_marks(text: str, offsets: np.ndarray) -> np.ndarray:
-    """The tokens' ends, moved past combining characters that no token covers.
+    """Returns the ends of tokens, moved past combining characters that no token covers.
 
-    Some normalizers remove marks. Where they compose a character of several, the library counts only the first one.
+    Some normalizers remove marks. If they compose several characters, the library counts only the first one.
     """
     moved = []
     limits = np.append(offsets[1:, 0], len(text))[: len(offsets)]
@@ -325,17 +324,17 @@ def _with_marks(text: str, offsets: np.ndarray) -> np.ndarray:
 
 
 def _answer_tokens(answer: Answer | None, context: _Tokens) -> tuple[int, int] | None:
-    """First and last token that share a character with the answer; None where there is no such token."""
+    """Returns the first and last token that share a character with the answer; None if there is no such token."""
     if answer is None:
         return None
-    start = require(answer.start, "the answer's place")
+    start = require(answer.start, "the answer's position")
     first = int(np.searchsorted(context.ends, start, side="right"))
     last = int(np.searchsorted(context.starts, start + len(answer.text), side="left")) - 1
     return (first, last) if first <= last else None
 
 
 def _spans(tokens: int, room: int, stride: int) -> tuple[list[int], list[int]]:
-    """Starts and ends of the windows over a context; one empty window where there are no tokens."""
+    """Returns starts and ends of the windows over a context; one empty window without tokens."""
     starts = [0]
     while starts[-1] + room < tokens:
         starts.append(starts[-1] + min(room, stride))
@@ -349,15 +348,15 @@ def _join(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
 def _best_spans(
     windows: Windows, start_logits: np.ndarray, end_logits: np.ndarray, n_best_size: int, max_answer_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(row, first column, last column, score) of the n best spans of each row; fewer if a row has fewer.
+    """Returns (row, first column, last column, score) of the n best spans of each row, or all if a row has fewer.
 
-    The n best spans start at the n columns with the best spans: all others have n better ones ahead of them.
+    The n best spans start at the n columns with the best spans: any other start has n better spans ahead of it.
     """
     blocks = []
     columns = np.arange(start_logits.shape[1])
     offsets, lengths = windows.offsets, windows.lengths
     kept_starts = min(n_best_size, len(columns))
-    kept = min(n_best_size, kept_starts * max_answer_length)  # not fewer for a row read alone than next to a longer one
+    kept = min(n_best_size, kept_starts * max_answer_length)  # independent of the other rows of a batch
     for first in range(0, len(windows), ROWS_SCORED_AT_ONCE):
         rows = np.arange(first, min(first + ROWS_SCORED_AT_ONCE, len(windows)))
         real = columns < lengths[rows, None]
@@ -369,7 +368,7 @@ def _best_spans(
         end = np.pad(end, ((0, 0), (0, max_answer_length - 1)), constant_values=-np.inf)
         ends = np.lib.stride_tricks.sliding_window_view(end, max_answer_length, axis=1)  # [rows, T, last - first]
         best_end = end[:, : len(columns)].copy()
-        for later in range(1, max_answer_length):  # several times as fast as a maximum over the strided view
+        for later in range(1, max_answer_length):  # several times faster than a maximum over the strided view
             np.maximum(best_end, end[:, later : later + len(columns)], out=best_end)
         starts = np.argpartition(-(start + best_end), kept_starts - 1, axis=1)[:, :kept_starts]
         scores = np.take_along_axis(start, starts, axis=1)[:, :, None] + ends[np.arange(len(rows))[:, None], starts]
@@ -387,7 +386,7 @@ def _best_spans(
 
 
 def _rank_candidates(spans_of_text: Mapping[str, tuple[int, int, float, float]]) -> list[Candidate]:
-    """Candidates, best first, with the softmax of their scores."""
+    """Returns the candidates, best first, with the softmax of their scores."""
     ranked = sorted(spans_of_text.items(), key=lambda item: -(item[1][2] + item[1][3]))
     scores = np.array([values[2] + values[3] for _, values in ranked])
     shares = np.exp(scores - scores.max())

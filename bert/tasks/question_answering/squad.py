@@ -1,4 +1,4 @@
-"""Files of questions in SQuAD's layout or in columns -> examples; answers -> the official files."""
+"""Reads questions in SQuAD's layout or in columns, and writes the official prediction files."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ from bert.tasks.question_answering.span_features import (
 
 @dataclass(frozen=True)
 class Dataset:
-    """A file's questions, in its order."""
+    """The questions of a file."""
 
     examples: list[Example]
     misplaced: list[str]
-    """Ids of the questions with an answer that does not stand where the file says, each once."""
+    """Ids of the questions with an answer that is not at its stated position."""
     labelled: bool = True
     """Whether the answers are known."""
     notes: tuple[str, ...] = ()
     may_be_impossible: bool = False
-    """Whether the file has questions without an answer, be they among ``examples`` or not."""
+    """Whether the file has questions without an answer, including questions that were skipped."""
 
     def __len__(self) -> int:
         return len(self.examples)
 
     @property
     def groups(self) -> Sequence[str]:
-        """The contexts: questions about the same one stay together."""
+        """The contexts: questions with the same context are one group."""
         return [example.context for example in self.examples]
 
     def take(self, rows: Sequence[int]) -> Dataset:
-        """The questions of these numbers."""
+        """Returns the questions with these numbers."""
         return replace(self, examples=[self.examples[row] for row in rows])
 
     def sentences(self) -> Iterator[str]:
-        """Every context once, then every question."""
+        """Yields every context once, then every question."""
         yield from dict.fromkeys(example.context for example in self.examples)
         yield from (example.question for example in self.examples)
 
     @property
     def trainable(self) -> list[Example]:
-        """The questions one can learn from: impossible, or with an answer that has a place. The others are skipped."""
+        """The questions that are impossible or have an answer with a position; the others are skipped in training."""
         return [example for example in self.examples if example.is_impossible or example.answer is not None]
 
     @property
     def skipped(self) -> list[str]:
-        """Ids of the questions that ``trainable`` leaves out."""
+        """Ids of the questions that are not in ``trainable``."""
         kept = {example.id for example in self.trainable}
         return [example.id for example in self.examples if example.id not in kept]
 
@@ -66,13 +66,13 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
     """Reads a file in SQuAD's layout, v1.1 or v2.0.
 
     Args:
-      strict: an answer that does not stand where the file says is an error, and not only counted.
-      labelled: every question has to come with its answers, or be marked as impossible; otherwise the file is
-        labelled where all do.
-      may_be_impossible: a labelled file may have questions without an answer, as v2.0.
+      strict: whether an answer that is not at its stated position is an error; otherwise it is counted.
+      labelled: whether every question must have answers or be marked as impossible; otherwise the file is labelled if
+        all questions do.
+      may_be_impossible: whether a labelled file may have questions without an answer, as in v2.0.
 
     Raises:
-      UserError: the file, the id of the question, what is wrong, and the fix.
+      UserError: the file cannot be read, or a question is invalid.
     """
     path = Path(path)
     examples: list[Example] = []
@@ -114,12 +114,12 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
 
 
 def references(examples: Sequence[Example]) -> dict[str, list[str]]:
-    """The right answers of each question, as `bert.metrics.squad_metrics` takes them; an empty list: it has none."""
+    """Returns the reference answers of each question for `bert.metrics.squad_metrics`; [] for no answer."""
     return {example.id: [answer.text for answer in example.answers] for example in examples}
 
 
 def write_predictions(folder: Path, answers: Answers) -> list[Path]:
-    """Writes predictions.json, nbest_predictions.json and, for v2.0, null_odds.json, as run_squad.py does."""
+    """Writes predictions.json, nbest_predictions.json and, for v2.0, null_odds.json, like run_squad.py."""
     n_best = {
         id: [
             {name: getattr(candidate, name) for name in ("text", "probability", "start_logit", "end_logit")}
@@ -137,7 +137,7 @@ def write_predictions(folder: Path, answers: Answers) -> list[Path]:
 
 
 def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """(context, question's entry, its file and indices for messages) of each question."""
+    """Yields the context, the JSON object and the location for messages of each question."""
     try:
         data = path.read_bytes()
         require_text(path, data)
@@ -150,7 +150,7 @@ def _questions(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
         raise UserError(
             f"{path}, line {error.lineno}: not JSON ({error.msg}), the file is damaged: copy it again"
         ) from None
-    except ValueError as error:  # thousands of digits in a number, or of brackets in one another
+    except ValueError as error:  # a number with thousands of digits, or thousands of nested brackets
         raise UserError(f"{path}: not JSON that can be read ({error}), the file is damaged: copy it again") from None
     for a, article in enumerate(_get(content, "data", list, str(path))):
         for p, paragraph in enumerate(_get(article, "paragraphs", list, f"{path}, data[{a}]")):
@@ -181,16 +181,16 @@ def _answer(entry: Any, context: str, location: str) -> Answer:
 def read_questions(
     records: Records, names: ColumnsConfig, needed: bool = True, strict: bool = False, may_be_impossible: bool = True
 ) -> Dataset:
-    """The questions of a split, R examples.
+    """Returns the questions of a split.
 
     A row without an answer is a question that its context does not answer.
 
     Args:
-      needed: whether there have to be answers; otherwise a split none of whose rows has one is one to predict.
-      strict: an answer that does not stand where its row says is an error, and not only counted.
+      needed: whether answers are required; otherwise a split without any answers is a split to predict.
+      strict: whether an answer that is not at its stated position is an error; otherwise it is counted.
 
     Raises:
-      UserError: place of a row that lacks a column, has an empty text, an answer without its start, or another's id.
+      UserError: a row lacks a column, has an empty text, an answer without its start, or a repeated id.
     """
     labels = {names.answer: "data.columns.answer"}
     if names.answer_start is not None:
@@ -210,8 +210,8 @@ def read_questions(
         if columns.labels is None:
             examples.append(Example(id, question, context, ()))
             continue
-        line_number, given = columns.line_numbers[row], [column[row] for column in columns.labels]
-        answers = _answers(records, line_number, names, context, *given)
+        line_number, cells = columns.line_numbers[row], [column[row] for column in columns.labels]
+        answers = _answers(records, line_number, names, context, *cells)
         if not (answers or may_be_impossible):
             raise records.error(
                 line_number, "no answer, but every training question has one: remove it, or train with such questions"
@@ -231,7 +231,7 @@ def read_questions(
 def _answers(
     records: Records, line_number: int, names: ColumnsConfig, context: str, texts: Any, starts: Any = None
 ) -> tuple[Answer, ...]:
-    """The right answers of a row; none where it has no text."""
+    """Returns the reference answers of a row; () without a text."""
     if not isinstance(texts, list):
         texts, starts = ([], []) if texts in (None, "") else ([texts], [starts])
     texts = [without_surrogates(text) if isinstance(text, str) else text for text in texts]

@@ -38,12 +38,12 @@ class AnswerPrediction(NamedTuple):
     start: int | None
     """First character in the context."""
     end: int | None
-    """One past the last."""
+    """One past the last character."""
     probability: float
 
 
 ANSWER_SETTINGS = ("null_score_diff_threshold", "doc_stride", "max_answer_length", "n_best")
-"""Settings that a caller may give for the answers of a model; None for the model's."""
+"""Settings of `bert.Pretrained.predict` for question answering."""
 
 QUESTION_KEYS = (
     "doc_stride",
@@ -53,14 +53,14 @@ QUESTION_KEYS = (
     "null_score_diff_threshold",
     "misaligned_answers",
 )
-"""Keys of ``data`` that answering questions reads."""
+"""Keys of ``data`` that question answering reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionAnsweringTask(Task):
-    """SQuAD v1.1, or v2.0, whose questions may be impossible; predictions are `Answers`.
+    """SQuAD v1.1, or v2.0, in which questions may have no answer; predictions are `Answers`.
 
-    Of v2.0 the best checkpoint is chosen by the F1 at its best threshold, and that threshold, found on dev, is kept.
+    For v2.0 the best checkpoint is selected by the F1 at its best threshold, and this threshold on dev is stored.
     """
 
     name: str
@@ -69,21 +69,21 @@ class QuestionAnsweringTask(Task):
     n_best_size: int = 20
     max_answer_length: int = 30
     null_score_diff_threshold: float | None = None
-    """None until the user sets it or `tune` finds it; `predict` then takes 0."""
+    """None until it is set or tuned: then `predict` uses 0."""
     num_answers: int | None = None
-    """How many answers `format_predictions` lists for each question; None gives the answer alone, without a list."""
+    """Number of answers per question in `format_predictions`; None for one answer instead of a list."""
     strict: bool = False
-    """Misplaced answers are an error."""
+    """Whether misplaced answers are an error."""
     data_keys: ClassVar[tuple[str, ...]] = QUESTION_KEYS
     kind: ClassVar[str] = "question_answering"
     answer_type: ClassVar[type] = AnswerPrediction
     windows: ClassVar[bool] = True
 
-    @property  # of other tasks a field
-    def main_metric(self) -> str:  # type: ignore[override]
+    @property
+    def main_metric(self) -> str:  # type: ignore[override]  # a field in other tasks
         return "best_f1" if self.may_be_impossible else "f1"
 
-    @property  # of other tasks a field
+    @property
     def baseline(self) -> str:  # type: ignore[override]
         return "no_answer" if self.may_be_impossible else ""
 
@@ -98,34 +98,33 @@ class QuestionAnsweringTask(Task):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """None: a start and an end are no labels."""
+        """(): the start and the end are not labels."""
         return ()
 
     def tune(self, outputs: Outputs, features: Windows, examples: Dataset) -> QuestionAnsweringTask:
-        """With the threshold of the best F1, half way to the next question, which is not answered.
+        """Returns the task with the threshold of the best F1, half way to the next question, which is not answered.
 
-        The official search names the odds of the last question that is answered: new questions that are ever so little
-        less sure would have no answer. Where it is best never to answer, it calls that 0.
+        The official search returns the odds of the last question that is answered, so that new questions with slightly
+        lower confidence would have no answer. If it is best never to answer, it returns 0.
         """
         if not self.may_be_impossible or self.null_score_diff_threshold is not None:
             return self
-        answers, right = self.predict(outputs, features, examples), references(examples.examples)
+        answers, expected = self.predict(outputs, features, examples), references(examples.examples)
         odds_of = require(answers.null_odds, "the odds of no answer")
         never = min(odds_of.values()) - 1.0
         best = self.score(answers, examples)["best_f1_thresh"]
         best = (best + min((odds for odds in odds_of.values() if odds > best), default=best)) / 2
 
         def f1(threshold: float) -> float:
-            return metrics.squad_metrics(replace(answers, null_score_diff_threshold=threshold).texts, right, v2=True)[
-                "f1"
-            ]
+            texts = replace(answers, null_score_diff_threshold=threshold).texts
+            return metrics.squad_metrics(texts, expected, v2=True)["f1"]
 
         return replace(self, null_score_diff_threshold=max(best, never, key=f1))
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
-        return (
-            replace(data, null_score_diff_threshold=self.null_score_diff_threshold) if self.may_be_impossible else data
-        )
+        if not self.may_be_impossible:
+            return data
+        return replace(data, null_score_diff_threshold=self.null_score_diff_threshold)
 
     def from_config(self, data: TaskDataConfig) -> Self:
         return replace(
@@ -138,34 +137,33 @@ class QuestionAnsweringTask(Task):
 
     @property
     def _files(self) -> split_files.Names:
-        names = {split: (f"{split}-v{self.version}.json", f"{split}-v{self.version}*.json") for split in SPLITS}
-        return {split: (*found, f"{split}.json") for split, found in names.items()}
+        version = self.version
+        return {split: (f"{split}-v{version}.json", f"{split}-v{version}*.json", f"{split}.json") for split in SPLITS}
 
     def splits(self, folder: Path) -> list[str]:
         return split_files.splits_in(Path(folder), self._files)
 
     def read(self, folder: Path, split: str) -> Dataset:
-        """The questions; of train those that can be learned from. Those of test need no answers."""
+        """Returns the questions; for train only the questions that have a usable answer. Test needs no answers."""
         path = split_files.find_split_file(folder, self._files, split, f"SQuAD v{self.version}")
         dataset = read(path, self.strict, split != "test", self.may_be_impossible)
         return self._kept(dataset, str(path), split)
 
     def _kept(self, dataset: Dataset, path: str, split: str) -> Dataset:
-        """The questions, of train those that can be learned from; with notes on the others."""
+        """Returns the questions, for train only the questions that have a usable answer, with notes on the others."""
         notes = dataset.notes
         examples = dataset.examples
         if dataset.misplaced and dataset.labelled:
-            verb = "does not stand where the file says"
-            told = (
-                f"{path}: {len(dataset.misplaced)} question(s) with an answer that {verb}, "
+            note = (
+                f"{path}: {len(dataset.misplaced)} question(s) with an answer that is not at its stated position, "
                 f"{dataset.misplaced[0]} is the first"
             )
             if split == "train":
                 examples = dataset.trainable
-                told = f"{told}; {len(dataset.skipped)} without another answer skipped"
+                note = f"{note}; {len(dataset.skipped)} without another answer skipped"
                 if not examples:
                     raise UserError(f"{path} has no question with an answer at its stated position: copy it again")
-            notes += (WarningText(told),)
+            notes += (WarningText(note),)
         if split == "dev" and self.may_be_impossible and self.null_score_diff_threshold is not None:
             notes += (
                 f"data.null_score_diff_threshold is set to {self.null_score_diff_threshold}: none is tuned on dev",
@@ -176,7 +174,7 @@ class QuestionAnsweringTask(Task):
         return make_qa_features(tokenizer, examples.examples, data.max_length, data.doc_stride, data.max_query_length)
 
     def predict(self, outputs: Outputs, features: Windows, examples: Dataset) -> Answers:
-        """[T, 2] logits of each window -> the best spans of each question. A diverged run answers as if from zeros."""
+        """Returns the best spans of each question for logits [T, 2] of each window; NaN counts as 0."""
         logits = np.nan_to_num(pad_and_stack(outputs, (0, 2)))
         threshold = (self.null_score_diff_threshold or 0.0) if self.may_be_impossible else None
         return decode_answers(
@@ -190,29 +188,29 @@ class QuestionAnsweringTask(Task):
         )
 
     def score(self, predictions: Answers, examples: Dataset) -> dict[str, float]:
-        right = references(examples.examples)
-        scores = metrics.squad_metrics(predictions.texts, right, v2=self.may_be_impossible)
+        expected = references(examples.examples)
+        scores = metrics.squad_metrics(predictions.texts, expected, v2=self.may_be_impossible)
         if not self.may_be_impossible:
             return scores
         odds = require(predictions.null_odds, "the odds of no answer")
         best = {id: candidate.text for id, candidate in predictions.best.items()}
-        return {**scores, **metrics.best_null_threshold(best, odds, right)}
+        return {**scores, **metrics.best_null_threshold(best, odds, expected)}
 
     def baseline_scores(self, examples: Dataset) -> dict[str, float]:
         """Of v2.0: that of answering no question."""
         if not self.may_be_impossible:
             return {}
-        right = references(examples.examples)
-        scores = metrics.squad_metrics(dict.fromkeys(right, ""), right, v2=True)
+        expected = references(examples.examples)
+        scores = metrics.squad_metrics(dict.fromkeys(expected, ""), expected, v2=True)
         return {**scores, "best_f1": scores["f1"], "best_exact": scores["exact"]}
 
     def is_degenerate(self, predictions: Answers, examples: Dataset) -> bool:
-        """No answer shares a word with a right one; of v2.0: no threshold is better than never to answer."""
+        """Returns whether no answer shares a word with a reference, or for v2.0 if never answering is as good."""
         reached = self.score(predictions, examples)[self.main_metric]
         return reached <= self.baseline_scores(examples).get(self.main_metric, 0.0) < 100
 
     def write_predictions(self, folder: Path, split: str, predictions: Answers, examples: Dataset) -> list[Path]:
-        """The files that the official scripts take: those of dev in ``folder``, others in a folder of the split."""
+        """Writes the files for the official scripts to ``folder``, or to a folder of the split for other splits."""
         return write_predictions(folder if split == "dev" else folder / split, predictions)
 
     @property
@@ -224,19 +222,19 @@ class QuestionAnsweringTask(Task):
         return ("id",)
 
     def parse_line(self, line: str) -> Any:
-        """``question<TAB>context``, or a JSON object with the two, whose context may have several lines."""
-        given = json_input(line, self.input_columns)
-        if given is None:
+        """Parses ``question<TAB>context``, or a JSON object with both, whose context may have several lines."""
+        texts = json_input(line, self.input_columns)
+        if texts is None:
             return super().parse_line(line)
-        if not all(isinstance(text, str) and text.strip() for text in given.values()):
+        if not all(isinstance(text, str) and text.strip() for text in texts.values()):
             raise ValueError("question and context must be texts that are not empty")
-        return tuple(given.values())
+        return tuple(texts.values())
 
     def sample(self, examples: Dataset) -> tuple[str, ...]:
         return next(((example.question, example.context) for example in examples.examples), ())
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Dataset:
-        """Each input is a tuple or list of a question and its context, neither of them empty."""
+        """Accepts a tuple or list of a question and its context per input; both must not be empty."""
         examples = []
         wanted = f"{self.name} takes a question and its context: pass a tuple of two strings"
         for index, given in enumerate(inputs, 1):
@@ -250,18 +248,14 @@ class QuestionAnsweringTask(Task):
     def format_predictions(
         self, predictions: Answers, examples: Dataset
     ) -> list[AnswerPrediction] | list[list[AnswerPrediction]]:
-        """The answer to each question, or its ``num_answers`` most likely ones, best first."""
+        """Returns the answer to each question, or the ``num_answers`` most likely answers, best first."""
         ids = [example.id for example in examples.examples]
         if self.num_answers is None:
             return [_answer_prediction(predictions, id) for id in ids]
         return [[_prediction(candidate) for candidate in predictions.ranked(id)[: self.num_answers]] for id in ids]
 
     def with_answer_settings(self, settings: Mapping[str, Any]) -> Self:
-        """The task with settings that a caller gives for its answers: those of `ANSWER_SETTINGS` that are the task's.
-
-        Raises:
-            UserError: a value that cannot work.
-        """
+        """Returns the task with the settings of `ANSWER_SETTINGS` that are not None. Raises UserError."""
         for name in ("doc_stride", "max_answer_length", "n_best"):
             if settings.get(name) is not None:
                 check_count(name, settings[name])
@@ -292,7 +286,7 @@ def _prediction(candidate: Candidate) -> AnswerPrediction:
 
 @dataclass(frozen=True, kw_only=True)
 class CustomQuestionAnswering(ColumnFilesTask, QuestionAnsweringTask):
-    """Answers as spans of a context; where a training question has none, as in SQuAD v2.0."""
+    """Questions in columns of files or data sets. If a training question has no answer, as in SQuAD v2.0."""
 
     name: str = "span"
     version: str = ""
@@ -312,7 +306,7 @@ class CustomQuestionAnswering(ColumnFilesTask, QuestionAnsweringTask):
         return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or train.may_be_impossible)
 
     def from_config(self, data: TaskDataConfig) -> Self:
-        """A threshold, once found, says that questions may be impossible."""
+        """A threshold means that questions may be impossible."""
         return dataclasses.replace(
             super().from_config(data), data=data, may_be_impossible=data.null_score_diff_threshold is not None
         )

@@ -1,4 +1,4 @@
-"""One label, several labels or one score for each text or pair of texts."""
+"""Sequence classification: one label, several labels or a score for each text or pair of texts."""
 
 from bert.tasks.sequence_classification.base import Examples, LabelTask, SequenceClassificationTask
 from bert.tasks.sequence_classification.classification import (

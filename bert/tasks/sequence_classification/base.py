@@ -1,4 +1,4 @@
-"""Texts or pairs of texts with one label, several labels or a score: what these tasks share."""
+"""Base classes of tasks with one label, several labels or a score for each text or pair of texts."""
 
 from __future__ import annotations
 
@@ -28,30 +28,29 @@ from bert.tasks.columns import Columns
 WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
 
 MISSING_WORDS = ("nan", "<na>", "nat")
-"""Texts that pandas writes for a missing value, in lower case."""
+"""Texts that pandas writes for missing values, in lower case."""
 
-FEWEST_SINGLE_LABELS = 10
-SINGLE_LABELS_SHARE = 0.8
-"""A training file is refused if more than this share of its rows, and at least FEWEST_SINGLE_LABELS of them, have a
-label that no other row has."""
+MIN_SINGLE_LABELS = 10
+MAX_SINGLE_LABELS_SHARE = 0.8
+"""A training file is rejected if more than this share of its rows, and at least MIN_SINGLE_LABELS rows, have a label
+that no other row has."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The rows of one split, R of them, as text."""
+    """The R rows of one split as text."""
 
     texts_a: list[str]
     texts_b: list[str] | None
-    """None for a task of single sentences."""
+    """None for tasks with single texts."""
     labels: np.ndarray | None
-    """[R] int32 numbers of labels, [R, L] int8 of any number of labels a row, or [R] float32 scores; None for a split
-    without labels."""
+    """[R] int32 label indices, [R, L] int8 with 1 for each label of a row, or [R] float32 scores; None: no labels."""
     ids: list[str]
-    """As the file numbers its rows where it has no labels, else counted from 0."""
+    """The ids of the file, or row numbers from 0."""
     notes: tuple[str, ...] = ()
-    """Sentences on how the file was read."""
+    """Sentences about how the file was read."""
     label_words: tuple[str, ...] = ()
-    """The labels that there are, as words of the files; () for scores."""
+    """All labels as the files write them; () for scores."""
 
     def __len__(self) -> int:
         return len(self.texts_a)
@@ -63,16 +62,16 @@ class Examples:
 
     @property
     def known_labels(self) -> np.ndarray:
-        """``labels`` of a split that has them."""
+        """``labels`` of a labelled split."""
         return require(self.labels, "the labels")
 
     @property
     def groups(self) -> Sequence[Text]:
-        """The texts: rows with the same ones stay together."""
+        """The texts: rows with equal texts are one group."""
         return self.texts
 
     def take(self, rows: Sequence[int]) -> Self:
-        """The rows of these numbers."""
+        """Returns the rows with these numbers."""
         return dataclasses.replace(
             self,
             texts_a=[self.texts_a[row] for row in rows],
@@ -83,28 +82,28 @@ class Examples:
 
     @property
     def texts(self) -> Sequence[Text]:
-        """The texts, or the pairs of texts."""
+        """The texts or pairs of texts."""
         return self.texts_a if self.texts_b is None else list(zip(self.texts_a, self.texts_b, strict=True))
 
     def sentences(self) -> Iterator[str]:
-        """All first texts, then all second ones."""
+        """Yields all first texts, then all second texts."""
         yield from self.texts_a
         yield from self.texts_b or []
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassificationTask(Task):
-    """Texts or pairs of texts. A subclass gives the rows (``splits``, ``records``) and what the labels mean."""
+    """Base class for texts or pairs of texts; subclasses read the rows and interpret the labels."""
 
     name: str
     text_columns: tuple[str, ...]
-    """Names of the one or two columns of text."""
+    """Names of the one or two text columns."""
     label_column: str
     metrics: tuple[str, ...]
     """Names in `bert.metrics.METRICS`."""
     main_metric: str
     written_id: str = "index"
-    """What SPLIT.tsv calls the column of ids."""
+    """Name of the id column in SPLIT.tsv."""
     kind: ClassVar[str] = "sequence_classification"
 
     @property
@@ -126,16 +125,19 @@ class SequenceClassificationTask(Task):
 
     @abstractmethod
     def records(self, folder: Path, split: str) -> Records:
-        """The rows of a split, with texts, label and id under the names of their columns."""
+        """Returns the rows of a split: texts, label and id by column."""
 
     @abstractmethod
     def _read_columns(self, records: Records, split: str) -> Columns:
-        """One or two columns of text; one column of labels, or None."""
+        """Returns one or two text columns, and one label column or None."""
 
     @abstractmethod
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
-        """[R] labels as the loss takes them, and the labels that there are. Raises UserError for an unknown one, and
-        for ``columns.faults``."""
+        """Returns the labels in the form that the loss expects, and all labels.
+
+        Raises:
+          UserError: a label is unknown, or ``columns.faults`` is not empty.
+        """
 
     def read(self, folder: Path, split: str) -> Examples:
         records = self.records(Path(folder), split)
@@ -157,7 +159,7 @@ class SequenceClassificationTask(Task):
         return next((texts for texts in inputs if all(text.strip() for text in texts)), ())
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
-        """Each input is a text, or for a task of pairs a tuple or list of two; texts may be empty."""
+        """Accepts a text per input, or for pairs a tuple or list of two texts; texts may be empty."""
         count = len(self.text_columns)
         wanted = f"{self.name} takes {WANTED[count]}"
         rows = [as_texts(given, index, wanted, (count,)) for index, given in enumerate(inputs, 1)]
@@ -167,23 +169,23 @@ class SequenceClassificationTask(Task):
     def _write(
         self, folder: Path, split: str, examples: Examples, words: Sequence[str], more: Mapping[str, Sequence[str]]
     ) -> list[Path]:
-        """SPLIT.tsv with ids, predictions and ``more`` columns."""
+        """Writes SPLIT.tsv with ids, predictions and the columns ``more``."""
         columns = {self.written_id: examples.ids, "prediction": words, **more}
         return [write_tsv(folder / f"{split}.tsv", [list(columns), *zip(*columns.values(), strict=True)])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelTask(SequenceClassificationTask):
-    """Labels from a fixed set: one a row, or any number of them."""
+    """Base class for labels from a fixed set: one or several per row."""
 
     labels: tuple[str, ...]
-    """Label words of the files; a label's number is its place here."""
+    """The labels as the files write them; their order defines the label indices."""
     label_names: tuple[str, ...]
-    """The labels for people."""
+    """The labels in answers and reports."""
     class_weights: tuple[float, ...] = ()
     unknown_label_fix: ClassVar[str] = "fix it, or list all labels as data.labels"
     lists_faults: ClassVar[bool] = True
-    """Whether an error on a bad row names all bad rows."""
+    """Whether an error about an invalid row lists all invalid rows."""
 
     @property
     def num_labels(self) -> int:
@@ -197,17 +199,16 @@ class LabelTask(SequenceClassificationTask):
     def output_words(self) -> tuple[str, ...]:
         return self.labels
 
-    def is_no_better(self, ours: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
-        """Whether no metric is better than the baseline's.
+    def is_no_better(self, scores: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
+        """Returns whether no metric is better than the baseline.
 
-        One better metric is enough: if most labels are 1, the F1 of the majority class is above that of many good
-        models.
+        One better metric is enough: if most labels are 1, the majority class has a higher F1 than many good models.
         """
-        return all(ours[name] <= baseline[name] < 1 for name in self.metrics)
+        return all(scores[name] <= baseline[name] < 1 for name in self.metrics)
 
     @abstractmethod
     def rows_by_label(self, examples: Examples) -> np.ndarray:
-        """[L] rows that have each label."""
+        """Returns the number of rows with each label, [L]."""
 
     def _number_labels(
         self,
@@ -217,16 +218,16 @@ class LabelTask(SequenceClassificationTask):
         is_train: bool,
         faults: Sequence[tuple[int, UserError]] = (),
     ) -> tuple[list[list[int]], tuple[str, ...]]:
-        """The numbers of each row's labels, and all labels.
+        """Returns the label indices of each row, and all labels.
 
-        Labels that are not given are those that the data set declares, in its order, or those of a training split.
-        A whole number is the same label with and without decimals: 1 and 1.0.
+        Without ``labels`` these are the labels that the data set declares, or the labels of the training split. Whole
+        numbers are the same label with and without decimals: 1 and 1.0.
 
         Args:
           faults: errors of single rows so far.
 
         Raises:
-          UserError: an unknown label, one of ``faults``, or nearly as many labels as rows.
+          UserError: a label is unknown, ``faults`` is not empty, or there are nearly as many labels as rows.
         """
         labels = self.labels or _declared(records, self.label_column)
         if not labels and is_train:
@@ -237,22 +238,20 @@ class LabelTask(SequenceClassificationTask):
         class_of = {**{whole_number(word): label for word, label in class_of.items()}, **class_of}
         numbers, faults = [], list(faults)
         for line_number, words in zip(line_numbers, rows, strict=True):
-            found = [class_of.get(word, class_of.get(whole_number(word), -1)) for word in words]
-            if -1 in found:
-                wrong = (
-                    f"{self.label_column} is {quoted([words[found.index(-1)]])}, and the labels are {quoted(labels)}"
-                )
-                faults.append((line_number, records.error(line_number, f"{wrong}: {self.unknown_label_fix}")))
-            numbers.append(found)
+            row = [class_of.get(word, class_of.get(whole_number(word), -1)) for word in words]
+            if -1 in row:
+                unknown = quoted([words[row.index(-1)]])
+                fault = f"{self.label_column} is {unknown}, but the labels are {quoted(labels)}"
+                faults.append((line_number, records.error(line_number, f"{fault}: {self.unknown_label_fix}")))
+            numbers.append(row)
         records.require_sound(faults if self.lists_faults else faults[:1])
         return numbers, labels
 
     def _check_new_labels(self, records: Records, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Adds notes on labels that may mean that a row has none. Raises UserError if nearly every row has a label
-        that no other row has."""
+        """Adds notes about labels that look like missing values. Raises UserError if nearly all labels are unique."""
         counts = Counter(word for words in rows for word in words)
         single = sum(count == 1 for count in counts.values())
-        if single >= FEWEST_SINGLE_LABELS and single > SINGLE_LABELS_SHARE * len(rows):
+        if single >= MIN_SINGLE_LABELS and single > MAX_SINGLE_LABELS_SHARE * len(rows):
             raise UserError(
                 f"{records.source}: {len(labels):,} labels in {len(rows):,} rows, such as {quoted(labels[:1])}: are "
                 "the columns swapped, or is this a regression (task regression)? If they are labels, list all of them "
@@ -263,17 +262,17 @@ class LabelTask(SequenceClassificationTask):
             named["-1"] = counts["-1"]
         for word, count in sorted(named.items()):
             rows_have = "1 row has" if count == 1 else f"{count:,} rows have"
-            text = f"{records.source}: {rows_have} the label {word!r}, which is read as a label like any other"
-            records.notes.append(WarningText(f"{text}: remove such rows if it means that they have none"))
+            text = f"{records.source}: {rows_have} the label {word!r}, which is treated like any other label"
+            records.notes.append(WarningText(f"{text}: remove these rows if it stands for a missing label"))
 
     def _write_errors(
         self, folder: Path, split: str, examples: Examples, columns: Sequence[str], errors: Iterable[Sequence[Any]]
     ) -> Path:
-        """errors.tsv, ``SPLIT_errors.tsv`` of splits other than dev: the texts of a row, and what is wrong with it.
+        """Writes the texts of wrongly predicted rows to errors.tsv (SPLIT_errors.tsv for splits other than dev).
 
         Args:
           columns: names of the columns after the texts.
-          errors: (row, a cell for each of ``columns``).
+          errors: (row, one cell for each column).
         """
         rows = [(*self.input_columns, *columns)]
         for row, *cells in errors:
@@ -283,23 +282,23 @@ class LabelTask(SequenceClassificationTask):
 
 
 def file_prefix(split: str) -> str:
-    """Start of the names of files on a split; of dev they have none."""
+    """Returns the prefix of file names for a split; dev has none."""
     return "" if split == "dev" else f"{split}_"
 
 
 def _declared(records: Records, column: str) -> tuple[str, ...]:
-    """The labels that a data set declares for a column, if each has another name."""
+    """Returns the labels that a data set declares for a column, if their names are unique and not empty."""
     names = tuple(name.strip() for name in records.declared_labels.get(column, ()))
     return names if all(names) and len(set(names)) == len(names) else ()
 
 
 def whole_number(word: str) -> str:
-    """Returns 1 for 1.0, and any other word as it is."""
+    """Returns 1 for 1.0, and other words unchanged."""
     return word.partition(".")[0] if WHOLE_NUMBER.fullmatch(word) else word
 
 
 def _labels_of(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """The labels of rows in order; if all are whole numbers, without decimals."""
+    """Returns the sorted labels of all rows; without decimals if all are whole numbers."""
     distinct = set(itertools.chain.from_iterable(rows))
     if all(WHOLE_NUMBER.fullmatch(word) for word in distinct):
         distinct = {whole_number(word) for word in distinct}
@@ -307,7 +306,7 @@ def _labels_of(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 
 def _in_order(words: Iterable[str]) -> tuple[str, ...]:
-    """Each word once; numbers in their order, words in the alphabet's."""
+    """Returns the unique words, sorted as integers if possible, otherwise alphabetically."""
     distinct = set(words)
     try:
         return tuple(sorted(distinct, key=lambda word: (int(word), word)))

@@ -23,32 +23,32 @@ from bert.tasks.sequence_classification.base import Examples, LabelTask, Sequenc
 from bert.tasks.sequence_classification.multilabel import MultilabelTask
 
 LARGEST = float(np.finfo(np.float32).max)
-"""Score that a label may be."""
+"""The largest score of a label."""
 
 
 class ClassificationPredictions(NamedTuple):
-    """Predicted labels [R], and the probability [R, L] of each label."""
+    """Predicted label indices [R], and the probability of each label [R, L]."""
 
     labels: np.ndarray
     probabilities: np.ndarray
 
 
 class Label(NamedTuple):
-    """An answer: the most likely label, and the probability of each."""
+    """An answer: the most likely label, and the probability of each label."""
 
     label: str
     probabilities: dict[str, float]
 
 
 class Score(NamedTuple):
-    """An answer: a number on the task's scale."""
+    """An answer: a score on the scale of the task."""
 
     score: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationTask(LabelTask):
-    """One label a row."""
+    """One label per row."""
 
     baseline: str = "majority_class"
     answer_type: ClassVar[type] = Label
@@ -66,14 +66,14 @@ class ClassificationTask(LabelTask):
 
     @property
     def metric_labels(self) -> Mapping[str, str]:
-        """Two labels: f1 is computed for the second one."""
+        """With two labels, f1 refers to the second label."""
         return {"f1": self.label_names[1]} if "f1" in self.metrics and self.num_labels == 2 else {}
 
     def rows_by_label(self, examples: Examples) -> np.ndarray:
         return np.bincount(examples.known_labels, minlength=self.num_labels)
 
     def predict(self, outputs: Outputs, features: TokenRows, examples: Examples) -> ClassificationPredictions:
-        """[L] logits of each row -> the most likely label; a NaN counts as 0."""
+        """Returns the most likely label of each row for logits [L]; NaN counts as 0."""
         probabilities = metrics.softmax(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
         return ClassificationPredictions(probabilities.argmax(-1), probabilities)
 
@@ -81,14 +81,13 @@ class ClassificationTask(LabelTask):
         return metrics.compute_metrics(self.metrics, predictions.labels, examples.known_labels)
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
-        """Of always answering the split's most frequent label."""
+        """Returns the scores of always predicting the most frequent label of the split."""
         return metrics.majority_class(self.metrics, examples.known_labels)
 
     def is_degenerate(self, predictions: ClassificationPredictions, examples: Examples) -> bool:
-        """One label for every row, or no metric better than the majority class's (after Mosbach et al. 2021)."""
-        ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
+        """Returns whether all rows have one label, or no metric beats the majority class (Mosbach et al. 2021)."""
         one_label = len(np.unique(predictions.labels)) == 1 < len(np.unique(examples.known_labels))
-        return one_label or self.is_no_better(ours, theirs)
+        return one_label or self.is_no_better(self.score(predictions, examples), self.baseline_scores(examples))
 
     def never_predicted(self, predictions: ClassificationPredictions, examples: Examples) -> list[str]:
         missing = np.setdiff1d(examples.known_labels, predictions.labels)
@@ -109,13 +108,13 @@ class ClassificationTask(LabelTask):
         return self._write(folder, split, examples, words, more)
 
     def details(self, predictions: ClassificationPredictions, examples: Examples) -> dict[str, Any]:
-        """Scores of each label and the confusion matrix."""
+        """Returns the scores of each label and the confusion matrix."""
         return metrics.by_class(self.label_names, predictions.labels, examples.known_labels)
 
     def write_details(
         self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples
     ) -> list[Path]:
-        """Writes errors.tsv, the surest first, and confusion_matrix.png; ``SPLIT_...`` of splits other than dev."""
+        """Writes errors.tsv, most confident errors first, and confusion_matrix.png; SPLIT_... for other splits."""
         labels = examples.known_labels
         shares = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
         wrong = np.flatnonzero(predictions.labels != labels)
@@ -138,14 +137,14 @@ class ClassificationTask(LabelTask):
         ]
 
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
-        """A label is one of the files' words or, in data sets, its name. A training split may tell the labels."""
+        """Accepts labels as the files write them or, in data sets, their names; a training split may define them."""
         rows, faults = [], list(columns.faults)
         for line_number, label in zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True):
             if isinstance(label, list):
-                wrong = f"{self.label_column} is a list, and {self.name} has one label a row"
-                raise records.error(line_number, f"{wrong}: set task to multilabel, or fix the row")
+                fault = f"{self.label_column} is a list, but {self.name} has one label per row"
+                raise records.error(line_number, f"{fault}: set task to multilabel, or fix the row")
             try:
-                # A blank next to a label is never intended and hard to see.
+                # A space around a label is never intended and hard to see.
                 rows.append([label_text(records, line_number, self.label_column, label).strip()])
             except UserError as error:
                 faults.append((line_number, error))
@@ -156,7 +155,7 @@ class ClassificationTask(LabelTask):
 
 @dataclass(frozen=True, kw_only=True)
 class RegressionTask(SequenceClassificationTask):
-    """One score a row, from ``lowest`` to ``highest``; predictions are R float32 scores, as the head gives them."""
+    """One score per row, from ``lowest`` to ``highest``; predictions are the R float32 outputs of the head."""
 
     lowest: float
     highest: float
@@ -182,27 +181,27 @@ class RegressionTask(SequenceClassificationTask):
         return "regression"
 
     def predict(self, outputs: Outputs, features: TokenRows, examples: Examples) -> np.ndarray:
-        """[1] of each row -> [R]; a NaN counts as 0."""
+        """Returns the scores [R]; NaN counts as 0."""
         return np.nan_to_num(np.reshape(outputs, len(outputs)))
 
     def score(self, predictions: np.ndarray, examples: Examples) -> dict[str, float]:
         return metrics.compute_metrics(self.metrics, predictions, examples.known_labels)
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
-        """Correlation of a constant prediction, which is 0 by definition."""
+        """Returns the correlation of a constant prediction, which is 0 by definition."""
         return metrics.compute_metrics(self.metrics, np.zeros(len(examples)), examples.known_labels)
 
     def is_degenerate(self, predictions: np.ndarray, examples: Examples) -> bool:
-        """No correlation, or less than none."""
+        """Returns whether the main correlation is 0 or negative."""
         return self.score(predictions, examples)[self.main_metric] <= 0
 
     def write_predictions(self, folder: Path, split: str, predictions: np.ndarray, examples: Examples) -> list[Path]:
-        """Scores for the leaderboard are within the scale; those next to labels are as the head gives them."""
+        """Writes SPLIT.tsv; scores for the leaderboard are clipped to the scale, scores next to labels are not."""
         if len(examples) != len(predictions):
             raise ValueError(f"{len(examples)} rows, {len(predictions)} predictions")
         shown = predictions if examples.labelled else self._within(predictions)
         right = {"score": list(map(_exact, examples.known_labels))} if examples.labelled else {}
-        # Fewer digits make ties, and with them another Spearman.
+        # Fewer digits would cause ties and change Spearman's correlation.
         words = [f"{score:.6f}" if math.isfinite(self.highest) else _exact(score) for score in shown]
         return self._write(folder, split, examples, words, right)
 
@@ -213,42 +212,40 @@ class RegressionTask(SequenceClassificationTask):
         return np.clip(scores, self.lowest, self.highest)
 
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
-        scale = f"{self.name} has scores from {self.lowest:g} to {self.highest:g}"
-        if math.isinf(self.highest):
-            scale = f"{self.name} has finite numbers"
+        scale = f"from {self.lowest:g} to {self.highest:g}" if math.isfinite(self.highest) else "finite numbers"
         scores, faults = [], list(columns.faults)
         for line_number, label in zip(columns.line_numbers, require(columns.labels, "the labels")[0], strict=True):
-            wrong = ""
+            fault = ""
             try:
                 score = float(str(label))
             except ValueError:
-                score, wrong = math.nan, "no number"
-            if not (wrong or (abs(score) <= LARGEST and self.lowest <= score <= self.highest)):
-                wrong = "out of range"
-            if wrong:
-                described = f"{self.label_column} is {str(label)[:40]!r}: {wrong}, {scale}: fix it"
-                faults.append((line_number, records.error(line_number, described)))
+                score, fault = math.nan, "not a number"
+            if not (fault or (abs(score) <= LARGEST and self.lowest <= score <= self.highest)):
+                fault = "out of range"
+            if fault:
+                message = f"{self.label_column} is {str(label)[:40]!r}: {fault}, but {self.name} has scores {scale}"
+                faults.append((line_number, records.error(line_number, f"{message}: fix it")))
             scores.append(score)
         records.require_sound(faults)
         return np.array(scores, np.float32), ()
 
 
 def _exact(score: np.floating) -> str:
-    """The fewest decimals that are read as the same number."""
+    """Returns the shortest decimal that is read as the same number."""
     return np.format_float_positional(score, trim="-")
 
 
 INVERSE_REGULARISATION = 10.0
-"""C of the logistic regression. On a few hundred short texts 1, scikit-learn's default, is too strong."""
+"""C of the logistic regression. scikit-learn's default, 1, regularises too strongly on a few hundred short texts."""
 
 
 def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, float]] | None:
-    """Name and scores on dev of TF-IDF with logistic regression, or with ridge regression for scores; else None.
+    """Returns name and scores on dev of TF-IDF with logistic regression, or with ridge regression for scores.
 
-    None also for texts without a word of two letters, and for a single label.
+    Returns None for other tasks, for texts without a word of two letters, and for a single label.
 
     Args:
-      task: fitted to ``train``.
+      task: the task, fitted to ``train``.
       train, dev: its examples.
     """
     if not isinstance(task, ClassificationTask | MultilabelTask | RegressionTask):
@@ -269,7 +266,7 @@ def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, f
     model = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=1000)
     if isinstance(task, MultilabelTask):
         shares = OneVsRestClassifier(model).fit(inputs, train.known_labels).predict_proba(dev_inputs)
-        shares = shares[:, -task.num_labels :]  # of a single label there is a column for its absence as well
+        shares = shares[:, -task.num_labels :]  # a single label also has a column for its absence
         return "tf_idf_logistic_regression", task.score(task.with_best_thresholds(shares, dev).decide(shares), dev)
     if len(set(train.known_labels)) == 1:
         return None
@@ -279,12 +276,12 @@ def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, f
 
 
 def _columns(examples: Examples) -> list[list[str]]:
-    """The texts of all rows; of pairs the first ones, and the second ones."""
+    """Returns the first texts and, for pairs, the second texts of all rows."""
     return [examples.texts_a] if examples.texts_b is None else [examples.texts_a, examples.texts_b]
 
 
 def _features(columns: list[Any]) -> Any:
-    """[N, words] of the texts -> the same; of each of two -> their products and differences, and the cosine."""
+    """Returns the features [N, words] of texts; for pairs products, differences and cosines of both sides."""
     if len(columns) == 1:
         return columns[0]
     from scipy.sparse import csr_matrix, hstack

@@ -1,7 +1,7 @@
-"""Custom tasks: columns of TSV, CSV and JSONL files, or of data sets, named in the configuration.
+"""Sequence classification on columns of files or data sets that the configuration names.
 
-`CustomClassification`, `CustomMultilabel` and `CustomRegression` read whatever `records` gives. A subclass that
-overrides it (and ``splits``) reads data in any layout, see docs/own_task.md.
+Subclasses of `CustomClassification`, `CustomMultilabel` and `CustomRegression` that override ``splits`` and ``records``
+read data in any layout, see docs/own_task.md. `Packages` is such a task that needs no download.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from bert.tasks.sequence_classification.multilabel import MultilabelTask, check_
 
 @dataclass(frozen=True, kw_only=True)
 class _FromColumns(ColumnFilesTask, SequenceClassificationTask):
-    """Of tasks whose files and columns the configuration names."""
+    """Base class: the configuration names files, columns and metrics."""
 
     allowed_metrics: ClassVar[Sequence[str]]
     unlabelled: ClassVar[tuple[Any, ...]] = (None, "")
-    """What the label of the first row of a test file without labels is."""
+    """Values of a missing label in test files."""
     leaves_out_unlabelled: ClassVar[bool] = True
-    """Whether rows of data sets without a label are left out."""
+    """Whether rows of data sets without a label are skipped."""
 
     def from_config(self, data: TaskDataConfig) -> Self:
         columns, metrics = data.columns, tuple(data.metrics or self.metrics)
         for name in metrics:
             if name not in self.allowed_metrics:
                 raise UserError(
-                    f"data.metrics has {name!r}: {self.name} is measured by {', '.join(self.allowed_metrics)}"
+                    f"data.metrics has {name!r}, but {self.name} has the metrics {', '.join(self.allowed_metrics)}"
                 )
         return dataclasses.replace(
             self,
@@ -76,7 +76,7 @@ class _FromColumns(ColumnFilesTask, SequenceClassificationTask):
 
 @dataclass(frozen=True, kw_only=True)
 class _FromLabelColumn(_FromColumns, LabelTask):
-    """Of tasks with labels: those of ``data.labels``, else those of the training file."""
+    """Base class: labels come from ``data.labels`` or from the training file."""
 
     text_columns: tuple[str, ...] = ("text",)
     label_column: str = "label"
@@ -85,16 +85,16 @@ class _FromLabelColumn(_FromColumns, LabelTask):
     data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "labels", "metrics", "class_weights")
 
     def fit(self, train: Examples) -> Self:
-        labels, given = train.label_words, self.data.class_weights
+        labels, weights = train.label_words, self.data.class_weights
         task = dataclasses.replace(self, labels=labels, label_names=labels)
-        if given is None:
+        if weights is None:
             return task
         balanced = self.balanced_weights(task.rows_by_label(train), len(train))
-        return dataclasses.replace(task, class_weights=class_weights(given, labels, balanced))
+        return dataclasses.replace(task, class_weights=class_weights(weights, labels, balanced))
 
     @abstractmethod
     def balanced_weights(self, counts: np.ndarray, rows: int) -> np.ndarray:
-        """[L] weights of the labels that so many of the training rows have."""
+        """Returns the balanced weights [L] for the number of training rows with each label."""
 
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         return dataclasses.replace(super().to_config(data), labels=data.labels or list(self.labels))
@@ -106,7 +106,7 @@ class _FromLabelColumn(_FromColumns, LabelTask):
 
 @dataclass(frozen=True, kw_only=True)
 class CustomClassification(_FromLabelColumn, ClassificationTask):
-    """One label a row."""
+    """One label per row."""
 
     name: str = "classification"
     metrics: tuple[str, ...] = ("accuracy",)
@@ -117,20 +117,20 @@ class CustomClassification(_FromLabelColumn, ClassificationTask):
         labels, present = train.label_words, np.unique(train.known_labels)
         if len(present) < 2:
             label = labels[present[0]]
-            raise UserError(f"every training row has the label {label!r}: a classifier needs two or more labels")
+            raise UserError(f"every training row has the label {label!r}, but a classifier needs at least two labels")
         if "f1" in self.metrics and len(labels) != 2:
-            raise UserError(f"data.metrics has f1, which is for two labels, and there are {len(labels)}: take macro_f1")
+            raise UserError(f"data.metrics has f1, which is for two labels, but there are {len(labels)}: use macro_f1")
         return super().fit(train)
 
     def balanced_weights(self, counts: np.ndarray, rows: int) -> np.ndarray:
-        """All labels together weigh the same, and the mean row 1, as scikit-learn has it."""
+        """All labels have the same total weight, and the mean weight of a row is 1, as in scikit-learn."""
         weights: np.ndarray = rows / (len(counts) * np.maximum(counts, 1))
         return weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class CustomMultilabel(_FromLabelColumn, MultilabelTask):
-    """Any number of labels a row."""
+    """Any number of labels per row."""
 
     name: str = "multilabel"
     metrics: tuple[str, ...] = ("micro_f1", "macro_f1")
@@ -146,16 +146,16 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
             raise UserError("no training row has a label: set data.columns.label to the column of labels")
         if np.isin(counts, (0, len(train))).all():
             same = quoted(label for label, count in zip(labels, counts, strict=True) if count)
-            raise UserError(f"every training row has the same labels ({same}): add rows that lack one of them")
+            raise UserError(f"every training row has the same labels ({same}): add rows without one of them")
         if len(self.label_thresholds) not in (0, 1, len(labels)):
             raise UserError(
-                f"data.label_thresholds has {len(self.label_thresholds)} numbers, and there are {len(labels)} labels: "
-                "set one for each label, or one for all"
+                f"data.label_thresholds has {len(self.label_thresholds)} numbers, but there are {len(labels)} labels: "
+                "set one per label, or one for all labels"
             )
         return super().fit(train)
 
     def balanced_weights(self, counts: np.ndarray, rows: int) -> np.ndarray:
-        """The rows with a label weigh as much as those without it; 1 where there are none without."""
+        """Rows with and without a label have the same total weight; 1 if every row has the label."""
         weights: np.ndarray = np.where(counts == rows, 1, (rows - counts) / np.maximum(counts, 1))
         return weights
 
@@ -167,7 +167,7 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
         return dataclasses.replace(super().to_config(data), label_thresholds=list(self.label_thresholds) or None)
 
     def _read_columns(self, records: Records, split: str) -> Columns:
-        """A test split has labels if one of its rows has any."""
+        """Reads one label column, or one column per label; a test split is labelled if any row has labels."""
         first = next(records.rows, None)
         fields = {} if first is None else first[1]
         if first is not None:
@@ -185,31 +185,30 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
         return columns
 
     def _read_label_columns(self, records: Records, split: str) -> Columns:
-        """Reads a column for each label, which has the label's name and is 1 if a row has it."""
+        """Reads a column for each label, which is 1 for rows with the label."""
         columns = self._read(records, split, dict.fromkeys(self.labels, "data.labels"))
         if columns.labels is None:
             return columns
         faults, rows, kept = list(columns.faults), [], []
         for row, (line_number, *cells) in enumerate(zip(columns.line_numbers, *columns.labels, strict=True)):
             words = [str(cell).strip().lower() for cell in cells]
-            if set(words) <= {"-1", "-1.0"}:  # Toxic Comments: a row of test that is not scored
+            if set(words) <= {"-1", "-1.0"}:  # Toxic Comments: a test row that is not scored
                 continue
             if bad := [name for name, word in zip(self.labels, words, strict=True) if word not in HAS_LABEL]:
-                what = (
-                    f"{bad[0]} is {words[self.labels.index(bad[0])][:40]!r}: write 1 if the row has the label, else 0"
-                )
-                faults.append((line_number, records.error(line_number, what)))
+                value = words[self.labels.index(bad[0])][:40]
+                fault = f"{bad[0]} is {value!r}: write 1 if the row has the label, else 0"
+                faults.append((line_number, records.error(line_number, fault)))
             rows.append([name for name, word in zip(self.labels, words, strict=True) if HAS_LABEL.get(word)])
             kept.append(row)
         if left_out := len(columns.ids) - len(kept):
             rows_left = "1 row" if left_out == 1 else f"{left_out:,} rows"
-            records.notes.append(WarningText(f"{records.source}: {rows_left} with -1 for all labels left out"))
+            records.notes.append(WarningText(f"{records.source}: {rows_left} with -1 for all labels skipped"))
         return columns.take(kept)._replace(labels=[rows], faults=tuple(faults))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CustomRegression(_FromColumns, RegressionTask):
-    """One score a row, within ``data.score_range`` where that is set."""
+    """One score per row, within ``data.score_range`` if it is set."""
 
     name: str = "regression"
     text_columns: tuple[str, ...] = ("text",)
@@ -227,30 +226,30 @@ class CustomRegression(_FromColumns, RegressionTask):
 
 
 HAS_LABEL = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-"""Allowed cells of a label's column, in lower case."""
+"""Allowed values in the column of a label, in lower case."""
 
 BALANCED = "balanced"
 
 
-def class_weights(given: str | Sequence[str], labels: Sequence[str], balanced: np.ndarray) -> tuple[float, ...]:
-    """The weight of each label.
+def class_weights(value: str | Sequence[str], labels: Sequence[str], balanced: np.ndarray) -> tuple[float, ...]:
+    """Returns the weight of each label.
 
     Args:
-      given: ``balanced``, or entries LABEL=WEIGHT; labels without one have 1.
-      labels: all of them.
-      balanced: the weights of ``balanced``.
+      value: ``data.class_weights``: balanced, or entries LABEL=WEIGHT; other labels have weight 1.
+      labels: all labels.
+      balanced: the weights for balanced.
 
     Raises:
-      UserError: an entry is of another form, or of an unknown label.
+      UserError: an entry has another form, or an unknown label.
     """
-    if given in (BALANCED, [BALANCED]):
+    if value in (BALANCED, [BALANCED]):
         return tuple(balanced.tolist())
     weights = dict.fromkeys(labels, 1.0)
-    for entry in [given] if isinstance(given, str) else given:
+    for entry in [value] if isinstance(value, str) else value:
         label, _, number = (part.strip() for part in entry.rpartition("="))
         if label not in weights:
-            wrong = f"data.class_weights has {entry!r}, and the labels are {quoted(labels)}"
-            raise UserError(f"{wrong}: use {BALANCED}, or LABEL=WEIGHT")
+            fault = f"data.class_weights has {entry!r}, but the labels are {quoted(labels)}"
+            raise UserError(f"{fault}: use {BALANCED}, or LABEL=WEIGHT")
         weights[label] = _to_weight(entry, number)
     return tuple(weights.values())
 
@@ -266,23 +265,27 @@ def _to_weight(entry: str, number: str) -> float:
 
 
 MIN_WORDS = 12
-"""A shorter text, without the names, is left out."""
+"""Shorter texts, without the names of packages, are skipped."""
 
-MOST_WORDS = 32
-"""Words of a text: its start, which fits into short rows."""
+MAX_WORDS = 32
+"""Number of words of a text, so that it fits into short rows."""
 
 ALIASES = frozenset({"np", "pd", "plt", "jnp", "mpl", "pa", "hf", "hugging"})
 """Names under which packages are imported by convention."""
 
-MOST_ROWS = 200
-"""Rows of a package in each split, so that none has most of them."""
+MAX_ROWS = 200
+"""Maximum number of rows per package and split, so that no package dominates."""
 
 _CODE = re.compile(r"\w[._]\w")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packages(CustomClassification):
-    """The label is the package; ``data.dir`` is ``docstrings:PACKAGE,...`` with two or more packages."""
+    """Predicts the package of the start of a docstring, from which the names of packages are removed.
+
+    ``data.dir`` is ``docstrings:PACKAGE,...`` with two or more installed packages (`bert.data.corpus.docstrings`). Dev
+    has the docstrings of modules that ``docstrings::train`` leaves out, so that pretraining has not seen them.
+    """
 
     name: str = "packages"
     data_keys: ClassVar[tuple[str, ...]] = ("labels", "metrics")
@@ -292,7 +295,7 @@ class Packages(CustomClassification):
         names, split = parse_source(source) if source.startswith(DOCSTRINGS_PREFIX) else ((), None)
         if len(names) < 2 or split is not None:
             raise UserError(
-                f"data.dir is {source!r}, and the task packages has its rows from installed packages: set data.dir to "
+                f"data.dir is {source!r}, but the task packages reads rows from installed packages: set data.dir to "
                 "docstrings:PACKAGE,PACKAGE,..."
             )
         return super().from_config(dataclasses.replace(data, labels=sorted(names)))
@@ -306,27 +309,27 @@ class Packages(CustomClassification):
 
 
 def _rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
-    """Texts and labels, at most MOST_ROWS of each package, spread evenly over its modules."""
+    """Yields texts and labels, at most MAX_ROWS per package, evenly spread over its modules."""
     packages, _ = parse_source(source)
     prose = read_prose(packages)
     names = Names.of(packages, [module.name for module, _ in prose])
     texts: dict[str, list[str]] = {package: [] for package in sorted(packages)}
     for module, docstrings in prose:
         if module.split == split:
-            found = (names.remove_from(" ".join(docstring)) for docstring in docstrings)
-            starts = (text.split()[:MOST_WORDS] for text in found)
+            cleaned = (names.remove_from(" ".join(docstring)) for docstring in docstrings)
+            starts = (text.split()[:MAX_WORDS] for text in cleaned)
             texts[module.package] += [" ".join(words) for words in starts if len(words) >= MIN_WORDS]
     for package, every in texts.items():
-        count = min(len(every), MOST_ROWS)
+        count = min(len(every), MAX_ROWS)
         yield from ({"text": every[len(every) * row // count], "label": package} for row in range(count))
 
 
 class Names(NamedTuple):
-    """Words in lower case that give a package away.
+    """Lower-case words that identify a package.
 
     Attributes:
-        packages: of packages and their distributions, which no word may have in it.
-        modules: of modules, which no word in the form of code (a.b, a_b, `a`) may have in it: many are plain English.
+        packages: words of the names of packages and distributions, removed everywhere.
+        modules: words of the names of modules, removed only from code (a.b, a_b, `a`): many are plain English.
     """
 
     packages: frozenset[str]
@@ -334,13 +337,13 @@ class Names(NamedTuple):
 
     @classmethod
     def of(cls, packages: frozenset[str], modules: list[str]) -> Names:
-        """The names of packages and of the paths of their modules."""
+        """Returns the names of packages and of their modules."""
         distributions = importlib.metadata.packages_distributions()
         names = [*packages, *ALIASES, *(name for package in packages for name in distributions.get(package, ()))]
         return cls(*(frozenset(word for name in group for word in _words(name)) for group in (names, modules)))
 
     def remove_from(self, text: str) -> str:
-        """The text without the words that have a name in them: of numpy also NumPy's and numpy.array."""
+        """Returns the text without words that contain a name: for numpy also NumPy's and numpy.array."""
         return " ".join(word for word in text.split() if not self._are_in(word))
 
     def _are_in(self, word: str) -> bool:
@@ -350,7 +353,7 @@ class Names(NamedTuple):
 
 
 def _words(text: str) -> list[str]:
-    """Runs of letters in lower case."""
+    """Returns the sequences of letters in lower case."""
     return re.findall(r"[^\W\d_]+", text.lower())
 
 

@@ -1,4 +1,4 @@
-"""GLUE (Wang et al. 2019): the table of its nine tasks; the diagnostic set is a split of MNLI's."""
+"""The nine GLUE tasks (Wang et al. 2019); the diagnostic set is a split of MNLI."""
 
 from __future__ import annotations
 
@@ -21,44 +21,41 @@ ENTAILMENT = ("entailment", "not_entailment")
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask(SequenceClassificationTask):
-    """What the original files are called and hold, and how they differ from other tables."""
+    """Base class: names and layout of GLUE's original files and data sets."""
 
     folder_name: str
-    """Folder in GLUE's own archive."""
+    """Folder in GLUE's archive."""
     files: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
     )
-    """Names that the file of each split goes by."""
+    """Possible file names of each split."""
     submissions: Mapping[str, str]
-    """File that the leaderboard wants for each split without labels."""
+    """File name in a submission to the leaderboard, for each split without labels."""
     id_column: str = "index"
-    """Column that numbers the rows: of a split without labels, and of one with them if its file has it."""
+    """Column of row ids."""
     unnamed_table_columns: tuple[str, ...] = ()
-    """Columns of the files with labels, if these have no header."""
+    """Columns of the labelled files, if these have no header."""
     skips_short_rows: bool = False
-    """Whether rows of too few columns in files with labels are a known flaw of the original."""
+    """Whether the original labelled files have rows with too few columns."""
     may_be_empty: bool = False
-    """Whether some texts of the original are empty."""
+    """Whether some original texts are empty."""
     hub_columns: tuple[str, ...] = ()
-    """What data sets call the texts, if that is not ``text_columns``."""
+    """Text columns of data sets, if they differ from ``text_columns``."""
 
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
-        """As in the task's files, and as in its data sets."""
         return (self.text_columns, self.hub_columns) if self.hub_columns else (self.text_columns,)
 
     @property
     def id_columns(self) -> tuple[str, ...]:
-        """As in the task's files, and as in its data sets."""
         return (self.id_column, "idx")
 
     def text_of(self, name: str, value: Any) -> str:
-        """A text of a row, which of some tasks may be empty."""
         return value if self.may_be_empty and isinstance(value, str) else super().text_of(name, value)
 
     @property
     def _paths(self) -> split_files.Names:
-        """The names of each split's file, in the folder or in the one that GLUE's archive has."""
+        """The possible paths of each split, relative to the folder of the task or of GLUE's archive."""
         return {
             split: [path for name in names for path in (name, f"{self.folder_name}/{name}")]
             for split, names in self.files.items()
@@ -74,12 +71,12 @@ class GlueTask(SequenceClassificationTask):
         ]
 
     def records(self, folder: Path, split: str) -> Records:
-        """The rows of a split of a data set, or of the file in ``folder`` or in its subfolder named as GLUE's."""
+        """Returns the rows of a split of a data set, or of a file in ``folder`` or in the task's subfolder."""
         if is_glue(folder, self.name):
             if (records := glue_records(folder, self.name, split)) is not None:
                 return records
             raise UserError(
-                f"{folder.as_posix()} has no split for {split}: set data.dir to {self.folder_name} as a whole"
+                f"{folder.as_posix()} has no split for {split}: set data.dir to the whole data set {self.folder_name}"
             )
         labelled = split not in self.submissions
         return read_records(
@@ -87,12 +84,12 @@ class GlueTask(SequenceClassificationTask):
             self.unnamed_table_columns if labelled else None,
             header_if=(*self.text_columns, self.label_column),
             literal_quotes=True,
-            # A line feed in a text breaks its row into short ones, and two of them make an empty line.
+            # A line feed in a text breaks its row into short rows, and two line feeds add an empty line.
             skip_short_rows=self.skips_short_rows and labelled,
         )
 
     def _read_columns(self, records: Records, split: str) -> Columns:
-        """The columns as GLUE's files name them, else as its data sets do. Rows with labels are numbered from 0."""
+        """Reads the columns of GLUE's files or data sets. Labelled rows are numbered from 0."""
         names, labelled = records.names or (), split not in self.submissions
         texts = next((texts for texts in self.table_columns if set(texts) <= set(names)), self.text_columns)
         label = next((name for name in (self.label_column, "label") if name in names), self.label_column)
@@ -110,7 +107,7 @@ class GlueTask(SequenceClassificationTask):
     def _write(
         self, folder: Path, split: str, examples: Examples, words: Sequence[str], more: Mapping[str, Sequence[str]]
     ) -> list[Path]:
-        """Of a split without labels the leaderboard's file, and SPLIT.tsv if there is more to tell."""
+        """Writes the leaderboard's file for splits without labels, and SPLIT.tsv if there are more columns."""
         if examples.labelled or split not in self.submissions:
             return super()._write(folder, split, examples, words, more)
         rows = [("index", "prediction"), *zip(examples.ids, words, strict=True)]
@@ -120,15 +117,15 @@ class GlueTask(SequenceClassificationTask):
 
 @dataclass(frozen=True, kw_only=True)
 class GlueClassification(GlueTask, ClassificationTask):
-    """One label a row."""
+    """One label per row."""
 
     unknown_label_fix = "fix it"
-    lists_faults = False  # a file of GLUE has none, unless it is another file
+    lists_faults = False  # GLUE's files have no faults: more than one means that it is another file
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlueRegression(GlueTask, RegressionTask):
-    """One score a row."""
+    """One score per row."""
 
 
 SPLITS = {
@@ -139,18 +136,18 @@ SPLITS = {
     "test_mismatched": ("test_mismatched",),
     "diagnostic": ("test",),
 }
-"""The names of each split there; the diagnostic set is a separate configuration."""
+"""The names of each split in data sets; the diagnostic set is a separate configuration."""
 
 DIAGNOSTIC = "ax"
 
 
 def is_glue(folder: Path, task: str) -> bool:
-    """Whether the data of a task is a data set: ``hub:NAME``, its folder, or one with a folder of the task's name."""
+    """Returns whether the data is a data set: ``hub:NAME``, its folder, or a folder with a subfolder ``task``."""
     return _find_dataset(folder, task, task) is not None
 
 
 def glue_records(folder: Path, task: str, split: str) -> Records | None:
-    """The rows of one split of a task, None where it is not there. Raises UserError where it cannot be loaded."""
+    """Returns the rows of a split of a task; None if it does not exist. Raises UserError if it cannot be loaded."""
     config = DIAGNOSTIC if split == "diagnostic" else task
     source = _find_dataset(folder, task, config)
     if source is None:
@@ -166,9 +163,9 @@ def glue_records(folder: Path, task: str, split: str) -> Records | None:
 
 
 def _find_dataset(folder: Path, task: str, config: str) -> str | None:
-    """The data set of a configuration: in the folder, next to it, or, the task's own, the folder itself.
+    """Returns the data set of a configuration: in the folder, next to it, or for the task itself the folder.
 
-    On the hub a configuration that is named is the task's: another one is looked for in the data set as a whole.
+    On the hub, a configuration in the name is the task's; other configurations are looked up in the whole data set.
     """
     whole = folder.as_posix()
     if whole.startswith(HUB_PREFIX):
@@ -178,14 +175,14 @@ def _find_dataset(folder: Path, task: str, config: str) -> str | None:
 
 
 def _lacks(source: str, config: str) -> bool:
-    """Whether a data set on the hub is known to have no such configuration."""
+    """Returns whether a data set on the hub is known to lack a configuration."""
     if not source.startswith(HUB_PREFIX):
         return False
     import datasets
 
     try:
         return config not in datasets.get_dataset_config_names(source.removeprefix(HUB_PREFIX))
-    except Exception:  # of the network, of the hub: as little is known as before
+    except Exception:  # errors of the network or the hub: nothing is known
         return False
 
 
@@ -266,7 +263,7 @@ TASKS = (
             "dev_mismatched": ("dev_mismatched.tsv",),
             "test": ("test_matched.tsv",),
             "test_mismatched": ("test_mismatched.tsv",),
-            # Beside MNLI's folder in GLUE's archive, under two names in its history.
+            # Next to MNLI's folder in GLUE's archive, which has used two names.
             "diagnostic": ("AX.tsv", "diagnostic.tsv", "../AX/AX.tsv", "../diagnostic/diagnostic.tsv",
                            "AX/AX.tsv", "diagnostic/diagnostic.tsv"),
         },
@@ -308,4 +305,4 @@ TASKS = (
 )  # fmt: skip
 
 SUBMISSIONS = tuple(name for task in TASKS for name in task.submissions.values())
-"""The files that a submission to gluebenchmark.com is made of."""
+"""The files of a submission to gluebenchmark.com."""

@@ -1,4 +1,4 @@
-"""Multi-label classification: any number of labels for each text or pair of texts, each with a threshold of its own."""
+"""Multi-label classification: any number of labels per text or pair of texts, with a threshold for each label."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from bert.tasks.columns import Columns, is_missing, label_text
 from bert.tasks.sequence_classification.base import Examples, LabelTask
 
 SEPARATOR = ";"
-"""Between the labels of a row, in tables and in prediction files."""
+"""Separator of the labels of a row in tables and prediction files."""
 
 MULTI_HOT_LABEL = "LABEL_"
-"""Start of the names of labels that are given as multi-hot lists alone."""
+"""Prefix of generated label names if the data has only multi-hot lists."""
 
 MULTI_HOT = {0: 0, 1: 1, "0": 0, "1": 1}
-"""Numbers of a multi-hot list; false, true, 0.0 and 1.0 equal them."""
+"""Values of a multi-hot list; false, true, 0.0 and 1.0 are equal to them."""
 
 DEFAULT_THRESHOLD = 0.5
-"""Of models without thresholds of their own."""
+"""The threshold of models that define none."""
 
 
 class MultilabelPredictions(NamedTuple):
-    """[R, L] bool, whether a row has a label; its probability [R, L]; and from which probability on it has it [L]."""
+    """Whether each row has each label [R, L], the probabilities [R, L], and the threshold of each label [L]."""
 
     labels: np.ndarray
     probabilities: np.ndarray
@@ -41,7 +41,7 @@ class MultilabelPredictions(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """An answer: the labels of an input, none or several, and the probability of each label that there is."""
+    """An answer: the labels of an input, and the probability of each label."""
 
     labels: list[str]
     probabilities: dict[str, float]
@@ -49,10 +49,10 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MultilabelTask(LabelTask):
-    """Any number of labels a row. A label is predicted if its probability reaches its threshold."""
+    """Any number of labels per row. A label is predicted if its probability reaches its threshold."""
 
     label_thresholds: tuple[float, ...] = ()
-    """One for each label, or one for all; () until they are tuned on dev, and in a model that has none: then 0.5."""
+    """One threshold per label or one for all; () before tuning on dev: then DEFAULT_THRESHOLD is used."""
     baseline: str = "constant_labels"
     tuned_at_each_evaluation: ClassVar[bool] = True
     answer_type: ClassVar[type] = Labels
@@ -71,22 +71,22 @@ class MultilabelTask(LabelTask):
         return counts
 
     def predict(self, outputs: Outputs, features: TokenRows, examples: Examples) -> MultilabelPredictions:
-        """[L] logits of each row -> its labels; a NaN counts as 0."""
+        """Returns the labels of each row for logits [L]; NaN counts as 0."""
         return self.decide(self._probabilities(outputs))
 
     def decide(self, probabilities: np.ndarray) -> MultilabelPredictions:
-        """The labels of [R, L] probabilities."""
+        """Returns the labels for probabilities [R, L]."""
         thresholds = np.asarray(self.label_thresholds or (DEFAULT_THRESHOLD,))
         return MultilabelPredictions(
             probabilities >= thresholds, probabilities, np.broadcast_to(thresholds, self.num_labels)
         )
 
     def tune(self, outputs: Outputs, features: TokenRows, examples: Examples) -> MultilabelTask:
-        """With the best thresholds for the main metric, unless it has some."""
+        """Returns the task with the best thresholds for the main metric, unless thresholds are set."""
         return self if self.label_thresholds else self.with_best_thresholds(self._probabilities(outputs), examples)
 
     def with_best_thresholds(self, probabilities: np.ndarray, examples: Examples) -> MultilabelTask:
-        """The task with the thresholds that are best for the main metric of [R, L] probabilities."""
+        """Returns the task with the thresholds that maximize the main metric for probabilities [R, L]."""
         best = best_thresholds(probabilities, examples.known_labels, micro=self.main_metric == "micro_f1")
         return dataclasses.replace(self, label_thresholds=tuple(best.tolist()))
 
@@ -94,15 +94,14 @@ class MultilabelTask(LabelTask):
         return metrics.compute_metrics(self.metrics, predictions.labels, examples.known_labels)
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
-        """Of giving every row the same labels, those that are best for the main metric."""
+        """Returns the scores of the best constant prediction for the main metric."""
         same = np.zeros(examples.known_labels.shape)
         return self.score(self.with_best_thresholds(same, examples).decide(same), examples)
 
     def is_degenerate(self, predictions: MultilabelPredictions, examples: Examples) -> bool:
-        """The same labels for every row, or no metric better than those of the baseline."""
-        ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
+        """Returns whether all rows have the same labels, or no metric beats the baseline."""
         constant = not _vary(predictions.labels) and _vary(examples.known_labels)
-        return constant or self.is_no_better(ours, theirs)
+        return constant or self.is_no_better(self.score(predictions, examples), self.baseline_scores(examples))
 
     def never_predicted(self, predictions: MultilabelPredictions, examples: Examples) -> list[str]:
         missing = examples.known_labels.any(axis=0) & ~predictions.labels.any(axis=0)
@@ -121,26 +120,25 @@ class MultilabelTask(LabelTask):
         return self._write(folder, split, examples, self._join(predictions.labels), {**right, **shares})
 
     def details(self, predictions: MultilabelPredictions, examples: Examples) -> dict[str, Any]:
-        """Scores and threshold of each label. A row has several labels, so that there is no confusion matrix."""
-        found = metrics.by_class(self.label_names, predictions.labels, examples.known_labels)
-        for scores, threshold in zip(found["classes"].values(), predictions.thresholds.tolist(), strict=True):
+        """Returns scores and threshold of each label; there is no confusion matrix for several labels per row."""
+        details = metrics.by_class(self.label_names, predictions.labels, examples.known_labels)
+        for scores, threshold in zip(details["classes"].values(), predictions.thresholds.tolist(), strict=True):
             scores["threshold"] = threshold
-        return found
+        return details
 
     def write_details(
         self, folder: Path, split: str, predictions: MultilabelPredictions, examples: Examples
     ) -> list[Path]:
-        """Writes errors.tsv, ``SPLIT_errors.tsv`` of splits other than dev: rows with a wrong or missing label, those
-        with the surest one first."""
+        """Writes the rows with a wrong or missing label, most confident errors first, to errors.tsv."""
         labels = examples.known_labels
         distances = np.where(predictions.labels != labels, np.abs(labels - predictions.probabilities), 0)
-        worst, right, given = distances.argmax(axis=1), self._join(labels), self._join(predictions.labels)
+        worst, expected, predicted = distances.argmax(axis=1), self._join(labels), self._join(predictions.labels)
         wrong = np.flatnonzero((predictions.labels != labels).any(axis=1))
         rows = (
             (
                 row,
-                given[row],
-                right[row],
+                predicted[row],
+                expected[row],
                 self.labels[worst[row]],
                 f"{predictions.probabilities[row, worst[row]]:.6f}",
             )
@@ -162,14 +160,14 @@ class MultilabelTask(LabelTask):
         return metrics.sigmoid(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
 
     def _join(self, labels: np.ndarray) -> list[str]:
-        """[R, L] -> the labels of each row in a cell."""
+        """Returns the labels [R, L] of each row as the text of a cell."""
         return [SEPARATOR.join(self.labels[label] for label in np.flatnonzero(row)) for row in labels]
 
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
-        """A cell is a list of labels, or has them separated; a label is one of the files' words, or its name.
+        """Accepts lists of labels, separated labels, or multi-hot lists.
 
         If all rows are lists of 0 and 1 of one length, they are multi-hot: the n-th number is 1 if the row has the n-th
-        label. Labels without names are called ``LABEL_0`` and so on, as in transformers.
+        label. Labels without names are called ``LABEL_0``, ``LABEL_1``, ... as in transformers.
         """
         known = set(self.labels) | set(self.label_names)
         cells = [_as_list(cell, known) for cell in require(columns.labels, "the labels")[0]]
@@ -178,7 +176,7 @@ class MultilabelTask(LabelTask):
             labels = self.labels or tuple(f"{MULTI_HOT_LABEL}{label}" for label in range(width))
             if len(labels) != width:
                 raise UserError(
-                    f"{records.source}: {self.label_column} has multi-hot lists of {width} numbers, and there are "
+                    f"{records.source}: {self.label_column} has multi-hot lists of {width} numbers, but there are "
                     f"{len(labels)} labels: list the {width} names of the labels as data.labels"
                 )
             records.require_sound(columns.faults)
@@ -198,7 +196,7 @@ class MultilabelTask(LabelTask):
 
 
 def _as_list(cell: Any, known: Collection[str]) -> Any:
-    """A cell of a table that spells a list, as pandas writes lists, as that list."""
+    """Returns the list that a cell contains as text, as pandas writes lists; other cells unchanged."""
     if not isinstance(cell, str) or cell.strip() in known or cell.strip()[:1] + cell.strip()[-1:] != "[]":
         return cell
     try:
@@ -208,7 +206,7 @@ def _as_list(cell: Any, known: Collection[str]) -> Any:
 
 
 def _multi_hot(cells: Sequence[Any]) -> np.ndarray | None:
-    """[R, L] int8 of multi-hot lists, of which some may be empty; None if the cells are no such lists."""
+    """Returns multi-hot lists, some of which may be empty, as int8 [R, L]; None if the cells are not multi-hot."""
     rows = [cell.split(SEPARATOR) if isinstance(cell, str) and SEPARATOR in cell else cell for cell in cells]
     rows = [[] if is_missing(row) or row == "" else row for row in rows]
     widths = {len(row) if isinstance(row, list) else 1 for row in rows} - {0}
@@ -222,46 +220,46 @@ def _is_bit(number: Any) -> bool:
 
 
 def _split_labels(records: Records, line_number: int, name: str, cell: Any) -> list[str]:
-    """The labels of a row; none of an empty cell, an empty list or null. Raises UserError."""
+    """Returns the labels of a row; [] for an empty cell, an empty list or null. Raises UserError."""
     if is_missing(cell) or (isinstance(cell, str) and not cell.strip()):
         return []
     parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell if isinstance(cell, list) else [cell]
     if isinstance(cell, str) and not all(part.strip() for part in parts):
-        wrong = f"{name} is {cell[:40]!r}, with an empty label next to a {SEPARATOR}: remove that {SEPARATOR}"
-        raise records.error(line_number, wrong)
+        fault = f"{name} is {cell[:40]!r}, with an empty label next to a {SEPARATOR}: remove that {SEPARATOR}"
+        raise records.error(line_number, fault)
     words = [label_text(records, line_number, name, part).strip() for part in parts]
     for number, word in enumerate(words):
         if SEPARATOR in word:
-            wrong = f"{word[:40]!r}, and {SEPARATOR} separates labels in tables: use a name without it"
+            fault = f"{word[:40]!r}, but {SEPARATOR} separates labels in tables: use a name without it"
         elif word in words[:number]:
-            wrong = f"{word[:40]!r} twice: list each label of the row once"
+            fault = f"{word[:40]!r} twice: list each label of the row once"
             if set(words) <= {"0", "1"}:
-                wrong += ", or write multi-hot lists of one length in all rows"
+                fault += ", or write multi-hot lists of one length in all rows"
         else:
             continue
-        raise records.error(line_number, f"{name} has {wrong}")
+        raise records.error(line_number, f"{name} has {fault}")
     return words
 
 
 def _vary(labels: np.ndarray) -> bool:
-    """Whether the rows of [R, L] labels are not all the same."""
+    """Returns whether the rows of labels [R, L] differ."""
     return bool((labels != labels[:1]).any())
 
 
 def check_label_names(labels: Sequence[str]) -> None:
-    """Raises UserError for a label of ``data.labels`` that no file could name."""
+    """Raises UserError for a label of ``data.labels`` that contains the separator."""
     for label in labels:
         if SEPARATOR in label:
-            raise UserError(f"data.labels has {label!r}, and {SEPARATOR} separates labels: use a name without it")
+            raise UserError(f"data.labels has {label!r}, but {SEPARATOR} separates labels: use a name without it")
 
 
 class _Cuts(NamedTuple):
-    """Ways to divide the rows by the probability of one label.
+    """The possible cuts of the rows by the probability of one label.
 
     Attributes:
-        thresholds: 0.5 for the cut that it makes, else half way between two probabilities, or one of them and 0 or 1.
-        correct: predicted rows that have the label.
-        total: predicted rows plus rows that have the label, so that F1 is 2 * correct / total.
+        thresholds: 0.5 if it makes the cut; otherwise the midpoint of two probabilities, or of one and 0 or 1.
+        correct: number of predicted rows that have the label.
+        total: number of predicted rows plus number of rows with the label; F1 is 2 * correct / total.
     """
 
     thresholds: np.ndarray
@@ -270,16 +268,16 @@ class _Cuts(NamedTuple):
 
 
 def best_thresholds(probabilities: np.ndarray, labels: np.ndarray, micro: bool) -> np.ndarray:
-    """The thresholds [L] with the highest micro F1, or with the highest F1 of each label, and so the highest macro F1.
+    """Returns the thresholds [L] that maximize micro F1, or the F1 of each label and thereby macro F1.
 
-    Of several that are as good, it is the one nearest to 0.5.
+    Among equally good thresholds, the one nearest to 0.5 is chosen.
 
-    Micro F1 is 2 * correct / total over all labels. The cuts with the highest 2 * correct - f1 * total, which each
-    label chooses by itself, have a higher micro F1 than f1 unless that is the highest (Dinkelbach 1967).
+    Micro F1 is 2 * correct / total over all labels. Maximizing 2 * correct - f1 * total for each label separately
+    gives cuts with a micro F1 above f1, unless f1 is the maximum (Dinkelbach 1967).
 
     Args:
-      probabilities: [R, L], 0 to 1.
-      labels: [R, L], 1 for a label that the row has, else 0.
+      probabilities: [R, L], from 0 to 1.
+      labels: [R, L], 1 for the labels of a row, else 0.
       micro: whether micro F1 is the metric.
     """
     cuts = [_cuts_of_label(*columns) for columns in zip(probabilities.T, labels.T, strict=True)]
@@ -298,20 +296,20 @@ def best_thresholds(probabilities: np.ndarray, labels: np.ndarray, micro: bool) 
 
 
 def _cuts_of_label(probabilities: np.ndarray, labels: np.ndarray) -> _Cuts:
-    """The cuts of one label, the one nearest to 0.5 first."""
+    """Returns the cuts of one label, sorted by the distance of the threshold to 0.5."""
     order = np.argsort(-probabilities, kind="stable")
     ranked = np.concatenate([[1.0], probabilities[order].astype(np.float64), [0.0]])
     correct = np.concatenate([[0], np.cumsum(labels[order], dtype=np.int64)])
     upper, lower = ranked[:-1], ranked[1:]
     thresholds = np.where((lower < 0.5) & (upper >= 0.5), 0.5, (upper + lower) / 2)
-    thresholds = np.where(thresholds > lower, thresholds, upper)  # half way between neighbours is one of them
+    thresholds = np.where(thresholds > lower, thresholds, upper)  # the midpoint of adjacent floats is one of them
     predicted = np.arange(len(upper))
-    # Rows with the same probability are all predicted, or none of them is.
+    # Rows with the same probability are predicted together or not at all.
     cuts = np.flatnonzero((upper > lower) | (predicted == len(order)))
     cuts = cuts[np.argsort(np.abs(thresholds[cuts] - 0.5), kind="stable")]
     return _Cuts(thresholds[cuts], correct[cuts], predicted[cuts] + correct[-1])
 
 
 def _first_best(values: np.ndarray) -> int:
-    """The first of the highest values, but for rounding."""
+    """Returns the index of the first maximum, with a tolerance for rounding."""
     return int(np.argmax(values >= values.max() - 1e-9))

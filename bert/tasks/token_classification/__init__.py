@@ -1,4 +1,4 @@
-"""A tag for each word."""
+"""Token classification: a tag for each word."""
 
 from bert.tasks.token_classification.conll import Sentences, read_words
 from bert.tasks.token_classification.custom import CustomTokenClassification

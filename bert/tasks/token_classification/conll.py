@@ -1,6 +1,6 @@
-"""CoNLL columns: files -> sentences with their tags; tags -> files.
+"""Reads and writes CoNLL columns: sentences with a tag for each word.
 
-The first column is the word, the last its tag; an empty line ends a sentence and so does a ``-DOCSTART-`` line.
+The first column is the word, the last column its tag. An empty line or a ``-DOCSTART-`` line ends a sentence.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ DOCUMENT_START = "-DOCSTART-"
 SEPARATORS = {"\t": "tabs", " ": "spaces", ",": "commas"}
 
 PLAIN = "plain"
-"""The scheme of tags that mark no spans: parts of speech, say."""
+"""The scheme of tags that do not mark spans, such as parts of speech."""
 
 LONG_SENTENCE = 200
-"""Most words of a file that may be a single sentence; of a longer one a run says that ends seem to be missing."""
+"""Number of words above which a file with a single sentence logs a warning about missing sentence ends."""
 
 OTHER_SCHEMES = ("BILOU", "BMES")
 """Schemes that are read as BIOES."""
 
 Reading = Literal["error", "count", "plain"]
-"""What a tag that its scheme does not allow there is: an error, or a fault to count. Plain tags have no scheme."""
+"""How tags that violate their scheme are treated: raised, or counted. Plain tags have no scheme."""
 
 Row = tuple[int, list[str]]
 """(line, cells); without cells it ends a sentence."""
@@ -54,82 +54,81 @@ Row = tuple[int, list[str]]
 
 @dataclass(frozen=True)
 class Sentences:
-    """A file's sentences, S of them."""
+    """The S sentences of a file."""
 
     words: list[list[str]]
     tags: list[list[str]] | None
-    """As `convert` writes them in BIO, or as in the file where the scheme is plain; None where it has no tags."""
+    """The tags in BIO, or unchanged for the scheme plain; None without tags."""
     scheme: str = "BIO"
-    """The file's own: one of bert.metrics.tagging_schemes.SCHEMES, or PLAIN."""
+    """The scheme of the file: one of `bert.metrics.tagging_schemes.SCHEMES`, or PLAIN."""
     columns: list[list[list[str]]] | None = None
-    """Every column of every word as it is in the file."""
+    """All columns of each word."""
     lines: list[int] = field(default_factory=list)
-    """[S] line of each sentence's first word, from 1."""
+    """[S] line of the first word of each sentence, from 1."""
     delimiter: str = " "
     """Tab or space."""
     broken: list[int] = field(default_factory=list)
-    """Lines of the first fault of each sentence whose tags break the scheme; they are read as conlleval does."""
+    """Line of the first fault in each sentence that violates the scheme; such tags are read as in conlleval."""
     path: Path | None = None
     texts: list[str] | None = None
-    """The texts that the sentences are, where these come from no columns."""
+    """The texts of sentences that do not come from columns."""
     spans: list[list[tuple[int, int]]] | None = None
-    """First character of every word in its text, and one past the last."""
+    """[start, end) characters of each word in its text."""
     labels: tuple[str, ...] = ()
-    """The labels that a model of them needs, where `label_names` was asked."""
+    """The labels of `label_names`."""
     unit: str = "line"
-    """What the numbers in ``lines`` count: lines, or the rows of a data set."""
+    """The unit of ``lines``: lines of a file, or rows of a data set."""
     lines_a_word: int = 1
-    """1 in columns; 0 if a whole sentence is on one line."""
+    """1 in columns; 0 if each line holds a whole sentence."""
     spelling: Spelling = CANONICAL
-    """How the file writes the tags of its scheme."""
+    """The spelling of the tags in the file."""
     comments: int = 0
-    """Lines of the file that were left out as comments."""
+    """Number of lines skipped as comments."""
     remarks: tuple[str, ...] = ()
-    """Sentences on tags that are read in an unusual way."""
+    """Sentences about tags that are read in an unusual way."""
 
     def __len__(self) -> int:
         return len(self.words)
 
     @property
     def labelled(self) -> bool:
-        """Whether the tags are known."""
+        """Whether the sentences have tags."""
         return self.tags is not None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence on tags that break the scheme, or on a file that seems to lack the ends of its sentences."""
+        """Sentences about comments, missing sentence ends and tags that violate the scheme."""
         notes = list(self.remarks)
         if self.comments:
             lines = "1 line that begins" if self.comments == 1 else f"{self.comments:,} lines that begin"
-            notes.append(f"{self.path}: {lines} with # before a sentence left out as comments")
+            notes.append(f"{self.path}: {lines} with # before a sentence skipped as comments")
         if len(self) == 1 and self.lines_a_word and len(self.words[0]) > LONG_SENTENCE:
             notes.append(
-                f"{self.path} is one sentence of {len(self.words[0]):,} words: an empty line ends a sentence, put one "
-                "behind each"
+                f"{self.path} is one sentence of {len(self.words[0]):,} words: put an empty line after each sentence"
             )
         if self.broken:
             lines = ", ".join(map(str, self.broken[:10])) + (", ..." if len(self.broken) > 10 else "")
             notes.append(
-                f"{self.path}: the tags of {len(self.broken)} sentence(s) break the file's scheme, {self.scheme}, and "
-                f"are read as conlleval reads them ({self.unit} {lines})"
+                f"{self.path}: the tags of {len(self.broken)} sentence(s) violate the file's scheme, {self.scheme}, "
+                f"and are read as in conlleval ({self.unit} {lines})"
             )
         return tuple(map(WarningText, notes))
 
     def line(self, sentence: int, word: int) -> int:
-        """The line of a word."""
+        """Returns the line of a word."""
         return self.lines[sentence] + word * self.lines_a_word
 
     def sentences(self) -> Iterator[str]:
-        """The words of each sentence with spaces between."""
+        """Yields the words of each sentence, joined by spaces."""
         return (" ".join(words) for words in self.words)
 
     @property
     def groups(self) -> Sequence[tuple[str, ...]]:
-        """The words: equal sentences stay together."""
+        """The words: equal sentences are one group."""
         return [tuple(words) for words in self.words]
 
     def take(self, rows: Sequence[int]) -> Sentences:
-        """The sentences of these numbers."""
+        """Returns the sentences with these numbers."""
         taken: dict[str, Any] = {
             name: [values[row] for row in rows]
             for name in ("words", "tags", "columns", "lines", "texts", "spans")
@@ -139,15 +138,15 @@ class Sentences:
 
 
 def width(path: Path) -> int:
-    """The number of columns, by the first line with a word; 0 where there is none."""
+    """Returns the number of columns of the first line with a word; 0 without words."""
     return len(next((cells for _, cells in split_columns(path)[1] if cells), ()))
 
 
 def split_columns(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
-    """What separates the columns of a file, plain or packed, and (number from 1, cells) of each of its lines.
+    """Returns the delimiter of a file, plain or compressed, and (number from 1, cells) of each line.
 
-    Tabs in a ``.tsv``, and where the first line with a word has one; else spaces. A line that ends a sentence has no
-    cells.
+    The delimiter is a tab in ``.tsv`` files and if the first line with a word has a tab; otherwise a space. Lines that
+    end a sentence have no cells.
     """
     possible = _possible_comments(path)
     lines = ((line_number, line) for line_number, line in numbered_lines(path, utf_16=True) if _has_word(line))
@@ -162,25 +161,25 @@ def split_columns(path: Path) -> tuple[str, Iterator[tuple[int, list[str]]]]:
 
 
 def comment_lines(path: Path) -> int:
-    """Returns how many lines `split_columns` leaves out as comments."""
+    """Returns the number of lines that `split_columns` skips as comments."""
     possible = _possible_comments(path)
     return len(_comments(path, split_columns(path)[0], possible)) if possible else 0
 
 
 def _possible_comments(path: Path) -> set[int]:
-    """Returns the numbers of lines before a sentence that begin with "# ", or are one word that begins with "#"."""
-    found, before_sentence = set(), True
+    """Returns the numbers of lines before a sentence that start with "# ", or are one word that starts with "#"."""
+    numbers, before_sentence = set(), True
     for line_number, line in numbered_lines(path, utf_16=True):
         is_possible = (
             before_sentence and line.startswith("#") and (line[1:2] in ("", " ", "\t") or len(line.split()) == 1)
         )
-        found |= {line_number} if is_possible else set()
+        numbers |= {line_number} if is_possible else set()
         before_sentence = is_possible or not _has_word(line)
-    return found
+    return numbers
 
 
 def _comments(path: Path, delimiter: str, possible: set[int]) -> set[int]:
-    """Returns the lines with another number of columns than words, or with a tag that no word has."""
+    """Returns the possible comments with another number of columns than words, or with a tag that no word has."""
     if not possible:
         return set()
     lines = [(number, _cells(line, delimiter)) for number, line in numbered_lines(path, utf_16=True)]
@@ -196,7 +195,7 @@ def _comments(path: Path, delimiter: str, possible: set[int]) -> set[int]:
 def read(
     path: Path, labelled: bool = True, reading: Reading = "error", types: Collection[str] | None = None
 ) -> Sentences:
-    """Reads CoNLL columns, the word first and the tag last, as `read_rows` does."""
+    """Reads CoNLL columns, with the word first and the tag last (see `read_rows`)."""
     path = Path(path)
     delimiter, rows = split_columns(path)
     sentences = read_rows(path, rows, delimiter, labelled, reading, types=types)
@@ -214,22 +213,21 @@ def read_rows(
     width: int = 0,
     types: Collection[str] | None = None,
 ) -> Sentences:
-    """Makes sentences of a file's rows.
+    """Returns the sentences of the rows of a file.
 
-    Tags of the schemes BIO, IOB1 and BIOES are recognised by what they are and become BIO, as do those in other
-    spellings (`find_spelling`).
+    The schemes BIO, IOB1 and BIOES are detected and converted to BIO, also in other spellings (`find_spelling`).
 
     Args:
-      rows: (line, cells) of each; one without cells ends a sentence.
-      delimiter: a key of SEPARATORS, for sentences of errors.
-      labelled: the column ``tag`` is the tag; otherwise there are no tags, and one column will do.
-      reading: of the tags; faults are counted in `Sentences.broken`.
-      word, tag: the columns.
-      width: the number of columns; 0 takes that of the first row.
-      types: of entities that a model knows, for tags without prefixes; None if they are not known.
+      rows: (line, cells) of each row; a row without cells ends a sentence.
+      delimiter: a key of SEPARATORS, for messages.
+      labelled: whether there is a column of tags; otherwise one column is enough.
+      reading: how invalid tags are treated; faults are counted in `Sentences.broken`.
+      word, tag: the column indices.
+      width: the number of columns; 0: the number of columns of the first row.
+      types: the entity types of a model, for tags without prefixes; None if they are unknown.
 
     Raises:
-      UserError: the file and line, what is wrong, and the fix.
+      UserError: a line is invalid.
     """
     columns: list[list[list[str]]] = []
     lines: list[int] = []
@@ -246,7 +244,7 @@ def read_rows(
         ended = False
         columns[-1].append(cells)
     if not columns:
-        raise UserError(f"{path} holds no words: it needs a line for each word, with the word first and its tag last")
+        raise UserError(f"{path} has no words: write a line for each word, with the word first and its tag last")
     words = [[cells[word] for cells in sentence] for sentence in columns]
     untagged = Sentences(words, None, PLAIN, columns, lines, delimiter, path=path)
     return (
@@ -257,13 +255,13 @@ def read_rows(
 
 
 def read_words(path: Path, column: str) -> Sentences | None:
-    """Returns the sentences of a file of columns, a row for each word; None if it is a table of texts.
+    """Returns the sentences of a file with a row for each word; None if it is a table of texts.
 
     Args:
-      column: the name of the column of words; in a ``.conll`` file without names, words are the first column.
+      column: the column of words; in a ``.conll`` file without a header, words are the first column.
     """
-    delimiter, found = column_rows(path, None)
-    rows = list(found)
+    delimiter, numbered_rows = column_rows(path, None)
+    rows = list(numbered_rows)
     line_number, cells = first_row(rows)
     if "text" in cells or (column not in cells and file_suffix(path) != ".conll"):
         return None
@@ -274,39 +272,38 @@ def read_words(path: Path, column: str) -> Sentences | None:
 
 
 def column_rows(path: Path, header: list[str] | None) -> tuple[str, Iterator[Row]]:
-    """What separates the columns of a file, and its rows."""
+    """Returns the delimiter and the rows of a file."""
     if file_suffix(path) in (".csv", ".tsv"):
         dialect = table_dialect(path, header)
-        if dialect.quoted:  # a quote in other tables with tabs is a character
+        if dialect.quoted:  # in other tables with tabs, a quote is a normal character
             return "\t" if dialect.delimiter == "\t" else ",", _csv_rows(path, header)
     return split_columns(path)
 
 
 def _csv_rows(path: Path, header: list[str] | None) -> Iterator[Row]:
-    """Rows without any text have no cells; nor do the lines that the csv module leaves out."""
+    """Yields the rows of a CSV file; empty rows, and lines that the csv module skips, have no cells."""
     last = 0
-    for line_number, given in table_rows(path, header)[0]:
-        if broken := next((cell for cell in given if set(cell) & set("\t\r\n")), None):
-            raise UserError(
-                f"{path}, line {line_number}: the cell {broken[:40]!r} has a tab or a line end: take it out"
-            )
+    for line_number, row in table_rows(path, header)[0]:
+        if broken := next((cell for cell in row if set(cell) & set("\t\r\n")), None):
+            raise UserError(f"{path}, line {line_number}: the cell {broken[:40]!r} has a tab or a line end: remove it")
         if line_number > last + 1:
             yield line_number - 1, []
-        cells = [cell.strip(" ") for cell in given]
+        cells = [cell.strip(" ") for cell in row]
         yield line_number, cells if any(cells) and not cells[0].startswith(DOCUMENT_START) else []
         last = line_number
 
 
 def first_row(rows: Iterable[Row]) -> Row:
+    """Returns the first row with cells."""
     return next((row for row in rows if row[1]), (1, []))
 
 
 def label_names(sentences: Sentences, declared: Sequence[str] = ()) -> tuple[str, ...]:
-    """The labels that a model needs for the training sentences: O, then B- and I- of each type; or every plain tag.
+    """Returns the labels for the training sentences: O, then B- and I- of each type; or all plain tags.
 
     Args:
-      declared: labels that a data set declares; their order is kept if all that are needed are among them, and the tags
-        are plain or BIO.
+      declared: labels that a data set declares; their order is kept if they include all labels, and the tags are plain
+        or BIO.
     """
     tags = {tag for sentence in require(sentences.tags, "the tags") for tag in sentence}
     if sentences.scheme == PLAIN:
@@ -319,7 +316,7 @@ def label_names(sentences: Sentences, declared: Sequence[str] = ()) -> tuple[str
 
 
 def write_predictions(path: Path, sentences: Sentences, tags: Sequence[Sequence[str]]) -> Path:
-    """Writes the file's columns with the predicted tag, in the file's scheme, as one more: what conlleval reads."""
+    """Writes the columns of the file and the predicted tag in the scheme of the file, for conlleval."""
     lines = []
     for sentence, predicted in enumerate(tags):
         columns = sentences.columns[sentence] if sentences.columns else [[word] for word in sentences.words[sentence]]
@@ -346,22 +343,22 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def _check_cells(
-    cells: list[str], wanted: tuple[int, int], width: int, delimiter: str, labelled: bool, path: Path, line_number: int
+    cells: list[str], columns: tuple[int, int], width: int, delimiter: str, labelled: bool, path: Path, line_number: int
 ) -> None:
     if len(cells) != width:
         raise UserError(
-            f"{path}, line {line_number}: {len(cells)} columns between {SEPARATORS[delimiter]} where the lines above "
+            f"{path}, line {line_number}: {len(cells)} columns between {SEPARATORS[delimiter]}, but the lines above "
             f"have {width}: fix or remove the line"
         )
     if labelled and width < 2:
-        raise UserError(f"{path}, line {line_number}: one column: the word must come first and its tag last")
-    for what, column in zip(("word", "tag") if labelled else ("word",), wanted, strict=False):
+        raise UserError(f"{path}, line {line_number}: one column: write the word first and its tag last")
+    for name, column in zip(("word", "tag") if labelled else ("word",), columns, strict=False):
         if not cells[column]:
-            raise UserError(f"{path}, line {line_number}: the {what} is empty: fix or remove the line")
+            raise UserError(f"{path}, line {line_number}: the {name} is empty: fix or remove the line")
 
 
 def _spelling(counts: Counter[str], types: Collection[str] | None) -> Spelling | None:
-    """The spelling of a file's tags. Types alone mark entities if a model has them, or if O is most frequent."""
+    """Returns the spelling of tags. Types without prefixes mark entities if a model has them, or if O is commonest."""
     if types is None and counts[OUTSIDE] == max(counts.values(), default=0):
         types = ()
     return find_spelling(counts, types)
@@ -370,7 +367,7 @@ def _spelling(counts: Counter[str], types: Collection[str] | None) -> Spelling |
 def attach_tags(
     untagged: Sentences, tags: list[list[str]], reading: Reading = "error", types: Collection[str] | None = None
 ) -> Sentences:
-    """The sentences with their tags, as `read_rows` treats them."""
+    """Returns the sentences with their tags (see `read_rows`)."""
     if reading == "plain":
         return replace(untagged, tags=tags)
     counts = Counter(tag for sentence in tags for tag in sentence)
@@ -380,14 +377,14 @@ def attach_tags(
         untagged = replace(untagged, spelling=spelling)
     if spelling.scheme == IO:
         remark = (
-            f"{untagged.path}: the tags have no B- or I-, and are read as types of entities: neighbouring words of one "
-            "type are one entity"
+            f"{untagged.path}: the tags have no B- or I-, and are read as entity types: adjacent words of one type are "
+            "one entity"
         )
         untagged = replace(untagged, remarks=(*untagged.remarks, remark))
     elif spelling == CANONICAL and len(counts) > 1 and {tag for tag in counts if is_span_tag(tag)} == {OUTSIDE}:
         remark = (
-            f"{untagged.path}: O is among the tags, and they are read as plain tags, which accuracy scores: write B- "
-            "or I- before a type for entities"
+            f"{untagged.path}: O is among the tags, but they are read as plain tags, scored by accuracy: write B- or "
+            "I- before a type for entities"
         )
         untagged = replace(untagged, remarks=(*untagged.remarks, remark))
     marking = [is_span_tag(tag) for sentence in tags for tag in sentence]
@@ -398,7 +395,7 @@ def attach_tags(
         sentence, word = _place(tags, marking.index(False))
         raise UserError(
             f"{untagged.path}, {untagged.unit} {untagged.line(sentence, word)}: the tag {tags[sentence][word]!r} is "
-            f"none of {', '.join((*SCHEMES, *OTHER_SCHEMES))}: write O, or B-, I-, E- or S- and a type"
+            f"not part of {', '.join((*SCHEMES, *OTHER_SCHEMES))}: write O, or B-, I-, E- or S- and a type"
         )
     scheme = detect_scheme(tags)
     faults = []
@@ -409,15 +406,15 @@ def attach_tags(
             if reading == "error":
                 last = sentence_tags[fault - 1] if fault else "the start of the sentence"
                 raise UserError(
-                    f"{untagged.path}, {untagged.unit} {faults[0]}: the tag {sentence_tags[fault]} after {last} breaks "
-                    f"the file's scheme, {scheme}: fix the tag, or read such faults as conlleval does: "
+                    f"{untagged.path}, {untagged.unit} {faults[0]}: the tag {sentence_tags[fault]} after {last} "
+                    f"violates the file's scheme, {scheme}: fix the tag, or read such faults as in conlleval: "
                     "--data.invalid_tags count"
                 )
     return replace(untagged, tags=[convert(sentence, "BIO") for sentence in tags], scheme=scheme, broken=faults)
 
 
 def _place(sentences: Sequence[Sequence[str]], word: int) -> tuple[int, int]:
-    """Sentence, and place in it, of a word counted through all of them."""
+    """Returns the sentence and the position in it of the n-th word."""
     ends = np.cumsum([len(sentence) for sentence in sentences])
     sentence = int(np.searchsorted(ends, word, side="right"))
     return sentence, word - int(ends[sentence]) + len(sentences[sentence])

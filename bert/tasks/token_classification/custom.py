@@ -1,6 +1,6 @@
-"""Custom tagging: words and tags in JSONL, in a data set, or in columns that the configuration names.
+"""Token classification on words and tags in JSONL files, data sets, or columns that the configuration names.
 
-Columns are those of CSV, TSV and CoNLL files: a row for each word, an empty row behind each sentence.
+CSV, TSV and CoNLL files have a row for each word, and an empty row after each sentence.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from bert.tasks.token_classification.task import TAG_KEYS, TokenClassificationTa
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".conll", ".txt")
 
 NAMES_OF_WORDS = ("word", "words", "token", "tokens", "form")
-"""Usual names of a column of words if none is configured: a first row with them is a header."""
+"""Usual names of a column of words, by which a header is recognized."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
-    """A tag for each word; whether the tags mark entities, they tell themselves."""
+    """A tag for each word. The tags themselves determine whether they mark entities."""
 
     name: str = "tagging"
     data_keys = (*KEYS, *TAG_KEYS)
@@ -49,7 +49,7 @@ class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
 
     @property
     def unnamed_table_columns(self) -> tuple[str, ...]:
-        """Of new inputs, which are texts and no columns of words."""
+        """New inputs are texts and not columns of words."""
         return ()
 
     @property
@@ -60,7 +60,7 @@ class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
         return split_names(Path(folder), self.data, SUFFIXES)
 
     def records(self, folder: Path, split: str) -> Records:
-        """The rows of a split that is not in columns, under the names that the configuration gives them."""
+        """Returns the rows of a split that is not in columns."""
         return split_records(folder, split, self.data)
 
     def read(self, folder: Path, split: str) -> Sentences:
@@ -102,10 +102,10 @@ class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
         return _in_conll_columns(sentences) if delimiter == "," else sentences
 
     def _names(self, folder: Path, split: str, path: Path, rows: list[conll.Row]) -> list[str] | None:
-        """The names of the columns, whose row is taken out of ``rows``; None: they have none.
+        """Returns the names of the columns, and removes their row from ``rows``; None without a header.
 
         Raises:
-          UserError: there are names, or have to be, and those of the configuration are not among them.
+          UserError: a configured column is missing.
         """
         line_number, cells = conll.first_row(rows)
         if not cells:
@@ -129,15 +129,15 @@ class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
                     "right one, or name them all in their order as data.column_names"
                 )
         if len(set(cells)) < len(cells):
-            raise UserError(f"{path}, line {line_number}: the columns are {quoted(cells)}: give each its own name")
+            raise UserError(f"{path}, line {line_number}: the columns are {quoted(cells)}: use unique names")
         rows.remove((line_number, cells))
         return cells
 
     def _given_names(self, split: str, location: str, width: int) -> list[str]:
-        """data.column_names, for a test file of one column less without that of the tag."""
+        """Returns ``data.column_names``, without the tags for a test file with one column less."""
         names = list(self.data.column_names or ())
         if width != len(names) and not (split == "test" and width == len(names) - 1):
-            raise UserError(f"{location}: {width} columns, and data.column_names names {len(names)}: name each of them")
+            raise UserError(f"{location}: {width} columns, but data.column_names has {len(names)} names: name each one")
         if width < len(names):
             del names[self._column_index("tags", width, names)]
         return names
@@ -156,14 +156,14 @@ class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
         return "tags" in names or len(names) == len(self._train_row(folder))
 
     def _train_row(self, folder: Path) -> list[str]:
-        """The first row of the training file; empty where that is not in columns."""
+        """Returns the first row of the training file; [] if it is not in columns."""
         if not self._in_columns(folder, "train"):
             return []
         path = split_path(folder, "train", self.data, SUFFIXES)
         return conll.first_row(conll.column_rows(path, self.data.column_names)[1])[1]
 
     def _train_word(self, folder: Path) -> str | None:
-        """What the training file calls the column of words; None where its columns have no names."""
+        """Returns the name of the column of words in the training file; None without a header."""
         row = self._train_row(folder)
         path = split_path(folder, "train", self.data, SUFFIXES)
         names = self._names(folder, "train", path, [(1, row)])
@@ -171,20 +171,19 @@ class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
 
 
 def _in_conll_columns(sentences: Sentences) -> Sentences:
-    """To be written with spaces between the columns, with tabs where cells are empty or have spaces."""
+    """Returns sentences whose columns are written with spaces, or with tabs if cells are empty or have spaces."""
     rows = (cells for sentence in sentences.columns or () for cells in sentence)
     odd = any(" " in cell or not cell for cells in rows for cell in cells)
     return dataclasses.replace(sentences, delimiter="\t" if odd else " ")
 
 
 def _refuse_header(path: Path, rows: list[conll.Row]) -> None:
-    """Raises UserError where the first row looks like names of columns, and its tag is that of no other word."""
+    """Raises UserError if the first row looks like a header, and its tag occurs only once."""
     line_number, cells = conll.first_row(rows)
     if cells and cells[0].lower() in NAMES_OF_WORDS and sum(row[-1:] == cells[-1:] for _, row in rows) == 1:
         raise UserError(
             f"{path}, line {line_number}: {cells[0]!r} and {cells[-1]!r} look like names of columns: set "
-            "data.columns.words and data.columns.tags to them or, if they are none, name the columns as "
-            "data.column_names"
+            "data.columns.words and data.columns.tags to them or, if they are data, set data.column_names"
         )
 
 
@@ -196,17 +195,17 @@ def read_sentences(
     reading: Reading = "error",
     types: Collection[str] | None = None,
 ) -> Sentences:
-    """The sentences of rows that hold a list of words and a list of tags.
+    """Returns the sentences of rows with a list of words and a list of tags.
 
-    Words may be any texts, white space among them, and numbers. Rows of data sets, and of tags that are class labels,
-    that lack a tag are left out and counted in a note.
+    Words may be numbers and any texts, including white space. Rows without tags are skipped and counted in a note if
+    they come from a data set or if the tags are class labels.
 
     Args:
-      needed: whether there have to be tags; otherwise a split whose first row has none is one to predict.
+      needed: whether tags are required; otherwise a split whose first row has no tags is a split to predict.
       reading, types: as for `bert.tasks.token_classification.conll.read`.
 
     Raises:
-      UserError: place of a row without such lists, or with lists that are not equally long; and as `ner.read`.
+      UserError: a row lacks a list, its lists have different lengths, or a tag is invalid.
     """
     sentence_words: list[list[str]] = []
     sentence_tags: list[list[str]] = []
@@ -218,19 +217,19 @@ def read_sentences(
     for index, (line_number, fields) in enumerate(records.rows):
         if not (needed or index):
             labelled = fields.get(tags) is not None
-        wanted = {words: "data.columns.words", **({tags: "data.columns.tags"} if labelled else {})}
+        required = {words: "data.columns.words", **({tags: "data.columns.tags"} if labelled else {})}
         try:
-            records.require(line_number, list(fields), wanted)
-            found = _words(records, line_number, words, fields[words])
+            records.require(line_number, list(fields), required)
+            row_words = _words(records, line_number, words, fields[words])
             if labelled and may_lack and _lacks_tags(fields[tags]):
                 left_out.append(line_number)
                 continue
-            found_tags = _tags(records, line_number, tags, fields[tags], len(found)) if labelled else []
+            row_tags = _tags(records, line_number, tags, fields[tags], len(row_words)) if labelled else []
         except UserError as error:
             faults.append((line_number, error))
             continue
-        sentence_words.append(found)
-        sentence_tags.append(found_tags)
+        sentence_words.append(row_words)
+        sentence_tags.append(row_tags)
         lines.append(line_number)
     records.require_sound(faults)
     if left_out:
@@ -238,7 +237,7 @@ def read_sentences(
     if not any(sentence_words):
         raise UserError(f"{records.source} has no words: it needs a {records.unit} for each sentence")
     column_tags = sentence_tags if labelled else [[] for _ in sentence_words]
-    columns = [_columns(sentence, given) for sentence, given in zip(sentence_words, column_tags, strict=True)]
+    columns = [_columns(*sentence) for sentence in zip(sentence_words, column_tags, strict=True)]
     path = Path(records.source)
     untagged = Sentences(
         sentence_words,
@@ -256,7 +255,7 @@ def read_sentences(
 
 
 def _words(records: Records, line_number: int, name: str, values: Any) -> list[str]:
-    """The words of a row, which may be none. Raises UserError."""
+    """Returns the words of a row. Raises UserError."""
     if not isinstance(values, list):
         raise records.error(line_number, f"{name} is {str(values)[:40]!r}: it must be a list of words")
     wrong = next((value for value in values if not isinstance(value, str | int | float)), "")
@@ -270,7 +269,7 @@ def _tags(records: Records, line_number: int, name: str, values: Any, count: int
     if not isinstance(values, list):
         raise records.error(line_number, f"{name} is {str(values)[:40]!r}: it must be a list of tags")
     if len(values) != count:
-        raise records.error(line_number, f"{count} words and {len(values)} {name}: give each word one")
+        raise records.error(line_number, f"{count} words, but {len(values)} {name}: write one for each word")
     return [label_text(records, line_number, name, value).strip() for value in values]
 
 
@@ -283,7 +282,7 @@ NO_BREAK_SPACE = "\u00a0"
 
 
 def _columns(words: Sequence[str], tags: Sequence[str]) -> list[list[str]]:
-    """A sentence as CoNLL has it: a row for each word. What cannot stand in a column becomes no-break spaces."""
+    """Returns a sentence as CoNLL columns. Characters that are invalid in columns become no-break spaces."""
     cells = [_LINE_BREAKS.sub(NO_BREAK_SPACE, word) for word in words]
     cells = [cell if cell.strip(" ") else NO_BREAK_SPACE * max(len(cell), 1) for cell in cells]
     return [list(row) for row in zip(cells, tags, strict=True)] if tags else [[cell] for cell in cells]

@@ -1,4 +1,4 @@
-"""The task of tagging words: entities, or a tag for each."""
+"""Token classification: entities, or a tag for each word."""
 
 from __future__ import annotations
 
@@ -59,30 +59,30 @@ class Words(NamedTuple):
     words: list[dict[str, Any]]
 
 
-MOST_TAGS = 20
-"""A file with more different tags than this, and than different words, is taken for one with swapped columns."""
+MAX_TAGS = 20
+"""A file with more different tags than this, and more tags than words, is assumed to have swapped columns."""
 
 TAG_KEYS = ("labels", "invalid_tags", "clitics")
-"""Keys of ``data`` that tagging reads."""
+"""Keys of ``data`` that token classification reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenClassificationTask(Task):
-    """Tags of words in CoNLL columns; whether they mark entities, the tags themselves tell."""
+    """Tags of words in CoNLL columns. The tags themselves determine whether they mark entities."""
 
     name: str
     labels: tuple[str, ...] = ()
-    """As `bert.tasks.token_classification.conll.label_names` gives them; () until the training file is read."""
+    """The labels of `conll.label_names`; () before the training file is read."""
     may_be_broken: bool = False
-    """Tags that break their scheme are counted, and no error."""
+    """Whether tags that violate their scheme are counted instead of rejected."""
     spelling: Spelling | None = None
-    """How the labels of a published model spell tags of entities; None for B-PER, I-PER and O, or plain tags."""
+    """Spelling of entity tags in a published model; None for B-PER, I-PER and O, or plain tags."""
     clitics: tuple[str, ...] | None = None
-    """Endings that `split_text` separates; None for CLITICS, until the training file is read."""
+    """Word endings that `split_text` separates; None for CLITICS before the training file is read."""
     lexicon: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    """The most common tag of each word of the training sentences, for the baseline."""
+    """The most frequent tag of each training word, for the baseline."""
     most_frequent_tag: str = field(default=OUTSIDE, repr=False, compare=False)
-    """Of all words of the training sentences, for the baseline."""
+    """The most frequent tag of all training words, for the baseline."""
     kind: ClassVar[str] = "token_classification"
     baseline: str = "commonest_tag"
     windows: ClassVar[bool] = True
@@ -90,39 +90,39 @@ class TokenClassificationTask(Task):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The labels as they are spelled here: B-PER for PER-B."""
+        """The labels in the canonical spelling: B-PER for PER-B."""
         return tuple(self.spelling.read(label) or label for label in self.labels) if self.spelling else self.labels
 
     @property
     def marks_entities(self) -> bool:
-        """Whether the tags are those of entities, and not parts of speech, say."""
+        """Whether the tags mark entities; otherwise they are plain tags such as parts of speech."""
         return all(map(is_span_tag, self.tags))
 
     @property
     def known_types(self) -> list[str] | None:
-        """The types of entities; None until the training file is read."""
+        """The entity types; None before the training file is read."""
         return self.types if self.labels else None
 
     @property
     def names_types(self) -> bool:
-        """Whether the tags are the types of entities without prefixes, and O."""
+        """Whether the tags are O and entity types without prefixes."""
         return OUTSIDE in self.tags and not any(is_span_tag(tag) for tag in self.tags if tag != OUTSIDE)
 
     @property
     def finds_entities(self) -> bool:
-        """Whether answers are entities; neighbours of one type without prefixes are one entity, as in transformers."""
+        """Whether answers are entities. Without prefixes, adjacent words of one type are one entity."""
         return self.marks_entities or self.names_types
 
     @property
     def reading(self) -> conll.Reading:
-        """How tags are read: plain ones, once the training file has shown that they are, as they stand."""
+        """How files are read: plain tags are read unchanged if the training file has plain tags."""
         if self.labels and not self.marks_entities:
             return "plain"
         return "count" if self.may_be_broken else "error"
 
     @property
     def types(self) -> list[str]:
-        """The types of entities."""
+        """The entity types."""
         return sorted({split_tag(label)[1] for label in self.tags} - {""}) if self.marks_entities else []
 
     @property  # of other tasks a field
@@ -130,7 +130,7 @@ class TokenClassificationTask(Task):
         return "f1" if self.marks_entities else "accuracy"
 
     def higher_is_better(self, metric: str) -> bool | None:
-        """Of f1_TYPE as of f1."""
+        """Treats f1_TYPE like f1."""
         return super().higher_is_better("f1" if metric in {f"f1_{type}" for type in self.types} else metric)
 
     @property
@@ -146,7 +146,7 @@ class TokenClassificationTask(Task):
         return self.labels
 
     def fit(self, train: Sentences) -> TokenClassificationTask:
-        """With the labels, unless data.labels names them, and each word's most common tag."""
+        """Returns the task with labels (unless ``data.labels`` is set), clitics and the most frequent tags."""
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for words, tags in zip(train.words, require(train.tags, "the tags"), strict=True):
             for word, tag in zip(words, tags, strict=True):
@@ -155,8 +155,8 @@ class TokenClassificationTask(Task):
         [(tag, _)] = sum(counts.values(), Counter()).most_common(1)
         labels = self.labels or train.labels
         if len(labels) < 2:
-            raise UserError(f"every training word has the tag {tag!r}: a tagger needs two or more tags")
-        if not self.labels and len(labels) > max(len(counts), MOST_TAGS):
+            raise UserError(f"every training word has the tag {tag!r}, but token classification needs two or more tags")
+        if not self.labels and len(labels) > max(len(counts), MAX_TAGS):
             raise UserError(
                 f"{train.path} has {len(labels):,} tags and {len(counts):,} different words: are the columns swapped? "
                 "Set data.columns.words and data.columns.tags, or list all tags as data.labels"
@@ -171,7 +171,7 @@ class TokenClassificationTask(Task):
 
     def from_config(self, data: TaskDataConfig) -> Self:
         labels, clitics = tuple(data.labels or ()), None
-        if data.clitics is not None or labels:  # a run that began before the setting existed has labels
+        if data.clitics is not None or labels:  # runs older than the setting have labels
             clitics = tuple(map(plain_apostrophes, data.clitics or ()))
         return replace(self, labels=labels, may_be_broken=data.invalid_tags == "count", clitics=clitics)
 
@@ -179,7 +179,7 @@ class TokenClassificationTask(Task):
         return split_files.splits_in(Path(folder), FILES)
 
     def read(self, folder: Path, split: str) -> Sentences:
-        """A test file with as many columns as the training file has its tags."""
+        """Returns the sentences; a test file has tags if it has as many columns as the training file."""
         path = split_files.find_split_file(folder, FILES, split, "CoNLL columns")
         labelled = split != "test" or conll.width(path) == conll.width(self._train(folder))
         sentences = conll.read(path, labelled, self.reading, self.known_types)
@@ -189,9 +189,10 @@ class TokenClassificationTask(Task):
         return word_features.tokenize(tokenizer, examples, self.labels, data.max_length)
 
     def predict(self, outputs: Outputs, features: WordFeatures, examples: Sentences) -> Tagged:
-        """[T, L] logits of each row -> the most likely tag of each word, where the word is labelled.
+        """Returns the most likely tag of each word for logits [T, L] at the labelled tokens.
 
-        Tags of entities become sound BIO, for a head may well begin an entity with I-; probabilities stay as they were.
+        Entity tags are converted to valid BIO, because the head may start an entity with I-; probabilities do not
+        change.
         """
         shares = metrics.softmax(np.nan_to_num(pad_and_stack(outputs, (0, self.num_labels))))
         tags = word_features.decode_tags(examples, features, shares.argmax(-1), self.tags)
@@ -201,45 +202,44 @@ class TokenClassificationTask(Task):
         return Tagged(tags, [[next(best) for _ in words] for words in examples.words])
 
     def score(self, predictions: Tagged, examples: Sentences) -> dict[str, float]:
-        """Entities: precision, recall, f1 and more over all, and f1_TYPE of each type; plain tags: accuracy."""
+        """Returns precision, recall, f1, ... and f1_TYPE of entities, or the accuracy of plain tags."""
         return self._scores(predictions.tags, examples)
 
     def _scores(self, tags: Sequence[Sequence[str]], examples: Sentences) -> dict[str, float]:
-        right: Sequence[Sequence[str]] = require(examples.tags, "the tags")
-        if self.marks_entities and examples.scheme in SCHEMES:  # accuracy depends on the scheme: that of the file
-            tags, right = (
-                [convert(sentence, examples.scheme) for sentence in sentences] for sentences in (tags, right)
+        expected: Sequence[Sequence[str]] = require(examples.tags, "the tags")
+        if self.marks_entities and examples.scheme in SCHEMES:  # accuracy depends on the scheme of the file
+            tags, expected = (
+                [convert(sentence, examples.scheme) for sentence in sentences] for sentences in (tags, expected)
             )
-        scores = metrics.entity_metrics(tags, right)
+        scores = metrics.entity_metrics(tags, expected)
         if not self.marks_entities:
             return {"accuracy": scores["accuracy"]}
-        by_type = metrics.entities_by_type(tags, right)
+        by_type = metrics.entities_by_type(tags, expected)
         return {**scores, **{f"f1_{type}": by_type.get(type, {"f1": 0.0})["f1"] for type in self.types}}
 
     def baseline_scores(self, examples: Sentences) -> dict[str, float]:
-        """Scores of the most frequent tag of each word in train; a new word gets the most frequent tag of all."""
+        """Returns the scores of each word's most frequent training tag, or the most frequent tag for new words."""
         unknown = OUTSIDE if self.marks_entities else self.most_frequent_tag
         return self._scores([[self.lexicon.get(word, unknown) for word in words] for words in examples.words], examples)
 
     def is_degenerate(self, predictions: Tagged, examples: Sentences) -> bool:
-        """One tag (B- and I- count as one) for every word where there should be several, or not one entity right."""
+        """Returns whether all words have one tag (B- and I- count as one), or no entity is correct."""
         both = (predictions.tags, require(examples.tags, "the tags"))
-        ours, right = ({self._kind(tag) for sentence in tags for tag in sentence} for tags in both)
-        return len(ours) == 1 < len(right) or self.score(predictions, examples)[self.main_metric] == 0
+        predicted, expected = ({self._kind(tag) for sentence in tags for tag in sentence} for tags in both)
+        return len(predicted) == 1 < len(expected) or self.score(predictions, examples)[self.main_metric] == 0
 
     def never_predicted(self, predictions: Tagged, examples: Sentences) -> list[str]:
-        """Returns types of entities, or tags."""
+        """Returns entity types or tags."""
         both = (require(examples.tags, "the tags"), predictions.tags)
-        right, ours = ({self._kind(tag) for sentence in tags for tag in sentence} for tags in both)
-        missing = sorted(right - ours - ({OUTSIDE} if self.marks_entities else set()))
+        expected, predicted = ({self._kind(tag) for sentence in tags for tag in sentence} for tags in both)
+        missing = sorted(expected - predicted - ({OUTSIDE} if self.marks_entities else set()))
         return [split_tag(tag)[1] or tag if self.marks_entities else tag for tag in missing]
 
     def _kind(self, tag: str) -> str:
         return join_tag("B", split_tag(tag)[1]) if self.marks_entities and tag != OUTSIDE else tag
 
     def write_predictions(self, folder: Path, split: str, predictions: Tagged, examples: Sentences) -> list[Path]:
-        """The columns of the file with the predicted tag as one more, as conlleval reads them; next to the scores of
-        each type, where the right tags are known."""
+        """Writes the columns of the file and the predicted tag, for conlleval, and the scores of each type."""
         paths = [conll.write_predictions(folder / f"{split}.conll", examples, predictions.tags)]
         if examples.tags is not None and self.marks_entities:
             paths.append(_write_types(folder / f"{split}_types.tsv", predictions.tags, examples.tags))
@@ -250,39 +250,36 @@ class TokenClassificationTask(Task):
         return ("text",)
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Sentences:
-        """Each input is a text, or a list of words. Both may be empty.
-
-        The text of a list is its words with a space between.
-        """
+        """Accepts a text or a list of words per input; both may be empty. Words of a list are joined by spaces."""
         texts, words, spans = [], [], []
-        for index, given in enumerate(inputs, 1):
-            if isinstance(given, str):
-                texts.append(without_surrogates(given))
-                found = split_text(texts[-1], CLITICS if self.clitics is None else self.clitics)
+        for index, value in enumerate(inputs, 1):
+            if isinstance(value, str):
+                texts.append(without_surrogates(value))
+                words_of_text, spans_of_text = split_text(texts[-1], CLITICS if self.clitics is None else self.clitics)
             else:
-                found = _given_words(self.name, given, index)
-                texts.append(" ".join(found[0]))
-            words.append(found[0])
-            spans.append(found[1])
+                words_of_text, spans_of_text = _listed_words(self.name, value, index)
+                texts.append(" ".join(words_of_text))
+            words.append(words_of_text)
+            spans.append(spans_of_text)
         return Sentences(words, None, texts=texts, spans=spans)
 
     def read_inputs(self, path: Path) -> Iterator[tuple[int, list[str]]] | None:
         """Yields the sentences of a file with a row for each word."""
-        found = conll.read_words(path, self.words_column)
-        return None if found is None else zip(found.lines, found.words, strict=True)
+        sentences = conll.read_words(path, self.words_column)
+        return None if sentences is None else zip(sentences.lines, sentences.words, strict=True)
 
     @property
     def words_column(self) -> str:
-        """The name of the field with a list of words."""
+        """Name of the column with lists of words."""
         return "words"
 
     def columns_among(self, names: Collection[str]) -> tuple[str, ...]:
-        """The field of words, if there is no text."""
+        """Returns the column of words if there is no column of texts."""
         has_words = "text" not in names and self.words_column in names
         return (self.words_column,) if has_words else super().columns_among(names)
 
     def input_of_row(self, fields: Mapping[str, Any]) -> Any:
-        """A text, or the list of words of a row."""
+        """Returns the text or the list of words of a row."""
         if self.columns_among(fields) != (self.words_column,):
             return super().input_of_row(fields)
         words = fields[self.words_column]
@@ -293,12 +290,12 @@ class TokenClassificationTask(Task):
         return words
 
     def parse_line(self, line: str) -> Any:
-        """A text, or a JSON object with the words of a sentence."""
+        """Parses a text, or a JSON object with the words of a sentence."""
         fields = json_input(line, (self.words_column,)) if _names_words(line, self.words_column) else None
         return super().parse_line(line) if fields is None else self.input_of_row(fields)
 
-    def input_fields(self, given: Any) -> dict[str, Any]:
-        return {"text": given} if isinstance(given, str) else {"words": list(given)}
+    def input_fields(self, value: Any) -> dict[str, Any]:
+        return {"text": value} if isinstance(value, str) else {"words": list(value)}
 
     def format_predictions(self, predictions: Tagged, examples: Sentences) -> list[Entities | Words]:
         answered: list[Entities | Words] = []
@@ -328,27 +325,27 @@ class TokenClassificationTask(Task):
 
 
 def _names_words(line: str, name: str) -> bool:
-    """Whether a line is meant as a JSON object with words, and not as a text that begins with a brace."""
+    """Returns whether a line is a JSON object with words and not a text that starts with a brace."""
     return line.lstrip().startswith("{") and json.dumps(name) in line
 
 
-def _given_words(task: str, given: Any, index: int) -> tuple[list[str], list[tuple[int, int]]]:
-    """The words of an input that lists them, and their spans in the text with a space between two. Raises UserError."""
-    given = given.tolist() if isinstance(given, np.ndarray) else given
-    if not isinstance(given, list | tuple) or not all(isinstance(word, str) and word for word in given):
+def _listed_words(task: str, value: Any, index: int) -> tuple[list[str], list[tuple[int, int]]]:
+    """Returns the words of an input that lists them, and their spans in the joined text. Raises UserError."""
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(value, list | tuple) or not all(isinstance(word, str) and word for word in value):
         raise UserError(
-            f"input {index} is {shown(given)}, and {task} takes a text or a list of words, none of them empty: pass a "
+            f"input {index} is {shown(value)}, but {task} takes a text or a list of words, none of them empty: pass a "
             "string or a list of strings"
         )
-    words = [without_surrogates(word) for word in given]
+    words = [without_surrogates(word) for word in value]
     starts = itertools.accumulate((len(word) + 1 for word in words), initial=0)
     return words, [(start, start + len(word)) for start, word in zip(starts, words, strict=False)]
 
 
-def _write_types(path: Path, tags: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> Path:
+def _write_types(path: Path, tags: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> Path:
     names = ("precision", "recall", "f1", "support", "predicted", "correct")
     rows: list[tuple[str, ...]] = [("type", *names)]
-    for type, scores in metrics.entities_by_type(tags, right).items():
+    for type, scores in metrics.entities_by_type(tags, expected).items():
         rows.append((type, *(f"{scores[name]:.6g}" for name in names)))
     return write_tsv(path, rows)
 

@@ -1,4 +1,4 @@
-"""Words -> rows of tokens for the model; labels of tokens -> tags of words and entities of texts."""
+"""Splits texts into words, makes rows of tokens from words, and tags of words from labels of tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from tokenizers import Tokenizer
 from bert.data.encoding import ROWS_AT_ONCE, prose_tokenizer, row_template, widest_windows, window_starts
 from bert.data.rows import IGNORE_INDEX, TokenRows
 from bert.errors import UserError, listed
-from bert.metrics.tagging_schemes import (
-    extract_entities,
-)
+from bert.metrics.tagging_schemes import extract_entities
 from bert.tasks.token_classification.conll import Sentences
 from bert.tokenizer.library import encode_batch, keeps_spaces
 from bert.tokenizer.special_tokens import special_ids
@@ -28,15 +26,16 @@ from bert.tokenizer.vocabulary import after_space
 
 @dataclass(frozen=True, kw_only=True)
 class WordFeatures(TokenRows):
-    """R rows of the tokens of some words, each as of one text: a long sentence has several rows, each word its label in
-    one of them. Labels are those of tokens, IGNORE_INDEX except where ``words`` has a word; None if there are no tags.
+    """R rows of sentences. A long sentence has several rows, and each word has a label in exactly one of them.
+
+    The labels of tokens are IGNORE_INDEX except where ``words`` has a word; None without tags.
     """
 
     words: np.ndarray
-    """[tokens of all rows] int32: index of the word, counted through all sentences, at the one token of all rows that
-    has its label: its first token, in the row that shows most around it; -1 elsewhere."""
+    """[tokens of all rows] int32: index of the word, counted over all sentences, at its labelled token (its first token
+    in the row with the most context); -1 elsewhere."""
     sentences: np.ndarray
-    """[R] int32: index of the row's sentence."""
+    """[R] int32: index of the sentence of each row."""
 
     @property
     def input_numbers(self) -> np.ndarray:
@@ -53,20 +52,20 @@ class Entity(NamedTuple):
     end: int
     """One past the last."""
     probability: float | None = None
-    """Mean of its words' tags'."""
+    """Mean probability of the tags of its words."""
 
 
 def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], max_length: int = 128) -> WordFeatures:
-    """Sentences -> rows of at most ``max_length`` tokens; every word is labelled in exactly one place.
+    """Returns the sentences as rows of at most ``max_length`` tokens; each word is labelled at one token.
 
-    A sentence that does not fit is read through windows that overlap by half. A word without a token (a control
-    character, say) is [UNK], so that it has a label too. ``tokenizer`` stays as it is.
+    A longer sentence is split into windows that overlap by half. A word without tokens (such as a control character)
+    becomes [UNK], so that it has a label. ``tokenizer`` does not change.
 
     Args:
-      labels: a tag's number is its place here.
+      labels: the tags, in the order of the label indices.
 
     Raises:
-      UserError: file and line of a tag that is not among ``labels``; a ``max_length`` below 4.
+      UserError: a tag is not among ``labels``, or ``max_length`` is below 4.
     """
     special, template = special_ids(tokenizer), row_template(tokenizer)
     room = template.room(max_length)
@@ -111,11 +110,11 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
 def decode_tags(
     sentences: Sentences, features: WordFeatures, predictions: np.ndarray, labels: Sequence[str]
 ) -> list[list[str]]:
-    """Predicted labels -> a tag for every word of every sentence.
+    """Returns a tag for each word of each sentence.
 
     Args:
-      predictions: [R, T] label predicted at each token of ``features``; T at least its longest row. Predictions for
-        tokens without a label are ignored.
+      predictions: [R, T] label index predicted for each token of ``features``, T at least the length of the longest
+        row. Tokens without a label are ignored.
     """
     longest = features.lengths.max(initial=0)
     if np.shape(predictions)[0] != len(features) or longest > np.shape(predictions)[1]:
@@ -125,7 +124,7 @@ def decode_tags(
 
 
 def gather_word_values(features: WordFeatures, values: np.ndarray) -> np.ndarray:
-    """[R, T] values of the tokens -> [words] that of each word, at the token that has its label."""
+    """Returns the values [words] at the labelled token of each word, from values of all tokens [R, T]."""
     flat = values[np.arange(values.shape[1]) < features.lengths[:, None]]
     has_word = features.words >= 0
     word_values = np.empty(int(features.words.max(initial=-1)) + 1, values.dtype)
@@ -136,17 +135,17 @@ def gather_word_values(features: WordFeatures, values: np.ndarray) -> np.ndarray
 def entities(
     text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str], probabilities: Sequence[float] | None = None
 ) -> list[Entity]:
-    """The entities of a text, by the tags, character spans and probabilities of its words."""
-    found = []
+    """Returns the entities of a text from the tags, character spans and probabilities of its words."""
+    text_entities = []
     for type, first, end in extract_entities(tags):
         start, stop = spans[first][0], spans[end - 1][1]
         probability = None if probabilities is None else sum(probabilities[first:end]) / (end - first)
-        found.append(Entity(type, text[start:stop], start, stop, probability))
-    return found
+        text_entities.append(Entity(type, text[start:stop], start, stop, probability))
+    return text_entities
 
 
 def _encode_tags(sentences: Sentences, labels: Sequence[str]) -> np.ndarray | None:
-    """[words] int32: the index in ``labels`` of each word's tag."""
+    """Returns the label index of each word's tag, [words] int32; None without tags."""
     if sentences.tags is None:
         return None
     label_of = {label: index for index, label in enumerate(labels)}
@@ -162,10 +161,10 @@ def _encode_tags(sentences: Sentences, labels: Sequence[str]) -> np.ndarray | No
 
 
 def _tokens_of_words(tokenizer: Tokenizer, sentences: list[list[str]], room: int) -> dict[str, np.ndarray]:
-    """The ids of each distinct word, at most ``room``: a word's tokens do not depend on its neighbours.
+    """Returns at most ``room`` token ids of each distinct word: the tokens of a word do not depend on its context.
 
-    If tokens hold the space before a word, every word has one, also the first, as in transformers' run_ner.py
-    (is_split_into_words with add_prefix_space).
+    If the tokens include the space before a word, all words have a space, also the first one, as in transformers'
+    run_ner.py (is_split_into_words with add_prefix_space).
     """
     literal, spaced = prose_tokenizer(tokenizer), keeps_spaces(tokenizer)
     words = list(dict.fromkeys(word for sentence in sentences for word in sentence))
@@ -208,11 +207,11 @@ def plain_apostrophes(text: str) -> str:
 
 
 def split_text(text: str, clitics: Sequence[str] = ()) -> tuple[list[str], list[tuple[int, int]]]:
-    """The words of a text that is not in columns, as files in columns have them, and their spans.
+    """Returns the words of a text as files in columns have them, and their spans.
 
-    Words are separated by white space; each punctuation character before or behind one is a separate word, all but the
-    last dot of an abbreviation with dots in it. Those within a word stay (U.N., AL-AIN, O'Neill), as do the signs of
-    tweets before one (@name, #topic). Each Chinese character is a word. An ending among ``clitics`` is a separate word.
+    Words are separated by white space. Each punctuation character before or after a word is a separate word, except the
+    last dot of an abbreviation with dots. Punctuation within a word (U.N., AL-AIN, O'Neill) and the signs of tweets
+    (@name, #topic) stay. Each Chinese character is a word. An ending among ``clitics`` is a separate word.
     """
     lower = "".join(small if len(small := character.lower()) == 1 else character for character in text)
     plain = plain_apostrophes(lower) if clitics else ""
@@ -241,5 +240,5 @@ def split_text(text: str, clitics: Sequence[str] = ()) -> tuple[list[str], list[
 
 
 def _is_punctuation(character: str) -> bool:
-    """As BERT's tokenizer has it: all of ASCII but letters, digits and spaces is."""
+    """Returns whether BERT's tokenizer treats a character as punctuation: also all ASCII symbols."""
     return character in string.punctuation or unicodedata.category(character).startswith("P")

@@ -129,4 +129,4 @@ def test_misplaced_answers_are_skipped_in_train_and_told(tmp_path: Path) -> None
     task = make_task(FinetuneConfig(task="span", data=TaskDataConfig(dir=str(tmp_path), columns=COLUMNS)))
     train = task.read(tmp_path, "train")
     assert [example.id for example in train.examples] == ["q2"]
-    assert "1 question(s) with an answer that does not stand where the file says, q1 is the first" in train.notes[0]
+    assert "1 question(s) with an answer that is not at its stated position, q1 is the first" in train.notes[0]

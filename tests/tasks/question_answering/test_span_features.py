@@ -222,7 +222,7 @@ def test_logits_of_other_rows_are_refused(tokenizer):
     examples = [example("a b", "a")]
     windows = question_answering.make_qa_features(tokenizer, examples)
     for shape in [(1, 5), (2, 6)]:
-        with pytest.raises(ValueError, match="wanted"):
+        with pytest.raises(ValueError, match="expected"):
             question_answering.decode_answers(examples, windows, np.zeros(shape), np.zeros(shape))
 
 

@@ -101,14 +101,19 @@ def test_empty_lines_within_questions_of_qqp_are_short_rows(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "old", "new", "words"),
     [
-        ("cola", "\t0\t*", "\t2\t*", "train.tsv, line 2: label is '2', and the labels are '0', '1': fix it"),
+        ("cola", "\t0\t*", "\t2\t*", "train.tsv, line 2: label is '2', but the labels are '0', '1': fix it"),
         ("cola", "\t*\tThem", "\tThem", "train.tsv, line 2: 3 columns where the original has 4"),
-        ("stsb", "3.800", "5.001", "train.tsv, line 2: score is '5.001': out of range, stsb has scores from 0 to 5"),
+        (
+            "stsb",
+            "3.800",
+            "5.001",
+            "train.tsv, line 2: score is '5.001': out of range, but stsb has scores from 0 to 5",
+        ),
         ("stsb", "3.800", "-0.1", "score is '-0.1': out of range"),
         ("stsb", "3.800", "nan", "score is 'nan': out of range"),
-        ("stsb", "3.800", "high", "score is 'high': no number, stsb has scores from 0 to 5"),
-        ("mnli", "neutral\n", "-\n", "gold_label is '-', and the labels are 'entailment', 'neutral', 'contradiction'"),
-        ("rte", "not_entailment", "1", "label is '1', and the labels are 'entailment', 'not_entailment'"),
+        ("stsb", "3.800", "high", "score is 'high': not a number, but stsb has scores from 0 to 5"),
+        ("mnli", "neutral\n", "-\n", "gold_label is '-', but the labels are 'entailment', 'neutral', 'contradiction'"),
+        ("rte", "not_entailment", "1", "label is '1', but the labels are 'entailment', 'not_entailment'"),
         ("rte", "\ta\tb\t", "\t\tb\t", "train.tsv, line 2: sentence1 is empty: write it or remove the line"),
         ("rte", "\ta\tb\t", "\ta\t \t", "train.tsv, line 2: sentence2 is empty"),
         ("qnli", "q?", "", "train.tsv, line 2: question is empty"),
@@ -239,10 +244,10 @@ def test_lines_of_new_inputs() -> None:
     assert TASKS["rte"].parse_line("a\tb") == ("a", "b")
     assert TASKS["rte"].input_fields(("a", "b")) == {"text_a": "a", "text_b": "b"}
     with pytest.raises(
-        ValueError, match=r"1 column\(s\) where this task takes 2: write text_a, text_b with a tab between"
+        ValueError, match=r"1 column\(s\), but this task needs 2: write text_a, text_b separated by tabs"
     ):
         TASKS["rte"].parse_line("a")
     with pytest.raises(ValueError, match="empty"):
         TASKS["rte"].parse_line("a\t ")
-    with pytest.raises(UserError, match=r"input 2 is .a., and rte takes a pair of texts: pass a list of tuples"):
+    with pytest.raises(UserError, match=r"input 2 is .a., but rte takes a pair of texts: pass a list of tuples"):
         TASKS["rte"].examples_from_inputs([("a", "b"), "a"])

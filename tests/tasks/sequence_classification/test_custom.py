@@ -175,7 +175,7 @@ def test_a_data_set_is_read_by_the_names_of_its_splits(tmp_path: Path, monkeypat
         ("text,label\n ,x\n", "train.csv, line 2: text is empty: write it or remove the line"),
         ("text,label\na,x\nb,\n", "train.csv, line 3: label is '': it must be a text"),
         ('text,label\na,x\nb,"x\ty"\n', "train.csv, line 3: label is 'x\\ty': it must be a text without tabs"),
-        ("text,label\na,x\nb,x\n", "every training row has the label 'x': a classifier needs two or more labels"),
+        ("text,label\na,x\nb,x\n", "every training row has the label 'x', but a classifier needs at least two labels"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_one_sentence(tmp_path: Path, train: str, words: str) -> None:
@@ -201,13 +201,13 @@ def test_what_is_wrong_with_a_line_of_jsonl_is_one_sentence(tmp_path: Path, line
 def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path) -> None:
     made_files(tmp_path, train_tsv="text\tlabel\na\t1\nb\t0\n", dev_tsv="text\tlabel\na\t1\nb\t7\n")
     task = own().fit(own().read(tmp_path, "train"))
-    unknown = "dev.tsv, line 3: label is '7', and the labels are '0', '1': fix it, or list all labels as data.labels"
+    unknown = "dev.tsv, line 3: label is '7', but the labels are '0', '1': fix it, or list all labels as data.labels"
     assert unknown in error_of(task, tmp_path, "dev")
-    assert "line 3: label is '7', and the labels are '0', '1'" in error_of(
+    assert "line 3: label is '7', but the labels are '0', '1'" in error_of(
         own(labels=["0", "1"], train="dev.tsv"), tmp_path
     )
     scores = own("regression", score_range=[0, 5])
-    assert "dev.tsv, line 3: label is '7': out of range, regression has scores from 0 to 5" in error_of(
+    assert "dev.tsv, line 3: label is '7': out of range, but regression has scores from 0 to 5" in error_of(
         scores, tmp_path, "dev"
     )
     for word in ("nan", "inf", "1e39", "high"):
@@ -231,13 +231,13 @@ def test_files_that_are_missing_or_there_twice(tmp_path: Path) -> None:
 
 def test_metrics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"data\.metrics has 'pearson': classification is measured by accuracy, f1, macro"
+        UserError, match=r"data\.metrics has 'pearson', but classification has the metrics accuracy, f1, macro"
     ):
         own(metrics=["pearson"])
-    with pytest.raises(UserError, match=r"data\.metrics has 'f1': regression is measured by pearson, spearman"):
+    with pytest.raises(UserError, match=r"data\.metrics has 'f1', but regression has the metrics pearson, spearman"):
         own("regression", metrics=["f1"])
     made_files(tmp_path, train_tsv="text\tlabel\na\tx\nb\ty\nc\tz\n")
-    assert "f1, which is for two labels, and there are 3: take macro_f1" in error_of(own(metrics=["f1"]), tmp_path)
+    assert "f1, which is for two labels, but there are 3: use macro_f1" in error_of(own(metrics=["f1"]), tmp_path)
 
 
 def test_keys_that_a_task_does_not_read_are_refused() -> None:
@@ -246,7 +246,9 @@ def test_keys_that_a_task_does_not_read_are_refused() -> None:
         ("span", {"score_range": [0, 1]}), ("classification", {"score_range": [0, 1]}),
     ):  # fmt: skip
         [key] = data
-        with pytest.raises(UserError, match=rf"data\.{key} is set, but it is for .*, and the task is {name}: leave it"):
+        with pytest.raises(
+            UserError, match=rf"data\.{key} is set, but it is for .*, and the task is {name}: remove it"
+        ):
             own(name, dir="x", **data)
     with pytest.raises(UserError, match=r"data.score_range is \[5, 0\]"):
         TaskDataConfig(dir="x", score_range=[5, 0]).check()
@@ -260,7 +262,7 @@ def test_a_registered_task_is_found_and_the_toolkits_stay(monkeypatch: pytest.Mo
     monkeypatch.setattr("bert.tasks.registry.TASKS", dict(TASKS))
     register_task(CustomClassification(name="mine"))
     assert find_task("mine").name == "mine"
-    with pytest.raises(ValueError, match="rte is a task of the toolkit"):
+    with pytest.raises(ValueError, match="rte is a built-in task"):
         register_task(CustomClassification(name="rte"))
 
 

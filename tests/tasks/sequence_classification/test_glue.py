@@ -116,7 +116,7 @@ def test_the_folder_above_will_do(tmp_path):
         (b"sentence,label\na,1\n", "with a tab between two names"),
         (HEADER + b"a\t1\nb\n", "line 3: 1 column where the header has 2"),
         (HEADER + b"a\tb\t1\n", "line 2: 3 columns where the header has 2"),
-        (HEADER + b"a\t1\nb\t2\n", "line 3: label is '2', and the labels are '0', '1': fix it"),
+        (HEADER + b"a\t1\nb\t2\n", "line 3: label is '2', but the labels are '0', '1': fix it"),
         (HEADER + b"a\tgood\n", "line 2: label is 'good'"),
         (HEADER + b"a\t\n", "line 2: label is ''"),
         (HEADER + b"a\t1\n\t0\n", "line 3: sentence is empty: write it or remove the line"),

@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
 
     data = glue_set("rte", ("yes", "no"))
     data.save_to_disk(str(tmp_path / "words"))
-    wrong = "label is 'no', and the labels are 'entailment', 'not_entailment': fix it"
+    wrong = "label is 'no', but the labels are 'entailment', 'not_entailment': fix it"
     assert error_of("rte", tmp_path / "words") == f"{tmp_path / 'words'}, split train, row 1: {wrong}"
     message = error_of("qnli", tmp_path / "words")
     assert "row 1: no 'question' among 'sentence1', 'sentence2', 'label', 'idx': set task to the right one" in message
@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     data["train"] = split(*COLUMNS["rte"], [0, -1])
     data.save_to_disk(str(tmp_path / "partial"))
     assert "split train, row 2: label is missing (null)" in error_of("rte", tmp_path / "partial")
-    assert "partial has no split for dev: set data.dir to RTE as a whole" in error_of(
+    assert "partial has no split for dev: set data.dir to the whole data set RTE" in error_of(
         "rte", tmp_path / "partial", "dev"
     )
 

@@ -150,7 +150,7 @@ def test_class_weights_are_balanced_or_given(tmp_path: Path) -> None:
     single = own("classification", class_weights="balanced")
     assert single.fit(single.read(tmp_path, "train")).class_weights == (2.0, 2 / 3)
     for given, wrong in (
-        ("z=2", r"data.class_weights has 'z=2', and the labels are 'x', 'y': use balanced, or LABEL=WEIGHT"),
+        ("z=2", r"data.class_weights has 'z=2', but the labels are 'x', 'y': use balanced, or LABEL=WEIGHT"),
         (["x=0"], "data.class_weights has 'x=0': set the weight to a number above 0"),
         (["x=much"], "data.class_weights has 'x=much': set the weight to a number above 0"),
     ):
@@ -162,7 +162,7 @@ def test_class_weights_are_balanced_or_given(tmp_path: Path) -> None:
     [
         ('"a;;b"', "line 3: label is 'a;;b', with an empty label next to a ;: remove that ;"),
         ('"a;"', "line 3: label is 'a;', with an empty label next to a ;: remove that ;"),
-        ('["a;b"]', "line 3: label has 'a;b', and ; separates labels in tables: use a name without it"),
+        ('["a;b"]', "line 3: label has 'a;b', but ; separates labels in tables: use a name without it"),
         ("[0, 1, 0]", "line 3: label has '0' twice: list each label of the row once"),
         ('["a", 0.5]', "line 3: label is 0.5: it must be a text without tabs"),
         ('["a", ""]', "line 3: label is '': it must be a text"),
@@ -179,18 +179,20 @@ def test_what_is_wrong_with_labels_and_settings_is_one_sentence(tmp_path: Path, 
     task, _ = fitted(tmp_path)
     made_files(tmp_path, dev_csv="text,label\na,bill;other\n", none_csv="text,label\na,\nb,\n",
                same_csv="text,label\na,x;y\nb,y;x\n", list_jsonl='{"text": "a", "label": ["x", "y"]}\n')  # fmt: skip
-    unknown = "line 2: label is 'other', and the labels are 'bill', 'login', 'speed': fix it, or list all labels"
+    unknown = "line 2: label is 'other', but the labels are 'bill', 'login', 'speed': fix it, or list all labels"
     assert unknown in error_of(task, tmp_path, "dev")
     assert "no training row has a label: set data.columns.label" in error_of(own(train="none.csv"), tmp_path)
-    same = "every training row has the same labels ('x', 'y'): add rows that lack one of them"
+    same = "every training row has the same labels ('x', 'y'): add rows without one of them"
     assert same in error_of(own(train="same.csv", labels=["x", "y", "z"]), tmp_path)
-    single = "line 1: label is a list, and classification has one label a row: set task to multilabel, or fix the row"
+    single = "line 1: label is a list, but classification has one label per row: set task to multilabel, or fix the row"
     assert single in error_of(own("classification", train="list.jsonl"), tmp_path)
-    two = "data.label_thresholds has 2 numbers, and there are 3 labels: set one for each label, or one for all"
+    two = "data.label_thresholds has 2 numbers, but there are 3 labels: set one per label, or one for all labels"
     assert two in error_of(own(label_thresholds=[0.5, 0.5]), tmp_path)
-    with pytest.raises(UserError, match=r"data\.labels has 'a;b', and ; separates labels: use a name without it"):
+    with pytest.raises(UserError, match=r"data\.labels has 'a;b', but ; separates labels: use a name without it"):
         own(labels=["a;b"])
-    with pytest.raises(UserError, match=r"data\.metrics has 'accuracy': multilabel is measured by micro_f1, macro_f1"):
+    with pytest.raises(
+        UserError, match=r"data\.metrics has 'accuracy', but multilabel has the metrics micro_f1, macro_f1"
+    ):
         own(metrics=["accuracy"])
     for key, value in (
         ("label_thresholds", [0.5]),
@@ -200,7 +202,7 @@ def test_what_is_wrong_with_labels_and_settings_is_one_sentence(tmp_path: Path, 
         ("null_score_diff_threshold", 2.0),
         ("invalid_tags", "count"),
     ):
-        with pytest.raises(UserError, match=rf"data\.{key} is set, but it is for .*, and the task is sst2: leave it"):
+        with pytest.raises(UserError, match=rf"data\.{key} is set, but it is for .*, and the task is sst2: remove it"):
             own("sst2", dir="x", **{key: value})
     with monkeypatch.context() as patch:
         patch.setitem(TASKS, "mine", dataclasses.replace(TASKS["regression"], name="mine"))
@@ -253,7 +255,7 @@ def test_multi_hot_lists_have_the_given_names_in_their_order(tmp_path: Path) -> 
     task = own(labels=["z", "x", "y"])
     assert task.fit(task.read(tmp_path, "train")).labels == ("z", "x", "y")
     assert own().read(tmp_path, "train").label_words == ("LABEL_0", "LABEL_1", "LABEL_2")
-    assert "multi-hot lists of 3 numbers, and there are 2 labels" in error_of(own(labels=["a", "b"]), tmp_path)
+    assert "multi-hot lists of 3 numbers, but there are 2 labels" in error_of(own(labels=["a", "b"]), tmp_path)
 
 
 def test_a_run_whose_labels_are_called_0_and_1_reads_names(tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ def test_a_column_for_each_label(tmp_path: Path) -> None:
     task = own(labels=["toxic", "rude"], columns=ColumnsConfig(id="id"))
     train = task.read(tmp_path, "train")
     assert (train.labels.tolist(), train.ids) == ([[0, 1], [1, 0], [0, 0]], ["7", "8", "9"])
-    assert "1 row with -1 for all labels left out" in train.notes[0]
+    assert "1 row with -1 for all labels skipped" in train.notes[0]
     task = task.fit(train)
     assert task.read(tmp_path, "dev").labels.tolist() == [[0, 1]]
     assert not task.read(tmp_path, "test").labelled

@@ -26,9 +26,9 @@ def test_rows_are_docstrings_with_their_package() -> None:
     train, dev = (task.read(Path(SOURCE), split) for split in ("train", "dev"))
     assert train.label_words == ("asyncio", "email", "logging")
     assert set(np.bincount(train.known_labels) > 0) == {True}
-    assert np.bincount(train.known_labels).max() <= packages.MOST_ROWS
+    assert np.bincount(train.known_labels).max() <= packages.MAX_ROWS
     lengths = [len(text.split()) for text in train.texts_a + dev.texts_a]
-    assert min(lengths) >= packages.MIN_WORDS and max(lengths) == packages.MOST_WORDS
+    assert min(lengths) >= packages.MIN_WORDS and max(lengths) == packages.MAX_WORDS
     assert task.splits(Path(SOURCE)) == ["train", "dev"]
     assert len(dev) > 0
     with pytest.raises(UserError, match="packages reads its own rows, whose scores are in res"):
@@ -65,7 +65,7 @@ def test_names_are_those_of_packages_distributions_and_modules() -> None:
 @pytest.mark.medium
 def test_a_package_gives_a_limited_number_of_rows_spread_over_its_modules(monkeypatch) -> None:
     whole = list(packages._rows(SOURCE, "train"))
-    monkeypatch.setattr(packages, "MOST_ROWS", 10)
+    monkeypatch.setattr(packages, "MAX_ROWS", 10)
     some = list(packages._rows(SOURCE, "train"))
     assert len(some) == 30
     [first, *_, last] = [row for row in some if row["label"] == "email"]

@@ -70,26 +70,28 @@ def test_a_file_to_predict_has_words_alone(tmp_path):
 
 def test_broken_sequences_are_errors_or_counted(tmp_path):
     path = write(tmp_path, "a B-X\nb I-X\n\nc O\nd I-X\ne I-Y\n\nf B-Y\n\ng B-X\n")
-    assert "line 5: the tag I-X after O breaks the file's scheme, BIO" in error_of(path)
+    assert "line 5: the tag I-X after O violates the file's scheme, BIO" in error_of(path)
     sentences = conll.read(path, reading="count")
     assert sentences.broken == [5]
     assert sentences.tags[1] == ["O", "B-X", "B-Y"]
-    assert "line 1: the tag I-X after the start of the sentence breaks" in error_of(write(tmp_path, "a I-X\n\nb B-X\n"))
+    assert "line 1: the tag I-X after the start of the sentence violates" in error_of(
+        write(tmp_path, "a I-X\n\nb B-X\n")
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "holds no words"),
-        ("\n \n-DOCSTART- O\n", "holds no words"),
-        ("a O\nb\n", "line 2: 1 columns between spaces where the lines above have 2"),
-        ("a x O\nb O\n", "line 2: 2 columns between spaces where the lines above have 3"),
+        ("", "has no words"),
+        ("\n \n-DOCSTART- O\n", "has no words"),
+        ("a O\nb\n", "line 2: 1 columns between spaces, but the lines above have 2"),
+        ("a x O\nb O\n", "line 2: 2 columns between spaces, but the lines above have 3"),
         ("a\tO\nb O\n", "line 2: 1 columns between tabs"),
-        ("a\nb\n", "line 1: one column: the word must come first and its tag last"),
+        ("a\nb\n", "line 1: one column: write the word first and its tag last"),
         ("a\tO\n\tO\n", "line 2: the word is empty"),
         ("a\tO\nb\t\n", "line 2: the tag is empty"),
-        ("a O\n\nb B-X\nc Borg\n", "line 4: the tag 'Borg' is none of BIO, IOB1, BIOES"),
-        ("a B-\nb B-X\n", "line 1: the tag 'B-' is none of"),
+        ("a O\n\nb B-X\nc Borg\n", "line 4: the tag 'Borg' is not part of BIO, IOB1, BIOES"),
+        ("a B-\nb B-X\n", "line 1: the tag 'B-' is not part of"),
         (b"a O\ncaf\xe9 O\n", "line 2: not UTF-8"),
     ],
 )
@@ -132,7 +134,7 @@ def test_other_schemes_are_read_and_written_as_in_the_file(tmp_path):
 def test_types_alone_mark_entities_if_most_words_have_none(tmp_path):
     sentences = conll.read(write(tmp_path, "a X\nb X\nc O\nd O\n"))
     assert sentences.tags == [["B-X", "I-X", "O", "O"]]
-    assert "neighbouring words of one type are one entity" in sentences.notes[0]
+    assert "adjacent words of one type are one entity" in sentences.notes[0]
     sentences = conll.read(write(tmp_path, "a X\nb X\nc O\n"))
     assert (sentences.tags, sentences.scheme) == ([["X", "X", "O"]], "plain")
     assert "read as plain tags" in sentences.notes[0]
@@ -151,7 +153,7 @@ def test_types_alone_mark_entities_if_most_words_have_none(tmp_path):
 def test_comments_before_sentences_are_left_out(tmp_path, content):
     sentences = conll.read(write(tmp_path, content))
     assert (sentences.words, sentences.tags) == ([["a", "b"], ["c"]], [["B-X", "O"], ["O"]])
-    assert "2 lines that begin with # before a sentence left out" in sentences.notes[0]
+    assert "2 lines that begin with # before a sentence skipped" in sentences.notes[0]
 
 
 @pytest.mark.parametrize("comment", ["#", "#\n# id 1 x=y", "#id=3", "###PMID:1"])

@@ -81,7 +81,7 @@ def test_columns_are_named_by_the_header(tmp_path: Path) -> None:
     message = error_of(own(column_names=header, columns=ColumnsConfig(tags="ner")), tmp_path)
     assert message == "data.columns.tags is 'ner', which is not in data.column_names: number, word, pos, entity"
     message = error_of(own(column_names=["a", "b"]), tmp_path)
-    assert message.endswith("train.conll, line 1: 4 columns, and data.column_names names 2: name each of them")
+    assert message.endswith("train.conll, line 1: 4 columns, but data.column_names has 2 names: name each one")
     message = error_of(own(columns=ColumnsConfig(words="word")), tmp_path)
     assert "train.conll, line 1: no 'word' among '1', 'Ann', 'NNP', 'B-PER': set data.columns.words" in message
     assert message.endswith("name them all in their order as data.column_names")
@@ -125,14 +125,16 @@ def test_blanks_around_tags_do_not_count(tmp_path: Path) -> None:
 
 def test_a_single_tag_is_nothing_to_learn(tmp_path: Path) -> None:
     train = own().read(jsonl(tmp_path, "train", {"words": ["Ann", "left"], "tags": ["O", "O"]}), "train")
-    with pytest.raises(UserError, match="every training word has the tag 'O': a tagger needs two or more"):
+    with pytest.raises(
+        UserError, match="every training word has the tag 'O', but token classification needs two or more"
+    ):
         own().fit(train)
 
 
 def test_columns_without_an_end_of_a_sentence_are_told(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("words,tags\n" + "Ann,B-PER\nleft,O\n" * 150)
     [note] = own().read(tmp_path, "train").notes
-    assert note.endswith("is one sentence of 300 words: an empty line ends a sentence, put one behind each")
+    assert note.endswith("is one sentence of 300 words: put an empty line after each sentence")
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
@@ -183,16 +185,16 @@ def test_test_tables_may_lack_the_tags(tmp_path: Path, between: str) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", " holds no words: "),
-        ("word,tag\n", " holds no words: "),
+        ("", " has no words: "),
+        ("word,tag\n", " has no words: "),
         ("Ann,B-PER\n", ", line 1: no 'word' among 'Ann', 'B-PER': set data.columns.words to the right one, or name "),
         ("\nword,pos\n", ", line 2: no 'tag' among 'word', 'pos': set data.columns.tags to the right one, or name "),
-        ("word,tag,tag\n", ", line 1: the columns are 'word', 'tag', 'tag': give each its own name"),
-        ("word,tag\na,O\nb\n", ", line 3: 1 columns between commas where the lines above have 2"),
-        ("word,tag\na,O,x\n", ", line 2: 3 columns between commas where the lines above have 2"),
+        ("word,tag,tag\n", ", line 1: the columns are 'word', 'tag', 'tag': use unique names"),
+        ("word,tag\na,O\nb\n", ", line 3: 1 columns between commas, but the lines above have 2"),
+        ("word,tag\na,O,x\n", ", line 2: 3 columns between commas, but the lines above have 2"),
         ("word,tag\na,\n", ", line 2: the tag is empty"),
-        ("word,tag\na,B-X\n\nb,I-Y\n", ", line 4: the tag I-Y after the start of the sentence breaks"),
-        ('word,tag\n"a\nb",O\n', ", line 2: the cell 'a\\nb' has a tab or a line end: take it out"),
+        ("word,tag\na,B-X\n\nb,I-Y\n", ", line 4: the tag I-Y after the start of the sentence violates"),
+        ('word,tag\n"a\nb",O\n', ", line 2: the cell 'a\\nb' has a tab or a line end: remove it"),
         ('word,tag\n"a,O\n', ", line 2: not CSV (unexpected end of data): fix its quotes"),
     ],
 )
@@ -214,16 +216,19 @@ def test_csv_without_names_has_words_and_tags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"words": ["a", "b"], "tags": ["O"]}, "line 3: 2 words and 1 tags: give each word one"),
+        ({"words": ["a", "b"], "tags": ["O"]}, "line 3: 2 words, but 1 tags: write one for each word"),
         ({"words": ["a"]}, "line 3: no 'tags' among 'words': set data.columns.tags to the right one"),
-        ({"words": [], "tags": ["O"]}, "line 3: 0 words and 1 tags: give each word one"),
+        ({"words": [], "tags": ["O"]}, "line 3: 0 words, but 1 tags: write one for each word"),
         ({"words": None, "tags": []}, "line 3: words is 'None': it must be a list of words"),
         ({"words": "a b", "tags": ["O"]}, "line 3: words is 'a b': it must be a list"),
         ({"words": [None], "tags": ["O"]}, "line 3: words has None: each word must be a text or a number"),
         ({"words": ["a"], "tags": [None]}, "line 3: tags is missing (null): write it or remove the line"),
         ({"words": ["a"], "tags": [" "]}, "line 3: tags is ' ': it must be a text without tabs and line ends"),
-        ({"words": ["a", "b"], "tags": ["O", "I-PER"]}, "line 3: the tag I-PER after O breaks the file's scheme, BIO"),
-        ({"words": ["a", "b"], "tags": ["O", "Borg"]}, "line 3: the tag 'Borg' is none of BIO, IOB1, BIOES"),
+        (
+            {"words": ["a", "b"], "tags": ["O", "I-PER"]},
+            "line 3: the tag I-PER after O violates the file's scheme, BIO",
+        ),
+        ({"words": ["a", "b"], "tags": ["O", "Borg"]}, "line 3: the tag 'Borg' is not part of BIO, IOB1, BIOES"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_with_file_and_line(tmp_path: Path, row: dict[str, object], words: str) -> None:
@@ -240,7 +245,7 @@ def test_broken_tags_are_counted_when_asked(tmp_path: Path) -> None:
 def test_a_fault_in_a_data_set_is_told_with_its_row(tmp_path: Path) -> None:
     rows = {"words": [["c", "d"], ["a", "b"]], "tags": [["B-X", "I-X"], ["O", "I-PER"]]}
     datasets.DatasetDict(train=datasets.Dataset.from_dict(rows)).save_to_disk(tmp_path)
-    assert ", row 2: the tag I-PER after O breaks" in error_of(own(), tmp_path)
+    assert ", row 2: the tag I-PER after O violates" in error_of(own(), tmp_path)
     [note] = own(invalid_tags="count").read(tmp_path, "train").notes
     assert note.endswith("(row 2)")
 

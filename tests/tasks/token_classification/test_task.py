@@ -72,9 +72,7 @@ def test_squad_trains_on_what_has_a_place_and_scores_everything(tmp_path, tokeni
         write_squad(tmp_path, "1.1", split, *paragraphs)
     train, dev = task.read(tmp_path, "train"), task.read(tmp_path, "dev")
     assert [example.id for example in train.examples] == ["good"]
-    assert (
-        "1 question(s) with an answer that does not stand where the file says, lost is the first; 1 " in train.notes[0]
-    )
+    assert "1 question(s) with an answer that is not at its stated position, lost is the first; 1 " in train.notes[0]
     assert len(dev) == 2
     rows = task.features(tokenizer, dev, DATA)
     assert rows.labels.tolist() == [[4, 4], [0, 0]]
