@@ -1,4 +1,4 @@
-"""environment.json: the software and the devices of each session of a run, for people; a resume compares none of it."""
+"""environment.json: software and devices of each session of a run. It is only informative: no resume reads it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bert.runs.folder import ENVIRONMENT_FILE, RunFolder
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 GIT_FILE_BYTES = 2**22
-"""Maximum size of a file of git that is read. ``packed-refs`` of a large repository has some megabytes."""
+"""Maximum size of files of git that are read. ``packed-refs`` of a large repository has some megabytes."""
 
 
 def record_environment(run: RunFolder[Any]) -> None:
@@ -32,7 +32,7 @@ def record_environment(run: RunFolder[Any]) -> None:
 
 
 def read_environment(run: Path) -> list[dict[str, Any]]:
-    """The sessions of a run, the first one first; none if the file is missing or damaged."""
+    """Returns the sessions of a run in order; none if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
         sessions = load_json((run / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
         if isinstance(sessions, list) and all(isinstance(session, dict) for session in sessions):
@@ -41,7 +41,7 @@ def read_environment(run: Path) -> list[dict[str, Any]]:
 
 
 def describe_environment() -> dict[str, Any]:
-    """This process: no environment variables, and ~ for the user's home, which may have the user's name."""
+    """Describes this process, without environment variables. The user's home folder is replaced by ~."""
     import jax
 
     first, *_ = devices = local_devices()
@@ -62,7 +62,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments of a program without the credentials in URLs and the values of options such as --token."""
+    """Redacts credentials in URLs, and values of options such as --token, in the arguments of a program."""
     kept: list[str] = []
     after_secret = False
     for argument in arguments:
@@ -88,10 +88,10 @@ def _without_home(text: str) -> str:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Returns the commit of the working tree that a folder belongs to; None for any other folder.
+    """Returns the commit of the working tree that contains a folder; None for any other folder.
 
-    It is read from the files of git. Running git would run programs that the settings of the folder name, and the
-    folder may come from somebody else.
+    It is read from the files of git. Git itself could run programs that the settings of the folder name, and the folder
+    may be untrusted.
     """
     for parent in (folder, *folder.parents):
         git = parent / ".git"
@@ -105,7 +105,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def _commit(git: Path, common: Path) -> str | None:
-    """Returns the commit of HEAD; ``common`` is the folder of the branches, which working trees share."""
+    """Returns the commit of HEAD. ``common`` is the folder with the branches, which working trees share."""
     head = _read_small(git / "HEAD").strip()
     if match := re.fullmatch(r"ref: (refs/[^\s\\]+)", head):
         if ".." in match[1]:
@@ -116,7 +116,7 @@ def _commit(git: Path, common: Path) -> str | None:
 
 
 def _read_small(file: Path) -> str:
-    """Returns the text of a file; "" for anything else, such as a folder, a pipe or a file of many megabytes."""
+    """Reads a text file; returns "" for anything else, such as a folder, a pipe or a large file."""
     with contextlib.suppress(OSError, ValueError):
         if file.is_file() and file.stat().st_size <= GIT_FILE_BYTES:
             return file.read_text(encoding="utf-8", errors="replace")

@@ -1,14 +1,16 @@
-"""The run directory: locking, resuming, and compatibility checks."""
+"""The folders of runs and sweeps: locking, resuming, and compatibility checks."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,10 +19,10 @@ from bert.config.resume import RESUMABLE_KEYS, apply_resumable_keys, first_diffe
 from bert.config.run_file import CONFIG_FILE, DIGEST_FILE, check_vocabulary, load_run_config, save_run_config
 from bert.config.run_file import config_class_of_run as config_class_of_run
 from bert.config.yaml_io import build_config, dump, keys_of, parse_yaml
-from bert.errors import UserError, require
-from bert.files import LOCK, exclusive_lock, is_temporary, local_path, read_json, require_utf8, write_atomic
+from bert.errors import UserError, redact, require
+from bert.files import LOCK, exclusive_lock, is_temporary, load_json, local_path, read_json, require_utf8, write_atomic
 from bert.remote import is_url, writable_path
-from bert.runs.metrics_log import read_results
+from bert.runs.metrics_log import read_results, to_jsonable
 from bert.runs.mirror import Mirror, local_folder
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
@@ -28,47 +30,49 @@ Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 KINDS: dict[type, str] = {PretrainConfig: "pretraining", FinetuneConfig: "fine-tuning"}
 
 DATA_DIGEST_FILE = "data.digest"
-"""File with the digest of the training data, so that a run does not resume with other data."""
+"""File with digests of the data, so that a run does not resume with other data."""
 
 STREAM_FILE = "stream.json"
-"""File with the places of a stream's readers at the checkpoints, by the name of the examples of the phase."""
+"""File with the positions of a stream's readers at each checkpoint, by the name of the examples of the phase."""
 
 TARGET_TOKENIZER = "target_tokenizer"
-"""Folder of the vocabulary of the targets, in the run of a model that has one of their own."""
+"""Folder of the vocabulary of the targets, if a model has a separate one."""
 
 ENVIRONMENT_FILE = "environment.json"
 
 BUDGET_FILE = "budget.json"
-"""File with the time that a run with training.max_minutes has used, and the steps that were decided on."""
+"""File with the time that a run with training.max_minutes has used, and its number of steps once it is decided."""
 
 LENGTH_KEYS = ("steps", "epochs", "max_minutes")
-"""Keys of ``training`` that the steps decided on take the place of."""
+"""Keys of ``training`` that the decided number of steps replaces."""
 
 LOGGER_RUNS_FILE = "loggers.json"
-"""File with the ids of a run at the services of its loggers, so that a resumed run continues there."""
+"""File with the ids of a run at the services of its loggers, which a resumed run continues."""
 
 FROZEN_WEIGHTS = "frozen.safetensors"
-"""File with the weights that a run with adapters (LoRA) does not train, which its checkpoints do not hold."""
+"""File with the frozen weights of a run with adapters (LoRA), which its checkpoints do not contain."""
 
 TRANSFER = "transfer"
-"""Folder of a pretraining run with one fine-tuning run from each encoder, and what they print."""
+"""Folder of a pretraining run with one fine-tuning run for each encoder, and their output."""
+
+SWEEP_FILE = "sweep.json"
 
 ROWS = "rows"
-"""Folder of a run with the rows that were given in memory."""
+"""Folder of a run with training rows that were passed in memory."""
 
 
 @dataclass(frozen=True)
 class RunFolder(Generic[Config]):
-    """An output folder that belongs to one run.
+    """The folder of one run.
 
     Attributes:
         path: the folder.
-        config: of the run; of a resumed one as it was resolved at its start.
+        config: configuration of the run; for a resumed run as it was resolved at the start.
         resumed: whether the run was started before.
-        is_writer: whether this process writes into the folder; of several hosts, the first one does.
-        mirror: its copy in an object store, if ``output_dir`` is a URL.
-        previous: configuration with which a resumed run was trained so far, if its schedule is to change.
-        extended_from: number of steps that it had before; None unless its schedule changes.
+        is_writer: whether this process writes into the folder. Of several hosts, only the first one does.
+        mirror: the copy in an object store, if ``output_dir`` is a URL.
+        previous: configuration of a resumed run so far, if its schedule changes; else None.
+        extended_from: number of steps before the schedule changed; None unless it changes.
     """
 
     path: Path
@@ -80,10 +84,10 @@ class RunFolder(Generic[Config]):
     extended_from: int | None = None
 
     def check_data(self, *digests: str) -> None:
-        """Remembers the rows that the run is trained on, and those that choose its best step, by their digests.
+        """Records the digests of the training rows, and of the rows that select the best step.
 
         Raises:
-            UserError: the run began with other data.
+            UserError: the run started with other data.
         """
         if not self.is_writer:
             return
@@ -92,33 +96,32 @@ class RunFolder(Generic[Config]):
             write_atomic(file, " ".join(digests) + "\n")
             return
         stored = file.read_text(encoding="utf-8", errors="replace").split()
-        if not stored or list(digests)[: len(stored)] != stored:  # older runs have that of the training rows alone
-            way_out = "" if _has_checkpoint(self.path) else f", or remove {self.path}, which holds no checkpoint"
+        if not stored or list(digests)[: len(stored)] != stored:  # older runs only have the digest of the training rows
+            fix = "" if _has_checkpoint(self.path) else f", or remove {self.path}, which holds no checkpoint"
             raise UserError(
-                f"the data is not what the run in {self.path} began with: restore it, or name another --output_dir"
-                + way_out
+                f"the data is not what the run in {self.path} began with: restore it, or name another --output_dir{fix}"
             )
 
     def save_rows(self, tables: Mapping[str, str]) -> None:
-        """Writes rows that were given in memory, so that the run can resume, and its config.yaml repeat it.
+        """Writes rows that were passed in memory, so that the run can resume, and can be repeated from its config.yaml.
 
         Args:
-            tables: contents of the files by file name: ``*.jsonl``, and ``*.json`` with the labels that rows declare.
+            tables: contents by file name: ``*.jsonl`` with rows, and ``*.json`` with declared labels.
 
         Raises:
-            UserError: the run began with other rows.
+            UserError: the run started with other rows.
         """
         folder: Path = self.path / ROWS
         stored = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in folder.glob("*.json*")}
         if not self.is_writer or stored == tables:
             return
         if _has_checkpoint(self.path):
-            if _rows_alone(stored) == _rows_alone(tables):  # config.yaml has the labels of a run that has begun
+            if _rows_alone(stored) == _rows_alone(tables):  # config.yaml has the labels
                 return
             raise UserError(
                 f"the rows are not those that the run in {self.path} began with: pass these, or another output_dir"
             )
-        self.save_config(self.config)  # before other files: a folder without config.yaml belongs to no run
+        self.save_config(self.config)  # first: a folder without config.yaml is not a run
         for outdated in (*folder.glob("*.json*"), *self.path.glob(DATA_DIGEST_FILE)):
             outdated.unlink()
         folder.mkdir(exist_ok=True)
@@ -127,12 +130,12 @@ class RunFolder(Generic[Config]):
         self.push()
 
     def push(self) -> None:
-        """Copies what has changed into the object store, if the run is in one. Raises UserError."""
+        """Uploads changes to the object store, if the run is in one. Raises UserError."""
         if self.mirror is not None and self.is_writer:
             self.mirror.push()
 
     def pull(self) -> None:
-        """Copies what the main process has pushed, on a host that does not write."""
+        """Downloads what the main process has pushed, on a host that does not write."""
         if self.mirror is not None and not self.is_writer:
             self.mirror.pull(self.path)
 
@@ -141,10 +144,10 @@ class RunFolder(Generic[Config]):
         return self.path / "checkpoints"
 
     def save_config(self, config: Config, vocabulary: bool = True) -> RunFolder[Config]:
-        """Writes config.yaml with everything resolved, and returns the folder with it.
+        """Writes config.yaml, and returns the folder with this configuration.
 
         Args:
-            config: everything resolved.
+            config: the resolved configuration.
             vocabulary: whether the vocabulary in the folder is final.
         """
         if self.is_writer:
@@ -154,17 +157,17 @@ class RunFolder(Generic[Config]):
 
 @contextlib.contextmanager
 def open_run(config: Config, within: Mirror | None = None) -> Iterator[RunFolder[Config]]:
-    """Claims ``config.output_dir`` for this process alone, or finds the same run there already.
+    """Claims ``config.output_dir`` for this process, and starts or resumes the run in it.
 
-    Of several hosts (`jax.distributed`), the first one claims the folder and writes; all get the same run. A URL names
-    a folder in an object store, of which each host has a local copy (`bert.runs.mirror`).
+    Of several hosts (`jax.distributed`), the first one claims the folder and writes; all hosts open the same run. A URL
+    names a folder in an object store, of which each host has a local copy (`bert.runs.mirror`).
 
     Args:
-        config: as asked for.
-        within: the mirror of the run or the sweep that this run is a part of; None unless that has a URL.
+        config: the requested configuration.
+        within: the mirror of the run or sweep that contains this run, if that has a URL.
 
     Raises:
-        UserError: the folder cannot be written, is in use by another process, or holds something that is not this run.
+        UserError: the folder cannot be written, is in use by another process, or contains anything else.
     """
     jax = sys.modules.get("jax")  # without JAX there is one host
     if jax is None or not jax.distributed.is_initialized():
@@ -214,18 +217,18 @@ def _open_on_this_host(config: Config, within: Mirror | None) -> Iterator[RunFol
 
 @contextlib.contextmanager
 def claim_output_dir(output_dir: str, kind: str, marker: str) -> Iterator[tuple[Path, Mirror | None]]:
-    """Makes a folder, and holds it for this process alone, on this host.
+    """Creates a folder, and claims it for this process, on this host.
 
     Args:
         output_dir: a path or a URL.
-        kind: what the folder may hold.
-        marker: the file that a folder of this kind has.
+        kind: what the folder may contain, for messages.
+        marker: a file that every folder of this kind has.
 
     Yields:
-        The local folder, and for a URL its mirror.
+        The local folder, and its mirror if ``output_dir`` is a URL.
 
     Raises:
-        UserError: the folder cannot be written, is in use by another process, or holds anything else.
+        UserError: the folder cannot be written, is in use by another process, or contains anything else.
     """
     if not is_url(output_dir):
         path = Path(local_path(output_dir, "output_dir"))
@@ -254,7 +257,7 @@ def _claim_folder(path: Path, kind: str, marker: str) -> Iterator[None]:
 
 
 def _check_is_kind_or_empty(path: Path, kind: str, marker: str) -> None:
-    """Raises UserError for a file, and for a folder with anything in it but one of its kind."""
+    """Raises UserError for a file, and for a folder that is not empty and has no marker."""
     if path.exists() and not path.is_dir():
         raise UserError(f"output_dir {path} is a file: name a folder")
     if path.is_dir() and not (path / marker).is_file():
@@ -264,18 +267,18 @@ def _check_is_kind_or_empty(path: Path, kind: str, marker: str) -> None:
 
 
 def _leftovers(path: Path) -> list[Path]:
-    """What a kill left of files that were being written (`bert.files.atomic_write`)."""
+    """Returns temporary files that a killed process has left (`bert.files.atomic_write`)."""
     return [entry for entry in path.glob(".*") if is_temporary(entry) and entry.is_file()]
 
 
 def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
-    """The run in a folder that this process has for itself."""
+    """Returns the run in a folder that this process has claimed."""
     file = path / CONFIG_FILE
     if file.is_file():
         stored = load_run_config(path)
         if not isinstance(stored, type(config)):
             raise UserError(
-                f"{path} holds a {KINDS[type(stored)]} run, and this is a {KINDS[type(config)]} run: "
+                f"{path} holds a {KINDS[type(stored)]} run, but this is a {KINDS[type(config)]} run: "
                 "name another --output_dir"
             )
         config = _with_decided_steps(path, config, stored)
@@ -294,8 +297,8 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
                 f"{branch}, or resume it with --config {file} (keys that may change on resume: "
                 f"{', '.join(RESUMABLE_KEYS)})"
             )
-        # Nothing was trained yet: the user fixed a mistake before the first checkpoint.
-        # config.yaml stays until the new one takes its place: a folder without it belongs to no run.
+        # Without a checkpoint, the user has only fixed a mistake in the configuration.
+        # The old config.yaml stays until it is replaced: a folder without it is not a run.
         files = (
             "tokenizer.json",
             "vocab.txt",
@@ -315,7 +318,7 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
 
 
 def read_budget(path: Path) -> dict[str, Any]:
-    """The content of budget.json in a run's folder; empty if the file is missing or damaged."""
+    """Reads budget.json in a run's folder; empty if the file is missing or damaged."""
     with contextlib.suppress(UserError, OSError):
         budget = read_json(path / BUDGET_FILE)
         if isinstance(budget, dict) and isinstance(budget.get("seconds"), int | float):
@@ -324,10 +327,10 @@ def read_budget(path: Path) -> dict[str, Any]:
 
 
 def _with_decided_steps(path: Path, requested: Config, stored: Config) -> Config:
-    """The requested configuration; with the stored number of steps if it asks for the time that led to this."""
-    given = {key: getattr(requested.training, key) for key in LENGTH_KEYS}
+    """Returns the requested configuration, with the stored number of steps if it was decided for this request."""
+    lengths = {key: getattr(requested.training, key) for key in LENGTH_KEYS}
     budget = read_budget(path)
-    if budget.get("steps") is None or budget.get("requested") != given:
+    if budget.get("steps") is None or budget.get("requested") != lengths:
         return requested
     decided = {key: getattr(stored.training, key) for key in LENGTH_KEYS}
     return dataclasses.replace(requested, training=dataclasses.replace(requested.training, **decided))
@@ -338,7 +341,7 @@ def _rows_alone(tables: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_and_step(source: str | Path) -> tuple[Path, int | None]:
-    """The folder and the step of ``RUN@STEP``; of any other path, that and None."""
+    """Returns folder and step of ``RUN@STEP``; for any other path, the path and None."""
     path, (folder, _, step) = Path(source), str(source).rpartition("@")
     if step.isascii() and step.isdigit() and not path.exists() and (Path(folder) / "config.yaml").is_file():
         return Path(folder), int(step)
@@ -352,10 +355,104 @@ def _has_checkpoint(path: Path) -> bool:
 
 
 def has_ended(run: RunFolder[Any]) -> bool:
-    """Whether all seeds of a run have results, and the transfer of a pretraining run has, and its schedule stays."""
+    """Returns whether a run has all of its results (all seeds, transfer), and its schedule does not change."""
     if run.previous is not None:
         return False
     results = read_results(run.path)
     if results is None or len(results.get("runs", [results])) != getattr(run.config, "num_seeds", 1):
         return False
     return getattr(run.config, "transfer", None) is None or "transfer" in results
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The folder of one sweep: sweep.json, and a run for each trial.
+
+    Attributes:
+        path: the folder, or its local copy if ``output_dir`` is a URL.
+        mirror: the copy in an object store, if ``output_dir`` is a URL.
+        trials: trials in sweep.json whose folders exist.
+    """
+
+    path: Path
+    mirror: Mirror | None
+    trials: list[dict[str, Any]] = field(default_factory=list)
+
+    def place(self, name: str) -> str:
+        """Returns the path or URL of a file or a trial."""
+        return f"{self.mirror.url}/{name}" if self.mirror else str(self.path / name)
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Writes sweep.json; called on the main process. Raises UserError."""
+        write_atomic(
+            self.path / SWEEP_FILE, json.dumps(redact(to_jsonable(dict(content))), indent=2, allow_nan=False) + "\n"
+        )
+        if self.mirror is not None:
+            self.mirror.push()
+
+
+@contextlib.contextmanager
+def open_sweep(output_dir: str, plan: Mapping[str, Any]) -> Iterator[SweepFolder]:
+    """Claims a folder for a sweep, on all hosts.
+
+    Args:
+        output_dir: path or URL of the folder, which is empty or contains the same sweep.
+        plan: identity of the sweep: ``space`` by key, ``num_trials`` and ``seed``, which are null for a grid.
+
+    Raises:
+        UserError: the folder is in use, or contains anything else.
+    """
+    import jax
+
+    from bert.parallel.multihost import call_on_main
+
+    with contextlib.ExitStack() as stack:
+        claim = partial(stack.enter_context, _open_sweep_on_this_host(output_dir, plan))
+        folder, trials = call_on_main(claim, attrgetter("trials"))
+        if folder is None:
+            folder = SweepFolder(Path(output_dir), None, trials)
+            if is_url(output_dir):
+                mirror = Mirror(local_folder(output_dir, jax.process_index()), output_dir)
+                mirror.pull()
+                folder = SweepFolder(mirror.folder, mirror, trials)
+        yield folder
+
+
+@contextlib.contextmanager
+def _open_sweep_on_this_host(output_dir: str, plan: Mapping[str, Any]) -> Iterator[SweepFolder]:
+    with claim_output_dir(output_dir, "sweep", SWEEP_FILE) as (path, mirror):
+        folder = SweepFolder(path, mirror)
+        if (path / SWEEP_FILE).is_file():
+            stored = _read_sweep(folder)
+            _check_is_same_sweep(output_dir, plan, stored)
+            folder.trials.extend(trial for trial in stored["trials"] if (path / trial["name"]).is_dir())
+        else:
+            folder.write({**plan, "trials": []})
+        yield folder
+
+
+def _read_sweep(folder: SweepFolder) -> dict[str, Any]:
+    try:
+        stored = dict(load_json((folder.path / SWEEP_FILE).read_text(encoding="utf-8")))
+        if stored.keys() >= {"space", "num_trials", "seed", "trials"}:
+            return stored
+    except (OSError, ValueError, TypeError):
+        pass
+    raise UserError(f"{folder.place(SWEEP_FILE)} cannot be read: remove it, or pass another --output_dir")
+
+
+def _check_is_same_sweep(output_dir: str, plan: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Raises UserError for a sweep over other keys. A grid may have other values, and a search more trials: trials that
+    have ended do not change."""
+    space, stored_space = redact(to_jsonable(plan["space"])), stored["space"]
+    if list(space) != list(stored_space):
+        difference = f"sweeps over {', '.join(stored_space)}, here over {', '.join(space)}"
+    elif (plan["num_trials"] is None) != (stored["num_trials"] is None):
+        difference = "was started " + ("without" if stored["num_trials"] is None else "with") + " a number of trials"
+    elif plan["num_trials"] is not None and (space, plan["seed"]) != (stored_space, stored["seed"]):
+        difference = "searches other values, or with another seed"
+    else:
+        return
+    raise UserError(
+        f"{output_dir} holds another sweep, which {difference}: pass the same keys, or another --output_dir"
+    )

@@ -17,12 +17,12 @@ from bert import metrics
 from bert.files import atomic_write
 from bert.runs.metrics_log import read_metrics
 
-# Okabe and Ito's colours, which colour-blind people can distinguish.
+# The colours of Okabe and Ito, which colour-blind people can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
 GREY = "#666666"
 
 STYLES: dict[str, dict[str, Any]] = {
-    "training": {"linewidth": 1.2, "alpha": 0.45},  # faint: evaluation is what counts
+    "training": {"linewidth": 1.2, "alpha": 0.45},  # faint: evaluation is more important
     "evaluation": {"linewidth": 1.6, "marker": "o", "markersize": 4.5},
     "baseline": {"linewidth": 1.2, "linestyle": "--"},
 }
@@ -31,12 +31,12 @@ SPLITS = {"train": "training", "eval": "evaluation"}
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart next to the curves.
+    """A bar chart beside the curves.
 
     Attributes:
-        title: above the bars.
-        metric: that they show.
-        scores: name of a bar -> its mean and standard deviation, None for a single score.
+        title: title of the chart.
+        metric: metric of the bars.
+        scores: name of a bar -> mean and standard deviation; None for a single score.
     """
 
     title: str
@@ -46,15 +46,15 @@ class Bars:
 
 @dataclass(frozen=True)
 class Subject:
-    """What the curves are of.
+    """Titles, baselines and scores for the plot of a run.
 
     Attributes:
         title: task and model.
-        baseline: name of the answer that looks at no text, such as ``majority_class``.
-        baselines: its scores, by the names of the evaluation's metrics.
-        main_metric: the score that is drawn in any case.
-        higher_is_better: metric -> its direction, None for none.
-        bars: a panel of bars; None for none.
+        baseline: name of the baseline that ignores the text, such as ``majority_class``.
+        baselines: its scores, by metric of the evaluation.
+        main_metric: the score that is always drawn.
+        higher_is_better: metric -> whether higher is better; None for metrics without a direction.
+        bars: a panel of bars; None for no panel.
     """
 
     title: str = ""
@@ -66,7 +66,7 @@ class Subject:
 
 
 def plot_curves(folder: Path | str, subject: Subject | None = None) -> Path | None:
-    """Writes FOLDER/curves.png and returns its path; None where there is nothing to draw or no matplotlib."""
+    """Writes FOLDER/curves.png and returns its path; None if there is nothing to draw or no matplotlib."""
     lines, subject = read_metrics(folder), subject or Subject()
     panels = {
         "loss": _losses(metric_names(lines)),
@@ -83,21 +83,21 @@ def plot_curves(folder: Path | str, subject: Subject | None = None) -> Path | No
 
 
 def metric_names(lines: list[dict[str, Any]], split: str | None = None) -> list[str]:
-    """The names of the metrics in lines of metrics.jsonl, of all or of one split, in their order."""
-    held = (line for line in lines if split is None or line.get("split") == split)
-    return list(dict.fromkeys(name for line in held for name in line if name not in ("step", "split")))
+    """Returns the names of metrics in lines of metrics.jsonl, of all splits or of one, in their order."""
+    selected = (line for line in lines if split is None or line.get("split") == split)
+    return list(dict.fromkeys(name for line in selected for name in line if name not in ("step", "split")))
 
 
 def _losses(names: list[str]) -> list[str]:
-    """``loss`` and the losses it is the sum of; a single one of these is the same line."""
+    """Returns ``loss`` and its terms; a single term would be the same line."""
     terms = [name for name in names if name.endswith("_loss")]
     return [name for name in names if name == "loss" or (name in terms and (len(terms) > 1 or "loss" not in names))]
 
 
 def _scores(lines: list[dict[str, Any]], subject: Subject) -> list[str]:
-    """The main metric and all of which more is better, of the evaluations; of a run without one, of training.
+    """Returns the main metric and all metrics for which higher is better, of evaluations or else of training.
 
-    The axis has place for as many as there are colours: beyond that the scores of single labels are left out.
+    If there are more metrics than colours, the scores of single labels are omitted.
     """
     main, names = subject.main_metric, metric_names(lines, "eval") or metric_names(lines, "train")
     scores = [name for name in names if subject.higher_is_better(name) or name == main]
@@ -126,7 +126,7 @@ def collect_garbage_after() -> Iterator[None]:
 
 
 def _draw(path: Path, panels: dict[str, list[str]], lines: list[dict[str, Any]], subject: Subject) -> bool:
-    """Draws the panels side by side; says whether there is matplotlib."""
+    """Draws the panels side by side. Returns False without matplotlib."""
     try:
         # The Agg canvas without pyplot: no display, no global state.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -171,13 +171,13 @@ def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, A
 
 
 def draw_line(axes: Any, steps: list[int], values: list[float], style: str, **look: Any) -> None:
-    """Draws one curve in one of the `STYLES`, changed by ``look``."""
-    dot = {"marker": "."} if len(steps) == 1 else {}  # one point makes no line
+    """Draws one curve in one of the `STYLES`, modified by ``look``."""
+    dot = {"marker": "."} if len(steps) == 1 else {}  # one point is no line
     axes.plot(steps, values, **{**dot, **STYLES[style], **look})
 
 
 def format_axes(axes: Any, label: str) -> None:
-    """Steps to the right, the metric upwards, and no frame."""
+    """Labels the axes of a metric over steps, without a frame."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axes.set_xlabel("step")
@@ -191,7 +191,7 @@ def format_axes(axes: Any, label: str) -> None:
 
 
 def style_handles(drawn: Container[str], baseline: str) -> list[Any]:
-    """The legend's entries for the kinds of lines, in grey."""
+    """Returns the legend's entries for the styles of lines, in grey."""
     from matplotlib.lines import Line2D
 
     labels = {style: baseline.replace("_", " ") if style == "baseline" else style for style in STYLES}
@@ -199,7 +199,7 @@ def style_handles(drawn: Container[str], baseline: str) -> list[Any]:
 
 
 def _draw_bars(axes: Any, bars: Bars) -> None:
-    names = [*bars.scores][::-1]  # the first one on top
+    names = [*bars.scores][::-1]  # the first one at the top
     means, deviations = zip(*(bars.scores[name] for name in names), strict=True)
     drawn = axes.barh(
         [name.replace("_", " ") for name in names],
@@ -215,7 +215,7 @@ def _draw_bars(axes: Any, bars: Bars) -> None:
 
 
 def _add_legend(axes: Any, colours: Mapping[str, str], drawn: list[str], baseline: str) -> None:
-    """One entry for each metric and one for each kind of line: half as many as one for each line."""
+    """Adds an entry for each metric and one for each style, which are fewer than the lines."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
@@ -223,17 +223,17 @@ def _add_legend(axes: Any, colours: Mapping[str, str], drawn: list[str], baselin
 
 
 def series(lines: list[dict[str, Any]], split: str, name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric; a null, which means NaN, is a gap."""
+    """Returns steps and values of one metric; null, which means NaN, is a gap."""
     points = [(line["step"], line[name]) for line in lines if line.get("split") == split and name in line]
     points = [(step, value) for step, value in points if value is None or isinstance(value, (int, float))]
     return [step for step, _ in points], [math.nan if value is None else float(value) for _, value in points]
 
 
 SOFTWARE = "bert compare"
-"""The PNG's entry ``Software``, by which a picture of an earlier comparison is recognised."""
+"""The PNG's entry ``Software``, which identifies plots of earlier comparisons."""
 
 MARKERS = "os^Dv"
-"""Markers of evaluations; a new one when all colours are used."""
+"""Markers of evaluations; the next one is used after all colours."""
 
 
 @dataclass(frozen=True)
@@ -241,9 +241,9 @@ class RunCurves:
     """The curves of one run.
 
     Attributes:
-        name: in the legend.
-        group: runs of another one have panels of their own: the task, or "pretraining".
-        lines: of metrics.jsonl, for each seed of the run.
+        name: name in the legend.
+        group: the task, or "pretraining". Each group has its own panels.
+        lines: lines of metrics.jsonl for each seed of the run.
         subject: the run's main metric and baselines.
     """
 
@@ -253,7 +253,7 @@ class RunCurves:
     subject: Subject
 
     def metrics(self) -> list[str]:
-        """The losses of the evaluations, without their sum, and the main metric."""
+        """Returns the losses of the evaluations, without their sum, and the main metric."""
         names = list(dict.fromkeys(name for lines in self.lines for name in metric_names(lines, "eval")))
         losses = [name for name in names if name.endswith("_loss")] or [name for name in names if name == "loss"]
         return [*losses, *(name for name in names if name == self.subject.main_metric and name not in losses)]
@@ -263,7 +263,7 @@ def plot_comparison(path: Path, runs: Sequence[RunCurves]) -> bool:
     """Writes a PNG with a row of panels per group, a panel per held-out metric and a colour per run.
 
     Returns:
-        False, and no picture is written, if no run has been evaluated.
+        False if no run has been evaluated; then no plot is written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -297,19 +297,19 @@ def plot_comparison(path: Path, runs: Sequence[RunCurves]) -> bool:
 
 
 def is_comparison(path: Path) -> bool:
-    """Whether a file is a picture of `plot_comparison`."""
+    """Returns whether a file is a plot of `plot_comparison`."""
     with path.open("rb") as file:
         return f"Software\0{SOFTWARE}".encode() in file.read(512)
 
 
 def _line_looks(runs: Sequence[RunCurves]) -> list[dict[str, Any]]:
-    """A colour for each run; with more runs than colours, other markers."""
+    """Returns a colour for each run, with other markers once all colours are used."""
     places = (divmod(index, len(COLOURS)) for index in range(len(runs)))
     return [{"color": COLOURS[colour], "marker": MARKERS[turn % len(MARKERS)]} for turn, colour in places]
 
 
 def _draw_metric(axes: Any, name: str, runs: Sequence[tuple[RunCurves, dict[str, Any]]]) -> set[str]:
-    """Draws one metric of the runs that have it, and returns the kinds of lines it took."""
+    """Draws one metric of the runs that have it, and returns the styles of its lines."""
     drawn: set[str] = set()
     baselines: dict[float, list[str]] = {}
     for run, look in runs:
@@ -337,18 +337,18 @@ def _comparison_legend(runs: Sequence[RunCurves], looks: Sequence[dict[str, Any]
 
 
 COUNTED = 25
-"""Most labels with a count in every cell."""
+"""Maximum number of labels for which cells show counts."""
 
-LONGEST_NAME = 28
-"""Characters of a label's name that are shown."""
+MAX_NAME_LENGTH = 28
+"""Maximum length of a label's name."""
 
 
 def draw_confusion_matrix(path: Path, matrix: np.ndarray, names: Sequence[str], title: str) -> Path | None:
     """Writes the PNG and returns its path; None without matplotlib.
 
     Args:
-      matrix: [L, L] rows by their label and their prediction. Colours are shares of a label's rows, under a square
-        root, so that a share of 0.02 is still seen.
+      matrix: [L, L] counts by label and prediction. Colours are square roots of shares of a label's rows, so that a
+        share of 0.02 is visible.
       names: L labels.
     """
     try:
@@ -362,7 +362,7 @@ def draw_confusion_matrix(path: Path, matrix: np.ndarray, names: Sequence[str], 
     side = min(max(2.6, 0.42 * count), 20.0)
     font = max(3.0, min(9.0, 62 * side / count))
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    shown = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names]
+    shown = [name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…" for name in names]
     figure = Figure(figsize=(side + 2.8, side + 1.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
