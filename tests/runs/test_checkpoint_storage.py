@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,8 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert.errors import UserError
 from bert.runs.checkpoint import Checkpointer
-from bert.runs.checkpoint_directory import MANIFEST, listed_files, write_manifest
+from bert.runs.checkpoint_directory import MANIFEST, CheckpointDirectory, listed_files, write_manifest
 from bert.runs.checkpoint_storage import MultihostStorage
+from bert.runs.mirror import Mirror
 from bert.runs.orbax_io import PARAMS, keep_whole, load_items, save_items, save_parts
 
 WEIGHTS = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -77,3 +79,31 @@ def test_parts_are_not_saved_after_an_error_which_one_host_has_alone(
         checkpoints.save(3, state, wait=True)
         assert checkpoints.steps() == [1, 3]
         np.testing.assert_array_equal(checkpoints.restore_params(3)[1]["kernel"], WEIGHTS)
+
+
+def test_hosts_without_a_shared_disk_meet_in_the_store(
+    bucket: Any, halves: NamedSharding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second host uploads its parts, and the main process completes the checkpoint. Both hosts restore it."""
+    monkeypatch.setattr("bert.runs.checkpoint_storage.is_part", lambda leaf: True)
+    mirrors = [Mirror(tmp_path / name, "memory://bucket/run") for name in ("main", "second")]
+    for mirror in mirrors:
+        mirror.folder.mkdir()
+    main, second = (MultihostStorage(keep_whole, mirror, pull=mirror.pull) for mirror in mirrors)
+    second.is_writer = False
+    folders = [CheckpointDirectory(mirror.folder / "checkpoints") for mirror in mirrors]
+    for directory in folders:
+        directory.path.mkdir()
+    items = {PARAMS: {"kernel": jax.device_put(WEIGHTS, halves)}}
+    second.write(folders[1], 2, items)
+    assert not list(folders[1].path.iterdir())
+    uploaded = bucket.find("/bucket/run")
+    assert uploaded and not any(name.endswith(MANIFEST) for name in uploaded)
+    main.write(folders[0], 2, items)
+    mirrors[0].push()
+    mirrors[1].pull()
+    for directory in folders:
+        with Checkpointer(directory.path, 1, print) as checkpoints:
+            step, params = checkpoints.restore_params()
+        assert step == 2
+        np.testing.assert_array_equal(params["kernel"], WEIGHTS)
