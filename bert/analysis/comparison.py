@@ -229,8 +229,9 @@ def _held_out(run: ComparedRun) -> dict[str, Any]:
     settings = run.settings
     values = {key: settings[key] for key in HELD_OUT_KEYS[type(run.config)]}
     if isinstance(run.config, PretrainConfig):
-        for name in ("sequence_length", "max_predictions_per_sequence"):
-            values[name] = [getattr(phase.data, name) for phase in phase_configs(run.config)]
+        phases = [phase.data for phase in phase_configs(run.config)]
+        values["sequence_length"] = [data.sequence_length for data in phases]
+        values["max_predictions_per_sequence"] = [data.predictions_per_row for data in phases]
         vocabulary = run.path / "tokenizer.json"
         values["vocabulary"] = vocabulary.read_bytes() if vocabulary.is_file() else None
         if run.config.data.eval is None:

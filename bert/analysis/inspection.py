@@ -226,7 +226,7 @@ def _row(model: ModelConfig, config: RunConfig | None, length: int | None) -> tu
         tokens = length or config.data.sequence_length
         if config.training.objective == "clm":
             return tokens, tokens
-        most, prob = config.data.max_predictions_per_sequence, config.data.masked_lm_prob
+        most, prob = config.data.predictions_per_row, config.data.masked_lm_prob
         if config.data.packing:
             places = Masking(2, 0, (0,), most, prob)  # any vocabulary
             return tokens, places.predictions_per_row(tokens, config.data.max_sequences_per_pack)

@@ -211,7 +211,7 @@ def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
             vocab_size=config.model.known_vocab_size,
             mask_id=special[-1],
             special_ids=tuple(special),
-            max_predictions=config.data.max_predictions_per_sequence,
+            max_predictions=config.data.predictions_per_row,
             prob=config.data.masked_lm_prob,
         )
     words = philox_uint64((0, 0), 0, 1, random_uint64s_per_row(predictions, row))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Annotated, Literal, get_args
 
 from bert.config.validation import (
@@ -105,8 +107,9 @@ class DataConfig:
     documents or within one, as in RoBERTa), and blocks (rows of exactly sequence_length tokens, as in GPT-2)."""
     sequence_length: Annotated[int, Range(least=8)] = 128
     """Tokens T a row, special ones included."""
-    max_predictions_per_sequence: Positive = 20
-    """Most predictions P a row; in packed rows, an example."""
+    max_predictions_per_sequence: Positive | None = None
+    """Maximum number of predictions P per row, or per example of packed rows. null: masked_lm_prob x sequence_length,
+    rounded up, and at most sequence_length - 1."""
     masked_lm_prob: InnerFraction = 0.15
     """Share of a row's tokens that are predicted."""
     whole_word_masking: bool = False
@@ -130,6 +133,14 @@ class DataConfig:
     cache_dir: str | None = None
     """Folder for built examples; null takes bert-jax/examples in the user's cache folder. A URL of gs:// or s3:// is
     that of a copy of this folder, which machines share."""
+
+    @property
+    def predictions_per_row(self) -> int:
+        """P, as a number."""
+        if self.max_predictions_per_sequence is not None:
+            return self.max_predictions_per_sequence
+        share = Decimal(repr(self.masked_lm_prob))  # 0.15 x 20 is over 3 in binary
+        return min(math.ceil(share * self.sequence_length), self.sequence_length - 1)
 
     def check(self) -> None:
         """Raises UserError for values no example can be built with."""

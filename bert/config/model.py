@@ -75,6 +75,9 @@ class ModelConfig:
     pooler_input: Literal["first", "mean"] = "first"
     """Hidden state that the pooled output is made of: that of the first token (first), or the mean over all tokens of
     the row (mean)."""
+    pooler_dropout: bool | None = None
+    """Dropout before the pooler of a classifier, besides the one after it, as in RoBERTa and ELECTRA. Defaults to true
+    if position_offset is set or pooler_act is gelu, except with disentangled positions, and to false otherwise."""
     hidden_dropout_prob: Fraction = 0.1
     """Dropout after embeddings, attention output and feed-forward output."""
     attention_probs_dropout_prob: Fraction = 0.1
@@ -178,6 +181,15 @@ class ModelConfig:
     def without_decoder(self) -> ModelConfig:
         """The sizes of the encoder alone."""
         return replace(self, **{key: getattr(ModelConfig, key) for key in DECODER_KEYS})
+
+    @property
+    def resolved(self) -> ModelConfig:
+        """The same model with a value for ``pooler_dropout``; a causal model has no pooler, and false."""
+        has_dropout = self.pooler_dropout
+        if has_dropout is None:
+            like_roberta = self.position_offset > 0 or self.pooler_act == "gelu"
+            has_dropout = like_roberta and self.position_embedding_type != "disentangled"
+        return replace(self, pooler_dropout=has_dropout and not self.causal)
 
     @property
     def head_size(self) -> int:

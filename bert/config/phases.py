@@ -29,15 +29,19 @@ class PhaseConfig:
     steps: Positive | None = None
     """Steps, in place of a share."""
     sequence_length: Annotated[int, Range(least=8)] | None = None
-    """Tokens T a row; null takes data.sequence_length."""
+    """Tokens T per row. Defaults to data.sequence_length."""
     max_predictions_per_sequence: Positive | None = None
-    """Most predictions P a row; null takes data.max_predictions_per_sequence, in proportion to the lengths."""
+    """Maximum number of predictions P per row. Defaults to data.max_predictions_per_sequence, in proportion to the
+    lengths; if that is null too, to data.masked_lm_prob x sequence_length, rounded up."""
     batch_size: Positive | None = None
-    """Rows B of one optimizer step; null takes training.batch_size."""
+    """Rows B of one optimizer step. Defaults to training.batch_size."""
     gradient_accumulation_steps: Positive | None = None
-    """Micro-batches of each batch; null takes training.gradient_accumulation_steps."""
+    """Micro-batches per batch. Defaults to training.gradient_accumulation_steps."""
     learning_rate: PositiveFloat | None = None
-    """Peak learning rate; null takes optimizer.learning_rate. Warm-up and decay are one schedule over all phases."""
+    """Peak learning rate. Defaults to optimizer.learning_rate. Warm-up and decay are one schedule over all phases."""
+    micro_batch_size: Positive | None = None
+    """Maximum number of rows in a micro-batch, in place of gradient_accumulation_steps. Defaults to
+    training.micro_batch_size."""
 
     def check(self, name: str, is_last: bool) -> None:
         """Raises UserError for values that no phase can have; ``name`` is its place in the list."""

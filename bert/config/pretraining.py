@@ -111,7 +111,7 @@ class PretrainConfig:
         """A sentence where a full row has fewer predicted tokens than ``masked_lm_prob`` says; the most of them is set
         in ``section``."""
         data = self.data
-        tokens, most = data.sequence_length - 2, data.max_predictions_per_sequence  # a row begins and ends with a token
+        tokens, most = data.sequence_length - 2, data.predictions_per_row  # a row begins and ends with a token
         if self.training.objective == "clm" or data.packing or int(data.masked_lm_prob * tokens + 0.5) <= most:
             return None
         return (
@@ -278,7 +278,7 @@ def check_phases(config: PretrainConfig) -> None:
 
 def _check_lengths(config: PretrainConfig, section: str) -> None:
     """Raises UserError if rows are too long for any model, or for their predictions too short."""
-    length, predictions = config.data.sequence_length, config.data.max_predictions_per_sequence
+    length, predictions = config.data.sequence_length, config.data.predictions_per_row
     config.model.check_length(f"{section}.sequence_length", length)
     if predictions >= length and config.training.objective != "clm":
         raise UserError(
@@ -303,7 +303,7 @@ def _config_for_phase(config: PretrainConfig, phase: PhaseConfig) -> PretrainCon
     data, training, optimizer = config.data, config.training, config.optimizer
     length = phase.sequence_length or data.sequence_length
     predictions = phase.max_predictions_per_sequence or data.max_predictions_per_sequence
-    if phase.max_predictions_per_sequence is None and training.objective != "clm":
+    if predictions and phase.max_predictions_per_sequence is None and training.objective != "clm":
         predictions = -(-predictions * length // data.sequence_length)
     accumulation = phase.gradient_accumulation_steps or training.gradient_accumulation_steps
     return dataclasses.replace(

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from bert.config.finetuning import FinetuneConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
-from bert.config.pretraining import PretrainConfig
+from bert.config.pretraining import PretrainConfig, phase_configs
 from bert.config.run_file import flatten, with_credentials
 from bert.config.validation import EARLIER_DEFAULTS
 from bert.config.yaml_io import keys_of
@@ -113,6 +113,7 @@ def first_difference(requested: Config, stored: Config) -> tuple[str, Any, Any] 
     # A run that starts from another one has that one's sizes, whatever the recipe says.
     source = requested.init not in (None, "none") or getattr(requested, "architecture_from", None) is not None
     stored_values, values = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(requested))
+    stored_resolved, resolved = flatten(_with_computed_defaults(stored)), flatten(_with_computed_defaults(requested))
     defaults = {key: field.default for key, field in keys_of(type(requested)).items()}
     for key, value in values.items():
         section, _, name = key.rpartition(".")
@@ -122,11 +123,23 @@ def first_difference(requested: Config, stored: Config) -> tuple[str, Any, Any] 
         may_change = (source and comes_along) or re.sub(r"^phases\.\d+\.", "phases.", key) in RESUMABLE_KEYS
         if key == "num_seeds":  # more of several may come; one run and several are different folders
             may_change = (value > 1) == (stored_values[key] > 1)
-        resolved = key in DERIVED_KEYS and value is None
-        older = name in EARLIER_DEFAULTS and (value, stored_values.get(key)) == (defaults[key], EARLIER_DEFAULTS[name])
-        if not may_change and not resolved and not older and redact(value) != redact(stored_values.get(key)):
+        is_derived = key in DERIVED_KEYS and value is None
+        earlier = (defaults.get(key), EARLIER_DEFAULTS.get(name))
+        is_earlier_default = name in EARLIER_DEFAULTS and (value, stored_values.get(key)) == earlier
+        is_equal = resolved[key] == stored_resolved.get(key) or redact(value) == redact(stored_values.get(key))
+        if not (may_change or is_derived or is_earlier_default or is_equal):
             return key, stored_values.get(key), value
     return next(((key, value, None) for key, value in stored_values.items() if key not in values), None)
+
+
+def _with_computed_defaults(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
+    """Returns the values of a configuration, with those that null stands for in keys that are computed from others."""
+    values = dataclasses.asdict(dataclasses.replace(config, model=config.model.resolved))
+    if isinstance(config, PretrainConfig):
+        values["data"]["max_predictions_per_sequence"] = config.data.predictions_per_row
+        for phase, alone in zip(values["phases"] or [], phase_configs(config), strict=False):
+            phase["max_predictions_per_sequence"] = alone.data.predictions_per_row
+    return values
 
 
 def has_other_schedule(requested: Config, stored: Config) -> bool:

@@ -1,24 +1,38 @@
-"""Recipes, YAML files and overrides -> one configuration, and every mistake in them -> one sentence."""
+"""Resolution of recipes, YAML files and overrides into one configuration."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from bert.config import FinetuneConfig, PretrainConfig, apply_preset, recipe_folder, recipe_names
+from bert.config.finetuning import FinetuneConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
-from bert.config.overrides import override
+from bert.config.phases import PhaseConfig
+from bert.config.pretraining import PretrainConfig
 from bert.config.run_file import check_run_file
+from bert.config.training import TrainingConfig
 from bert.config.yaml_io import NULLS, ConfigField, UserValue, build_config, display_path, keys_of, read_yaml
 from bert.errors import UserError
 from bert.remote import fetch
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
+AnyConfig = TypeVar("AnyConfig")
+
+ALTERNATIVES = (
+    ("training.steps", "training.epochs"),
+    ("training.gradient_accumulation_steps", "training.micro_batch_size"),
+    ("optimizer.warmup_steps", "optimizer.warmup_ratio"),
+    ("phases.N.steps", "phases.N.share"),
+    ("phases.N.gradient_accumulation_steps", "phases.N.micro_batch_size"),
+)
+"""Pairs of keys that set the same thing in two ways; N is the number of an item."""
+
+VOCAB_MULTIPLE = 64
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,117 @@ def resolve_config(
     given = _without_transfer_if_other_corpus(given, recipes, say)
     sources = [*(display_path(path) for _, path in files), *(entry.source for entry in overrides.values())]
     config = apply_preset(build_config(config_class, given), _keys_overriding_preset(given, sources))
-    return ResolvedConfig(config, given, files[-1][1].stem if files else None)
+    return ResolvedConfig(with_micro_batches(config), given, files[-1][1].stem if files else None)
+
+
+def recipe_names(for_task: bool | None = None) -> list[str]:
+    """Returns the names of the recipes: of fine-tuning (True), of pretraining (False), or all (None)."""
+    return sorted(
+        path.stem
+        for path in recipe_folder().glob("*.yaml")
+        if for_task in (None, re.search(r"^task:", path.read_text(encoding="utf-8"), re.MULTILINE) is not None)
+    )
+
+
+def recipe_folder() -> Path:
+    """Returns configs/ of the clone, or its copy inside the installed package."""
+    inside = Path(__file__).parents[1] / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def override(
+    base: dict[str, UserValue], changes: dict[str, UserValue], keys: dict[str, ConfigField]
+) -> dict[str, UserValue]:
+    """Returns the values of ``base`` updated with those of a later source.
+
+    Of two `ALTERNATIVES`, the later source's replaces the other. A list replaces all items of an earlier list.
+    """
+    replaced = set()
+    for key, entry in changes.items():
+        number = re.search(r"\d+", key)
+        general = re.sub(r"\d+", "N", key)
+        for pair in ALTERNATIVES:
+            if general in pair and entry.value not in NULLS:
+                other = pair[1 - pair.index(general)]
+                replaced.add(other.replace("N", number[0]) if number else other)
+        if key in keys and keys[key].item is not None:  # the whole list
+            replaced |= {item for item in base if item.startswith(f"{key}.")}
+        section = key.partition(".")[0]
+        if section in base and base[section].value in NULLS:  # items for a list that was null
+            replaced.add(section)
+    return {key: entry for key, entry in base.items() if key not in replaced} | changes
+
+
+def apply_preset(config: AnyConfig, explicit: Collection[str] = ()) -> AnyConfig:
+    """Applies the settings of ``training.preset``; the reference preset and other dataclasses stay as they are.
+
+    Args:
+        config: as it was written.
+        explicit: keys such as ``training.dtype`` that override the preset.
+    """
+    if not isinstance(config, PretrainConfig | FinetuneConfig) or config.training.preset != "fast":
+        return config
+    sets: dict[str, Any] = {"dtype": "bfloat16", "pad_vocab_to_multiple_of": VOCAB_MULTIPLE}
+    training = replace(
+        config.training, **{name: value for name, value in sets.items() if f"training.{name}" not in explicit}
+    )
+    run: Any = config
+    model = run.model
+    if "model.attention_probs_dropout_prob" not in explicit:
+        model = replace(model, attention_probs_dropout_prob=0.0)
+    # The kernel needs masks that row lengths describe.
+    no_lengths = isinstance(config, PretrainConfig) and (config.data.packing or config.training.objective == "plm")
+    no_kernel = no_lengths or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"
+    if training.attention_implementation == "auto" and no_kernel:
+        training = replace(training, attention_implementation="xla")
+    return replace(run, training=training, model=model)
+
+
+def with_micro_batches(config: Config) -> Config:
+    """Returns a configuration with ``gradient_accumulation_steps`` in place of ``micro_batch_size``.
+
+    Raises:
+        UserError: both are set.
+    """
+    training = config.training
+    if isinstance(config, PretrainConfig) and config.phases is not None:
+        phases = [_phase_with_micro_batches(number, phase, training) for number, phase in enumerate(config.phases, 1)]
+        config = replace(config, phases=phases)
+    if training.micro_batch_size is None:
+        return config
+    if training.gradient_accumulation_steps > 1:
+        raise _set_twice("training")
+    if training.tokens_per_batch is not None:
+        raise UserError(
+            f"training.micro_batch_size is {training.micro_batch_size}, but training.tokens_per_batch has batches of "
+            "no fixed number of rows: set training.gradient_accumulation_steps instead"
+        )
+    count = num_micro_batches(training.batch_size, training.micro_batch_size)
+    return replace(config, training=replace(training, gradient_accumulation_steps=count, micro_batch_size=None))
+
+
+def _phase_with_micro_batches(number: int, phase: PhaseConfig, training: TrainingConfig) -> PhaseConfig:
+    """Returns a phase with its own number of micro-batches if its rows, or their maximum, are its own."""
+    size = phase.micro_batch_size
+    if size is not None and phase.gradient_accumulation_steps is not None:
+        raise _set_twice(f"phases.{number}")
+    if size is None and phase.gradient_accumulation_steps is None and phase.batch_size is not None:
+        size = training.micro_batch_size
+    if size is None:
+        return phase
+    count = num_micro_batches(phase.batch_size or training.batch_size, size)
+    return replace(phase, gradient_accumulation_steps=count, micro_batch_size=None)
+
+
+def _set_twice(section: str) -> UserError:
+    return UserError(
+        f"{section}.micro_batch_size and {section}.gradient_accumulation_steps are both set: remove one of them"
+    )
+
+
+def num_micro_batches(rows: int, max_rows: int) -> int:
+    """Returns the smallest number of equal micro-batches of at most ``max_rows`` rows."""
+    return next((count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= max_rows), 1)
 
 
 def find_config(name: str, option: str) -> Path:

@@ -114,7 +114,10 @@ class TrainingConfig:
     eval_batch_size: Positive | None = None
     """Rows of one evaluation batch, over all devices; null takes those of a micro-batch."""
     gradient_accumulation_steps: Positive = 1
-    """Split each batch into this many micro-batches, one after the other, to save memory."""
+    """Micro-batches per batch, computed one after the other to save memory. The result does not depend on it."""
+    micro_batch_size: Positive | None = None
+    """Maximum number of rows in a micro-batch, over all devices: sets gradient_accumulation_steps to the smallest
+    number of equal micro-batches with at most so many rows. null: use gradient_accumulation_steps."""
     label_smoothing: Fraction = 0.0
     """Share of a next token's probability that is spread evenly over the vocabulary; of training.objective clm, and of
     sequence to sequence. The logged lm_loss, or nll, is without it."""

@@ -117,7 +117,7 @@ RENAMED = {
 }
 """Keys of earlier versions, which are read from files, runs, dictionaries and the command line."""
 
-EARLIER_DEFAULTS: dict[str, Any] = {"strip_accents": None}
+EARLIER_DEFAULTS: dict[str, Any] = {"strip_accents": None, "max_predictions_per_sequence": 20}
 """Defaults of earlier versions by field name. The config.yaml of an older run records them."""
 
 

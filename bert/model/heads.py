@@ -21,8 +21,8 @@ Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
 class BertForSequenceClassification(nn.Module):
     """Encoder with dropout and a dense layer over the pooled output (Devlin et al. 2018, section 4.1).
 
-    The classifiers of RoBERTa and ELECTRA, whose first layer is what BERT has as its pooler, have dropout before that
-    layer as well (transformers, modeling_roberta.py, RobertaClassificationHead). A causal encoder has no pooler: the
+    With ``model.pooler_dropout`` there is dropout before the pooler as well, as in RoBERTa and ELECTRA (transformers,
+    modeling_roberta.py, RobertaClassificationHead). A causal encoder has no pooler: the
     dense layer, without bias, reads the row's last token (Radford et al. 2018, section 3.2).
 
     Attributes:
@@ -55,9 +55,7 @@ class BertForSequenceClassification(nn.Module):
         """[B, T] -> [B, L] float32 logits."""
         inputs = (input_ids, token_type_ids, attention_mask)
         config = self.config
-        twice = (config.position_offset or config.pooler_act == "gelu") and not config.causal
-        twice = twice and config.position_embedding_type != "disentangled"  # DeBERTa's pooler has none before it
-        if dropout is not None and twice and self.num_feature_layers is None:
+        if dropout is not None and config.resolved.pooler_dropout and self.num_feature_layers is None:
             hidden = self.bert(*inputs, dropout=dropout).last_hidden_state
             unpooled = self.bert.pooler_input(hidden, attention_mask)
             read = self.bert.pool(drop_classifier_input(self, unpooled, dropout, "pooler"))

@@ -198,7 +198,7 @@ def model_config_from_source(requested: ModelConfig, source: ModelConfig, name: 
     Raises:
         UserError: a size was requested that the source does not have.
     """
-    defaults = ModelConfig()
+    defaults, source = ModelConfig(), source.resolved
     for field in dataclasses.fields(ModelConfig):
         value, given = getattr(requested, field.name), getattr(source, field.name)
         if field.name not in MODEL_KEYS_KEPT_WITH_INIT and value not in (getattr(defaults, field.name), given):

@@ -1,4 +1,4 @@
-"""Files, recipes and the command line: what overrides, rescales or leaves out what."""
+"""Files, recipes and the command line: which values override others, and which are left out."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pytest
 from bert.commands.cli.arguments import parse
 from bert.config import PretrainConfig
 from bert.config.phases import PhaseConfig
+from bert.config.pretraining import phase_configs
 from tests.commands.parsing import finetune_yaml, pretrain, pretrain_yaml, sentence
 
 pytestmark = pytest.mark.usefixtures("recipes")
@@ -71,10 +72,8 @@ def test_later_files_override_earlier_ones():
     assert pretrain(*files, "--phases.1.share", "0.5", "--phases.2.batch_size", "4", "--training.steps", "9")[0].phases
 
 
-def test_a_later_file_rescales_and_is_named_in_errors():
-    Path("a.yaml").write_text("data.train: a\ntraining: {steps: 5, batch_size: 64, gradient_accumulation_steps: 8}\n")
-    Path("b.yaml").write_text("training:\n  batch_size: 16\n")
-    assert pretrain("--config=a.yaml", "--config=b.yaml")[0].training.gradient_accumulation_steps == 2
+def test_a_later_file_is_named_in_errors():
+    Path("a.yaml").write_text("data.train: a\ntraining: {steps: 5, batch_size: 64}\n")
     Path("b.yaml").write_text("seed: 0\ntraining:\n  batch_size: many\n")
     text = sentence(pretrain, "--config=a.yaml", "--config=b.yaml")
     assert text.startswith("b.yaml, line 3: training.batch_size: many: a whole number")
@@ -98,57 +97,66 @@ def test_both_ways_on_the_command_line_or_in_the_file_are_an_error():
     assert "are both null" in sentence(finetune_yaml, "training.epochs: 3", "--training.epochs", "null")
 
 
-def test_micro_batches_of_a_recipe_follow_the_batch_size():
-    text = "data.train: a\ntraining: {steps: 5, batch_size: 2048, gradient_accumulation_steps: 128}"
+def test_no_option_changes_another_key():
+    text = "data: {train: a, sequence_length: 128, max_predictions_per_sequence: 20}\n"
+    text += "training: {steps: 5, batch_size: 64, gradient_accumulation_steps: 8}\n"
+    changes = ["--training.batch_size=16", "--data.masked_lm_prob=0.3", "--data.sequence_length=64"]
+    config = pretrain_yaml(text, *changes)
+    assert (config.training.gradient_accumulation_steps, config.data.max_predictions_per_sequence) == (8, 20)
+    assert "is not divisible" in sentence(pretrain_yaml, text, "--training.batch_size=4")
+    assert "is not below" in sentence(pretrain_yaml, text, "--data.sequence_length=20")
+
+
+def test_micro_batches_have_at_most_the_rows_of_micro_batch_size():
+    text = "data.train: a\ntraining: {steps: 5, batch_size: 2048, micro_batch_size: 16}"
 
     def parts(*argv):
-        return pretrain_yaml(text, *argv).training.gradient_accumulation_steps
+        training = pretrain_yaml(text, *argv).training
+        assert training.micro_batch_size is None, "config.yaml has the number of micro-batches"
+        return training.gradient_accumulation_steps
 
     size = "--training.batch_size"
-    assert [parts(size, rows) for rows in ("16", "8", "64", "24", "4096", "31")] == [1, 1, 4, 2, 256, 31]
+    assert [parts(size, rows) for rows in ("2048", "16", "8", "64", "24", "4096", "31")] == [128, 1, 1, 4, 2, 256, 31]
     assert parts(size, "64", "--training.gradient_accumulation_steps", "2") == 2
-    assert pretrain_yaml("data.train: a\ntraining: {steps: 5, batch_size: 8}", size, "64").training.batch_size == 64
-    assert pretrain_yaml("data.train: a\ntraining.steps: 5", size, "64").training.gradient_accumulation_steps == 1
+    assert parts("--training.micro_batch_size", "32") == 64
+    counted = text.replace("micro_batch_size: 16", "gradient_accumulation_steps: 2")
+    assert pretrain_yaml(counted, "--training.micro_batch_size=8").training.gradient_accumulation_steps == 256
+    both = ["--training.micro_batch_size=8", "--training.gradient_accumulation_steps=4"]
+    assert "training.gradient_accumulation_steps are both set" in sentence(pretrain_yaml, text, *both)
 
 
-def test_phases_set_to_null_leave_nothing_to_rescale():
-    text = (
-        "data.train: a\ntraining: {steps: 9, batch_size: 64}\nphases: [{share: 0.5}, {gradient_accumulation_steps: 8}]"
-    )
-    assert pretrain_yaml(text, "--phases", "null", "--training.batch_size", "16").phases is None
-    assert pretrain_yaml(text, "--training.batch_size", "16").phases[1].gradient_accumulation_steps == 2
-    written_out = text.replace("share: 0.5", "share: 0.5, gradient_accumulation_steps: null")
-    written_out = written_out.replace("steps: 8", "steps: 8, batch_size: null")
-    assert pretrain_yaml(written_out, "--training.batch_size", "16").phases[1].gradient_accumulation_steps == 2
+def test_micro_batches_of_phases():
+    text = "data.train: a\ntraining: {steps: 9, batch_size: 64, micro_batch_size: 32}\n"
+    text += "phases: [{share: 0.3}, {share: 0.3, batch_size: 96}, {micro_batch_size: 8}]\n"
+
+    def parts(*argv):
+        config = pretrain_yaml(text, *argv)
+        return [phase.training.gradient_accumulation_steps for phase in phase_configs(config)]
+
+    assert parts() == [2, 3, 8]
+    assert parts("--training.batch_size=16") == [1, 3, 2]
+    assert parts("--phases.3.gradient_accumulation_steps=4") == [2, 3, 4]
+    assert parts("--phases=null") == [2]
+    both = text.replace("{micro_batch_size: 8}", "{micro_batch_size: 8, gradient_accumulation_steps: 2}")
+    assert "phases.3.gradient_accumulation_steps are both set" in sentence(pretrain_yaml, both)
 
 
-def test_predictions_of_a_recipe_fit_shorter_rows():
-    text = "data: {train: a, sequence_length: 512, max_predictions_per_sequence: 77}\ntraining.steps: 5\n"
-    text += "model.max_position_embeddings: 1024\n"
+def test_predictions_per_row_follow_from_the_share_and_the_length():
+    text = "data: {train: a, sequence_length: 512}\ntraining.steps: 5\nmodel.max_position_embeddings: 1024\n"
 
     def predictions(*argv):
-        return pretrain_yaml(text, *argv).data.max_predictions_per_sequence
+        config = pretrain_yaml(text, *argv)
+        return [phase.data.predictions_per_row for phase in phase_configs(config)]
 
-    length = "--data.sequence_length"
-    assert [predictions(length, tokens) for tokens in ("64", "128", "256", "1024")] == [10, 77, 77, 154]
-    share = "--data.masked_lm_prob"
-    assert [predictions(share, value) for value in ("0.05", "0.15", "0.3", "0.4")] == [77, 77, 154, 205]
-    assert predictions(length, "1024", share, "0.3") == 308
-    assert predictions(share, "0.3", "--data.max_predictions_per_sequence", "80") == 80
-    assert predictions(length, "128", share, "0.3") == 77, "enough, and below the length"
-    assert predictions(share, "0.99", length, "32") == 31
+    length, share = "--data.sequence_length", "--data.masked_lm_prob"
+    assert [predictions(length, tokens)[0] for tokens in ("20", "64", "128", "1024")] == [3, 10, 20, 154]
+    assert [predictions(share, value)[0] for value in ("0.05", "0.3", "0.4")] == [26, 154, 205]
+    assert predictions(share, "0.99", length, "32") == [31]
     assert "data.masked_lm_prob is nan" in sentence(predictions, share, "nan")
-    longest = text.replace("512", "128").replace("77", "20")
-    for written in (f"{longest}data.masked_lm_prob: 0.05\n", longest):  # as of a run that was made with another share
-        assert pretrain_yaml(written, share, "0.15").data.max_predictions_per_sequence == 20
-    blocks = text + "training.objective: clm\ndata.input_format: blocks\nmodel.causal: true\n"
-    blocks = blocks.replace("max_predictions_per_sequence: 77", "max_predictions_per_sequence: 20")
-    assert pretrain_yaml(blocks, length, "1024").data.max_predictions_per_sequence == 20
-    short = text + "phases: [{share: 0.5}, {sequence_length: 512, max_predictions_per_sequence: 77}]\n"
-    assert pretrain_yaml(short, "--phases.2.sequence_length", "64").phases[1].max_predictions_per_sequence == 10
-    phased = text + "phases: [{share: 0.5}, {max_predictions_per_sequence: 20}]\n"
-    assert pretrain_yaml(phased, share, "0.3").phases[1].max_predictions_per_sequence == 40
-    assert "is not below" in sentence(predictions, length, "64", "--data.max_predictions_per_sequence", "64")
+    assert predictions(share, "0.3", "--data.max_predictions_per_sequence", "80") == [80]
+    text += "phases: [{share: 0.5, sequence_length: 128}, {share: 0.2}, {max_predictions_per_sequence: 5}]\n"
+    assert predictions() == [20, 77, 5]
+    assert predictions("--data.max_predictions_per_sequence=60") == [15, 60, 5], "in proportion to the lengths"
 
 
 def test_a_warm_up_as_long_as_the_run_is_refused_with_the_configuration():

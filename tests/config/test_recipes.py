@@ -10,6 +10,7 @@ import pytest
 from bert.commands.cli.arguments import parse
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config.pretraining import resolve_phases
+from bert.config.sources import with_micro_batches
 from bert.config.yaml_io import load_config
 from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.model.electra import MaskedTokens
@@ -43,7 +44,7 @@ LABELS = 3
 
 def pretraining(name: str) -> PretrainConfig:
     """The recipe, with a corpus where it has none."""
-    config = load_config(PretrainConfig, recipe_folder() / f"{name}.yaml")
+    config = with_micro_batches(load_config(PretrainConfig, recipe_folder() / f"{name}.yaml"))
     return dataclasses.replace(config, data=dataclasses.replace(config.data, train=config.data.train or "corpus.txt"))
 
 
@@ -75,7 +76,7 @@ def test_domain_takes_one_override_to_become_small(override: str, rows: int, pre
     config, *_ = parse(PretrainConfig, argv, prog="bert pretrain", description="", default_recipe=None)
     training = config.training
     assert training.batch_size // training.gradient_accumulation_steps == rows
-    assert config.data.max_predictions_per_sequence == predictions
+    assert config.data.predictions_per_row == predictions
 
 
 @pytest.mark.parametrize("name", PRETRAINING)
@@ -119,7 +120,7 @@ def test_pretraining_recipes(name: str) -> None:
         data, training = phase.config.data, phase.config.training
         rows = training.batch_size // training.gradient_accumulation_steps
         tokens = jax.ShapeDtypeStruct((rows, data.sequence_length), jnp.int32)
-        positions = jax.ShapeDtypeStruct((rows, data.max_predictions_per_sequence), jnp.int32)
+        positions = jax.ShapeDtypeStruct((rows, data.predictions_per_row), jnp.int32)
         if name in ELECTRA:
             numbers = jax.ShapeDtypeStruct(positions.shape, jnp.float32)
             masked = MaskedTokens(positions, positions, numbers, numbers)
@@ -139,12 +140,18 @@ def test_pretraining_recipes(name: str) -> None:
         assert not label or output.seq_relationship_logits.shape == (rows, 2)
 
 
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_a_recipe_with_dropout_before_the_pooler_sets_it(name: str) -> None:
+    model = pretraining(name).model
+    assert model.pooler_dropout == (model.resolved.pooler_dropout or None)
+
+
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_the_papers_two_phases(name: str) -> None:
     config = pretraining(name)
     short, long = resolve_phases(config, int(config.training.steps))
     assert (short.end, long.end) == (900_000, 1_000_000)
-    sizes = [(p.config.data.sequence_length, p.config.data.max_predictions_per_sequence) for p in (short, long)]
+    sizes = [(p.config.data.sequence_length, p.config.data.predictions_per_row) for p in (short, long)]
     assert sizes == [(128, 20), (512, 77)]
     assert {p.config.training.batch_size for p in (short, long)} == {256}
     assert short.config.optimizer == long.config.optimizer
@@ -185,9 +192,7 @@ def test_the_budgets_arithmetic() -> None:
     config = pretraining("budget24h")
     data, training = config.data, config.training
     sizes = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
-    flops = 3 * sum(
-        forward_flops(sizes, data.sequence_length, ["predictions"], data.max_predictions_per_sequence, {}).values()
-    )
+    flops = 3 * sum(forward_flops(sizes, data.sequence_length, ["predictions"], data.predictions_per_row, {}).values())
     tokens = int(training.steps) * training.batch_size * data.sequence_length
     assert round(tokens / 1e9, 1) == 8.9
     assert round(flops / 1e9, 2) == 0.57
@@ -265,7 +270,7 @@ def test_electra_small_has_the_published_settings() -> None:
     model, data, electra = config.model, config.data, config.electra
     assert (model.num_hidden_layers, model.hidden_size, model.num_attention_heads) == (12, 256, 4)
     assert (model.intermediate_size, model.embedding_size, model.pooler_act) == (1024, 128, "gelu")
-    assert (data.sequence_length, data.masked_lm_prob, data.max_predictions_per_sequence) == (128, 0.15, 19)
+    assert (data.sequence_length, data.masked_lm_prob, data.predictions_per_row) == (128, 0.15, 19)
     assert (electra.generator_hidden_size, electra.disc_weight) == (0.25, 50)
     assert (config.training.steps, config.training.batch_size) == (1_000_000, 128)
     assert (config.optimizer.learning_rate, config.optimizer.num_warmup_steps(1_000_000)) == (5e-4, 10_000)

@@ -35,10 +35,10 @@ def test_nested_keys_lists_and_paths_are_values():
     assert (config.data.train, config.model.hidden_size) == (["a", "b"], 8)
 
 
-def test_overrides_replace_the_other_way_and_rescale():
+def test_overrides_replace_the_other_way():
     base = {"training": {"epochs": 3, "batch_size": 64, "gradient_accumulation_steps": 8}}
-    training = resolved(base, **{"training.steps": 9, "training.batch_size": 16}).training
-    assert (training.steps, training.epochs, training.gradient_accumulation_steps) == (9, None, 2)
+    training = resolved(base, **{"training.steps": 9, "training.micro_batch_size": 16}).training
+    assert (training.steps, training.epochs, training.gradient_accumulation_steps) == (9, None, 4)
 
 
 def test_an_evaluation_has_the_rows_of_a_micro_batch():

@@ -120,7 +120,7 @@ def make_masking(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm
         vocab_size=embedding_rows(tokenizer),
         mask_id=special.mask,
         special_ids=special.all,
-        max_predictions=config.max_predictions_per_sequence,
+        max_predictions=config.predictions_per_row,
         prob=config.masked_lm_prob,
         continuing_ids=subword_ids(tokenizer) if config.whole_word_masking else (),
     )

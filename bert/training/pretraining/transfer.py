@@ -13,6 +13,7 @@ from typing import Any
 
 from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config.data import DOCSTRINGS_PREFIX
+from bert.config.sources import with_micro_batches
 from bert.config.yaml_io import load_config
 from bert.errors import UserError, require
 from bert.parallel import multihost
@@ -37,7 +38,7 @@ def transfer_config(config: PretrainConfig) -> FinetuneConfig:
     """
     name, run = require(config.transfer, "transfer"), require(config.output_dir, "output_dir")
     path = recipe_folder() / f"{name}.yaml" if name in recipe_names() else Path(name)
-    recipe = load_config(FinetuneConfig, path)
+    recipe = with_micro_batches(load_config(FinetuneConfig, path))
     if recipe.data.dir is None and recipe.data.train is None:
         raise UserError(
             f"transfer {name} names no data: copy {path} to a file of yours, set data.dir in it, and pass that file"

@@ -36,7 +36,8 @@ def batches(place, **data) -> list[list[Batch]]:
     """Of two epochs."""
     config = PretrainConfig(
         data=DataConfig(
-            train=str(place / "corpus.txt"), sequence_length=T, one_sentence_per_line=True, num_workers=1, **data
+            **{"train": str(place / "corpus.txt"), "sequence_length": T, "max_predictions_per_sequence": 20},
+            **{"one_sentence_per_line": True, "num_workers": 1, **data},
         ),
         training=TrainingConfig(steps=1000, batch_size=B),
     )

@@ -37,7 +37,7 @@ PAPER = [PhaseConfig(share=0.9), PhaseConfig(sequence_length=512)]
 def config_of(phases: list[PhaseConfig] | None = None, steps: int = 1_000_000, **sections) -> PretrainConfig:
     return PretrainConfig(
         **{
-            "data": DataConfig(train="corpus.txt"),
+            "data": DataConfig(train="corpus.txt", max_predictions_per_sequence=20),
             "training": TrainingConfig(steps=steps, batch_size=256),
             "optimizer": OptimizerConfig(warmup_steps=10_000),
             "phases": PAPER if phases is None else phases,
@@ -53,7 +53,7 @@ def test_the_papers_two_phases() -> None:
     assert (short.first, short.end, long.first, long.end) == (0, 900_000, 900_000, 1_000_000)
     assert (short.config.data.sequence_length, long.config.data.sequence_length) == (128, 512)
     # 20 of 128 are 80 of 512: at least 15% of a full row in both
-    predictions = [phase.config.data.max_predictions_per_sequence for phase in (short, long)]
+    predictions = [phase.config.data.predictions_per_row for phase in (short, long)]
     assert predictions == [20, 80]
     assert long.config.training.batch_size == 256
     assert long.config.phases is None

@@ -1,0 +1,48 @@
+"""Differences between the configuration of a run and the one that it is resumed with."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bert.config import DataConfig, ModelConfig, PretrainConfig
+from bert.config.phases import PhaseConfig
+from bert.config.resume import first_difference
+
+GELU, LONG = ModelConfig(pooler_act="gelu"), DataConfig(sequence_length=512)
+
+
+def difference(stored: dict[str, Any], requested: dict[str, Any]) -> str | None:
+    found = first_difference(PretrainConfig(**requested), PretrainConfig(**stored))
+    return None if found is None else found[0]
+
+
+@pytest.mark.parametrize(("value", "key"), [(True, None), (False, "model.pooler_dropout")])
+def test_a_value_that_null_stands_for_is_no_difference(value: bool, key: str | None) -> None:
+    explicit = replace(GELU, pooler_dropout=value)
+    assert difference({"model": GELU}, {"model": explicit}) == key
+    assert difference({"model": explicit}, {"model": GELU}) == key
+
+
+@pytest.mark.parametrize(
+    ("stored", "requested", "key"),
+    [
+        (77, None, None),
+        (None, 77, None),
+        (20, None, None),  # the default of an earlier version
+        (60, None, "data.max_predictions_per_sequence"),
+        (None, 60, "data.max_predictions_per_sequence"),
+    ],
+)
+def test_predictions_per_row_are_compared_as_numbers(stored, requested, key) -> None:
+    stored, requested = (replace(LONG, max_predictions_per_sequence=value) for value in (stored, requested))
+    assert difference({"data": stored}, {"data": requested}) == key
+
+
+def test_predictions_of_phases_are_compared_as_numbers() -> None:
+    data, rest = DataConfig(max_predictions_per_sequence=20), PhaseConfig(share=0.9)
+    before = [rest, PhaseConfig(sequence_length=512, max_predictions_per_sequence=77)]
+    after = [rest, PhaseConfig(sequence_length=512)]
+    assert difference({"data": data, "phases": before}, {"phases": after}) is None
+    other = [rest, PhaseConfig(sequence_length=512, max_predictions_per_sequence=60)]
+    assert difference({"data": data, "phases": other}, {"phases": after}) == "phases.2.max_predictions_per_sequence"
