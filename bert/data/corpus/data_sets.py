@@ -1,6 +1,6 @@
-"""Rows with named columns of a corpus: Parquet files, data sets that ``datasets`` saved, and data sets on the hub.
+"""Reads a corpus in columns: Parquet files, data sets saved by ``datasets``, and data sets on the hub.
 
-Each reader yields (number of the row from 1, the values of some columns). Memory holds one batch of rows.
+Each reader yields (row number from 1, values of the columns), and holds one batch of rows in memory.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 ROWS_AT_ONCE = 256
-"""Rows in memory together: documents may be long."""
+"""Rows per batch in memory: documents may be long."""
 
 NumberedValues = Generator[tuple[int, tuple[Any, ...]], None, None]
 
 
 def is_saved_dataset(folder: str) -> bool:
-    """Whether ``datasets`` saved a data set in this folder."""
+    """Returns whether the folder is a data set saved by ``datasets``."""
     return os.path.isfile(os.path.join(folder, "state.json"))
 
 
 def open_dataset(source: str) -> Dataset:
-    """The data set of a folder or of ``hub:NAME[:CONFIG][:SPLIT]``. Raises UserError if it cannot be opened."""
+    """Opens the data set of a folder or of ``hub:NAME[:CONFIG][:SPLIT]``. Raises UserError."""
     import datasets
 
     if source.startswith(HUB_PREFIX):
         return cast("Dataset", _load_from_hub(source, streaming=False))
     try:
         return cast("Dataset", datasets.load_from_disk(source))
-    except Exception as error:  # Arrow's, JSON's and the library's own, bare KeyErrors among them
+    except Exception as error:  # errors of Arrow, of JSON and of the library, including KeyError
         for file in sorted(Path(source).iterdir()):
             require_content(file)
         raise damaged(source, "", error) from None
 
 
 def dataset_files(source: str) -> list[str]:
-    """The Arrow files behind a data set, in their order."""
+    """Returns the Arrow files of a data set in order."""
     return [entry["filename"] for entry in open_dataset(source).cache_files]
 
 
 @functools.lru_cache(maxsize=16)
 def hub_stream(source: str) -> IterableDataset:
-    """The data set of ``hub:NAME[:CONFIG][:SPLIT]``, whose files are read while they come. Raises UserError."""
+    """Opens the data set of ``hub:NAME[:CONFIG][:SPLIT]`` for streaming. Raises UserError."""
     return cast("IterableDataset", _load_from_hub(source, streaming=True))
 
 
 def hub_rows(source: str, file: int, columns: Sequence[str]) -> NumberedValues:
-    """Rows of one of the files of `hub_stream`, by its number."""
+    """Yields the rows of one file of `hub_stream`, by its index."""
     stream, row = hub_stream(source), 0
     try:
         for row, record in enumerate(stream.shard(stream.num_shards, file), start=1):
@@ -70,7 +70,7 @@ def hub_rows(source: str, file: int, columns: Sequence[str]) -> NumberedValues:
 
 
 def dataset_rows(source: str, columns: Sequence[str]) -> NumberedValues:
-    """Rows of a data set."""
+    """Yields the rows of a data set."""
     import pyarrow as pa
 
     row, dataset = 0, open_dataset(source)
@@ -84,7 +84,7 @@ def dataset_rows(source: str, columns: Sequence[str]) -> NumberedValues:
 
 
 def parquet_rows(path: Path | str, columns: Sequence[str]) -> NumberedValues:
-    """Rows of a Parquet file."""
+    """Yields the rows of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -106,18 +106,18 @@ def parquet_rows(path: Path | str, columns: Sequence[str]) -> NumberedValues:
 
 
 def _numbered(table: pa.Table | pa.RecordBatch, columns: Sequence[str], row: int) -> NumberedValues:
-    """The rows of a table, of which the first is number ``row`` + 1."""
-    places = [table.schema.get_all_field_indices(name)[0] for name in columns]
-    values = zip(*(table.column(place).to_pylist() for place in places), strict=True)
+    """Yields the rows of a table, numbered from ``row`` + 1."""
+    indices = [table.schema.get_all_field_indices(name)[0] for name in columns]
+    values = zip(*(table.column(index).to_pylist() for index in indices), strict=True)
     yield from enumerate(values, start=row + 1)
 
 
 def _require_columns(source: str, names: Sequence[str], columns: Sequence[str]) -> None:
     for column in columns:
         if column not in names:
-            there = ", ".join(names)[:200]
+            present = ", ".join(names)[:200]
             raise UserError(
-                f'{source} has no column "{column}" but {there}: name the columns of text as data.text_field'
+                f'{source} has no column "{column}" but {present}: name the columns of text as data.text_field'
             )
 
 

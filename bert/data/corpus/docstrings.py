@@ -1,6 +1,7 @@
 """The embedded corpus: the prose in the docstrings of installed packages and of Python's standard library.
 
-Real English that is on every machine: no download, no licence to ask for. Sources are parsed, never imported.
+It is English text that needs no download. Sources are parsed, never imported. Of a docstring, sentences are kept; code,
+sessions, tables and headings are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bert.data.worker_processes import WorkerPool, available_cores, start_worker
 from bert.errors import UserError
 
 STDLIB = "stdlib"
-"""Stands for all packages of the standard library in a list of packages."""
+"""Name of the whole standard library in a list of packages."""
 
 SPLITS = ("train", "dev")
 
@@ -36,27 +37,27 @@ _LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "turtledemo", "bert"}
     | {"_vendor", "vendor", "_vendored", "externals", "third_party", "__pycache__"}
 )
-"""Folders without prose of their own (tests), copies of other packages, and this package, whose prose is edited."""
+"""Folders that are left out: tests, copies of other packages, and this package, whose prose changes."""
 
 PACKAGE_BYTES = 16_000_000
-"""Source files that are read of one package, the first in the order of their paths: keeps the largest ones short."""
+"""Maximum bytes of source files per package, in the order of their paths: limits the largest packages."""
 
 _MIN_WORDS = 30
-"""A document has at least a couple of sentences; a module with less is left out."""
+"""Minimum words of a document; shorter modules are left out."""
 
 _HELD_OUT = 10
-"""One module in so many is held out, by the hash of its name."""
+"""One module in ten is held out, selected by the hash of its name."""
 
 _SHINGLE = 5
 
 _SEEN_SHARE = 0.6
-"""A paragraph is a near-duplicate if this share of its runs of 5 words occurs before it."""
+"""Share of a paragraph's runs of 5 words that must occur before it to make it a near-duplicate."""
 
 _PARALLEL_BYTES = 8_000_000
-"""Sources from which on several processes parse them."""
+"""Bytes of source files above which several processes parse them."""
 
 _PARSED: dict[Path, list[list[str]]] = {}
-"""What was parsed in this process, by file: the corpus and a task may have the same packages."""
+"""Parsed files of this process: the corpus and a task may use the same packages."""
 
 _SENTENCE_END = re.compile(r"[.!?:;)\"'][)\"']?$")
 
@@ -79,8 +80,8 @@ class Module(NamedTuple):
 
     Attributes:
         name: path below its root with ``/`` between folders, such as ``json/decoder.py``.
-        path: on this machine.
-        is_stdlib: whether it is of the standard library.
+        path: absolute path.
+        is_stdlib: whether it belongs to the standard library.
     """
 
     name: str
@@ -93,23 +94,23 @@ class Module(NamedTuple):
 
     @property
     def split(self) -> str:
-        """dev for one module in ten, by its name alone, so that it does not depend on what else is installed."""
+        """dev for one module in ten. It depends only on the name, not on other installed packages."""
         number = int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "big")
         return "train" if number % _HELD_OUT else "dev"
 
 
 class ModuleProse(NamedTuple):
-    """The paragraphs of each docstring of a module that have any, near-duplicates removed."""
+    """The docstrings of a module as paragraphs, without near-duplicates and empty docstrings."""
 
     module: Module
     docstrings: tuple[tuple[str, ...], ...]
 
 
 def docstring_documents(source: str = DOCSTRINGS_PREFIX) -> Iterator[list[str]]:
-    """Documents of ``docstrings:[PACKAGE,...][:SPLIT]``, one a module, each a list of paragraphs.
+    """Yields the documents of ``docstrings:[PACKAGE,...][:SPLIT]``, one per module, as lists of paragraphs.
 
     Raises:
-      UserError: a package that is not installed, or an unknown split.
+      UserError: a package is not installed, or the split is unknown.
     """
     packages, split = parse_source(source)
     for module, docstrings in read_prose(packages):
@@ -119,10 +120,10 @@ def docstring_documents(source: str = DOCSTRINGS_PREFIX) -> Iterator[list[str]]:
 
 
 def source_state(source: str) -> tuple[str, int]:
-    """Hash of what the documents depend on (interpreter, sources, rules), and the newest change in ns.
+    """Returns a hash of all that decides the documents (interpreter, sources, rules), and the newest change in ns.
 
     Raises:
-      UserError: as `docstring_documents`.
+      UserError: see `docstring_documents`.
     """
     packages, split = parse_source(source)
     digest = hashlib.blake2b(f"{sys.version} {split}".encode(), digest_size=16)
@@ -137,13 +138,12 @@ def source_state(source: str) -> tuple[str, int]:
 
 @functools.cache
 def read_prose(packages: frozenset[str]) -> tuple[ModuleProse, ...]:
-    """Prose of the modules of some packages (of all, for an empty set): those held out first, each in sorted order.
+    """Returns the prose of the modules of some packages (an empty set: all), held-out modules first, sorted by name.
 
-    A paragraph stays where it occurs first, so that what held-out modules have is in no other.
-    They are read up to three times (vocabulary, fingerprint, examples) but put together once.
+    A paragraph is kept where it occurs first, so that paragraphs of held-out modules are in no other module.
 
     Raises:
-      UserError: a package that is not installed.
+      UserError: a package is not installed.
     """
     modules = sorted(_modules(packages), key=lambda module: (module.split, module.name))
     parsed = _parse_modules(modules)
@@ -160,10 +160,10 @@ def _take(docstring: list[str], is_new: Iterator[bool]) -> Iterator[str]:
 
 
 def parse_source(source: str) -> tuple[frozenset[str], str | None]:
-    """The packages of ``docstrings:[PACKAGE,...][:SPLIT]``, none for all of them, and the split, None for both.
+    """Returns the packages of ``docstrings:[PACKAGE,...][:SPLIT]`` (an empty set: all) and the split (None: both).
 
     Raises:
-      UserError: an unknown split.
+      UserError: the split is unknown.
     """
     names, colon, split = source.removeprefix(DOCSTRINGS_PREFIX).partition(":")
     if colon and split not in SPLITS:
@@ -188,7 +188,7 @@ def _modules(packages: frozenset[str]) -> list[Module]:
 
 @functools.cache
 def _installed() -> dict[str, list[Module]]:
-    """The modules of each package, in sorted order."""
+    """Returns the modules of each package, sorted by name."""
     root = Path(sysconfig.get_path("stdlib"))
     names = {name: Module(name, root / name, is_stdlib=True) for name in _python_files(root)}
     for distribution in importlib.metadata.distributions():
@@ -204,7 +204,7 @@ def _installed() -> dict[str, list[Module]]:
 
 
 def _python_files(root: Path) -> Iterator[str]:
-    """Paths below a folder, without those of `_LEFT_OUT`, which are not walked."""
+    """Yields the paths of Python files below a folder, without the folders of `_LEFT_OUT`."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in _LEFT_OUT]
         files = (Path(folder, name).relative_to(root) for name in names if name.endswith(".py"))
@@ -217,7 +217,7 @@ def _is_wanted(file: PurePath) -> bool:
 
 
 def _parse_modules(modules: list[Module]) -> list[list[list[str]]]:
-    """[module][docstring][paragraph], parsed by as many processes as pay."""
+    """Returns [module][docstring][paragraph], parsed by several processes if there is much to parse."""
     paths = [module.path for module in modules if module.path not in _PARSED]
     processes = available_cores()
     if processes < 2 or sum(path.stat().st_size for path in paths) < _PARALLEL_BYTES:
@@ -247,42 +247,42 @@ def _parse_module(path: Path) -> list[list[str]]:
 
 
 def _find_new(paragraphs: list[str]) -> list[bool]:
-    """Whether each paragraph is new: less than 60% of its runs of 5 words, letters alone, occur in those before it."""
+    """Returns for each paragraph whether it is no near-duplicate of the paragraphs before it. Only letters count."""
     if not paragraphs:
         return []
     ids: dict[str, int] = {}
-    padding = [0] * (_SHINGLE - 1)  # between paragraphs, so that a run is of one alone
+    padding = [0] * (_SHINGLE - 1)  # between paragraphs, so that no run spans two of them
     tokens: list[int] = []
     lengths = []
     for paragraph in paragraphs:
         words = [ids.setdefault(word, len(ids) + 1) for word in re.findall(r"[^\W\d_]+", paragraph.lower())] or [0]
         tokens += [*words, *padding]
         lengths.append(len(words))
-    # Random odd numbers: the sums of two different runs are most likely different.
+    # With random odd factors, two different runs most likely have different sums.
     factors = np.random.Philox(key=0).random_raw(_SHINGLE) | np.uint64(1)
     runs = np.convolve(np.array([*tokens, *padding], np.uint64), factors, "valid")
     _, first, numbers = np.unique(runs, return_index=True, return_inverse=True)
     spans = np.array(lengths) + len(padding)
     starts = np.cumsum(spans) - spans
     is_seen = first[numbers] < np.repeat(starts, spans)
-    is_seen &= np.arange(len(runs)) < np.repeat(starts + lengths, spans)  # not the runs that begin with padding
+    is_seen &= np.arange(len(runs)) < np.repeat(starts + lengths, spans)  # except for runs that begin with padding
     shares = np.add.reduceat(is_seen, starts, dtype=np.int64) / lengths
     return list(map(bool, shares < _SEEN_SHARE))
 
 
 def module_docstrings(source: bytes) -> list[str]:
-    """Docstrings of a module, its classes and functions, in the order of the source; none if it cannot be parsed."""
+    """Returns the docstrings of a module, its classes and functions in source order, none if it cannot be parsed."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's sources
+            warnings.simplefilter("ignore")  # invalid escapes in the sources
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # some files are broken on purpose
+        return []  # some packages include broken files on purpose
     return [inspect.cleandoc(text) for text in _documented(tree)]
 
 
 def _documented(node: ast.AST) -> Iterator[str]:
-    """Docstrings of a node and of what is defined in its blocks: expressions, most of a tree, are not walked."""
+    """Yields the docstrings of a node and of the definitions in its blocks. Expressions are not walked."""
     if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node, clean=False)):
         yield text
     for block in ("body", "handlers", "orelse", "finalbody"):
@@ -292,11 +292,10 @@ def _documented(node: ast.AST) -> Iterator[str]:
 
 
 def prose_paragraphs(docstring: str) -> list[str]:
-    """Paragraphs of a cleaned docstring: hard-wrapped lines joined; code, sessions, tables and rules left
-    out.
+    """Returns the paragraphs of a cleaned docstring, with wrapped lines joined.
 
-    What it keeps are blocks that read like sentences: at least four words, mostly letters. It would rather
-    drop a paragraph than keep code, since a vocabulary learns from what is kept.
+    Blocks of at least four words that are mostly letters are kept. In doubt a paragraph is dropped, because code would
+    spoil a vocabulary.
     """
     paragraphs = []
     for block in re.split(r"\n\s*\n", docstring):
@@ -305,14 +304,14 @@ def prose_paragraphs(docstring: str) -> list[str]:
 
 
 def _items(lines: list[str]) -> Iterator[list[str]]:
-    """A block, cut before every item of a list and without interactive sessions."""
+    """Divides a block before every list item, and removes interactive sessions."""
     item: list[str] = []
     for line in lines:
         stripped = line.strip()
         if stripped.startswith((">>>", "...")):
-            break  # the output of a session reaches to the end of its block
+            break  # the output of a session extends to the end of its block
         if _RULE.match(stripped):
-            # An underline: what stands above is a heading, not a sentence.
+            # An underline: the line above is a heading.
             item = item[:-1]
             continue
         if item and (_BULLET.match(stripped) or _FIELD.match(stripped)):
@@ -323,7 +322,7 @@ def _items(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _paragraph(lines: list[str]) -> str | None:
-    """The lines joined, or None where they are not prose."""
+    """Returns the joined lines, or None if they are not prose."""
     stripped = [line.strip() for line in lines]
     while stripped and _SIGNATURE.match(stripped[0]):
         stripped = stripped[1:]

@@ -1,8 +1,7 @@
-"""Documents of any source in one file with an index: counted, in a random order, and read back one by one.
+"""Stores the documents of a corpus in one file with an index, for random access, and filters near-duplicates.
 
-A corpus may be compressed, spread over files, or parsed on the fly; the workers that build examples need
-document number 812,345 now. So the text is written once in a plain form, and removed when the examples are
-done.
+A corpus may be compressed, spread over files, or parsed on the fly, but workers that build examples need documents by
+index. The store is removed when the examples are complete.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from bert.errors import UserError
 from bert.files import load_json
 
 SHINGLE = 5
-"""Words of a run; two documents are as similar as the share of their different runs that both have (Jaccard)."""
+"""Words per run. The similarity of two documents is the share of distinct runs that both have (Jaccard)."""
 
 PERMUTATIONS = 128
-"""Hashes of a document. An estimated similarity is off by 0.04 (one standard deviation) at 0.8."""
+"""Hashes per document. The standard deviation of an estimated similarity of 0.8 is 0.04."""
 
 MAX_REPEATS = 1000
 """Maximum repetitions of one corpus in a mixture; more indicates a mistake in `data.mixture_weights`."""
@@ -34,18 +33,18 @@ _TEXT, _OFFSETS, _SOURCES, _DONE = "text", "offsets.int64", "sources.int32", "do
 
 
 class NearDuplicateFilter:
-    """Passes on documents that are not similar to one that it has passed on.
+    """Leaves out documents that are similar to an earlier one, by MinHash (Broder 1997) of the library datasketch.
 
-    Memory grows with the documents, by about 6 kB each.
+    Uses about 6 kB of memory per document.
 
     Attributes:
-        count: documents that were left out.
+        count: number of documents left out.
     """
 
     def __init__(self, threshold: float) -> None:
         """
         Args:
-            threshold: least estimated similarity of a near-duplicate.
+            threshold: minimum estimated similarity of a near-duplicate.
 
         Raises:
             UserError: datasketch is not installed.
@@ -55,13 +54,13 @@ class NearDuplicateFilter:
 
         self.count = 0
         self._threshold = threshold
-        # Few misses rather than few candidates, since each candidate is compared. No index exists for more than 0.9.
+        # Weights for few misses, because each candidate is compared. No index exists for a threshold above 0.9.
         self._index = MinHashLSH(threshold=min(threshold, 0.9), num_perm=PERMUTATIONS, weights=(0.1, 0.9))
         self._empty = MinHash(num_perm=PERMUTATIONS)
         self._values: list[np.ndarray] = []
 
     def __call__(self, documents: Iterable[tuple[int, Document]]) -> Iterator[tuple[int, Document]]:
-        """The documents, each with the number of its source, in their order."""
+        """Yields the documents that are kept, each with the index of its source, in order."""
         for source, document in documents:
             if self._is_new(document):
                 yield source, document
@@ -90,17 +89,17 @@ def require_datasketch() -> None:
 
 
 def _shingles(document: Document) -> set[bytes]:
-    """The runs of words, without case; a document with fewer words is one run."""
+    """Returns the lower-cased runs of words; a shorter document is one run."""
     words = " ".join(document).lower().split()
     last = max(1, len(words) - SHINGLE + 1)
     return {" ".join(words[start : start + SHINGLE]).encode() for start in range(last)}
 
 
 class Documents(Protocol):
-    """Documents by index: a `DocumentStore`, or some in memory."""
+    """Documents by index: a `DocumentStore`, or documents in memory."""
 
     def sources(self) -> np.ndarray:
-        """Number of the source of each document."""
+        """Returns the index of the source of each document."""
 
     def read(self, indices: np.ndarray) -> Iterator[list[str]]:
         """Documents by index, as lists of lines, in the order asked for."""
@@ -108,23 +107,23 @@ class Documents(Protocol):
 
 @dataclass(frozen=True)
 class DocumentStore:
-    """A folder with the text of N documents, their N + 1 byte offsets, and which source each is from.
+    """A folder with the text of N documents, their N + 1 byte offsets, and the index of the source of each.
 
-    The numbers are 12 bytes a document and mapped, not read; nothing else grows with the corpus.
+    Offsets and indices, 12 bytes per document, are memory-mapped.
     """
 
     folder: Path
     number_of_documents: int
     number_of_bytes: int
     near_duplicates: int = 0
-    """Documents that were left out."""
+    """Number of documents left out."""
 
     def offsets(self) -> np.ndarray:
-        """Byte offsets, int64 [N + 1], mapped."""
+        """Returns the byte offsets, int64 [N + 1], mapped."""
         return np.memmap(self.folder / _OFFSETS, dtype=np.int64, mode="r")
 
     def sources(self) -> np.ndarray:
-        """Number of the source of each document, int32 [N], mapped."""
+        """Returns the index of the source of each document, int32 [N], mapped."""
         return np.memmap(self.folder / _SOURCES, dtype=np.int32, mode="r")
 
     def read(self, indices: np.ndarray) -> Iterator[list[str]]:
@@ -136,22 +135,21 @@ class DocumentStore:
                 yield file.read(int(offsets[index + 1] - offsets[index])).decode("utf-8").split("\n")
 
     def order(self, seed: int) -> np.ndarray:
-        """A random order of the documents, int64 [N].
+        """Returns a random order of the documents, int64 [N].
 
-        Sorted by the raw words of a Philox stream: NumPy keeps those for ever, a Generator's permutation it
-        may change.
+        NumPy guarantees a stable stream of raw words, but not a stable Generator.permutation.
         """
         words = np.random.Philox(key=seed).random_raw(self.number_of_documents)
         return np.argsort(words, kind="stable")
 
     def mixture_order(self, order: np.ndarray, weights: list[float], seed: int) -> np.ndarray:
-        """An order in which every source has its share of the bytes, int64 [at least N].
+        """Returns an order in which every source has its share of the bytes, int64 [at least N].
 
-        No document is left out: the source that is largest for its share is read once, the others as often as they
-        must be, in passes one after the other, the last in part.
+        No document is left out: the source that is largest relative to its share is read once, the others repeatedly;
+        their last pass may be partial.
 
         Raises:
-          UserError: a source without a document in the order, or one that would be read more than MAX_REPEATS times.
+          UserError: a source has no document in the order, or would be read more than MAX_REPEATS times.
         """
         offsets, sources = self.offsets(), self.sources()[order]
         sizes = np.maximum((offsets[1:] - offsets[:-1])[order], 1)
@@ -175,14 +173,14 @@ class DocumentStore:
             keep = np.zeros(len(order), bool)
             for source, (times, total) in enumerate(zip(passes, totals, strict=True)):
                 mine = shuffled[sources[shuffled] == source]
-                # Where the last pass would end within a document, the document is in if most of it is.
+                # A document in which the last pass ends is included if more than half of it is.
                 keep[mine[np.cumsum(sizes[mine]) - sizes[mine] / 2 <= (times - done) * total]] = True
             orders.append(order[shuffled[keep[shuffled]]])
             done += 1
         return np.concatenate(orders)
 
     def shard_ranges(self, order: np.ndarray, slice_bytes: int) -> list[tuple[int, int]]:
-        """Ranges of an order: about ``slice_bytes`` of text each, of equal length, at least two documents."""
+        """Returns ranges of an order with about ``slice_bytes`` bytes of text and at least two documents each."""
         offsets = self.offsets()
         ends = np.cumsum((offsets[1:] - offsets[:-1])[order])
         count = max(1, round(int(ends[-1]) / slice_bytes))
@@ -192,7 +190,7 @@ class DocumentStore:
         while start < len(order):
             stop = int(np.searchsorted(ends, step * (len(ranges) + 1), side="right"))
             stop = max(stop, start + 2)
-            # One document alone has no other to draw from, so it joins the slice before it.
+            # A single last document has no other document to draw from, so it joins the range before it.
             stop = len(order) if len(order) - stop < 2 else stop
             ranges.append((start, stop))
             start = stop
@@ -205,10 +203,10 @@ def write_store(
     progress: Callable[[int], None],
     new_only: NearDuplicateFilter | None = None,
 ) -> DocumentStore:
-    """Writes (number of the source, document) in their order. ``progress`` is called now and then with their number.
+    """Writes pairs (index of the source, document) in order. ``progress`` is called regularly with their number.
 
     Args:
-        new_only: leaves documents out.
+        new_only: filter for the documents.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _DONE).unlink(missing_ok=True)
@@ -230,7 +228,7 @@ def write_store(
         for file in (text, offsets, sources):
             file.flush()
             os.fsync(file.fileno())
-    # Last, so that a store that was cut short is not taken for a whole one.
+    # Written last, so that an incomplete store is recognized.
     temporary = folder / (_DONE + ".tmp")
     left_out = new_only.count if new_only else 0
     done = {"documents": count, "bytes": offset, "near_duplicates": left_out}
@@ -240,7 +238,7 @@ def write_store(
 
 
 def open_store(folder: Path) -> DocumentStore | None:
-    """A store that an interrupted build left whole, or None."""
+    """Opens a complete store of an interrupted build; returns None without one."""
     try:
         done = load_json((folder / _DONE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,9 +1,7 @@
-"""A corpus that is read while it comes, pass after pass: its files are shared by readers, each of which may begin at
-any place that one has been before.
+"""Streams a corpus repeatedly: readers share its files, and can resume at any earlier position.
 
-A file is a local one, a URL, or one of the files of a data set on the hub. Each pass takes them in another order. The
-place of a reader is a few integers. It follows from the sources, the seed and what was read, so a reader that begins at
-a place reads the documents that the first one read from there on.
+A file is a local file, a URL, or a file of a data set on the hub. Each pass has another order of files. The state of a
+reader is a few integers. A reader that resumes from a state reads the same documents as the first reader did.
 """
 
 from __future__ import annotations
@@ -35,10 +33,10 @@ from bert.errors import UserError, redact
 from bert.remote import is_url, remote_files
 
 HEAD_CHARACTERS = 64 << 20
-"""Characters of a stream that are read before training, for its vocabulary and its word frequencies. Frequencies of 4
-MB of English Wikipedia cost 0.06 nats of held-out loss (benchmarks/RESULTS.md, Streaming)."""
+"""Characters of a stream that are read before training, for its vocabulary and token frequencies. Frequencies of 4 MB
+of English Wikipedia cost 0.06 nats of held-out loss (benchmarks/RESULTS.md, Streaming)."""
 HEAD_VERSION = 2
-"""Of the choice of documents in the head: part of the names of what is cached."""
+"""Version of the selection of the head's documents, part of cache keys."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,10 @@ class StreamFile:
     """A file of a stream.
 
     Attributes:
-        entry: number of the entry of ``data.train`` that it is from.
-        source: path, URL, or ``hub:`` with what follows.
-        size: bytes; None if they are not known.
-        number: of the file among those of a data set on the hub, else None.
+        entry: index of its entry of ``data.train``.
+        source: path, URL, or ``hub:...``.
+        size: bytes, or None if unknown.
+        number: index of the file in a data set on the hub, else None.
     """
 
     entry: int
@@ -58,7 +56,7 @@ class StreamFile:
     number: int | None = None
 
     def documents(self, config: DataConfig, skipped: Skipped | None = None) -> Iterator[Document]:
-        """Documents as a configuration reads them; some may have no visible character.
+        """Yields the documents of the file, as configured; some may have no visible character.
 
         Args:
             skipped: counts documents without text.
@@ -69,16 +67,16 @@ class StreamFile:
 
 
 def stream_files(source: list[str] | str) -> list[StreamFile]:
-    """The files of a corpus, of which nothing is read yet.
+    """Returns the files of a corpus without reading them.
 
     Raises:
-        UserError: there is nothing at a place, it is of a kind that is not read, or it is no text in files.
+        UserError: a source does not exist, cannot be streamed, or is of a kind that is not read.
     """
     entries = [source] if isinstance(source, str) else source
     files: list[StreamFile] = []
     for number, entry in enumerate(entries):
         if entry.startswith(DOCSTRINGS_PREFIX):
-            raise UserError(f"data.train is {entry}, which is no stream of files: set data.streaming to false")
+            raise UserError(f"data.train is {entry}, which cannot be streamed: set data.streaming to false")
         if entry.startswith(HUB_PREFIX):
             files += [StreamFile(number, entry, None, file) for file in range(hub_stream(entry).num_shards)]
         elif is_url(entry):
@@ -90,7 +88,7 @@ def stream_files(source: list[str] | str) -> list[StreamFile]:
 
 
 def _text_files(url: str) -> dict[str, int | None]:
-    """The files of a URL, without those of a folder that hold no corpus."""
+    """Returns the files of a URL with their sizes; of a folder, only corpus files."""
     files = remote_files(url, "data.train")
     if "*" not in url and len(files) > 1:
         files = {name: size for name, size in files.items() if name.lower().endswith(FOLDER_SUFFIXES)}
@@ -107,9 +105,9 @@ def _size(path: str) -> int:
 
 
 def stream_fingerprint(files: Iterable[StreamFile]) -> str:
-    """Hash of the names and sizes of the files, whose content is not known before it is read: 64 hexadecimal digits.
+    """Returns a hash, 64 hexadecimal digits, of the names and sizes of the files, whose content is not known yet.
 
-    A file of a known size may be moved to another folder.
+    Folders do not enter the hash if the size is known, so that files may be moved.
     """
     sources = [(file, redact(file.source)) for file in files]  # a signature may be renewed
     names = [
@@ -128,13 +126,13 @@ def training_fingerprint(config: DataConfig, cache: Path) -> str:
 
 @dataclass
 class ReadPosition:
-    """Where a reader is among the files of a group.
+    """Position of a reader in a group of files.
 
     Attributes:
-        passes: how often all have been read.
-        file: number in the order of this pass.
-        documents: how many documents of the file have been passed, read or left to other readers.
-        size: characters that were read of the group since the start.
+        passes: number of completed passes.
+        file: index of the file in the order of this pass.
+        documents: number of documents of the file that were read or left to other readers.
+        size: characters of the group that were read since the start.
     """
 
     passes: int = 0
@@ -144,12 +142,11 @@ class ReadPosition:
 
 
 ReaderState = tuple[tuple[int, ...], ...]
-"""The places of a reader, one for each group, as tuples: JSON and arrays can hold them."""
+"""The `ReadPosition` of each group as a tuple, for JSON and arrays."""
 
 
 class StreamedDocument(NamedTuple):
-    """A document with the number of its entry in data.train, what tells it from all others, and how often its group had
-    been read before."""
+    """A document with the index of its entry in data.train, an identity, and the number of completed passes."""
 
     entry: int
     identity: tuple[int, int, int]
@@ -158,16 +155,16 @@ class StreamedDocument(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Its characters."""
+        """Number of characters."""
         return sum(map(len, self.document))
 
 
 class DocumentReader:
-    """The documents of one of several readers, pass after pass without an end.
+    """Endless iterator over the documents of one of several readers.
 
-    With as many files as readers, or more, each has files of its own. With fewer, all read each file, and each takes
-    every n-th document. With ``weights``, the entries of ``data.train`` are groups of files, each with passes of its
-    own, and the next document is of the group that has had the smallest part of its share.
+    If there are at least as many files as readers, each reader has separate files. Otherwise all readers read all
+    files, and each uses every n-th document. With ``mixture_weights``, the entries of ``data.train`` are groups of
+    files with separate passes, and the next document comes from the group that is furthest below its share.
     """
 
     def __init__(
@@ -181,7 +178,7 @@ class DocumentReader:
         """
         Args:
             reader: (index, count).
-            state: where to begin; None for the start.
+            state: state from which to resume; None: begin at the start.
             skipped: counts documents without text.
         """
         self._skipped = skipped or Skipped()
@@ -195,7 +192,7 @@ class DocumentReader:
 
     @property
     def state(self) -> ReaderState:
-        """Where a reader has to begin to read what this one reads next."""
+        """State from which another reader continues like this one."""
         return tuple(astuple(position) for position in self._positions)
 
     def __iter__(self) -> Iterator[StreamedDocument]:
@@ -216,7 +213,7 @@ class DocumentReader:
             )
             for number in np.argsort(words, kind="stable")[position.file :].tolist():
                 file, skipped = files[own_files[number]], position.documents
-                # Of the readers that read the same rows, the first one counts.
+                # Only the first of the readers that read the same files counts skipped documents.
                 counted = self._skipped if has_own_files or self._index == 0 else None
                 documents = file.documents(self._config, counted)
                 for index, document in enumerate(itertools.islice(documents, skipped, None), skipped):
@@ -242,9 +239,11 @@ class DocumentReader:
 
 
 def head_documents(files: Sequence[StreamFile], config: DataConfig, size: int) -> Iterator[tuple[int, Document]]:
-    """Documents that the readers read first, in turns, about ``size`` characters and at least two, each with the number
-    of its entry. None comes twice: what a reader repeats while others are in their first pass is left out, though it
-    counts as read."""
+    """Yields the first documents of all readers, in turns, each with the index of its entry.
+
+    They have about ``size`` characters, and there are at least two. Documents that a reader repeats while others are in
+    their first pass count as read, but are left out.
+    """
     count, number, skipped = 0, config.stream_readers, Skipped()
     readers = [DocumentReader(files, config, (index, number), skipped=skipped) for index in range(number)]
     while readers:

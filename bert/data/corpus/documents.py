@@ -1,7 +1,7 @@
-"""Text on disk -> documents -> sentences. Streaming: memory holds one document, never a file.
+"""Resolves the sources of a corpus, reads their documents one at a time, and splits documents into sentences.
 
-A source is a file, a glob, a folder (searched through, in sorted order), a folder that ``datasets`` saved, a URL of one
-of these, ``hub:NAME[:CONFIG][:SPLIT]`` or ``docstrings:``; several make a list. `bert.data.corpus.files` reads each.
+A source is a file, a glob, a folder (searched recursively, in sorted order), a folder saved by ``datasets``, a URL of
+one of these, ``hub:NAME[:CONFIG][:SPLIT]``, ``docstrings:``, or a list of sources.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from bert.files import atomic_write, load_json
 from bert.remote import fetch
 
 LONG_PARAGRAPH = 10_000
-"""Characters of a paragraph that are searched for sentences at once."""
+"""Characters of a paragraph that are split into sentences at once."""
 
 UNSPACED = 500
-"""Characters without white space after which a text is cut at a sentence end before it is searched: the time that
-sentencex needs for a sentence end grows with the distance to the last white space."""
+"""Characters without white space after which a text is divided at a sentence end before sentencex splits it, whose time
+per sentence grows with the distance to the last white space."""
 
 LONGEST_QUOTATION = 2000
-"""Characters after which an opening quotation mark or bracket counts as one that is never closed."""
+"""Characters after which an opening quotation mark or bracket is treated as unclosed."""
 
 _OPENING, _CLOSING = "“‘«‹「『（《〈【〔[({", "”’»›」』）》〉】〕])}"
 
@@ -57,23 +57,22 @@ _SPACE_BEFORE_STOP = re.compile(r"[^\S\x00-\x7f](?=\.)")
 
 
 def documents(source: list[str] | str, **how: Unpack[Reading]) -> Iterator[Document]:
-    """Documents of a corpus, in the order of its sources and, within one, of its file names.
+    """Yields the documents of a corpus, in the order of its sources and, within a source, of its file names.
 
-    A file that is named twice (by a glob and by itself, say) is read once. Rows and files without text are skipped,
-    which is logged at the end.
+    A file that is named twice (for example by a glob and by its name) is read once. Rows and files without text are
+    skipped, with a warning at the end.
 
     Args:
-      how: as for `bert.data.corpus.files.read_documents`.
+      how: see `bert.data.corpus.files.read_documents`.
 
     Raises:
-      UserError: nothing at the named place, no text at all, or a file that is damaged (with the number of the
-        line).
+      UserError: a source does not exist, there is no text, or a file is damaged (with the line number).
     """
     return (document for _, document in numbered_documents(source, **how))
 
 
 def numbered_documents(source: list[str] | str, **how: Unpack[Reading]) -> Iterator[tuple[int, Document]]:
-    """The same documents, each with the index of the entry of the list that it is from."""
+    """Yields the documents of `documents`, each with the index of its source in the list."""
     skipped, files, empty_files = Skipped(), 0, list[str]()
     for entry, paths in enumerate(resolve_sources(source)):
         for path in paths:
@@ -96,16 +95,16 @@ def numbered_documents(source: list[str] | str, **how: Unpack[Reading]) -> Itera
 
 
 def corpus_files(source: list[str] | str) -> list[str]:
-    """Paths of the files behind a source, each once; ``docstrings:`` stands for itself.
+    """Returns the paths of the files of a source, each once; ``docstrings:`` and ``hub:`` sources stay as they are.
 
     Raises:
-      UserError: a missing file, a glob that matches nothing, a folder without a corpus file.
+      UserError: a missing file, a glob without matches, a folder without a corpus file.
     """
     return [path for paths in resolve_sources(source) for path in paths]
 
 
 def resolve_sources(source: list[str] | str) -> list[list[str]]:
-    """The files behind every entry of a source; one that an earlier entry has named is that entry's."""
+    """Returns the files of each entry of a source; a file belongs to the first entry that names it."""
     seen: set[str] = set()
     files: list[list[str]] = []
     for entry in [source] if isinstance(source, str) else source:
@@ -121,10 +120,10 @@ def resolve_sources(source: list[str] | str) -> list[list[str]]:
 
 
 def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -> str:
-    """Hash of the content and order of a corpus' files: 64 hexadecimal digits.
+    """Returns a hash, 64 hexadecimal digits, of the content and order of a corpus' files, without names and times.
 
-    Names and times do not enter it. With a ``cache_dir``, the digest of each file is kept in a small JSON
-    there under its path, size and modification time, so that the second start does not read the corpus again.
+    With a ``cache_dir``, the digest of each file is cached there by path, size and modification time, so that a second
+    start does not read the corpus again.
     """
     cache = DigestCache(cache_dir)
     combined = hashlib.blake2b(digest_size=32)
@@ -146,13 +145,12 @@ def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -
 def split_sentences(
     paragraphs: list[str], language: str, one_sentence_per_line: bool = False, keep_space: bool = False
 ) -> list[str]:
-    """Sentences of a document, in order, none of them empty.
+    """Returns the nonempty sentences of a document in order.
 
-    With ``keep_space`` a sentence that comes after white space or at the start of a line, but for the first one, has
-    one space in front. The others have none.
+    With ``keep_space``, all sentences except the first that follow white space or start a line begin with one space.
 
-    A paragraph ends a sentence: sentencex is called once for each, since it looks past single line ends (and
-    one open quotation mark would swallow the paragraphs after it), at 100 MB of English per second on one core.
+    sentencex is called separately for each paragraph, because it ignores single line ends: an unclosed quotation mark
+    would swallow the following paragraphs.
     """
     pieces = []
     for paragraph in paragraphs:
@@ -161,42 +159,42 @@ def split_sentences(
 
 
 def _segments(paragraph: str, language: str) -> Iterator[str]:
-    """Sentences as they stand in a paragraph, with the white space after them."""
+    """Yields the sentences of a paragraph with the white space after them."""
     for stretch in _cut_unspaced(paragraph):
         for window in _windows(stretch, language):
             yield from _segment(window, language)
 
 
 def _cut_unspaced(paragraph: str) -> Iterator[str]:
-    """A paragraph, in several stretches if it is long without white space, as in Chinese and Japanese.
+    """Divides a paragraph that is long without white space, as in Chinese and Japanese.
 
-    A stretch ends with a sentence outside of quotation marks and brackets, so the sentences are those of the whole.
+    A stretch ends with a sentence outside of quotation marks and brackets, so that the sentences do not change.
     """
     start = last_space = depth = opened = 0
     in_quotes = False
     is_long = len(paragraph) > UNSPACED and max(map(len, paragraph.split()), default=0) > UNSPACED
     for mark in _UNSPACED_END.finditer(paragraph) if is_long else ():
-        character, place = mark[0], mark.end()
-        if depth and place - opened > LONGEST_QUOTATION:
+        character, offset = mark[0], mark.end()
+        if depth and offset - opened > LONGEST_QUOTATION:
             depth, in_quotes = 0, False
         is_opening = character in _OPENING or (character == '"' and not in_quotes)
         if character == '"':
             in_quotes = not in_quotes
         if is_opening:
-            opened = opened if depth else place
+            opened = opened if depth else offset
             depth += 1
         elif character in _CLOSING or character == '"':
             depth = max(0, depth - 1)
         elif character.isspace():
-            last_space = place
-        following = paragraph[place : place + 1]
-        # A URL goes on with small letters. Dialogues have no sentence end outside of quotation marks.
+            last_space = offset
+        following = paragraph[offset : offset + 1]
+        # A URL continues with small letters. Dialogues have no sentence end outside of quotation marks.
         is_start = following in "“「『" or (following.isalpha() and following.lower() == following.upper())
-        is_dialogue = character in "”」』" and following in "“「『" and paragraph[place - 2] in _ENDS
+        is_dialogue = character in "”」』" and following in "“「『" and paragraph[offset - 2] in _ENDS
         is_end = (character[0] in _ENDS and is_start) or is_dialogue
-        if is_end and not depth and place - max(start, last_space) > UNSPACED:
-            yield paragraph[start:place]
-            start = place
+        if is_end and not depth and offset - max(start, last_space) > UNSPACED:
+            yield paragraph[start:offset]
+            start = offset
     if start < len(paragraph):
         yield paragraph[start:]
 
@@ -207,8 +205,8 @@ def _segment(text: str, language: str) -> list[str]:
     try:
         return segment(language, text)
     except BaseException as error:
-        # sentencex 1.0 panics at a capital, a space of several bytes and a full stop. With a space of one byte it does
-        # not, and the sentences are as long.
+        # sentencex 1.0 panics at a capital, a space of several bytes and a full stop. A space of one byte avoids this
+        # and does not change the lengths of sentences.
         if type(error).__name__ != "PanicException":
             raise
     ends = [0, *itertools.accumulate(map(len, segment(language, _SPACE_BEFORE_STOP.sub(" ", text))))]
@@ -216,7 +214,7 @@ def _segment(text: str, language: str) -> list[str]:
 
 
 def _keep_spaces(pieces: list[str]) -> list[str]:
-    """Stretches of text, one after the other, as sentences with a space in front where white space was."""
+    """Returns consecutive pieces of text as sentences, with a space in front where the text has white space."""
     sentences: list[str] = []
     space = False
     for piece in pieces:
@@ -229,16 +227,16 @@ def _keep_spaces(pieces: list[str]) -> list[str]:
 
 
 def _windows(paragraph: str, language: str) -> Iterator[str]:
-    """A paragraph in stretches that end with a sentence.
+    """Divides a long paragraph into windows that end with a sentence.
 
-    Whole books on one line exist, and in them a stray quotation mark is paired with another a chapter later,
-    with no boundary between (1.1 MB of joined paragraphs: 1048 sentences instead of 7809).
+    In a book on one line, a stray quotation mark would be paired with another one a chapter later, without sentence
+    ends between (1.1 MB of joined paragraphs: 1048 sentences instead of 7809).
     """
     start = 0
     while len(paragraph) - start > LONG_PARAGRAPH:
         window = paragraph[start : start + LONG_PARAGRAPH]
         window = window[: window.rfind(" ") + 1] or window
-        # The last sentence may continue beyond the window: it opens the next one, unless it fills this one.
+        # The last sentence may continue beyond the window, so it begins the next one, unless it fills this one.
         last = len(_segment(window, language)[-1])
         window = window[: len(window) - last] or window
         yield window
@@ -247,12 +245,12 @@ def _windows(paragraph: str, language: str) -> Iterator[str]:
 
 
 def has_text(document: Document) -> bool:
-    """Whether clean-up leaves anything: a page of zero-width spaces is no document to draw sentences from."""
+    """Returns whether a document has a visible character."""
     return not all(map(is_blank, document))
 
 
 def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, into linked folders too, each once."""
+    """Walks a folder like `os.walk`, including linked folders, each once."""
     seen: set[str] = set()
     for inside, below, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(inside)
@@ -301,7 +299,7 @@ def _shown(source: list[str] | str) -> str:
 
 
 class DigestCache:
-    """Digests of files, kept between runs. Losing it costs one more read, so its faults are passed over."""
+    """Digests of files, cached between runs. Faults of the cache file are ignored."""
 
     def __init__(self, cache_dir: Path | None):
         self._file = cache_dir / "fingerprints.json" if cache_dir else None
@@ -312,12 +310,12 @@ class DigestCache:
                 self._known = dict(load_json(self._file.read_text(encoding="utf-8")))
 
     def get(self, state: tuple[str, int], compute: Callable[[], str]) -> str:
-        """The digest known for a state (text, modification time in ns), or the computed one."""
+        """Returns the cached digest of a state (text, modification time in ns), or computes it."""
         key, modified = state
         if key in self._known:
             return self._known[key]
         digest = compute()
-        # A file that changed a moment ago may change again within the resolution of its time stamp.
+        # A recently changed file may change again within the resolution of its time stamp.
         if time.time_ns() - modified > 2_000_000_000:
             self._known[key] = digest
             self._changed = True
@@ -333,10 +331,10 @@ class DigestCache:
 
 
 def file_signature(path: str | Path) -> tuple[str, int]:
-    """Returns the key of a file's digest in the cache, and the time of its last modification in ns.
+    """Returns the key of a file's digest in the cache, and its modification time in ns.
 
-    The key has the time of the last change of the file's status as well: an edit can keep size and modification time,
-    as ``cp -p`` and ``touch -r`` do, but not that.
+    The key includes the time of the last status change, which, unlike size and modification time, changes with any
+    edit (``cp -p``, ``touch -r``).
     """
     try:
         stat = os.stat(path)

@@ -1,10 +1,8 @@
-"""One file, or one data set, of a corpus -> its documents. Streaming: memory holds one document or one batch of rows.
-A file is a local one, or one in a store that is read while it comes, named by its URL.
+"""Reads the documents of one file or data set of a corpus, local or by URL, with one document or batch in memory.
 
-Text files hold a document as a block of lines (paragraphs or sentences) that an empty line ends; ``.jsonl`` (or
-``.ndjson``) files hold one object a line whose "text" is a document; Parquet files and data sets of the ``datasets``
-library have a "text" column. Text and JSONL may be compressed (gzip, bzip2, xz, zstd). Read verbatim, a text file is
-one document, and documents keep their white space and empty lines.
+In text files, empty lines end documents. ``.jsonl`` (or ``.ndjson``) files have one object per line whose "text" is a
+document; Parquet files and data sets of the ``datasets`` library have a "text" column. Text and JSONL may be compressed
+(gzip, bzip2, xz, zstd). Read verbatim, a text file is one document, and documents keep white space and empty lines.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ from bert.files import FIRST_BYTES, load_json, require_content, require_text
 from bert.remote import is_url, open_remote
 
 Document = list[str]
-"""Its lines: paragraphs or sentences, none of them empty; of a verbatim document the text split at line feeds."""
+"""Nonempty lines (paragraphs or sentences); of a verbatim document, the text split at line feeds."""
 
 BYTE_ORDER_MARK = "\ufeff"
 
 MAX_DOCUMENT_BYTES = 64 << 20
-"""Longest document. One that is longer lacks its empty lines, and would be held in memory whole."""
+"""Maximum bytes of a document, which is held in memory. A longer one probably lacks empty lines."""
 
 
 def _open_zstd(file: Path | BinaryIO) -> io.BufferedIOBase:
@@ -59,25 +57,25 @@ DECOMPRESSORS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
     ".xz": lzma.open,
     ".zst": _open_zstd,
 }
-"""By the end of a file's name, for its path or the open file; any other is plain."""
+"""Suffix of a compressed file -> function that opens its path or file object."""
 
 _JSON_LINES = (".jsonl", ".ndjson")
 
 FOLDER_SUFFIXES = (*(kind + packed for kind in (".txt", *_JSON_LINES) for packed in ("", *DECOMPRESSORS)), ".parquet")
-"""Files that are read where a folder is named."""
+"""Suffixes of the corpus files of a folder."""
 
 MARKUP = ("<?xml", "<!doctype", "<html", "<doc ", "<mediawiki")
-"""Starts of files of XML or HTML, in lower case; "<doc " is WikiExtractor's."""
+"""Beginnings of XML and HTML files in lower case; "<doc " is WikiExtractor's."""
 
 _UNREADABLE = (".json", ".csv", ".tsv", ".arrow", ".parquet", ".tar", ".html", ".xml", ".pdf")
-"""No text, plain or compressed."""
+"""Suffixes of files that are no text, plain or compressed."""
 
 _UNPACKED = (".zip", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zstd", ".lz4", ".lzma", ".br", ".z")
-"""Packed in a way that is not unpacked here."""
+"""Suffixes of archives and compressed files that are not supported."""
 
 
 class Reading(TypedDict, total=False):
-    """How documents are read: the keys of `DataConfig` with these names."""
+    """The keys of `DataConfig` that decide how documents are read."""
 
     verbatim: bool
     document_per_line: bool
@@ -85,7 +83,7 @@ class Reading(TypedDict, total=False):
 
 
 def reading(config: DataConfig) -> Reading:
-    """How a configuration reads documents."""
+    """Returns how documents are read, by a configuration."""
     return {
         "verbatim": config.verbatim,
         "document_per_line": config.document_per_line,
@@ -94,7 +92,7 @@ def reading(config: DataConfig) -> Reading:
 
 
 def reading_settings(config: DataConfig) -> list[Any]:
-    """Settings of `reading` for the names of what is cached; the defaults are left out."""
+    """Returns the settings of `reading` that are not defaults, for cache keys."""
     return [
         *(["verbatim"] if config.verbatim else []),
         *(["document_per_line"] if config.document_per_line else []),
@@ -104,34 +102,34 @@ def reading_settings(config: DataConfig) -> list[Any]:
 
 @dataclass
 class Skipped:
-    """Counts documents without text: null or empty rows, and invisible characters."""
+    """Counts documents without text: null or empty rows, and rows of invisible characters."""
 
     count: int = 0
     first: str = ""
-    """Place of the first one."""
+    """Source and line or row of the first one."""
 
     def add(self, place: str) -> None:
         self.first = self.first or place
         self.count += 1
 
     def log(self) -> None:
-        """Logs a warning with their number, if there are any."""
+        """Logs a warning with the number of skipped documents, if any."""
         if self.count:
             documents = "document without text is" if self.count == 1 else "documents without text are"
             warn_once(f"warning: {self.count:,} {documents} skipped, the first one in {self.first}")
 
 
 def read_documents(source: str, skipped: Skipped | None = None, **how: Unpack[Reading]) -> Iterator[Document]:
-    """Documents of a file or its URL, of a folder that ``datasets`` saved, or of a data set on the hub.
+    """Yields the documents of a file or its URL, of a folder saved by ``datasets``, or of a data set on the hub.
 
     Args:
       skipped: counts documents without text.
-      how: with ``verbatim`` documents keep their white space and empty lines, and a text file is one document. With
+      how: with ``verbatim`` documents keep white space and empty lines, and a text file is one document. With
         ``document_per_line`` each line of a text file is a document. ``text_field`` names the columns of text, which
         are joined by line ends.
 
     Raises:
-      UserError: a file that is damaged, cut short or gone (with the number of the line or row where there is one).
+      UserError: a file is damaged, truncated or missing (with the number of the line or row, if known).
     """
     file_format, path = corpus_format(source), source if is_url(source) else Path(source)
     if file_format == "text" and not how.get("verbatim"):
@@ -150,22 +148,18 @@ def read_documents(source: str, skipped: Skipped | None = None, **how: Unpack[Re
 
 
 def hub_documents(source: str, file: int, skipped: Skipped | None = None, **how: Unpack[Reading]) -> Iterator[Document]:
-    """Documents of one of the files of `bert.data.corpus.data_sets.hub_stream`, by its number."""
+    """Yields the documents of one file of `bert.data.corpus.data_sets.hub_stream`, by its index."""
     yield from row_documents(hub_rows(source, file, text_columns(how)), source, "row", skipped or Skipped(), how)
 
 
 def text_columns(how: Reading) -> list[str]:
-    """The columns that hold the text of a row."""
+    """Returns the columns with the text of a row."""
     names = how.get("text_field", "text")
     return [names] if isinstance(names, str) else names
 
 
 def row_documents(rows: NumberedValues, source: str, unit: str, skipped: Skipped, how: Reading) -> Iterator[Document]:
-    """Documents of numbered rows.
-
-    Args:
-      unit: of the rows' numbers, for messages.
-    """
+    """Yields the documents of numbered rows. ``unit`` (line or row) is for messages."""
     columns = text_columns(how)
     with contextlib.closing(rows):
         for number, values in rows:
@@ -178,7 +172,7 @@ def row_documents(rows: NumberedValues, source: str, unit: str, skipped: Skipped
 
 
 def _row_text(place: str, columns: list[str], values: tuple[Any, ...]) -> str | None:
-    """The texts of a row, joined by line ends; None if all are null."""
+    """Returns the texts of a row, joined by line ends; None if all are null."""
     texts = []
     for column, value in zip(columns, values, strict=True):
         if _is_null(value):
@@ -193,12 +187,12 @@ def _row_text(place: str, columns: list[str], values: tuple[Any, ...]) -> str | 
 
 
 def _is_null(value: Any) -> bool:
-    """Whether a value is missing; pandas writes NaN for it."""
+    """Returns whether a value is missing; pandas writes NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def corpus_format(source: str) -> str:
-    """text, jsonl, parquet or dataset."""
+    """Returns the format of a source: text, jsonl, parquet or dataset."""
     if source.startswith(HUB_PREFIX) or is_saved_dataset(source):
         return "dataset"
     if _name(source).endswith(".parquet"):
@@ -207,19 +201,19 @@ def corpus_format(source: str) -> str:
 
 
 def _name(path: Path | str) -> str:
-    """In lower case; of a web server's URL, without what follows a question mark."""
+    """Returns the name in lower case; of a web server's URL, without the query."""
     name = str(path).lower()
     return name.partition("?")[0] if name.startswith(("http:", "https:")) else name
 
 
 def _unpacked_name(path: str) -> str:
-    """In lower case, without the end of a compressed file."""
+    """Returns the name in lower case, without the suffix of a compressed file."""
     name = _name(path)
     return name.removesuffix(next((suffix for suffix in DECOMPRESSORS if name.endswith(suffix)), ""))
 
 
 def require_readable_kind(path: str) -> None:
-    """Raises UserError for a file whose name says that it is no text."""
+    """Raises UserError for a file whose suffix is of a kind that is not read."""
     if corpus_format(path) == "parquet":
         return
     kinds = f".txt or .jsonl (plain or with {', '.join(DECOMPRESSORS)}) or .parquet"
@@ -244,7 +238,7 @@ def _open(path: Path | str) -> io.BufferedIOBase:
 
 
 def _raw_lines(path: Path | str, utf_16: bool) -> Iterator[bytes]:
-    """The lines of a file with their ends, cut at one byte over the longest; those of UTF-16 become UTF-8."""
+    """Yields the lines of a file with their ends, at most one byte over the limit; converts UTF-16 to UTF-8."""
     with _open(path) as file:
         line = file.readline(MAX_DOCUMENT_BYTES + 1)
         if not (utf_16 and line.startswith(UTF16_MARKS)) or line.startswith(UTF32_MARKS):
@@ -260,12 +254,12 @@ def _raw_lines(path: Path | str, utf_16: bool) -> Iterator[bytes]:
 def numbered_lines(
     path: Path | str, utf_16: bool = False, errors: str = "strict"
 ) -> Generator[tuple[int, str], None, None]:
-    """(number, line without its end), decoded line by line, so that an error knows its place.
+    """Yields (line number, line without its end), decoded line by line so that errors name the line.
 
     Args:
-      path: of a local file, or its URL.
-      utf_16: whether a file that begins with a byte order mark of UTF-16 is read as such; otherwise it is an error.
-      errors: what `bytes.decode` does with bytes that are not UTF-8.
+      path: path of a local file, or a URL.
+      utf_16: accept files that begin with a byte order mark of UTF-16.
+      errors: error handler of `bytes.decode` for bytes that are not UTF-8.
     """
     with contextlib.closing(_decoded_lines(path, utf_16, errors)) as lines:
         for line_number, line in lines:
@@ -273,10 +267,10 @@ def numbered_lines(
 
 
 def _decoded_lines(path: Path | str, utf_16: bool, errors: str) -> Generator[tuple[int, str], None, None]:
-    """(number, line as it is, with its end and a byte order mark); arguments as of `numbered_lines`."""
+    """Yields (line number, unchanged line), including line ends and byte order mark; see `numbered_lines`."""
     line_number = 0
     try:
-        # Not all decoders mind.
+        # Not all decoders report an empty file.
         if isinstance(path, Path) and path.suffix.lower() in DECOMPRESSORS and not path.stat().st_size:
             raise EOFError("it is empty")
         for data in _raw_lines(path, utf_16):
@@ -295,13 +289,13 @@ def _decoded_lines(path: Path | str, utf_16: bool, errors: str) -> Generator[tup
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise damaged(path, f" after line {line_number}", error) from None
     except OSError as error:
-        if error.strerror is None:  # of bz2 and zstd: the file's fault, not the system's
+        if error.strerror is None:  # errors of bz2 and zstd: the file is damaged
             raise damaged(path, f" after line {line_number}", error) from None
         raise unreadable(path, error) from None
 
 
 def is_blank(line: str) -> bool:
-    """Whether a line has no visible character: a page of zero-width spaces is no document."""
+    """Returns whether a line has no visible character; zero-width spaces are not visible."""
     stripped = line.strip()
     return not stripped or not (
         stripped[0].isprintable() or any(character != " " and character.isprintable() for character in stripped)
@@ -309,7 +303,7 @@ def is_blank(line: str) -> bool:
 
 
 def _checked_lines(path: Path | str, lines: Iterator[tuple[int, str]], columns: list[str]) -> Iterator[tuple[int, str]]:
-    """The lines of a text file, unless the first one shows that it holds something else, whatever its name is."""
+    """Yields the lines of a text file, after checking that the first one does not show another format."""
     for number, line in lines:
         if is_blank(line):
             yield number, line
@@ -321,7 +315,7 @@ def _checked_lines(path: Path | str, lines: Iterator[tuple[int, str]], columns: 
 
 
 def _check_first_line(path: Path | str, line: str, columns: list[str]) -> None:
-    """Raises UserError for JSON objects with a text, and logs a warning about other JSON and markup."""
+    """Raises UserError for JSON objects with a text; logs a warning for other JSON and markup."""
     if 4 * line.count("\0") > len(line):
         raise UserError(
             f"{path}, line 1: NUL characters: convert the file, for example with iconv -f UTF-16LE -t UTF-8"
@@ -356,7 +350,7 @@ def _text_documents(path: Path | str, document_per_line: bool, columns: list[str
             text = line.strip()
             is_text = not is_blank(text)
             is_end = not (is_text if has_text else text)  # invisible lines are a document only between empty lines
-            # A byte order mark within a file is where the next of several joined files begins.
+            # A byte order mark within a file marks the beginning of the next of several joined files.
             if document and (is_end or document_per_line or line.startswith(BYTE_ORDER_MARK)):
                 yield document
                 document, size, has_text = [], 0, False
@@ -376,7 +370,7 @@ def _text_documents(path: Path | str, document_per_line: bool, columns: list[str
 
 
 def _whole_text(path: Path | str, columns: list[str]) -> Generator[str, None, None]:
-    """The text of a file, as one."""
+    """Yields the whole text of a file."""
     parts: list[str] = []
     size = 0
     with contextlib.closing(_decoded_lines(path, utf_16=False, errors="strict")) as lines:

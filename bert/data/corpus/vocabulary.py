@@ -1,5 +1,4 @@
-"""The vocabulary of a corpus, trained once and found again next to the built examples; the counts of its words; and
-what a vocabulary loses of a text."""
+"""Trains and caches the vocabulary of a corpus, counts its words, and measures the losses of a vocabulary."""
 
 from __future__ import annotations
 
@@ -33,33 +32,32 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SAMPLE_CHARACTERS, SAMPLE_FILES = 200_000, 20
-"""Maximum number of characters and of files of a corpus in which losses are measured."""
+"""Maximum number of characters and files of a corpus from which losses are measured."""
 
 _ENOUGH = 0.95
-"""Share of ``vocab_size`` from which on a trained vocabulary has the size that was asked for."""
+"""Share of ``vocab_size`` below which a trained vocabulary is reported as too small."""
 
 UNKNOWN_WARNING, REMOVED_WARNING = 0.05, 0.01
-"""Shares of unknown and of removed characters above which a vocabulary is reported as unfit for a text. BERT's own
-vocabulary has under 0.1% unknown tokens in English."""
+"""Shares of unknown and removed characters above which a vocabulary is reported as unsuitable for a text. BERT's
+vocabulary has less than 0.1% unknown tokens in English."""
 
 
 def corpus_vocabulary(
     data: DataConfig, config: TokenizerConfig, log: Callable[[str], None], engine: Engine = "local"
 ) -> Tokenizer:
-    """A vocabulary of ``data.train``, or of a stream's head, kept in the cache: the same corpus and settings train it
-    once.
+    """Returns the vocabulary of ``data.train``, or of a stream's head, from the cache or by training it.
 
     Args:
-      engine: what counts its words; the vocabulary is the same.
+      engine: count its words on this machine or on a Ray cluster; the vocabulary is the same.
 
     Raises:
-      UserError: the corpus cannot be read or has no text, or the cache cannot be written, or no cluster.
+      UserError: the corpus cannot be read or has no text, the cache cannot be written, or there is no cluster.
     """
     from bert.tokenizer.vocabulary import load_tokenizer, save_tokenizer
 
     cache = cache_folder(data)
     keys = dataclasses.asdict(config)
-    if config.kind == "wordpiece":  # the only kind once, and left out of the names of its folders
+    if config.kind == "wordpiece":  # was the only kind: keeps the names of existing folders
         del keys["kind"]
     settings: list[Any] = [training_fingerprint(data, cache), keys, *reading_settings(data)]
     if data.streaming:
@@ -90,7 +88,7 @@ def corpus_vocabulary(
 def train_vocabulary(
     data: DataConfig, config: TokenizerConfig, log: Callable[[str], None], engine: Engine = "local"
 ) -> Tokenizer:
-    """A vocabulary of ``data.train``; arguments and errors as of `corpus_vocabulary`."""
+    """Trains a vocabulary of ``data.train``. Arguments and errors: see `corpus_vocabulary`."""
     from bert.tokenizer.vocabulary import train_tokenizer, word_steps
 
     texts = count_corpus_words(data, word_steps(config), log, engine) if engine == "ray" else _lines(data)
@@ -100,10 +98,10 @@ def train_vocabulary(
 
 
 def report_size(tokenizer: Tokenizer, config: TokenizerConfig, text: str, section: str = "tokenizer") -> None:
-    """Logs a warning if the text a vocabulary was trained on has far fewer tokens than were asked for."""
+    """Logs a warning if a trained vocabulary has far fewer tokens than configured."""
     if (size := tokenizer.get_vocab_size()) < _ENOUGH * config.vocab_size:
         LOGGER.warning(
-            f"warning: {text} gives a vocabulary of {size:,} tokens, {section}.vocab_size is {config.vocab_size:,}: no "
+            f"warning: {text} gives only {size:,} tokens, but {section}.vocab_size is {config.vocab_size:,}: no "
             f"more tokens occur {section}.min_frequency times, so use more text or a smaller vocabulary"
         )
 
@@ -113,10 +111,10 @@ def count_corpus_words(
 ) -> WordCounts:
     """Counts the words of ``data.train``, or of a stream's head.
 
-    With ``engine`` ray the tasks of a cluster count those of blocks of text, and the counts are added here.
+    With ``engine`` ray, the tasks of a cluster count the words of blocks of text.
 
     Raises:
-      UserError: the corpus cannot be read or has no text, or no cluster.
+      UserError: the corpus cannot be read or has no text, or there is no cluster.
     """
     if engine == "local":
         return count_words(_lines(data), steps)
@@ -124,12 +122,12 @@ def count_corpus_words(
     named_blocks = ((f"words-{number:05d}", block) for number, block in enumerate(blocks(_lines(data), SHARD_BYTES)))
     for _, counted in run_tasks(count_block, named_blocks, steps, data.num_workers, log):
         counts.words.update(counted.words)
-    log(f"{counts.words.total():,} words were counted, {len(counts.words):,} different ones")
+    log(f"counted {counts.words.total():,} words, {len(counts.words):,} of them distinct")
     return counts
 
 
 def count_block(block: str, steps: WordSteps) -> WordCounts:
-    """Counts the words of a text with one line after the other."""
+    """Counts the words of the lines of a text."""
     return count_words(block.split("\n"), steps)
 
 
@@ -138,7 +136,7 @@ def _lines(data: DataConfig) -> Iterator[str]:
 
 
 def _documents(data: DataConfig) -> Iterator[Document]:
-    """What a vocabulary is trained on: the documents of ``data.train``, or of the head of a stream."""
+    """Returns the documents on which a vocabulary is trained: ``data.train``, or the head of a stream."""
     if not data.streaming:
         return documents(data.train, **reading(data))
     return (document for _, document in head_documents(stream_files(data.train), data, HEAD_CHARACTERS))
@@ -148,16 +146,16 @@ class Losses(NamedTuple):
     """Losses of a text in a vocabulary, as shares of its characters without white space."""
 
     unknown: float
-    """In unknown tokens."""
+    """Share of characters in unknown tokens."""
     too_long: float
-    """The part of these in words of more characters than WordPiece reads."""
+    """Share of characters in unknown words that are too long for WordPiece."""
     removed: float
-    """Removed by the normalizer, accents of letters included."""
+    """Share of characters removed by the normalizer, including accents of letters."""
     most_removed: str
-    """The characters that are removed most."""
+    """The characters that are removed most often."""
 
     def warnings(self, unknown_token: str, text: str = "data.train") -> list[str]:
-        """A sentence on each loss that is large."""
+        """Returns a message for each large loss."""
         warnings = []
         if self.unknown > UNKNOWN_WARNING:
             train = (
@@ -179,7 +177,7 @@ class Losses(NamedTuple):
 
 
 def measure_losses(tokenizer: Tokenizer, texts: Iterable[str]) -> Losses:
-    """Measures the losses of texts in a vocabulary. Changes of case and of compatibility forms do not count."""
+    """Measures the losses of texts in a vocabulary. Case and compatibility forms are ignored."""
     from tokenizers import models
 
     from bert.tokenizer.special_tokens import special_ids
@@ -211,7 +209,7 @@ def measure_losses(tokenizer: Tokenizer, texts: Iterable[str]) -> Losses:
 def warn_of_losses(
     losses: Losses, tokenizer: Tokenizer, warn: Callable[[str], None] = LOGGER.warning, text: str = "data.train"
 ) -> None:
-    """Reports each large loss of a text."""
+    """Logs a warning for each large loss of a text."""
     from bert.tokenizer.special_tokens import special_ids
 
     unknown = special_ids(tokenizer).find("unk")
@@ -220,14 +218,14 @@ def warn_of_losses(
 
 
 def sample_texts(data: DataConfig) -> Iterator[str]:
-    """Lines of ``data.train`` from up to `SAMPLE_FILES` of its files, about `SAMPLE_CHARACTERS` in all."""
+    """Yields lines from up to `SAMPLE_FILES` files of ``data.train``, about `SAMPLE_CHARACTERS` characters in total."""
     if data.streaming:
         yield from first_texts(_lines(data), SAMPLE_CHARACTERS)
         return
     files = corpus_files(data.train)
     chosen = files[:: -(-len(files) // SAMPLE_FILES)]
     for file in chosen:
-        with contextlib.suppress(UserError):  # one without text; damage is reported where all files are read
+        with contextlib.suppress(UserError):  # a file without text; damage is reported when all files are read
             lines = (line for document in documents(file, **reading(data)) for line in document)
             yield from first_texts(lines, SAMPLE_CHARACTERS // len(chosen))
 
@@ -242,6 +240,6 @@ def first_texts(texts: Iterable[str], characters: int = SAMPLE_CHARACTERS) -> It
 
 
 def _comparable(text: str) -> str:
-    """The characters of a text without case, white space and controls; letters and their marks are separate."""
+    """Returns the characters of a text without case and white space, with letters and marks separated."""
     folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     return "".join(folded.replace("\ufffd", "").replace("\ufeff", "").split())

@@ -1,8 +1,9 @@
-"""80/10/10 masking: a pure, vectorised function of tokens and random words. NumPy only.
+"""Selects the tokens that pretraining predicts: 80/10/10 masking and its variants, or the next token.
 
-Devlin et al. 2018, section 3.1 and appendix A.1: 15% of the tokens are chosen for prediction; of these 80% become
-[MASK], 10% a random token and 10% stay. The random words come from a counter-based generator addressed by
-(seed, step, row), so that any process can draw any row without drawing those before it.
+Masking is a pure, vectorized function of tokens and random words that uses only NumPy. Devlin et al. 2018, section 3.1
+and appendix A.1: 15% of the tokens are chosen for prediction; of these 80% become [MASK], 10% a random token, and 10%
+stay. The random words come from a counter-based generator addressed by (seed, step, row), so that any process can draw
+any row directly.
 """
 
 from __future__ import annotations
@@ -23,17 +24,14 @@ _PHILOX_WORDS = 4  # 64-bit words that one step of Philox's counter yields
 
 
 class Predictions(Protocol):
-    """Which tokens of rows are predicted, and what the model reads in their place.
-
-    A row takes a fixed number of random words, so that any process can draw any row.
-    """
+    """Selects the predicted tokens of rows and makes the model's input. Every row uses the same number of words."""
 
     def uint64s_per_row(self, sequence_length: int, examples: int = 1) -> int:
-        """64-bit random words that a row of T tokens, of so many packed examples, takes."""
+        """Returns the 64-bit random words per row of T tokens with up to ``examples`` packed examples."""
         ...
 
     def batch_arrays(self, rows: dict[str, np.ndarray], words: np.ndarray) -> dict[str, Any]:
-        """``input_ids`` [B, T] as the model reads them, and the arrays that say what is predicted.
+        """Returns the model's ``input_ids`` [B, T] and the arrays of the predictions.
 
         Args:
             rows: columns of `bert.data.pretraining.dataset.ShardReader.take`.
@@ -44,20 +42,20 @@ class Predictions(Protocol):
 
 @dataclass(frozen=True)
 class NextTokens:
-    """Every token is predicted from those before it in its row, or in its example of a packed row.
+    """Predicts every token from the tokens before it in its row, or in its example of a packed row.
 
-    The first token of a row is predicted by the row before it, if there is one, as in blocks.
+    In blocks, the last token of a row predicts the first token of the next row.
     """
 
     def uint64s_per_row(self, sequence_length: int, examples: int = 1) -> int:
-        """None: nothing is drawn."""
+        """Returns 0: nothing is drawn."""
         del sequence_length, examples
         return 0
 
     def batch_arrays(
         self, rows: dict[str, np.ndarray], words: UInt64[np.ndarray, "B 0"]
     ) -> dict[str, Int32[np.ndarray, "B T"] | Float32[np.ndarray, "B T"]]:
-        """Labels are the tokens, shifted by one.
+        """Returns the tokens, and as labels the tokens shifted by one.
 
         Returns:
             ``input_ids`` [B, T] int32; ``next_token_ids`` [B, T] int32, 0 where there is no next token;
@@ -67,10 +65,10 @@ class NextTokens:
         ids = rows["input_ids"].astype(np.int32)
         following = rows[NEXT_ID] if NEXT_ID in rows else np.full(len(ids), -1, np.int32)
         ends = np.cumsum(rows.get(EXAMPLE_LENGTH, rows["length"][:, None]), axis=1)
-        places = np.arange(ids.shape[1])
-        is_last = (places[:-1] == ends[:, :, None] - 1).any(axis=1)
+        positions = np.arange(ids.shape[1])
+        is_last = (positions[:-1] == ends[:, :, None] - 1).any(axis=1)
         labels = np.concatenate([np.where(is_last, -1, ids[:, 1:]), following[:, None]], axis=1)
-        weights = (places < rows["length"][:, None]) & (labels >= 0)
+        weights = (positions < rows["length"][:, None]) & (labels >= 0)
         return {
             "input_ids": ids,
             "next_token_ids": np.where(weights, labels, 0).astype(np.int32),
@@ -80,26 +78,25 @@ class NextTokens:
 
 @dataclass(frozen=True)
 class Masking:
-    """What masking needs to know of the vocabulary, and its rates.
+    """Masking with the token ids of a vocabulary.
 
     Attributes:
         vocab_size: number of tokens V.
         mask_id: id of [MASK].
-        special_ids: ids that are never chosen and never put in (all special tokens, padding among them).
-        max_predictions: P, most predictions a row; in packed rows, an example.
-        prob: share of a row's (an example's) maskable tokens that is predicted.
-        mask_share: share of these that become [MASK].
-        random_share: share of these that become a random token; the rest stay.
-        continuing_ids: ids of tokens that continue a word. Where there are any, words are masked whole or not at all;
-            where there are none, tokens are chosen one by one.
-        maskable: [V] booleans, tokens that may be chosen.
-        continuing: [V] booleans, tokens that continue a word.
-        ordinary_ids: int32 ids that may be put in.
-        predictions_of: maskable tokens of a row (an example) -> how many of them are predicted.
-        predictions_per_row: `_predictions_per_row`, remembered.
+        special_ids: ids that are never chosen or inserted: all special tokens, including padding.
+        max_predictions: P, maximum predictions per row, or per example of packed rows.
+        prob: share of the maskable tokens of a row (an example) that is predicted.
+        mask_share: share of the predicted tokens that become [MASK].
+        random_share: share of the predicted tokens that become a random token; the rest stay.
+        continuing_ids: ids of tokens that continue a word. If there are any, whole words are masked.
+        maskable: [V] bool, tokens that may be chosen.
+        continuing: [V] bool, tokens that continue a word.
+        ordinary_ids: int32 ids that may be inserted.
+        predictions_of: maskable tokens of a row (an example) -> number of predictions.
+        predictions_per_row: `_predictions_per_row`, cached.
 
     Raises:
-        UserError: nothing in the vocabulary can be predicted.
+        UserError: the vocabulary has only special tokens.
     """
 
     vocab_size: int
@@ -120,39 +117,39 @@ class Masking:
         maskable = np.ones(self.vocab_size, dtype=bool)
         maskable[list(self.special_ids)] = False
         if not maskable.any():
-            raise UserError("the vocabulary holds special tokens only: give one with tokens to predict")
+            raise UserError("the vocabulary has only special tokens: use one with tokens to predict")
         continuing = np.zeros(self.vocab_size, dtype=bool)
         continuing[list(self.continuing_ids)] = True
         object.__setattr__(self, "maskable", maskable)
         object.__setattr__(self, "continuing", continuing)
         object.__setattr__(self, "ordinary_ids", np.flatnonzero(maskable).astype(np.int32))
         lengths = np.arange(2**16 + 1)
-        num_predictions = np.floor(lengths * self.prob + 0.5).astype(np.int64)  # half up: never NumPy's half to even
+        num_predictions = np.floor(lengths * self.prob + 0.5).astype(np.int64)  # half up, unlike NumPy's half to even
         num_predictions[1:] = np.clip(num_predictions[1:], 1, self.max_predictions)
         object.__setattr__(self, "predictions_of", num_predictions)
         object.__setattr__(self, "predictions_per_row", lru_cache(self._predictions_per_row))
 
     def _predictions_per_row(self, sequence_length: int, examples: int = 1) -> int:
-        """P of rows of T tokens: ``max_predictions``, or, in packed rows, the most that so many examples come to.
+        """Returns P of rows of T tokens: ``max_predictions``, or the maximum sum over the examples of a packed row.
 
-        No packed row can want more, so that none loses a prediction. An example has two special tokens at least.
+        An example has at least two special tokens.
         """
         if examples == 1:
             return self.max_predictions
         alone = self.predictions_of[np.maximum(np.arange(sequence_length + 1) - 2, 0)]
         together = alone
-        for _ in range(examples - 1):  # one example more, of every length that the others leave
+        for _ in range(examples - 1):  # add an example of every length that fits
             sums = (together[: room + 1] + alone[room::-1] for room in range(sequence_length + 1))
             together = np.array([predictions.max() for predictions in sums])
         return int(together[-1])
 
     def uint64s_per_row(self, sequence_length: int, examples: int = 1) -> int:
-        """64-bit random words a row of T tokens takes: fixed, and a multiple of Philox's block."""
+        """Returns the 64-bit random words per row of T tokens, a multiple of Philox's block."""
         halves = sequence_length + 2 * self.predictions_per_row(sequence_length, examples)
         return -(-halves // (2 * _PHILOX_WORDS)) * _PHILOX_WORDS
 
     def batch_arrays(self, rows: dict[str, np.ndarray], words: np.ndarray) -> dict[str, Any]:
-        """The same of rows, as `bert.data.pretraining.masking.Predictions` has it."""
+        """Implements `Predictions`."""
         return self(rows["input_ids"], words, rows.get(EXAMPLE_LENGTH))
 
     def __call__(
@@ -166,8 +163,8 @@ class Masking:
         Args:
             input_ids: [B, T] integers; positions that hold a special id are never chosen.
             words: [B, uint64s_per_row(T, K)] uint64, uniformly distributed.
-            example_length: [B, K] tokens of each example of packed rows, one after the other: each is masked as a row
-                of its own, by the draws at its own places.
+            example_length: [B, K] tokens of each example of packed rows. Each example is masked like a row, with the
+                draws at its positions.
 
         Returns:
             ``input_ids`` [B, T] int32 after corruption; ``masked_lm_positions`` [B, P] int32, ascending, 0 where
@@ -208,13 +205,13 @@ class Masking:
         }
 
     def _draw_more(self, draws: UInt32[np.ndarray, "B P"]) -> dict[str, Float32[np.ndarray, "B P"]]:
-        """Arrays of the batch besides those of ``__call__``, by the second draw of each predicted token."""
+        """Returns additional arrays of the batch, from the second draw of each predicted token."""
         return {}
 
     def _choose_positions(
         self, input_ids: Integer[np.ndarray, "B T"], draws: UInt32[np.ndarray, "B T"]
     ) -> tuple[Int32[np.ndarray, "B count"], Bool[np.ndarray, "B count"]]:
-        """Positions [B, min(P, T)], ascending and 0 where unused, and which of them are used, by draws [B, T]."""
+        """Returns positions [B, min(P, T)], ascending and 0 where unused, and which of them are used."""
         count = min(self.max_predictions, input_ids.shape[1])
         maskable = self.maskable.take(input_ids)
         num_predictions = self.predictions_of[np.count_nonzero(maskable, axis=1)]
@@ -229,7 +226,7 @@ class Masking:
         example_length: Integer[np.ndarray, "B K"],
         count: int,
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
-        """As ``_choose_positions``, [B, count], of packed rows: each example is laid out as a row, and put back."""
+        """Returns ``_choose_positions`` [B, count] of packed rows, by laying out each example as a row."""
         row, index = np.nonzero(example_length)
         start = (np.cumsum(example_length, axis=1) - example_length)[row, index, None]
         length = example_length[row, index, None]
@@ -242,7 +239,7 @@ class Masking:
         counts = np.bincount(row[example], minlength=len(input_ids))
         together = np.zeros((len(input_ids), count), np.int32)
         filled = np.arange(count) < counts[:, None]
-        together[filled] = (positions + start)[used]  # examples ascend in a row, and their positions in them
+        together[filled] = (positions + start)[used]  # in ascending order, by example and position
         return together, filled
 
     @staticmethod
@@ -252,10 +249,10 @@ class Masking:
         draws: UInt32[np.ndarray, "B T"],
         count: int,
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
-        """Positions [B, count], ascending and 0 where unused, and which are used: ``num_predictions`` [B] per row."""
+        """Returns positions [B, count], ascending and 0 where unused, and which are used."""
         length = maskable.shape[1]
-        # One sortable key a token: 32 random bits above its position, so keys never tie. Tokens that may not be
-        # chosen get the largest keys; the `wanted` smallest of a row are its choice.
+        # One sortable key per token: 32 random bits above its position, so that keys never tie. Tokens that may not be
+        # chosen get the largest key. The `num_predictions` smallest keys of a row are chosen.
         keys = draws.astype(np.uint64)
         keys <<= np.uint64(16)
         keys |= np.arange(length, dtype=np.uint64)
@@ -278,9 +275,9 @@ class Masking:
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
         """Like ``_single_tokens``, but takes whole words in random order, at most ``num_predictions`` tokens in all.
 
-        A word is a token and those that continue it; one that truncation left without its beginning starts where the
-        row has it. As in google-research/bert ``create_masked_lm_predictions`` a word that is too long is passed over,
-        and each token of a chosen word is replaced by its own draw.
+        A word is a token and its continuations; a word without its beginning (due to truncation) starts with its first
+        token in the row. As in google-research/bert ``create_masked_lm_predictions``, words that are too long are
+        skipped, and each token of a chosen word is replaced by its own draw.
         """
         rows, length = input_ids.shape
         starts = ~(maskable & self.continuing.take(input_ids))
@@ -289,7 +286,7 @@ class Masking:
         flat = np.flatnonzero(starts)
         keys = np.empty(rows * length, np.uint64)
         keys[flat] = np.diff(flat, append=rows * length).view(np.uint64)
-        # One sortable key a word, at its start: 32 random bits, its position, its size.
+        # One sortable key per word, at its start: 32 random bits, its position, its size.
         keys = keys.reshape(rows, length)
         keys |= np.arange(length, dtype=np.uint64) << np.uint64(16)
         keys |= draws.astype(np.uint64) << np.uint64(32)
@@ -297,7 +294,7 @@ class Masking:
         keys = np.where(starts, keys, np.uint64(2**64 - 1))
         max_words = int(np.count_nonzero(starts, axis=1).max(initial=0))
         keys = np.sort(keys, axis=1)[:, :max_words].T
-        sizes = (keys & np.uint64(0xFFFF)).astype(np.int32)  # 65535 where a row has no more words
+        sizes = (keys & np.uint64(0xFFFF)).astype(np.int32)  # 65535 if a row has no more words
         left, taken, turns = num_predictions.astype(np.int32), np.empty((max_words, rows), bool), 0
         while turns < max_words and (turns % 8 or left.any()):
             np.less_equal(sizes[turns], left, out=taken[turns])
@@ -315,10 +312,10 @@ class Masking:
 
 @dataclass(frozen=True)
 class SamplingMasking(Masking):
-    """Masking for a generator whose samples take the place of the predicted tokens.
+    """Masking for a generator whose samples replace the predicted tokens.
 
     85% of these become [MASK], none a random token (google-research/electra pretrain/pretrain_helpers.py, mask). The
-    batch has one array more: ``sample_uniforms`` [B, P] float32 in [0, 1), the random numbers of the samples.
+    batch also has ``sample_uniforms`` [B, P] float32 in [0, 1), the random numbers of the samples.
     """
 
     mask_share: float = 0.85
@@ -332,8 +329,8 @@ class SamplingMasking(Masking):
 class PermutedMasking(Masking):
     """Masking for tokens that are predicted one after the other, in a random order.
 
-    ``input_ids`` are the tokens as they are, and the places [B, P] of the predicted ones stand in the order of their
-    prediction. The batch has one array more: ``query_ids`` [B, P] int32, [MASK].
+    ``input_ids`` are not changed, and the positions [B, P] are in the order of prediction. The batch also has
+    ``query_ids`` [B, P] int32, all [MASK].
     """
 
     mask_share: float = 0.0
@@ -360,9 +357,9 @@ MASKINGS: dict[str, type[Masking]] = {"mlm": Masking, "rtd": SamplingMasking, "p
 def philox_uint64(
     key: tuple[int, int], first_row: int, rows: int, words_per_row: int
 ) -> UInt64[np.ndarray, "{rows} {words_per_row}"]:
-    """[rows, words_per_row] uint64 from the Philox stream of ``key`` = (seed, step), starting at ``first_row``.
+    """Returns [rows, words_per_row] uint64 from the Philox stream of ``key`` = (seed, step), from ``first_row`` on.
 
-    Rows first_row .. first_row + rows - 1 get the same words in any process and after any other rows.
+    The words of a row are the same in any process and after any other rows.
     """
     stream = np.random.Philox(key=np.array(key, dtype=np.uint64))
     stream.advance(first_row * words_per_row // _PHILOX_WORDS)
@@ -372,12 +369,14 @@ def philox_uint64(
 def philox_uint64_of_rows(
     key: tuple[int, int], rows: Integer[np.ndarray, " B"], words_per_row: int
 ) -> UInt64[np.ndarray, "B {words_per_row}"]:
-    """[B, words_per_row] uint64: the words that `philox_uint64` has for these rows [B], in any order."""
+    """Returns the words [B, words_per_row] that `philox_uint64` draws for these rows, which may be in any order."""
     stream = np.random.Philox(key=np.array(key, dtype=np.uint64))
     words = np.empty((len(rows), words_per_row), np.uint64)
     after = 0
     for index, row in enumerate(rows.tolist()):
-        stream.advance((row - after) * words_per_row // _PHILOX_WORDS)  # from behind the row before; also backwards
+        stream.advance(
+            (row - after) * words_per_row // _PHILOX_WORDS
+        )  # relative to the end of the row before; may be negative
         words[index] = stream.random_raw(words_per_row)
         after = row + 1
     return words

@@ -1,7 +1,7 @@
-"""Packed rows: several short examples in one, after histogram packing (Krell et al. 2021, arXiv 2107.02027).
+"""Packs several short examples into one row by histogram packing (Krell et al. 2021, arXiv 2107.02027).
 
-Which examples share a row is decided on the histogram of their lengths. A row has room for K examples, and says how
-long each is (0 where there is none); where they lie, which positions they take and where their [CLS] stand follows.
+The histogram of lengths decides which examples share a row. A packed row stores the lengths of up to K examples, from
+which their offsets, positions and [CLS] follow.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import numpy as np
 Columns = dict[str, np.ndarray]
 
 EXAMPLE_LENGTH = "example_length"
-"""Column [R, K] that tells packed rows from others: tokens of each example, special ones included."""
+"""Column [R, K] of packed rows: tokens of each example, special tokens included."""
 
 
 def shortest_pack_first(histogram: np.ndarray, max_examples: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Packs for examples of these lengths: SPFHP of Krell et al., section 3.2.
+    """Returns packs for examples of these lengths: SPFHP of Krell et al., section 3.2.
 
-    From the longest examples to the shortest, each goes into the pack with the most room left, if it fits there, or
-    else opens a new one. Equal packs are counted, not listed, so that the time does not grow with the examples.
-    Departing from the paper's listing, where examples of one length never share a pack: here they do as well.
+    From the longest example to the shortest, each one goes into the pack with the most room if it fits, otherwise into
+    a new pack. Equal packs are counted, not listed, so that the time does not grow with the number of examples.
+    Unlike in the paper's listing, examples of one length may share a pack.
 
     Args:
       histogram: number of examples of each length 0 ... T, integers [T + 1].
-      max_examples: examples K that a pack may hold.
+      max_examples: maximum number of examples K of a pack.
 
     Returns:
       (number of packs, lengths of the examples in each), with the longest example first.
@@ -38,7 +38,7 @@ def shortest_pack_first(histogram: np.ndarray, max_examples: int) -> list[tuple[
 
     for length in range(max_length, 0, -1):
         left = int(histogram[length])
-        for room in range(max_length, length - 1, -1):  # a pack that was given one comes by again with less room
+        for room in range(max_length, length - 1, -1):  # a filled pack returns with less room
             while left and with_room[room]:
                 count, pack = with_room[room].pop()
                 number = min(count, left)
@@ -52,7 +52,7 @@ def shortest_pack_first(histogram: np.ndarray, max_examples: int) -> list[tuple[
 
 
 def assign_packs(lengths: np.ndarray, max_length: int, max_examples: int) -> list[list[int]]:
-    """Which examples share a row: indices of examples, each once, ascending in a pack, packs by their first.
+    """Returns the indices of the examples of each row, ascending within a row; rows are sorted by their first index.
 
     Args:
       lengths: tokens of each example, [E] integers from 1 to ``max_length``.
@@ -67,10 +67,10 @@ def assign_packs(lengths: np.ndarray, max_length: int, max_examples: int) -> lis
 
 
 def pack_rows(columns: Columns, max_examples: int, pad: int) -> Columns:
-    """Rows of one example -> rows of up to K.
+    """Packs rows of one example into rows of up to K examples.
 
     Args:
-      columns: of an input format: input_ids [E, T], length, segment_a_length and perhaps a label [E].
+      columns: input_ids [E, T], length, segment_a_length and, if the input format has one, a label [E].
       max_examples: K.
       pad: id of padding.
 
@@ -93,14 +93,14 @@ def pack_rows(columns: Columns, max_examples: int, pad: int) -> Columns:
     example_length = per_example(lengths)
     total = example_length.sum(axis=1, dtype=np.int32)
     rows = np.full((len(packs), max_length), pad, ids.dtype)
-    # The tokens of the examples, one after the other, are those of the packed rows.
+    # The concatenated tokens of the examples are the concatenated tokens of the packed rows.
     rows[np.arange(max_length) < total[:, None]] = ids[order][np.arange(max_length) < lengths[order][:, None]]
     rest = {name: per_example(values) for name, values in columns.items() if name not in ("input_ids", "length")}
     return {"input_ids": rows, "length": total, EXAMPLE_LENGTH: example_length, **rest}
 
 
 def packing_arrays(example_length: np.ndarray, segment_a_length: np.ndarray, length: int) -> Columns:
-    """What a packed batch says about its examples, all int32.
+    """Returns the arrays of a packed batch that describe its examples, all int32.
 
     Args:
       example_length, segment_a_length: [B, K].
@@ -108,7 +108,7 @@ def packing_arrays(example_length: np.ndarray, segment_a_length: np.ndarray, len
 
     Returns:
       ``example_ids`` [B, T], 1 ... K and 0 for padding; ``position_ids`` [B, T], from 0 on in each example;
-      ``token_type_ids`` [B, T]; ``cls_positions`` [B, K], where each example begins, 0 where there is none.
+      ``token_type_ids`` [B, T]; ``cls_positions`` [B, K], the first position of each example, 0 if unused.
     """
     ends = np.cumsum(example_length, axis=1, dtype=np.int32)
     starts = ends - example_length

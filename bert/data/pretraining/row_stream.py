@@ -1,14 +1,14 @@
-"""Rows of a corpus that is read while training: readers in processes of their own, and a shuffle buffer in each.
+"""Makes the rows of a corpus that is streamed during training: reader processes with a shuffle buffer each.
 
-    files -> documents of a reader -> chunks of text -> rows (as of a shard) -> blocks of mixed rows -> batches
+    files -> documents of a reader -> chunks of text -> rows (as in a shard) -> blocks of mixed rows -> batches
 
-A reader cuts its documents into chunks of as much text as a shard has, and makes the rows of each as those of a shard
-are made. Each row of chunk c goes, by chance, into one of the blocks c ... c + W - 1; a block is complete, and its rows
-are put into a random order, when all chunks before its end have been read. So W chunks are mixed, no more than these
-are in memory, and the first block is there after the first chunk.
+A reader divides its documents into chunks of as much text as a shard has, and makes rows of each chunk as for a shard.
+Each row of chunk c goes into a random one of the blocks c ... c + W - 1. A block is complete when all its chunks have
+been read; then its rows are shuffled. So W chunks are mixed, at most W chunks are in memory, and the first block is
+ready after the first chunk.
 
-All of this is a function of (files, seed, reader, chunk). Row n of a reader is therefore always the same one. To have
-it again, a reader begins W - 1 chunks before the block with this row: a `Start` says where that is.
+All of this is a function of (files, seed, reader, chunk), so row n of a reader is always the same. To make it again, a
+reader begins W - 1 chunks before its block, at a `Start`.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ from bert.errors import LOGGER, UserError, require
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Streams of randomness that must not meet those of `bert.data.pretraining.loader`.
+# Offsets of random streams that differ from those of `bert.data.pretraining.loader`.
 _BLOCK_OF_ROW, _ORDER_IN_BLOCK = 5 << 40, 6 << 40
 
 CHUNKS_WITHOUT_ROWS = 16
-"""Chunks in a row without a row, after which a corpus counts as one that gives none."""
+"""Consecutive chunks without rows after which an error is raised."""
 
 BLOCKS_AHEAD = 2
-"""Blocks of a reader that are built before they are needed."""
+"""Number of blocks that a reader builds in advance."""
 
 BATCHES_KEPT = 8
-"""Batches whose rows stay in memory after they were taken: those of a step that was skipped are taken again."""
+"""Number of batches whose rows stay in memory, because the batch of a skipped step is read again."""
 
 REPORT_SECONDS = 60.0
-"""Time between two lines about the rate."""
+"""Seconds between two log lines about the rate."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a reader begins so that its first block is a certain one.
+    """The point from which a reader makes a block and all following ones.
 
     Attributes:
-        chunk: number of the first chunk that is read.
-        block: number of the first block that is given.
-        first_row: number of that block's first row.
-        state: of the reader at the beginning of the chunk; empty at the start of the corpus.
+        chunk: index of the first chunk to read.
+        block: index of the first block to return.
+        first_row: index of the first row of this block.
+        state: state of the reader at the beginning of the chunk; empty at the start of the corpus.
     """
 
     chunk: int = 0
@@ -73,14 +73,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of a reader, one after the other.
+    """Consecutive rows of a reader.
 
     Attributes:
-        start: from where they can be made again.
-        columns: of the rows, as in a shard.
-        size: characters that the reader had read by the end of the last chunk.
-        passes: how often it had read the corpus before that chunk.
-        skipped: documents without text that it has read since it started.
+        start: point from which the block can be made again.
+        columns: columns of the rows, as in a shard.
+        size: characters that the reader had read after the last chunk.
+        passes: number of completed passes over the corpus before the last chunk.
+        skipped: documents without text that were skipped since the process started.
     """
 
     start: Start
@@ -96,14 +96,13 @@ class Block:
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """All that decides the rows of a reader, besides the tokenizer.
+    """Everything that decides the rows of a reader, except the tokenizer.
 
     Attributes:
-        files: of the corpus.
-        config: of its rows.
-        reader: number of the reader, of ``config.stream_readers``.
+        files: files of the corpus.
+        reader: index of the reader, below ``config.stream_readers``.
         chunk_size: characters of a chunk.
-        window: chunks W that are mixed.
+        window: number of chunks W that are mixed.
     """
 
     files: tuple[StreamFile, ...]
@@ -115,8 +114,11 @@ class StreamSpec:
     def chunks(
         self, state: ReaderState, skipped: Skipped | None = None
     ) -> Iterator[tuple[ReaderState, list[StreamedDocument]]]:
-        """Where each chunk begins, and its documents: at least as many as the input format needs. It ends with a pass,
-        unless the corpus is mixed by weights. ``skipped`` counts documents without text."""
+        """Yields the reader's state at the beginning of each chunk, and its documents.
+
+        A chunk has at least the number of documents that the input format needs. It ends with a pass over the corpus,
+        unless the corpus is mixed by weights. ``skipped`` counts documents without text.
+        """
         config = self.config
         reader = DocumentReader(self.files, config, (self.reader, config.stream_readers), state or None, skipped)
         minimum, begin, size = INPUT_FORMATS[config.input_format].documents, reader.state, 0
@@ -133,15 +135,15 @@ class StreamSpec:
 
 
 def buffer_chunks(config: DataConfig, chunk_size: int) -> int:
-    """Chunks of a size that each reader mixes."""
+    """Returns the number of chunks of this size that each reader mixes."""
     return max(1, round(config.shuffle_buffer * 1e6 / config.stream_readers / chunk_size))
 
 
 def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterator[Block]:
-    """The blocks of a reader from one on, without an end.
+    """Yields the blocks of a reader from a start on, without end.
 
     Args:
-      tokenizer: as ``bert.tokenizer.vocabulary.literal_tokenizer`` gives it.
+      tokenizer: a `literal_tokenizer`.
 
     Raises:
       UserError: the corpus cannot be read, or has too few documents for the input format.
@@ -166,7 +168,7 @@ def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterato
         parts = waiting.popleft()
         waiting.append([])
         if chunk < start.block or not any(len(part["length"]) for part in parts):
-            continue  # the first blocks lack the rows of earlier chunks
+            continue  # blocks before the start lack rows of earlier chunks
         block = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         order = np.argsort(_random_words(_ORDER_IN_BLOCK, spec, chunk, len(block["length"])), kind="stable")
         again = Start(max(0, chunk - window + 1), chunk, row, states[0])
@@ -185,7 +187,7 @@ def _chosen(columns: Columns, rows: np.ndarray) -> Columns:
 
 
 def chunk_rows(spec: StreamSpec, chunk: int, documents: list[StreamedDocument], tokenizer: Tokenizer) -> Columns:
-    """The rows of a chunk; none where the documents are too few for the input format."""
+    """Returns the rows of a chunk, none if it has too few documents for the input format."""
     from bert.tokenizer.special_tokens import special_ids
     from bert.tokenizer.vocabulary import embedding_rows
 
@@ -206,7 +208,7 @@ def chunk_rows(spec: StreamSpec, chunk: int, documents: list[StreamedDocument], 
 
 @dataclass(frozen=True)
 class _Documents:
-    """Documents in memory by their numbers."""
+    """Documents in memory by index."""
 
     documents: Mapping[int, StreamedDocument]
 
@@ -218,14 +220,14 @@ class _Documents:
 
 
 _blocks: Iterator[Block] | None = None
-"""Of a reader's process."""
+"""Iterator of a reader process."""
 
 
 def _start_reader(spec: StreamSpec, tokenizer: str, start: Start) -> None:
     global _blocks
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the readers are the parallelism
-    # Job managers and closed terminals notify all processes. The parent saves, for which it may need rows, and its
-    # end ends the readers.
+    # Job managers and closed terminals signal all processes. The parent may need rows to save a checkpoint, and the
+    # readers end with it.
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -242,7 +244,7 @@ def _next_block() -> Block:
 
 
 class RowReader:
-    """The rows of one reader by number, which a process makes ahead of time.
+    """The rows of one reader by index, made in advance by a process.
 
     Attributes:
         waited: seconds that `take` has waited for the process.
@@ -252,7 +254,7 @@ class RowReader:
         """
         Args:
             tokenizer: in JSON.
-            starts: known ones; rows are found soon if they follow one.
+            starts: known starts, from which rows are reached quickly.
         """
         self.spec, self._tokenizer = spec, tokenizer
         self._starts = {Start(), *starts}
@@ -263,11 +265,11 @@ class RowReader:
 
     @property
     def newest(self) -> Block | None:
-        """The last block that was received."""
+        """The last received block."""
         return self._blocks[-1] if self._blocks else None
 
     def seek(self, row: int) -> None:
-        """Starts the process so that it makes this row, unless that is what it does."""
+        """Starts the process for this row, unless a process is running that reaches it."""
         if self._pool is not None and not (self._blocks and row < self._blocks[0].start.first_row):
             return
         start = self.start_of(row)
@@ -276,7 +278,7 @@ class RowReader:
         self._submit()
 
     def take(self, rows: np.ndarray) -> Columns:
-        """Consecutive rows by number. The process starts again for rows long before those that were taken last.
+        """Returns consecutive rows by index. The process is restarted for rows far before the last ones.
 
         Raises:
             UserError: the corpus cannot be read, or the process was killed.
@@ -292,7 +294,7 @@ class RowReader:
         return {name: np.concatenate([block.columns[name] for block in blocks])[within] for name in blocks[0].columns}
 
     def start_of(self, row: int) -> Start:
-        """Where to begin to have a row, as far as that is known."""
+        """Returns the last known start before a row."""
         known = (*self._starts, *(block.start for block in self._blocks))
         return max(
             (start for start in known if start.first_row <= row), key=lambda start: (start.first_row, start.state)
@@ -318,7 +320,7 @@ class RowReader:
             self._submit()
         except BrokenProcessPool:
             raise UserError(
-                "a process that reads data.train was killed, most likely for lack of memory: resume with more of it, "
+                "a process that reads data.train was killed, most likely for lack of memory: resume with more memory, "
                 "or start a new run with a smaller data.shuffle_buffer"
             ) from None
         self._blocks.append(block)
@@ -326,12 +328,10 @@ class RowReader:
 
 
 class StreamedRows:
-    """The rows of this host's readers, which start when rows are taken.
-
-    Row n of reader r, of R, has the number n R + r.
+    """The rows of this host's readers, which are started on first use. Row n of reader r of R has the index n R + r.
 
     Attributes:
-        num_readers: R, of all hosts.
+        num_readers: number of readers R on all hosts.
     """
 
     def __init__(self, readers: Sequence[RowReader], log: Callable[[str], None]) -> None:
@@ -346,14 +346,14 @@ class StreamedRows:
         self._reported_size, self._reported_wait, self._reported_skipped = 0, 0.0, 0
 
     def __len__(self) -> int:
-        """Rows that have been made."""
+        """Returns the number of rows made so far."""
         return sum(reader.newest.end_row for reader in self._readers.values() if reader.newest)
 
     def take(self, indices: np.ndarray) -> Columns:
-        """Rows by number, as of `bert.data.pretraining.dataset.ShardReader`: those of a reader one after the other."""
+        """Returns rows by index, like `ShardReader.take`; the rows of a reader must be consecutive."""
         owners, rows = indices % self.num_readers, indices // self.num_readers
         indices_of = {reader: np.flatnonzero(owners == reader) for reader in np.unique(owners).tolist()}
-        for reader, own in indices_of.items():  # all start before one is waited for
+        for reader, own in indices_of.items():  # start all of them before waiting for one
             self._readers[reader].seek(int(rows[own[0]]))
         taken: Columns = {}
         for reader, own in indices_of.items():
@@ -364,21 +364,21 @@ class StreamedRows:
         return taken
 
     def starts(self, row: int) -> list[Start]:
-        """Where each of the readers begins to have its row of this number."""
+        """Returns a start for each reader, from which it reaches its row of this index."""
         return [reader.start_of(row) for reader in self._readers.values()]
 
     def close(self) -> None:
-        """Ends the readers' processes."""
+        """Ends the processes of the readers."""
         for reader in self._readers.values():
             reader.close()
 
     def _report(self) -> None:
-        """Logs the rate since the last report, now and then."""
+        """Logs the rate if `REPORT_SECONDS` have passed since the last report."""
         now = time.perf_counter()
         newest = [reader.newest for reader in self._readers.values() if reader.newest]
         size, waited = sum(block.size for block in newest), sum(reader.waited for reader in self._readers.values())
         if self._report_time is None:
-            self._log(f"stream: the first rows are there, {waited:.1f} seconds after the start of its readers")
+            self._log(f"stream: the first rows are ready, {waited:.1f} seconds after the start of its readers")
         elif (seconds := now - self._report_time) < REPORT_SECONDS:
             return
         else:
@@ -395,13 +395,13 @@ class StreamedRows:
 
 @dataclass(frozen=True)
 class StreamLoader(PretrainingLoader):
-    """Batches of the rows of a stream. Each reader gives as many consecutive rows of a batch as every other one, so
-    that the batches do not depend on the number of hosts."""
+    """Batches of streamed rows. All readers contribute equally many consecutive rows to a batch, so that batches do not
+    depend on the number of hosts."""
 
     rows: StreamedRows
 
     def row_indices(self, step: int) -> np.ndarray:
-        """[B] numbers of this host's rows of the batch of ``step``."""
+        """Returns the indices of this host's rows of the batch of ``step``."""
         index, count = self.process
         share = self.batch_size // self.rows.num_readers
         owners = np.arange(index * self.rows.num_readers // count, (index + 1) * self.rows.num_readers // count)
@@ -409,5 +409,5 @@ class StreamLoader(PretrainingLoader):
         return (rows * self.rows.num_readers + owners[:, None]).reshape(-1)
 
     def first_reader_row(self, step: int) -> int:
-        """Number, among those of a reader, of its first row of the batch of ``step``."""
+        """Returns the index, within a reader, of its first row of the batch of ``step``."""
         return (self.first_row + (step - self.first_step) * self.batch_size) // self.rows.num_readers

@@ -1,9 +1,10 @@
-"""Pairs of segments for a sentence input format: next sentence (Devlin et al. 2019, appendix A.2, after
-``create_instances_from_document`` of google-research/bert ``create_pretraining_data.py``) and sentence order (Lan et
-al. 2020, section 3.1).
+"""Draws the segments of rows: next-sentence pairs, sentence-order pairs, and rows of consecutive text.
 
-Pure functions of token counts and a random stream. A segment is a range of the flat token array, so that
-nothing is copied until a row is written.
+Next-sentence pairs follow Devlin et al. 2019, appendix A.2, and ``create_instances_from_document`` of
+google-research/bert ``create_pretraining_data.py``; sentence-order pairs follow Lan et al. 2020, section 3.1.
+
+All functions are pure functions of token counts and a random stream. A segment is a range of the flat token array, so
+that nothing is copied until a row is written.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 IS_NEXT, IS_RANDOM = 0, 1
-"""Google's labels: 0 where B follows A in its document, 1 where it is from another one."""
+"""Google's labels: 0 if B follows A in its document, 1 if it is from another document."""
 
 IN_ORDER, SWAPPED = 0, 1
-"""ALBERT's labels: 0 where A comes before B in the text, 1 where the two have changed places."""
+"""ALBERT's labels: 0 if A comes before B in the text, 1 if they are swapped."""
 
 RANDOM_SHARE = 0.5
-"""Share of random B among the chunks that offer a choice, and of swapped pairs (50% in both papers)."""
+"""Share of random B among chunks of several sentences, and share of swapped pairs (50% in both papers)."""
 
 
 class Pair(NamedTuple):
@@ -34,7 +35,7 @@ class Pair(NamedTuple):
 
 
 def make_rng(*key: int | str) -> random.Random:
-    """A random stream that is the same in every Python, as long as only ``.random()`` is drawn from it."""
+    """Returns a random stream that is the same in all versions of Python if only ``.random()`` is used."""
     return random.Random("/".join(map(str, key)))
 
 
@@ -46,23 +47,21 @@ def sentence_pairs(
     draw: random.Random,
     document_ids: Sequence[int] | None = None,
 ) -> Iterator[Pair]:
-    """Examples of a set of documents.
+    """Yields the next-sentence pairs of a set of documents.
 
-    Sentences are gathered to a target length, cut in two at a random sentence; in half of the cases, and
-    wherever the chunk is a single sentence, B is taken from another document instead, and the sentences it
-    replaces are gathered again. Departing from Google's code in two points: a short target is drawn for an
-    example, not for a whole document (which over-represents short rows: a document cut small gives many), and
-    the other document is drawn from the others alone (it retries ten times).
+    Sentences are gathered up to a target length and divided at a random sentence. In half of the cases, and if the
+    chunk is a single sentence, B is drawn from another document instead, and the sentences it replaces are used again.
+    Two differences from Google's code: a short target is drawn per example, not per document (which over-represents
+    short rows), and the other document is drawn only from the others (Google's code retries ten times).
 
     Args:
-      sentences: boundaries of S sentences in the flat token array, S + 1 ascending offsets; none is empty.
-      documents: boundaries of the documents among the sentences, ascending; at least two documents, none
-        empty.
-      room: most tokens of a pair, T less the special tokens.
-      short_seq_prob: chance of a target length drawn from [2, room].
+      sentences: boundaries of S nonempty sentences in the flat token array, S + 1 ascending offsets.
+      documents: boundaries of at least two nonempty documents among the sentences, ascending.
+      room: maximum tokens of a pair, T less the special tokens.
+      short_seq_prob: probability of a target length drawn from [2, room].
       draw: random stream; only its ``.random()`` is used.
-      document_ids: which document each is: copies of one, which are not another document to each other, have the same
-        id. At least two of them differ; None where there are no copies.
+      document_ids: id of each document; copies of a document have the same id. At least two ids differ. None: there
+        are no copies.
     """
     document_ids = range(len(documents) - 1) if document_ids is None else document_ids
     for document in range(len(documents) - 1):
@@ -92,12 +91,11 @@ def sentence_order_pairs(
     draw: random.Random,
     document_ids: Sequence[int] | None = None,
 ) -> Iterator[Pair]:
-    """Two consecutive segments of one document, half of the pairs swapped. Arguments as of ``sentence_pairs``;
-    document_ids have no say, since no pair needs another document.
+    """Yields pairs of consecutive segments of one document, half of them swapped. Arguments: see ``sentence_pairs``.
 
-    Chunks are gathered and cut in two as for next-sentence pairs, but hold two sentences at least. Departing from
-    ALBERT's code, which gives a chunk of one sentence a random partner and calls it swapped: the last sentence of a
-    document, where it is left alone, is paired with the one before it, and a document of one sentence gives no pair.
+    Chunks are gathered and divided as for next-sentence pairs, but have at least two sentences. ALBERT's code pairs a
+    chunk of one sentence with a random segment and labels it swapped. Here a single last sentence is paired with the
+    one before it, and a document of one sentence gives no pair. ``document_ids`` is not used.
     """
     for start, stop in itertools.pairwise(documents):
         first = start
@@ -118,7 +116,7 @@ def sentence_order_pairs(
 def truncate_pair(
     a_start: int, a_end: int, b_start: int, b_end: int, max_length: int, draw: random.Random
 ) -> tuple[int, int, int, int]:
-    """Two ranges cut to ``max_length`` tokens together: one by one from the longer, front or back by chance."""
+    """Truncates two ranges to ``max_length`` tokens in total: the longer one loses tokens at a random end."""
     for _ in range(a_end - a_start + b_end - b_start - max_length):
         front = draw.random() < 0.5
         if a_end - a_start > b_end - b_start:
@@ -136,7 +134,7 @@ def _random_segment(
     room: int,
     draw: random.Random,
 ) -> tuple[int, int]:
-    """Sentences [first, stop) of another document, from a random one on, until ``room`` is filled."""
+    """Returns sentences [first, stop) of another document, from a random one on, until ``room`` is filled."""
     other = document
     while document_ids[other] == document_ids[document]:
         other = _randint(draw, len(documents) - 2)
@@ -146,34 +144,32 @@ def _random_segment(
 
 
 def _target(max_length: int, short_seq_prob: float, draw: random.Random) -> int:
-    """Tokens that a chunk is to have: the longest, or now and then fewer."""
+    """Returns the target length of a chunk: the maximum, or with ``short_seq_prob`` a random one."""
     return 2 + _randint(draw, max_length - 1) if draw.random() < short_seq_prob else max_length
 
 
 def _chunk_end(sentences: list[int], start: int, end: int, stop: int, target: int) -> int:
-    """The end of a chunk from ``start`` on: at least ``end``, and up to ``stop`` until the target is reached."""
+    """Returns the end of a chunk: at least ``end``, at most ``stop``, as soon as the target is reached."""
     while end < stop and sentences[end] - sentences[start] < target:
         end += 1
     return end
 
 
 def _randint(draw: random.Random, n: int) -> int:
-    """A whole number in [0, n)."""
+    """Returns a random integer in [0, n)."""
     return int(draw.random() * n)
 
 
 def rows_across_documents(
     sentences: list[int], documents: list[int], room: int, separator: int = 1
 ) -> Iterator[tuple[int, int]]:
-    """Token ranges [start, end) of rows: sentences as they come, over the ends of documents, as many as fit.
-
-    A document that ends inside a row costs the tokens of a separator there, a [SEP].
+    """Yields the token ranges [start, end) of rows: consecutive sentences, also across documents, as many as fit.
 
     Args:
-      sentences: boundaries of S sentences in the flat token array, S + 1 ascending offsets; none is over ``room``.
+      sentences: boundaries of S sentences of at most ``room`` tokens in the flat token array, S + 1 ascending offsets.
       documents: boundaries of the documents among the sentences, ascending.
-      room: most tokens of a row, T less the special tokens around one text.
-      separator: number of tokens between two documents.
+      room: maximum tokens of a row, T less the special tokens around one text.
+      separator: number of special tokens between two documents within a row.
     """
     ends = set(documents)
     start, separators = 0, 0
@@ -189,10 +185,7 @@ def rows_across_documents(
 def rows_of_blocks(
     sentences: list[int], documents: list[int], room: int, separator: int = 0
 ) -> Iterator[tuple[int, int]]:
-    """Token ranges of ``room`` tokens each, one after the other; the last one is shorter if tokens run out.
-
-    Arguments as of ``rows_across_documents``; sentences, documents and separators have no say.
-    """
+    """Yields consecutive ranges of ``room`` tokens; the last one may be shorter. Documents are ignored."""
     del documents, separator
     for start in range(sentences[0], sentences[-1], room):
         yield start, min(start + room, sentences[-1])
@@ -201,6 +194,6 @@ def rows_of_blocks(
 def rows_within_documents(
     sentences: list[int], documents: list[int], room: int, separator: int = 1
 ) -> Iterator[tuple[int, int]]:
-    """The same, but a row ends where its document ends. Arguments as of ``rows_across_documents``."""
+    """Yields rows like ``rows_across_documents``, but a row ends with its document."""
     for first, stop in itertools.pairwise(documents):
         yield from rows_across_documents(sentences[first : stop + 1], [], room, separator)

@@ -1,8 +1,7 @@
-"""One shard of examples: documents of a store -> tokens -> rows of an input format in an Arrow stream.
+"""Builds a shard of examples: documents of a store -> tokens -> rows of an input format in an Arrow stream.
 
-A shard is built by one process from (seed, its name) alone, so how many processes share the work changes
-nothing. The files are what ``datasets.Dataset.from_file`` opens; reading them here takes pyarrow and NumPy
-only.
+The content depends only on (seed, name of the shard), not on the number of processes. ``datasets.Dataset.from_file``
+opens the files.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ COLUMNS = ("input_ids", "length", "segment_a_length")
 Packed rows have K values of these and of segment_a_length."""
 
 LONGER_DOCUMENTS = "join the texts of a document (an empty line ends one), or use data.input_format full_sentences"
-"""The fix for documents with a single sentence."""
+"""How to fix documents with a single sentence, for messages."""
 
 
 @dataclass(frozen=True)
 class RowSettings:
-    """All that decides the rows of documents, besides the tokenizer and the key of the random stream."""
+    """Everything that decides the rows of documents, except the tokenizer and the key of the random stream."""
 
     seed: int
     input_format: str
     sequence_length: int
     short_seq_prob: float
     languages: tuple[str, ...]
-    """Language code of each corpus; a single entry applies to all of them."""
+    """Language code of each corpus; a single entry applies to all."""
     one_sentence_per_line: bool
     max_sequences_per_pack: int | None = None
-    """K where rows are packed; None where they are not."""
+    """K if rows are packed, else None."""
 
 
 def row_settings(config: DataConfig, packing: bool) -> RowSettings:
-    """Those of a configuration; ``packing`` says whether these rows are packed if others are."""
+    """Returns the settings of a configuration; rows are packed if both ``config.packing`` and ``packing``."""
     return RowSettings(
         seed=config.seed,
         input_format=config.input_format,
@@ -70,18 +69,18 @@ def row_settings(config: DataConfig, packing: bool) -> RowSettings:
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """All a worker needs to know about a shard, besides the tokenizer."""
+    """Everything that a worker needs to build a shard, except the tokenizer."""
 
     name: str
-    """train-00000 or eval-00000, train-1-00000 in the first duplicate: the name of the file and, with the seed, the key
-    of its random stream."""
+    """For example train-00000 or eval-00000, train-1-00000 in the first duplicate. With the seed, this is the key of
+    the random stream."""
     folder: Path
     store: DocumentStore
     order: Path
-    """The indices of the split's documents in their order, int64 .npy."""
+    """File with the indices of the split's documents in random order, int64 .npy."""
     first: int
     last: int
-    """Range of the document order."""
+    """``first`` and ``last`` are a range of ``order``."""
     rows: RowSettings
 
     @property
@@ -90,13 +89,13 @@ class ShardSpec:
 
     @property
     def files(self) -> tuple[str, str, str]:
-        """Its files in the folder of the set until that is complete: the rows, the counts, and at last the summary."""
+        """The shard's files in an incomplete set: rows, counts, and the summary, which is written last."""
         return self.file.name, f"{WORK}/{self.name}.npy", f"{WORK}/{self.name}.json"
 
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """What index.json says about a shard."""
+    """The entry of a shard in index.json."""
 
     file: str
     rows: int
@@ -106,29 +105,29 @@ class ShardSummary:
     sentences: int
     tokens: int
     unused_tokens: int
-    """Tokens that stand in no row: cut off where two segments were too long together, as Google does."""
+    """Tokens in no row: cut off because two segments were too long together, as in Google's code."""
     positive_rows: int
-    """Rows, or examples of packed rows, whose label is 1: B from another document, or swapped."""
+    """Rows, or examples of packed rows, with label 1: B from another document, or swapped."""
     single_sentence_documents: int = 0
-    """Documents with one sentence, counted if rows are pairs."""
+    """Documents with one sentence, counted only for pairs."""
 
 
 def build_range(tasks: list[ShardSpec], tokenizer: Tokenizer) -> Iterator[tuple[ShardSpec, ShardSummary, np.ndarray]]:
-    """Builds and writes the shards of one range of documents, duplicates of each other, each atomically.
+    """Builds the shards of one range of documents, which are duplicates of each other, and writes each atomically.
 
     Args:
-      tasks: what to build; their text is tokenised once.
-      tokenizer: as ``bert.tokenizer.vocabulary.literal_tokenizer`` gives it.
+      tasks: the shards; their text is tokenized once.
+      tokenizer: a `literal_tokenizer`.
 
     Yields:
-      Each task with its summary, and how often each token occurs in its rows, special ones included and padding not:
-      int64 [V].
+      Each task with its summary and the counts of the tokens in its rows (with special tokens, without padding), int64
+      [V].
 
     Raises:
-      UserError: too few of its documents have a token, or none gives a row.
+      UserError: too few documents have a token, or none gives a row.
     """
     task = tasks[0]
-    # Copy instead of mapping: another process may replace the file, and some file systems then invalidate the mapping.
+    # A copy, not a map: another process may replace the file, and some file systems then invalidate the map.
     indices = np.array(np.load(task.order, mmap_mode="r")[task.first : task.last])
     text, template = tokenize(task.rows, task.store, indices, tokenizer)
     _check_documents(task, text, len(indices))
@@ -140,11 +139,7 @@ def build_range(tasks: list[ShardSpec], tokenizer: Tokenizer) -> Iterator[tuple[
 def tokenize(
     settings: RowSettings, store: Documents, indices: np.ndarray, tokenizer: Tokenizer
 ) -> tuple[TokenizedDocuments, RowTemplate]:
-    """The tokens of documents as the input format reads them, and where a row's special tokens are.
-
-    Args:
-      tokenizer: as ``bert.tokenizer.vocabulary.literal_tokenizer`` gives it.
-    """
+    """Tokenizes documents for the input format, by a `literal_tokenizer`. Also returns the template of a row."""
     input_format = INPUT_FORMATS[settings.input_format]
     if input_format.whole_documents:
         end = special_ids(tokenizer).end
@@ -166,12 +161,12 @@ def _check_documents(task: ShardSpec, text: TokenizedDocuments, count: int) -> N
     minimum, documents = INPUT_FORMATS[task.rows.input_format].documents, len(text.indices)
     if documents < minimum:
         raise UserError(
-            f"only {documents} of {count} documents of {task.name} hold more than control characters, and "
+            f"only {documents} of {count} documents of {task.name} hold more than control characters, but "
             f"data.input_format {task.rows.input_format} needs {minimum}: remove the empty ones from the corpus"
         )
     if len(set(text.indices)) < minimum:
         raise UserError(
-            f"{task.name} holds copies of one document alone, and data.input_format {task.rows.input_format} needs "
+            f"{task.name} holds only copies of one document, but data.input_format {task.rows.input_format} needs "
             f"{minimum}: give entry {task.store.sources()[text.indices[0]] + 1} of data.train more documents, or less "
             "of data.mixture_weights"
         )
@@ -180,8 +175,8 @@ def _check_documents(task: ShardSpec, text: TokenizedDocuments, count: int) -> N
 def _check_sentences(task: ShardSpec, documents: list[int], row_count: int) -> None:
     """Raises UserError if no document has the two sentences that a pair needs.
 
-    Next-sentence rows exist even then, but B is always random and there is nothing to learn. Held-out text may be such
-    a small sample that it is no error there.
+    Next-sentence rows exist even then, but B is always random and there is nothing to learn. A small held-out split may
+    lack such documents by chance.
     """
     held_out, input_format = task.name.startswith("eval"), task.rows.input_format
     if row_count and (held_out or not INPUT_FORMATS[input_format].pair or (np.diff(documents) > 1).any()):
@@ -195,7 +190,7 @@ def _check_sentences(task: ShardSpec, documents: list[int], row_count: int) -> N
 def _build_shard(
     task: ShardSpec, text: TokenizedDocuments, template: RowTemplate, pad: int, vocab_size: int
 ) -> tuple[ShardSummary, np.ndarray]:
-    """Writes one shard. Returns its summary and the counts of its tokens."""
+    """Writes a shard. Returns its summary and the counts of its tokens."""
     tokens, sentences, documents, _ = text
     input_format, length = INPUT_FORMATS[task.rows.input_format], task.rows.sequence_length
     ranges, columns = draw_rows(task.rows, task.name, text, template, pad, vocab_size)
@@ -224,7 +219,7 @@ def _build_shard(
 def draw_rows(
     settings: RowSettings, name: str, text: TokenizedDocuments, template: RowTemplate, pad: int, vocab_size: int
 ) -> tuple[np.ndarray, Columns]:
-    """Draws rows with the random stream of (seed, name): their ranges [R, ...] and their columns, not packed yet."""
+    """Draws rows with the random stream of (seed, name). Returns their ranges [R, ...] and columns before packing."""
     tokens, sentences, documents, indices = text
     input_format, length = INPUT_FORMATS[settings.input_format], settings.sequence_length
     rng = segments.make_rng(settings.seed, name)
@@ -234,7 +229,7 @@ def draw_rows(
 
 
 def _count_unused(ranges: np.ndarray, token_count: int) -> int:
-    """Tokens that stand in no row [R, ...] of ranges: cut off if A and B were too long together."""
+    """Returns the number of tokens in none of the ranges [R, ...]."""
     steps = np.zeros(token_count + 1, np.int64)
     for start in range(0, ranges.shape[1] - 1, 2):
         np.add.at(steps, ranges[:, start], 1)
@@ -243,7 +238,7 @@ def _count_unused(ranges: np.ndarray, token_count: int) -> int:
 
 
 def _write(file: Path, columns: dict[str, np.ndarray]) -> tuple[int, str]:
-    """Writes one record batch as `datasets` does, under a temporary name first. Returns (size, sha256)."""
+    """Writes one record batch like `datasets`, atomically. Returns (size, sha256)."""
     from datasets import Features, List, Value
     from datasets.arrow_writer import ArrowWriter
 
@@ -258,6 +253,6 @@ def _write(file: Path, columns: dict[str, np.ndarray]) -> tuple[int, str]:
         writer.write_table(pa.table(arrays), writer_batch_size=len(columns["length"]))
         writer.finalize(close_stream=False)
     data = sink.getvalue()
-    if not (file.is_file() and data == file.read_bytes()):  # another process may have built it, and read it by now
+    if not (file.is_file() and data == file.read_bytes()):  # another process may have built it and be reading it
         write_atomic(file, data)
     return len(data), hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""Documents of a store -> the tokens of a shard: sentence by sentence, or document by document as they are."""
+"""Tokenizes the documents of a shard, either sentence by sentence or as whole documents."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BATCH_OF_SENTENCES = 4096
-"""Sentences tokenised in one call: enough to make calls cheap, few enough to bound memory."""
+"""Sentences per call of the tokenizer: enough to make calls cheap, few enough to bound memory."""
 
 STRETCH, BATCH_OF_STRETCHES = 4096, 256
-"""Characters of a document that are tokenised as one text, up to the next place to cut, and texts in one call."""
+"""Minimum characters of a document per text, and texts per call of the tokenizer."""
 
 MAX_STRETCHES, MAX_STRETCH_LENGTH = 1 << 17, 64
-"""Stretches between spaces whose tokens are kept, some 30 MB, and the characters of the longest of them."""
+"""Maximum number of cached stretches between spaces, about 30 MB, and their maximum length."""
 
 BEFORE_WORD = re.compile(r"(?<=\S)[ \n](?=\S)")
-"""A single space or line feed: no token begins before it and ends after it, so that a text may be cut here."""
+"""A single space or line feed. No token crosses it, so that a text may be divided here."""
 
 
 class TokenizedDocuments(NamedTuple):
-    """The tokens of a shard's documents. Sentences without a token and documents without a sentence are left out."""
+    """The tokens of a shard's documents. Sentences without tokens and documents without sentences are left out."""
 
     tokens: np.ndarray
-    """All tokens, one after the other."""
+    """All tokens, concatenated."""
     sentences: list[int]
-    """Offsets of the sentences in ``tokens``, one more than there are."""
+    """Offsets of S sentences in ``tokens``, S + 1 values."""
     documents: list[int]
-    """Offsets of the documents in the sentences, one more than there are."""
+    """Offsets of D documents in ``sentences``, D + 1 values."""
     indices: list[int]
-    """Of each document, its index in the store."""
+    """Index of each document in the store."""
 
 
 def tokenize_sentences(
@@ -53,13 +53,13 @@ def tokenize_sentences(
     languages: tuple[str, ...],
     one_sentence_per_line: bool,
 ) -> TokenizedDocuments:
-    """Tokenizes the documents of these indices, sentence by sentence.
+    """Tokenizes documents of a store sentence by sentence.
 
     A sentence of more than ``max_length`` tokens, which does not fit a row, is cut into even pieces of about half that
     length: without punctuation in a corpus, truncation would discard most of it.
 
     Args:
-      languages: language code of each corpus; a single entry applies to all of them.
+      languages: language code of each corpus; a single entry applies to all.
       one_sentence_per_line: whether lines are the sentences.
     """
 
@@ -84,8 +84,7 @@ def tokenize_sentences(
 
 
 def tokenize_documents(store: Documents, indices: np.ndarray, tokenizer: Tokenizer, end: int) -> TokenizedDocuments:
-    """Tokenizes the documents of these indices as they are, each as one sentence, which but for the last ends with the
-    token ``end``."""
+    """Tokenizes whole documents of a store, each as one sentence. All except the last end with the token ``end``."""
 
     def stretches() -> Iterator[tuple[str, int]]:
         for owner, lines in enumerate(store.read(indices)):
@@ -106,7 +105,7 @@ def tokenize_documents(store: Documents, indices: np.ndarray, tokenizer: Tokeniz
 def _tokenize(
     texts: Iterable[tuple[str, int]], tokenizer: Tokenizer, batch_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Texts and their owners -> all tokens int32, the number of each text's tokens and its owner, both int64."""
+    """Tokenizes (text, owner) pairs. Returns all tokens int32, and the lengths and owners of the texts, int64."""
     encode = text_encoder(tokenizer)
     tokens, lengths, owners = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], list[int]()
     texts = iter(texts)
@@ -119,21 +118,20 @@ def _tokenize(
 
 
 Encode = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
-"""Texts -> all tokens int32, and the number of each text's tokens int64."""
+"""Function from texts to all tokens, int32, and the number of tokens of each text, int64."""
 
 
 @functools.lru_cache(maxsize=1)
 def text_encoder(tokenizer: Tokenizer) -> Encode:
-    """The fastest way to the tokens of texts, without special tokens around them."""
+    """Returns the fastest function that encodes texts without special tokens."""
     return StretchEncoder(tokenizer) if are_words_separate(tokenizer) else functools.partial(encode_texts, tokenizer)
 
 
 def are_words_separate(tokenizer: Tokenizer) -> bool:
-    """Whether the tokens of a text are those of its stretches between spaces, one after the other.
+    """Returns whether the stretches between spaces can be tokenized separately.
 
-    That is so with the steps of `bert.tokenizer.wordpiece`. They read a text character by character, except for
-    combining marks, which are decomposed, ordered and composed up to the next base character, and a space is one. No
-    token crosses a space.
+    They can with the steps of `bert.tokenizer.wordpiece`: these process single characters, except for combining marks,
+    which are reordered only up to the next base character, and a space is one. No token crosses a space.
     """
     settings = json.loads(tokenizer.to_str())
     literal = tokenizer.encode_special_tokens and all(token["special"] for token in settings["added_tokens"])
@@ -141,20 +139,20 @@ def are_words_separate(tokenizer: Tokenizer) -> bool:
 
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Each text by itself."""
+    """Encodes each text separately."""
     ids = [encoding.ids for encoding in encode_batch(tokenizer, texts, False)]
     return np.fromiter(itertools.chain.from_iterable(ids), np.int32), np.fromiter(map(len, ids), np.int64)
 
 
 class StretchEncoder:
-    """Tokenizes each stretch between spaces once, and looks it up from then on: few words make most of a text."""
+    """Caches the tokens of stretches between spaces: few distinct words make up most of a text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """All tokens, and the number of each text's tokens."""
+        """Returns all tokens, and the number of tokens of each text."""
         known = self._known
         if len(known) > MAX_STRETCHES:
             known.clear()
@@ -174,11 +172,11 @@ class StretchEncoder:
 
 
 def _stretches(text: str) -> Iterator[str]:
-    """A text in parts that have the tokens of the whole; one without a space between words is cut all the same."""
+    """Divides a text at spaces into parts with the same tokens; text without spaces is divided anywhere."""
     start = 0
     while len(text) - start > 2 * STRETCH:
-        place = BEFORE_WORD.search(text, start + STRETCH, start + 2 * STRETCH)
-        end = start + 2 * STRETCH if place is None else place.start()
+        match = BEFORE_WORD.search(text, start + STRETCH, start + 2 * STRETCH)
+        end = start + 2 * STRETCH if match is None else match.start()
         yield text[start:end]
         start = end
     yield text[start:]

@@ -1,4 +1,4 @@
-"""Processes and Ray tasks that build shards, without JAX."""
+"""Runs the builds of shards, in processes of this machine or as tasks of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 
 def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, processes: int) -> Iterator[str]:
-    """Builds shards and yields their names as they are done; next to each, in ``work``, its summary and
-    counts.
+    """Builds shards, and yields the name of each when it is done. Summaries and counts are written to ``work``.
 
     Raises:
       UserError: a shard cannot be built, or a worker was killed.
@@ -44,7 +43,7 @@ def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, proce
             build_and_record(group, plain, work)
             yield from (task.name for task in group)
         return
-    text = tokenizer.to_str()  # sent with each call: a process that starts reads its arguments after a second or more
+    text = tokenizer.to_str()  # sent with each call, so that starting a process does not wait for it
     with WorkerPool(processes, _start) as pool:
         futures = {pool.submit(_build_in_worker, group, text, work): group for group in groups}
         try:
@@ -54,39 +53,35 @@ def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, proce
         except BrokenProcessPool:
             raise UserError(
                 "a process that builds examples was killed, most likely for lack of memory: run again with "
-                f"a smaller data.num_workers than {processes}, what is done is kept"
+                f"a smaller data.num_workers than {processes}, finished shards are kept"
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def groups_of(tasks: list[ShardSpec]) -> list[list[ShardSpec]]:
-    """Duplicates of a shard, which are built together: their text is tokenised once."""
+    """Groups the duplicates of a shard, so that their text is tokenized once."""
     in_order = sorted(tasks, key=_source_key)
     return [list(group) for _, group in itertools.groupby(in_order, key=_source_key)]
 
 
 def build_and_record(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path) -> None:
-    """Builds shards of one range of documents, and writes the counts and the summary of each.
-
-    Args:
-      tokenizer: as ``bert.tokenizer.vocabulary.literal_tokenizer`` gives it.
-    """
+    """Builds shards of one range of documents by a `literal_tokenizer`, and writes their counts and summaries."""
     for task, summary, counts in build_range(tasks, tokenizer):
         write_array(work / f"{task.name}.npy", counts)
-        # Last: a shard without its summary is built again.
+        # Written last: a shard without a summary is built again.
         write_atomic(work / f"{task.name}.json", json.dumps(asdict(summary)).encode())
 
 
 def _start() -> None:
-    # One core a worker: the workers are the parallelism.
+    # One core per worker.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     start_worker()
 
 
 @functools.lru_cache(maxsize=1)
 def parse_literal_tokenizer(tokenizer: str) -> Tokenizer:
-    """The literal tokenizer of a vocabulary in JSON, parsed once in each process."""
+    """Returns the literal tokenizer of a tokenizer.json, parsed once per process."""
     from tokenizers import Tokenizer
 
     from bert.tokenizer.vocabulary import literal_tokenizer
@@ -95,7 +90,7 @@ def parse_literal_tokenizer(tokenizer: str) -> Tokenizer:
 
 
 def _source_key(task: ShardSpec) -> tuple[str, int]:
-    """What the task reads: duplicates of each other read the same."""
+    """Returns the text that a task reads; equal for duplicates."""
     return str(task.order), task.first
 
 
@@ -105,12 +100,12 @@ def _build_in_worker(tasks: list[ShardSpec], tokenizer: str, work: Path) -> None
 
 @dataclasses.dataclass(frozen=True)
 class ShardText:
-    """All that the shards of one range of documents are built from, besides the tokenizer.
+    """The input of a Ray task: everything from which the shards of one range of documents are built.
 
     Attributes:
-        tasks: duplicates of each other, which read the same documents.
-        documents: each different one with the number of its source.
-        order: their numbers in the order of the range, where one may occur several times.
+        tasks: shards that are duplicates of each other.
+        documents: the distinct documents, each with the index of its source.
+        order: indices into ``documents`` in the order of the range; a document may occur several times.
     """
 
     tasks: list[ShardSpec]
@@ -121,14 +116,7 @@ class ShardText:
 def build_shards_on_ray(
     tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, max_tasks: int | None, log: Callable[[str], None]
 ) -> Iterator[str]:
-    """As `bert.data.pretraining.workers.build_shards`, by the cluster that Ray finds.
-
-    Args:
-        most, log: as of `bert.data.worker_processes.run_tasks`; ``max_tasks`` is a number of shards.
-
-    Raises:
-        UserError: a shard cannot be built, or as of `run_tasks`.
-    """
+    """Builds shards like `build_shards`, on a Ray cluster. ``max_tasks``, ``log`` and errors: see `run_tasks`."""
     groups = groups_of(tasks)
     texts = ((group[0].name, text_of(group)) for group in groups)
     for number, files in run_tasks(_build_on_ray, texts, tokenizer.to_str(), max_tasks, log):
@@ -137,7 +125,7 @@ def build_shards_on_ray(
 
 
 def text_of(group: list[ShardSpec]) -> ShardText:
-    """The documents of shards that read the same ones, from their store."""
+    """Reads the documents of duplicates of a shard from their store."""
     task = group[0]
     indices = np.load(task.order, mmap_mode="r")[task.first : task.last]
     different, order = np.unique(indices, return_inverse=True)
@@ -146,11 +134,7 @@ def text_of(group: list[ShardSpec]) -> ShardText:
 
 
 def build_from_text(text: ShardText, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """The files of the shards, by their names.
-
-    Args:
-        tokenizer: as `bert.tokenizer.vocabulary.literal_tokenizer` gives it.
-    """
+    """Builds shards by a `literal_tokenizer`. Returns the contents of their files by name."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = write_store(text.documents, folder / "documents", lambda number: None)
@@ -167,12 +151,12 @@ def build_from_text(text: ShardText, tokenizer: Tokenizer) -> dict[str, bytes]:
 
 
 def _build_on_ray(text: ShardText, tokenizer: str) -> dict[str, bytes]:
-    """What a task of the cluster does."""
+    """Body of a Ray task."""
     return build_from_text(text, parse_literal_tokenizer(tokenizer))
 
 
 def _write_files(files: dict[str, bytes], group: list[ShardSpec], work: Path) -> None:
-    """Writes the files of shards; the summaries last, as a shard without one is built again."""
+    """Writes the files of shards. Summaries come last, because a shard without one is built again."""
     folder = group[0].folder
     for name, data in files.items():
         write_atomic((folder if name.endswith(".arrow") else work) / name, data)

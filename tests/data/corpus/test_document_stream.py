@@ -224,7 +224,7 @@ def test_a_set_of_the_hub_is_read_file_by_file(tmp_path: Path, monkeypatch: pyte
 
 
 def test_errors_name_what_to_change(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"no stream of files: set data\.streaming to false"):
+    with pytest.raises(UserError, match=r"cannot be streamed: set data\.streaming to false"):
         stream_files("docstrings:json")
     (folder / "one.txt").write_text("alone")
     with pytest.raises(

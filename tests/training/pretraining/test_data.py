@@ -90,7 +90,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(arguments: list[str], tmp_pat
     printed = capsys.readouterr().out
     assert "streamed by 2 readers, 30 documents" not in printed
     assert "streamed by 2 readers for training, 30 documents" in printed
-    assert "stream: the first rows are there" in printed
+    assert "stream: the first rows are ready" in printed
     results = json.loads((whole / "results.json").read_text())
     assert "train_rows" not in results["corpus"]
     assert results["corpus"]["eval_documents"] == 30
