@@ -1,4 +1,4 @@
-"""Official metrics and trivial baselines over plain arrays. scikit-learn and SciPy are imported when first needed."""
+"""Official metrics and trivial baselines for plain arrays. scikit-learn and SciPy are imported when first used."""
 
 from __future__ import annotations
 
@@ -16,64 +16,67 @@ from bert.metrics.tagging_schemes import extract_entities
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Share of right predictions, 0 to 1."""
+    """Returns the share of correct predictions, 0 to 1."""
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(labels, predictions))
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """F1 of label 1 against label 0, as GLUE has it for MRPC and QQP; 0 where nothing is predicted as 1."""
+    """Returns the F1 of label 1, as in GLUE for MRPC and QQP; 0 if nothing is predicted as 1."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels, predictions, pos_label=1, average="binary", zero_division=0))
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the F1 of each label, 0 to 1: with one label a row of those that are predicted or right somewhere, else
-    of all L, of which one without either has 0."""
+    """Returns the mean F1 of the labels, 0 to 1.
+
+    With one label per row, only labels that are predicted or correct somewhere count; otherwise all L labels, and
+    labels that never occur have F1 0.
+    """
     return _mean_f1(predictions, labels, "macro")
 
 
 def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """F1 over all labels of all rows, [R, L], 0 to 1; 0 where no row has or is given any."""
+    """Returns the F1 over all labels of all rows [R, L], 0 to 1; 0 without any label or prediction."""
     return _mean_f1(predictions, labels, "micro")
 
 
 def _mean_f1(predictions: np.ndarray, labels: np.ndarray, average: str) -> float:
     from sklearn.metrics import f1_score
 
-    if labels.shape[1:] == (1,):  # which scikit-learn takes for two labels: to have the one, and not to have it
+    if labels.shape[1:] == (1,):  # scikit-learn would count having and not having the label as two labels
         return f1(predictions[:, 0], labels[:, 0])
     return float(f1_score(labels, predictions, average=average, zero_division=0))
 
 
 def matthews_correlation(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Matthews correlation, -1 to 1, as GLUE has it for CoLA; 0 where one label is predicted throughout."""
+    """Returns Matthews correlation, -1 to 1, as in GLUE for CoLA; 0 if all predictions are equal."""
     from sklearn.metrics import matthews_corrcoef
 
     return float(matthews_corrcoef(labels, predictions))
 
 
 def pearson(predictions: np.ndarray, scores: np.ndarray) -> float:
-    """Pearson's correlation, -1 to 1; 0 where it is undefined: a side is constant, or a run has diverged."""
+    """Returns Pearson's correlation, -1 to 1; 0 if one side is constant or not finite."""
     from scipy.stats import pearsonr
 
     return _correlation(pearsonr, predictions, scores)
 
 
 def spearman(predictions: np.ndarray, scores: np.ndarray) -> float:
-    """Spearman's rank correlation, ties at their mean rank; 0 where Pearson's is."""
+    """Returns Spearman's rank correlation, with mean ranks for ties; 0 if one side is constant or not finite."""
     from scipy.stats import spearmanr
 
     return _correlation(spearmanr, predictions, scores)
 
 
-def _correlation(of: Callable[..., Any], predictions: np.ndarray, scores: np.ndarray) -> float:
+def _correlation(correlate: Callable[..., Any], predictions: np.ndarray, scores: np.ndarray) -> float:
     sides = [np.asarray(side, np.float64) for side in (predictions, scores)]
     if not all(np.isfinite(side).all() and np.ptp(side) > 0 for side in sides):
         return 0.0
-    return float(of(*sides).statistic)
+    return float(correlate(*sides).statistic)
 
 
 METRICS = {
@@ -85,7 +88,7 @@ METRICS = {
     "pearson": pearson,
     "spearman": spearman,
 }
-"""Metrics of a task with labels or a score a row, by name."""
+"""Metrics of rows with labels or scores, by name."""
 
 SQUAD_V2 = tuple(f"{answers}{name}" for answers in ("", "HasAns_", "NoAns_", "best_") for name in ("exact", "f1"))
 
@@ -98,13 +101,13 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(("disc_accuracy", "disc_recall"), True),
     **dict.fromkeys(("perplexity", "bits_per_byte"), False),
 }
-"""Direction of the metrics of this module, of `bert.training.losses` and of the tasks: whether higher is better."""
+"""Whether higher is better, for the metrics of this module, of `bert.training.losses` and of the tasks."""
 
 
 def higher_is_better(name: str) -> bool | None:
-    """Whether a higher value of a metric is better; None for anything without a direction, such as a count.
+    """Returns whether a higher value of a metric is better; None for metrics without a direction, such as counts.
 
-    Names of losses end in ``_loss`` (`bert.training.losses.Loss`); their sum is ``loss``.
+    The names of losses end in ``_loss`` (`bert.training.losses.Loss`); their sum is ``loss``.
     """
     if name == "loss" or name.endswith("_loss"):
         return False
@@ -112,7 +115,7 @@ def higher_is_better(name: str) -> bool | None:
 
 
 def is_better(score: float | None, other: float | None, higher: bool) -> bool:
-    """Whether ``score`` is strictly better than ``other``; None (a NaN) is worse than any number."""
+    """Returns whether ``score`` is strictly better than ``other``; None and NaN are worse than any number."""
     if score is None or math.isnan(score):
         return False
     if other is None or math.isnan(other):
@@ -121,16 +124,16 @@ def is_better(score: float | None, other: float | None, higher: bool) -> bool:
 
 
 def compute_metrics(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The named metrics of [R] predicted labels or scores, or of [R, L] with any number of labels a row."""
+    """Returns the named metrics of labels or scores [R], or of several labels per row [R, L]."""
     return {name: METRICS[name](predictions, labels) for name in names}
 
 
 def by_class(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Scores of each of L labels of [R] or [R, L], and which labels of [R] are taken for which.
+    """Returns the scores of each label for labels [R] or [R, L], and the confusion matrix for labels [R].
 
     Returns:
-      ``classes``: precision, recall, f1, support (rows with the label) and predicted (rows given it) of each name; 0
-        for what cannot be divided. ``confusion_matrix`` of [R]: [L, L] rows by their label and their prediction.
+      ``classes``: precision, recall, f1, support (rows with the label) and predicted (rows predicted as the label) by
+        name; undefined scores are 0. ``confusion_matrix``: [L, L] number of rows by label and prediction.
     """
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
@@ -139,7 +142,7 @@ def by_class(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) 
     if labels.ndim == 1:
         more["confusion_matrix"] = confusion_matrix(labels, predictions, labels=classes).tolist()
         labels, predictions = (side[:, None] == classes for side in (labels, predictions))
-    # For scikit-learn a single column is a vector of two labels: only those who have the label are of interest.
+    # scikit-learn treats a single column as two labels: only label 1 is of interest.
     only = {"labels": [1]} if labels.shape[1] == 1 else {}
     columns = precision_recall_fscore_support(labels, predictions, average=None, zero_division=0, **only)
     keys = ("precision", "recall", "f1", "support", "predicted")
@@ -148,32 +151,32 @@ def by_class(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) 
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """[..., L] logits -> [..., L] float64 probabilities."""
+    """Returns the float64 probabilities of logits [..., L]."""
     logits = np.asarray(logits, np.float64)
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """[...] logits -> [...] float64 probabilities."""
+    """Returns the float64 probabilities of logits [...]."""
     return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
 
 
 def majority_class(names: Sequence[str], labels: np.ndarray) -> dict[str, float]:
-    """The named metrics of always answering the most frequent label: what any model has to beat."""
+    """Returns the named metrics of always predicting the most frequent label."""
     labels = np.asarray(labels)
     return compute_metrics(names, np.full_like(labels, np.bincount(labels).argmax()), labels)
 
 
 def unigram_baseline(train_counts: np.ndarray, label_ids: np.ndarray) -> dict[str, float]:
-    """Tokens predicted from how often each token occurs in the training text, whatever the context.
+    """Returns the scores of predicting tokens from their frequencies in the training text.
 
     Args:
       train_counts: [V] occurrences of each token.
-      label_ids: [tokens] the held-out ones.
+      label_ids: [tokens] held-out tokens.
 
     Returns:
-      loss (nats a token), perplexity, and accuracy of always answering the most frequent token.
+      loss (nats per token), perplexity, and accuracy of always predicting the most frequent token.
     """
     if len(label_ids) == 0:
         raise ValueError("label_ids is empty: there is nothing to predict")
@@ -184,36 +187,36 @@ def unigram_baseline(train_counts: np.ndarray, label_ids: np.ndarray) -> dict[st
 
 
 def unigram_log_probabilities(counts: np.ndarray) -> np.ndarray:
-    """[V] log relative frequencies; one is added to each count, so that a token never seen has a finite one."""
+    """Returns the log relative frequencies [V]; 1 is added to each count, so that they are finite."""
     counts = np.asarray(counts, np.float64) + 1
     return np.log(counts) - np.log(counts.sum())
 
 
 def bits_per_byte(loss: float, tokens_per_byte: float) -> float:
-    """Bits that a model of the text takes for each of its bytes, of a loss in nats a token."""
+    """Returns the bits per byte of text for a loss in nats per token."""
     return loss * tokens_per_byte / math.log(2)
 
 
 def perplexity(loss: float) -> float:
-    """exp of a loss in nats a token; a diverged run's stays finite, since JSON has no infinity."""
+    """Returns exp of a loss in nats per token; always finite, because JSON has no infinity."""
     return math.exp(min(loss, 700.0))  # exp overflows beyond 709
 
 
 def squad_metrics(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], v2: bool | None = None
 ) -> dict[str, float]:
-    """Exact match and F1 of answers in percent, as SQuAD's official evaluators have them.
+    """Returns exact match and F1 of answers in percent, as in SQuAD's official evaluators.
 
-    Where every question has an answer it is v1.1's (keys exact_match, f1): a question without a prediction
-    scores 0. Where one has none it is v2.0's (exact, f1, total, and the same with ``HasAns_`` and ``NoAns_`` before).
+    v1.1 has the keys exact_match and f1; a question without a prediction scores 0. v2.0 has the keys exact, f1, total,
+    and the same with the prefixes ``HasAns_`` and ``NoAns_``.
 
     Args:
-      predictions: a text for each question's id; empty: no answer.
-      references: the right answers of each question's id; none: it has no answer. The best match counts.
-      v2: which of the two evaluators it is; None: as the questions tell.
+      predictions: a text for each question id; "" for no answer.
+      references: the correct answers of each question id; [] for no answer. The best match counts.
+      v2: whether to use the evaluator of v2.0; None: if a question has no answer.
 
     Raises:
-      ValueError: no questions, or, under v2.0, one without a prediction.
+      ValueError: there are no questions, or for v2.0 a question has no prediction.
     """
     if not references:
         raise ValueError(_NO_QUESTIONS)
@@ -233,21 +236,21 @@ def squad_metrics(
 def best_null_threshold(
     predictions: Mapping[str, str], null_odds: Mapping[str, float], references: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """The thresholds above which to give no answer, by SQuAD v2.0's official search, and the scores they reach.
+    """Returns the best thresholds of no answer by SQuAD v2.0's official search, and their scores.
 
-    As there, 0 is the threshold where no question is better answered, of two questions with equal odds one may be
-    counted as answered and the other not, and odds of ids that are not among the references are passed over.
+    As in the official script, the threshold is 0 if it is best to answer no question, questions with equal odds may be
+    counted differently, and odds of ids without references are ignored.
 
     Args:
-      predictions: for each question's id the best answer that is one (`bert.tasks.question_answering.Answers.best`).
-      null_odds: the higher, the likelier that there is no answer.
+      predictions: the best non-empty answer by question id (`bert.tasks.question_answering.Answers.best`).
+      null_odds: by question id; higher values mean that no answer is more likely.
       references: as for `squad_metrics`.
 
     Returns:
       best_exact, best_f1 (percent), best_exact_thresh, best_f1_thresh.
 
     Raises:
-      ValueError: no questions, or one without a prediction.
+      ValueError: there are no questions, or a question has no prediction.
     """
     if not references:
         raise ValueError(_NO_QUESTIONS)
@@ -265,11 +268,11 @@ def best_null_threshold(
 
 
 def entity_metrics(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1 of entities, and accuracy of tags, 0 to 1, as conlleval and seqeval have them.
+    """Returns precision, recall and F1 of entities, and accuracy of tags, 0 to 1, as in conlleval and seqeval.
 
-    An entity counts where type, first and last word are right; `extract_entities` defines one, whatever the
-    scheme, sound or not. precision, recall and f1 are over all entities (seqeval's "micro"); macro_f1 is the mean
-    of the types' and weighted_f1 that weighted by the types' entities. What cannot be divided is 0.
+    An entity is correct if its type, first and last word are. `extract_entities` defines entities for all schemes,
+    including invalid tags. precision, recall and f1 are over all entities (micro in seqeval), macro_f1 is the mean over
+    the types, and weighted_f1 the mean weighted by the number of entities. Undefined scores are 0.
 
     Args:
       predictions, references: the tags of each word of each sentence.
@@ -280,13 +283,15 @@ def entity_metrics(predictions: Sequence[Sequence[str]], references: Sequence[Se
     )
     supports = [scores["support"] for scores in by_type.values()]
     f1s = [scores["f1"] for scores in by_type.values()]
-    right = sum(
-        a == b for ours, golds in zip(predictions, references, strict=True) for a, b in zip(ours, golds, strict=True)
+    correct_tags = sum(
+        tag == gold
+        for tags, golds in zip(predictions, references, strict=True)
+        for tag, gold in zip(tags, golds, strict=True)
     )
     weighted = sum(f1 * support for f1, support in zip(f1s, supports, strict=True))
     return {
         **_prf(correct, predicted, support),
-        "accuracy": right / max(sum(map(len, references)), 1),
+        "accuracy": correct_tags / max(sum(map(len, references)), 1),
         "macro_f1": sum(f1s) / max(len(f1s), 1),
         "weighted_f1": weighted / max(sum(supports), 1),
     }
@@ -295,13 +300,13 @@ def entity_metrics(predictions: Sequence[Sequence[str]], references: Sequence[Se
 def entities_by_type(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, dict[str, float]]:
-    """precision, recall, f1, correct, predicted and support (right entities) of each type, in alphabetical order."""
+    """Returns precision, recall, f1, correct, predicted and support of each type, in alphabetical order."""
     counts: dict[str, Counter[str]] = {"correct": Counter(), "predicted": Counter(), "support": Counter()}
-    for sentence, (ours, golds) in enumerate(zip(predictions, references, strict=True)):
-        if len(ours) != len(golds):
-            raise ValueError(f"sentence {sentence}: {len(ours)} predicted tags for {len(golds)} words")
-        ours_entities, right = set(extract_entities(ours)), set(extract_entities(golds))
-        for name, entities in (("correct", ours_entities & right), ("predicted", ours_entities), ("support", right)):
+    for sentence, (tags, golds) in enumerate(zip(predictions, references, strict=True)):
+        if len(tags) != len(golds):
+            raise ValueError(f"sentence {sentence}: {len(tags)} predicted tags for {len(golds)} words")
+        predicted, support = set(extract_entities(tags)), set(extract_entities(golds))
+        for name, entities in (("correct", predicted & support), ("predicted", predicted), ("support", support)):
             counts[name].update(entity.type for entity in entities)
     return {
         type: {**_prf(*(count[type] for count in counts.values())), **{name: counts[name][type] for name in counts}}
@@ -317,7 +322,7 @@ def _prf(correct: int, predicted: int, support: int) -> dict[str, float]:
 def _squad_scores(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], v2: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Exact match and F1 of each question, 0 to 1. Raises ValueError: under v2.0, one without a prediction."""
+    """Returns exact match and F1 of each question, 0 to 1. Raises ValueError for missing predictions in v2.0."""
     if v2 and (missing := [id for id in references if id not in predictions]):
         raise ValueError(f"{len(missing)} questions have no prediction, {missing[0]} is the first")
     exact, f1 = {}, {}

@@ -1,7 +1,7 @@
-"""Tags that mark spans of words: B-, I-, O and their like; which scheme a file uses, and one scheme as another.
+"""Detects and converts tagging schemes: tags with B-, I-, O and other prefixes that mark spans of words.
 
-What counts as an entity is decided in one place, `extract_entities`, by the rules of the CoNLL shared tasks' conlleval,
-which seqeval's default mode follows: every tag but O belongs to an entity, whether or not it starts as it should.
+`extract_entities` defines entities by the rules of conlleval of the CoNLL shared tasks, like the default mode of
+seqeval: every tag except O belongs to an entity, even if its prefix is invalid.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 SCHEMES = ("BIO", "IOB1", "BIOES")
-"""BIO: B- starts every entity. IOB1: I- does, B- only right after one of the same type. BIOES: E- ends, S- is both."""
+"""BIO: B- starts every entity. IOB1: I- starts entities, B- only right after an entity of the same type. BIOES: E- ends
+entities, S- is an entity of one word."""
 
 OUTSIDE = "O"
 
@@ -21,10 +22,10 @@ LETTERS = {
     "BMES": {"B": "B", "M": "I", "E": "E", "S": "S"},
     "BMEWO": {"B": "B", "M": "I", "E": "E", "W": "S"},
 }
-"""The letters of schemes -> those of BIOES, of which BIO and IOB1 use two."""
+"""The letters of each scheme and the corresponding letters of BIOES; BIO and IOB1 use two of them."""
 
 IO = "IO"
-"""The scheme of tags that are types alone: neighbouring words of one type are one entity."""
+"""The scheme of types without prefixes: adjacent words of one type are one entity."""
 
 
 class Span(NamedTuple):
@@ -32,30 +33,30 @@ class Span(NamedTuple):
 
     type: str
     start: int
-    """Its first word."""
+    """First word."""
     end: int
-    """One past the last."""
+    """One past the last word."""
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """("B", "PER") of "B-PER"; the type of "B" alone, and of "O", is empty."""
+    """Returns ("B", "PER") for "B-PER"; the type of "B" and "O" is empty."""
     prefix, _, type = tag.partition("-")
     return prefix, type
 
 
 def join_tag(prefix: str, type: str) -> str:
-    """The tag of a prefix and a type."""
+    """Returns the tag with a prefix and a type."""
     return f"{prefix}-{type}" if type else prefix
 
 
 def is_span_tag(tag: str) -> bool:
-    """Whether the tag is O, or B, I, E or S with or without a type."""
+    """Returns whether the tag is O, or B, I, E or S with or without a type."""
     prefix, type = split_tag(tag)
     return tag == OUTSIDE or (prefix in ("B", "I", "E", "S") and (type != "" or "-" not in tag))
 
 
 class Spelling(NamedTuple):
-    """How a file or a model writes the tags that are B-PER, I-PER and so on here."""
+    """The spelling of tags in a file or a model; the canonical spelling is B-PER, I-PER, ..."""
 
     scheme: str
     """A key of LETTERS, or IO."""
@@ -85,7 +86,7 @@ class Spelling(NamedTuple):
         prefix, type = split_tag(tag)
         if self.scheme == IO:
             return type
-        prefix = next(letter for letter, ours in LETTERS[self.scheme].items() if ours == prefix)
+        prefix = next(letter for letter, canonical in LETTERS[self.scheme].items() if canonical == prefix)
         parts = [prefix.lower() if self.lowercase else prefix, type]
         return self.separator.join(reversed(parts) if self.type_first else parts)
 
@@ -94,11 +95,11 @@ CANONICAL = Spelling("BIOES")
 
 
 def find_spelling(tags: Collection[str], types: Collection[str] | None = None) -> Spelling | None:
-    """Returns the spelling of tags that mark entities; None if they mark none, or are of no known spelling.
+    """Returns the spelling of tags that mark entities; None for plain tags and unknown spellings.
 
     Args:
-      tags: all that occur.
-      types: what may be the tags of the scheme IO; None for none. An empty collection allows all.
+      tags: all tags that occur.
+      types: types that may be tags of the scheme IO; None for no types, empty for all types.
     """
     if all(map(is_span_tag, tags)):
         return CANONICAL
@@ -114,32 +115,36 @@ def find_spelling(tags: Collection[str], types: Collection[str] | None = None) -
 
 
 def other_spelling(labels: Collection[str]) -> Spelling | None:
-    """Returns the spelling of a published model's labels, if they mark entities in another one than here."""
+    """Returns the spelling of a published model's labels, if they mark entities and are not canonical."""
     spelling = find_spelling(labels)
     return None if spelling == CANONICAL else spelling
 
 
 def extract_entities(tags: Sequence[str]) -> list[Span]:
-    """The entities of a sentence, in order.
+    """Returns the entities of a sentence.
 
-    One ends before O, before B- and S-, after E- and S-, and where the type changes; one starts wherever a tag
-    other than O continues none.
+    An entity ends before O, B- and S-, after E- and S-, and if the type changes. It starts at any tag except O that
+    does not continue an entity.
     """
     spans: list[Span] = []
     start, last, last_type = 0, OUTSIDE, ""
     for index, tag in enumerate((*tags, OUTSIDE)):
         prefix, type = split_tag(tag)
-        goes_on = prefix in ("I", "E") and last in ("B", "I") and type == last_type
-        if last != OUTSIDE and not goes_on:
+        continues = prefix in ("I", "E") and last in ("B", "I") and type == last_type
+        if last != OUTSIDE and not continues:
             spans.append(Span(last_type, start, index))
-        if not goes_on:
+        if not continues:
             start = index
         last, last_type = prefix, type
     return spans
 
 
 def tags_from_entities(entities: Iterable[Span], words: int, scheme: str) -> list[str]:
-    """The tags of a sentence of so many words in one of SCHEMES."""
+    """Returns the tags of a sentence in one of SCHEMES.
+
+    Args:
+      words: the number of words of the sentence.
+    """
     tags = [OUTSIDE] * words
     before: Span | None = None
     for entity in entities:
@@ -156,31 +161,31 @@ def tags_from_entities(entities: Iterable[Span], words: int, scheme: str) -> lis
 
 
 def convert(tags: Sequence[str], scheme: str) -> list[str]:
-    """A sentence's tags, of whatever scheme, in one of SCHEMES."""
+    """Converts the tags of a sentence from any scheme to one of SCHEMES."""
     return tags_from_entities(extract_entities(tags), len(tags), scheme)
 
 
 def first_invalid_tag(tags: Sequence[str], scheme: str) -> int | None:
-    """The first word whose tag the scheme does not allow there; None: the sequence is sound."""
+    """Returns the index of the first invalid tag; None if all are valid."""
     last, last_type = OUTSIDE, ""
     for index, tag in enumerate((*tags, OUTSIDE)):
         prefix, type = split_tag(tag)
         same = type == last_type and last != OUTSIDE
         if scheme == "BIOES":
             is_open = last in ("B", "I")
-            sound = (prefix in ("I", "E") and same) if is_open else prefix in (OUTSIDE, "B", "S")
+            is_valid = (prefix in ("I", "E") and same) if is_open else prefix in (OUTSIDE, "B", "S")
         elif scheme == "BIO":
-            sound = prefix in (OUTSIDE, "B") or (prefix == "I" and same)
+            is_valid = prefix in (OUTSIDE, "B") or (prefix == "I" and same)
         else:
-            sound = prefix in (OUTSIDE, "I") or (prefix == "B" and same)
-        if not sound:
+            is_valid = prefix in (OUTSIDE, "I") or (prefix == "B" and same)
+        if not is_valid:
             return min(index, len(tags) - 1)
         last, last_type = prefix, type
     return None
 
 
 def detect_scheme(sentences: Iterable[Sequence[str]]) -> str:
-    """The scheme of SCHEMES that fits the sentences' tags: the one that fewest sentences break, BIO if in doubt."""
+    """Returns the scheme with the fewest invalid sentences; BIO in case of a tie."""
     sentences = list(sentences)
     if any(split_tag(tag)[0] in ("E", "S") for tags in sentences for tag in tags):
         return "BIOES"

@@ -1,4 +1,4 @@
-"""Metrics of generated text in percent: BLEU and chrF by sacreBLEU, ROUGE by rouge-score, of the extra ``text``."""
+"""Metrics of generated text in percent: BLEU and chrF by sacreBLEU, ROUGE by rouge-score (extra ``text``)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LIBRARIES = {
     "chrf": "sacrebleu.metrics",
     **dict.fromkeys(ROUGE, "rouge_score.rouge_scorer"),
 }
-"""The module that computes each metric."""
+"""The module that implements each metric."""
 
 BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]
-"""sacreBLEU's tokenizers that need no further library; ``none`` is for text that is tokenized already."""
+"""sacreBLEU's tokenizers without further libraries; ``none`` is for tokenized text."""
 
 
 class TextScore(NamedTuple):
@@ -29,11 +29,11 @@ class TextScore(NamedTuple):
     score: float
     """0 to 100."""
     signature: str
-    """sacreBLEU's settings and version, without which two scores cannot be compared (Post 2018)."""
+    """Settings and version of sacreBLEU, needed to compare scores (Post 2018)."""
 
 
 def require_libraries(metrics: Iterable[str]) -> None:
-    """Raises UserError if a library of the named metrics is not installed: call it before training starts."""
+    """Raises UserError if a library of the named metrics is not installed. Call it before training starts."""
     for metric in metrics:
         _library(metric)
 
@@ -44,30 +44,30 @@ def bleu(
     lowercase: bool = False,
     tokenizer: BleuTokenizer = "13a",
 ) -> TextScore:
-    """BLEU of a corpus (Papineni et al. 2002).
+    """Returns the BLEU of a corpus (Papineni et al. 2002).
 
     Args:
-      predictions: one detokenized text for each row.
-      references: one or more texts for each row, not equally many for all.
-      lowercase: whether upper and lower case are equal.
-      tokenizer: how the texts are split into words.
+      predictions: one detokenized text per row.
+      references: one or more texts per row; rows may have different numbers of references.
+      lowercase: whether case is ignored.
+      tokenizer: splits the texts into words.
     """
     metric = _library("bleu").BLEU(lowercase=lowercase, tokenize=tokenizer, force=True)
     return _corpus_score(metric, predictions, references)
 
 
 def chrf(predictions: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool = False) -> TextScore:
-    """chrF2, the F score of character 6-grams (Popović 2015), of a corpus; arguments as for `bleu`."""
+    """Returns the chrF2 of a corpus, the F score of character 6-grams (Popović 2015); arguments as for `bleu`."""
     return _corpus_score(_library("chrf").CHRF(lowercase=lowercase), predictions, references)
 
 
 def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Mean over rows of the F1 of each of ROUGE, 0 to 100, with Porter's stemmer (Lin 2004).
+    """Returns the mean F1 of each metric in ROUGE over the rows, 0 to 100, with Porter's stemmer (Lin 2004).
 
-    Of several references the one with the highest F1 counts. rougeLsum takes the lines of a text as its sentences.
+    The reference with the highest F1 counts. rougeLsum treats the lines of a text as sentences.
 
     Raises:
-      UserError: as `require_latin`.
+      UserError: the references are not in Latin script (see `require_latin`).
     """
     scorer = _library("rouge1").RougeScorer(ROUGE, use_stemmer=True)
     _check_rows(predictions, references)
@@ -77,14 +77,14 @@ def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> di
 
 
 def require_latin(references: Iterable[str]) -> None:
-    """Raises UserError if most letters of the references are not among a to z, the only ones that ROUGE counts."""
+    """Raises UserError if most letters of the references are outside of a to z, which ROUGE ignores."""
     letters = [letter for text in references for letter in text if letter.isalnum()]
     if 2 * sum(letter.isascii() for letter in letters) < len(letters):
         raise UserError("ROUGE counts only the letters a to z and digits, which few references have: use chrf")
 
 
 def _corpus_score(metric: Any, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> TextScore:
-    """The score of one of sacreBLEU's metrics, which takes a list of all first references, then of all second."""
+    """Returns the score of a sacreBLEU metric, which expects a list of all first references, of all second, ..."""
     _check_rows(predictions, references)
     streams = [list(stream) for stream in zip_longest(*references)]
     return TextScore(float(metric.corpus_score(list(predictions), streams).score), str(metric.get_signature()))
@@ -96,7 +96,7 @@ def _check_rows(predictions: Sequence[str], references: Sequence[Sequence[str]])
 
 
 def _library(metric: str) -> ModuleType:
-    """The module that computes a metric."""
+    """Returns the module that implements a metric."""
     try:
         return import_module(LIBRARIES[metric])
     except ImportError as error:

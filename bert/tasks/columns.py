@@ -1,4 +1,4 @@
-"""From the files, or data set, of a task to the cells of the columns that it wants."""
+"""Reads the columns of custom tasks from files, data sets and rows in memory."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from bert.runs.metrics_log import to_jsonable
 from bert.tasks.base import Task
 
 KEYS = ("train", "dev", "test", "column_names", "columns")
-"""The keys of ``data`` that say where the cells are."""
+"""The keys of ``data`` that name files and columns."""
 
 SPLITS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
-"""The names that each split goes by in data sets."""
+"""Possible names of each split in data sets."""
 
 FILE_STEMS = {"train": ("train",), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
-"""The names that the file of each split goes by; the first that is there is read."""
+"""Possible file names of each split; the first one that exists is read."""
 
 
 def split_names(folder: Path, data: TaskDataConfig, suffixes: Sequence[str] = SUFFIXES) -> list[str]:
-    """train, and of dev and test those that are named or there."""
+    """Returns train, and dev and test if they are configured or exist."""
     source = folder.as_posix()
     named = [split for split in ("dev", "test") if getattr(data, split) is not None]
     if is_dataset_dict(source):
@@ -55,7 +55,7 @@ def split_names(folder: Path, data: TaskDataConfig, suffixes: Sequence[str] = SU
 
 
 def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequence[str] = SUFFIXES) -> Path:
-    """The file of a split: the one that is named, else the one with its name. Raises UserError where it is missing."""
+    """Returns the configured file of a split, or the file with its name. Raises UserError if it is missing."""
     named = getattr(data, split)
     if named is not None:
         path = folder / fetch(named)
@@ -78,11 +78,7 @@ def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequenc
 
 
 def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
-    """The rows of a split.
-
-    Raises:
-      UserError: its file, or the split, is missing or not as it should be.
-    """
+    """Returns the rows of a split. Raises UserError if its file or the split is missing or invalid."""
     source = folder.as_posix()
     if not is_dataset_dict(source):
         return read_records(split_path(folder, split, data), data.column_names)
@@ -92,7 +88,7 @@ def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
 
 
 def _similar_file(folder: Path, split: str, suffixes: Sequence[str]) -> str:
-    """The end of a message on a missing file: a file whose name differs by capitals, or whose kind is not read."""
+    """Returns the end of a message about a missing file: a file with other capitals, or of an unsupported format."""
     for path in sorted(folder.iterdir()):
         if path.name.partition(".")[0].lower() in FILE_STEMS[split] and path.is_file():
             if file_suffix(path) in suffixes:
@@ -110,23 +106,23 @@ def _split_candidates(folder: Path, split: str, suffixes: Sequence[str]) -> list
 
 
 class Columns(NamedTuple):
-    """What the rows of a split hold, R of each."""
+    """The columns of the R rows of a split."""
 
     line_numbers: list[int]
-    """Line, or row of a data set, of each."""
+    """Line, or row of a data set."""
     texts: list[list[str]]
-    """[columns of text][R]."""
+    """[text columns][R]."""
     labels: list[list[Any]] | None
-    """[columns of labels][R] as they are given; None if the split has none."""
+    """[label columns][R] as read; None for a split without labels."""
     ids: list[str]
-    """As the rows have them, else counted from 0."""
+    """The ids of the rows, or row numbers from 0."""
     notes: tuple[str, ...] = ()
-    """Sentences on how the file is read."""
+    """Sentences about how the file was read."""
     faults: tuple[tuple[int, UserError], ...] = ()
-    """(line, error) of each row with a bad text or id, if `read_columns` was asked not to raise them."""
+    """(line, error) of each row with an invalid text or id, unless `read_columns` raises them."""
 
     def take(self, rows: Sequence[int]) -> Columns:
-        """The rows of these numbers, without labels."""
+        """Returns the rows with these numbers, without labels."""
         return self._replace(
             line_numbers=[self.line_numbers[row] for row in rows],
             texts=[[texts[row] for row in rows] for texts in self.texts],
@@ -146,22 +142,20 @@ def read_columns(
     leave_out: bool = False,
     raise_faults: bool = True,
 ) -> Columns:
-    """Reads the wanted columns of all rows.
-
-    Errors of single rows are collected, so that one error names all of these rows.
+    """Reads columns of all rows. Errors of single rows are collected, so that one error names all of them.
 
     Args:
-      texts, labels: column -> configuration key that names it.
+      texts, labels: the configuration key of each column.
       id: (column, key).
-      needed: whether there have to be labels; otherwise a split of which no row has one is one without.
-      may_be_empty: whether a text may be.
-      unlabelled: what a row without labels has in their columns.
-      leave_out: whether to leave out rows of data sets, and of columns of class labels, that lack a label, and to count
-        them in a note. In files, such rows are errors.
-      raise_faults: whether to raise the errors of rows, or to return them as `Columns.faults`.
+      needed: whether labels are required; otherwise a split without any labels is unlabelled.
+      may_be_empty: whether texts may be empty.
+      unlabelled: values of missing labels.
+      leave_out: whether rows without a label are skipped, and counted in a note, if they come from a data set or a
+        column of class labels. In files, such rows are errors.
+      raise_faults: whether errors of rows are raised, or returned as `Columns.faults`.
 
     Raises:
-      UserError: place of a row that lacks a column, has a text that is none, or the id of another one.
+      UserError: a column is missing, a text is invalid, or an id is repeated.
     """
     columns = Columns([], [[] for _ in texts], [[] for _ in labels], [])
     line_of_id: dict[str, int] = {}
@@ -204,14 +198,14 @@ def read_columns(
 
 
 def left_out_note(records: Records, numbers: Sequence[int]) -> str:
-    """Returns the sentence on rows without a label, by their numbers."""
+    """Returns a warning with the numbers of rows without a label."""
     rows = "1 row" if len(numbers) == 1 else f"{len(numbers):,} rows"
     numbered = f"{records.unit} {listed_numbers(numbers)}"
     return WarningText(f"{records.source}: {rows} without a label left out ({numbered})")
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell holds no value: null, or a NaN, which data frames have in its place."""
+    """Returns whether a cell is null, or NaN, its value in data frames."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -238,10 +232,10 @@ def _text(records: Records, line_number: int, name: str, value: Any, may_be_empt
 
 
 def label_text(records: Records, line_number: int, name: str, value: Any) -> str:
-    """A label or an id: a text on one line, or a whole number, which may be a float."""
+    """Returns a label or an id: a text on one line, or a whole number, which may be a float."""
     if is_missing(value):
         raise records.error(line_number, _missing_message(records, name))
-    if isinstance(value, float) and value.is_integer():  # data frames have floats in a column that lacks a number
+    if isinstance(value, float) and value.is_integer():  # in data frames, columns with missing numbers have floats
         value = int(value)
     word = json.dumps(value) if isinstance(value, int) else value  # true and false among them
     if not isinstance(word, str) or not word.strip() or set(word) & set("\t\r\n"):
@@ -257,13 +251,13 @@ def _missing_message(records: Records, name: str) -> str:
 
 
 def table_files(rows: Any, name: str) -> dict[str, str]:
-    """Returns the contents of the files that hold rows, by file name: ``NAME.jsonl``, and the labels they declare.
+    """Returns the contents of files for rows in memory, by file name: ``NAME.jsonl`` and the declared labels.
 
     Args:
       rows, name: as for `json_lines`.
 
     Raises:
-      UserError: as `json_lines`.
+      UserError: the rows are invalid (see `json_lines`).
     """
     files = {f"{name}.jsonl": json_lines(rows, name)}
     if declared := _declared_labels(rows):
@@ -272,14 +266,14 @@ def table_files(rows: Any, name: str) -> dict[str, str]:
 
 
 def json_lines(rows: Any, name: str) -> str:
-    """A JSON object on each line.
+    """Returns rows in memory as JSON lines.
 
     Args:
-      rows: dictionaries of columns, a data frame of pandas, or a `datasets.Dataset`, whose class labels become names.
-      name: of the rows, for messages.
+      rows: dictionaries by column, a pandas data frame, or a `datasets.Dataset`, whose class labels become names.
+      name: name of the rows in messages.
 
     Raises:
-      UserError: something else, or no rows.
+      UserError: the rows have another type, or there are none.
     """
     lines = []
     for number, row in enumerate(_rows(rows, name), 1):
@@ -292,8 +286,7 @@ def json_lines(rows: Any, name: str) -> str:
 
 
 def _declared_labels(rows: Any) -> dict[str, list[str]]:
-    """Returns the labels of each class label of a data set, and the categories in use of each column of a data frame
-    that is categorical."""
+    """Returns the labels of each class label column of a data set, or the used categories of a data frame's columns."""
     if _is_dataset(rows):
         declared = {column: list(class_label_names(feature)) for column, feature in rows.flatten().features.items()}
         return {column: names for column, names in declared.items() if names}
@@ -323,14 +316,14 @@ def _rows(rows: Any, name: str) -> Iterable[Any]:
     if _is_data_frame(rows):
         return rows.astype(object).where(rows.notna(), None).to_dict("records")
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
-        wanted = "pass a path, a list of dictionaries, a pandas.DataFrame or a datasets.Dataset"
-        raise UserError(f"{name} is {reprlib.repr(rows)}: {wanted}")
+        fix = "pass a path, a list of dictionaries, a pandas.DataFrame or a datasets.Dataset"
+        raise UserError(f"{name} is {reprlib.repr(rows)}: {fix}")
     return rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFilesTask(Task):
-    """A task whose splits are files of columns; one that overrides `splits` and `records` reads any layout."""
+    """A task whose splits are files of columns. Subclasses that override `splits` and `records` read any layout."""
 
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
 
@@ -342,7 +335,7 @@ class ColumnFilesTask(Task):
         return split_names(Path(folder), self.data)
 
     def records(self, folder: Path, split: str) -> Records:
-        """The rows of a split, under the names that the columns have."""
+        """Returns the rows of a split by column."""
         return split_records(Path(folder), split, self.data)
 
     @property
@@ -354,7 +347,7 @@ class ColumnFilesTask(Task):
         return tuple(self.data.column_names or ())
 
     def labelled_examples(self, data: Any) -> Any:
-        """The examples of a labelled file, or of rows in memory as `json_lines` reads them. Raises UserError."""
+        """Returns the examples of a labelled file, or of rows in memory (see `json_lines`). Raises UserError."""
         if "dev" not in self.data_keys:
             raise UserError(f"{self.name} reads its own rows, whose scores are in results.json: use a run on files")
         with tempfile.TemporaryDirectory() as folder:
@@ -362,11 +355,11 @@ class ColumnFilesTask(Task):
             if isinstance(data, str | os.PathLike):
                 file = Path(os.path.abspath(data))
                 if not file.is_file():
-                    raise UserError(f"{data} is no file: pass the path of a labelled file, or a list of labelled rows")
+                    raise UserError(f"{data} is not a file: pass the path of a labelled file, or a list of rows")
             else:
                 for name, content in table_files(data, "data").items():
                     (Path(folder) / name).write_text(content, encoding="utf-8")
-            columns = dataclasses.replace(self.data.columns, id=None)  # scores need none
+            columns = dataclasses.replace(self.data.columns, id=None)  # scores need no ids
             data_config = dataclasses.replace(self.data, dev=str(file), source=None, target=None, columns=columns)
             try:
                 examples = dataclasses.replace(self, data=data_config).read(Path(folder), "dev")

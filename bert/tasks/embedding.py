@@ -1,4 +1,4 @@
-"""Embeddings: queries with their documents, or pairs of texts with a score, whose cosines are trained."""
+"""Embeddings, trained on queries with documents, pairs of texts with a score, or labelled texts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_querie
 
 
 class Cosines(NamedTuple):
-    """The cosine of each row [R]; and of a search the rank of its document, and the row of the document found first."""
+    """The cosine of each row [R]; for queries also the rank of the positive, and the row of the first document."""
 
     cosines: np.ndarray
     ranks: np.ndarray | None = None
@@ -46,7 +46,7 @@ class Embedding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingTask(ColumnFilesTask):
-    """One vector a text. The head pools the encoder's hidden states as `bert.model.pooling.Pooling`."""
+    """One vector per text, pooled from the hidden states of the encoder (`bert.model.pooling.Pooling`)."""
 
     name: str = "embedding"
     settings: EmbeddingConfig = field(default_factory=EmbeddingConfig)
@@ -58,7 +58,7 @@ class EmbeddingTask(ColumnFilesTask):
 
     @property
     def main_metric(self) -> str:  # type: ignore[override]  # follows from the rows
-        """Spearman's correlation of pairs with scores, else nDCG@10."""
+        """Spearman's correlation for pairs with scores, otherwise nDCG@10."""
         return "spearman" if self.settings.has_scores else retrieval.NAMES[0]
 
     @property
@@ -114,7 +114,7 @@ class EmbeddingTask(ColumnFilesTask):
         return read_scored_pairs(records, names, names.text_b, self._range, needed=split != "test")
 
     def _for_this_loss(self, records: Records) -> Records:
-        """The same rows. Raises UserError if the first one has the columns that losses of the other kind read."""
+        """Returns the rows. Raises UserError if the first row has columns for another kind of loss."""
         first, names, loss = next(records.rows, None), self.data.columns, self.settings.loss
         if first is None:
             return records
@@ -135,13 +135,13 @@ class EmbeddingTask(ColumnFilesTask):
 
     @property
     def _range(self) -> tuple[float, float]:
-        """Least and greatest score: without ``data.score_range`` any number, for a regression on cosines 0 to 1."""
+        """Lowest and highest score. Without ``data.score_range``: 0 and 1 for the loss cosine, otherwise any number."""
         if self.data.score_range is not None:
             return self.data.score_range[0], self.data.score_range[1]
         return (0.0, 1.0) if self.settings.loss == "cosine" else (-math.inf, math.inf)
 
     def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> Rows:
-        """Texts alone are queries, rows of their own; else each row is a query with its documents."""
+        """Returns a row per text for single texts, otherwise a row per query with its documents."""
         queries = self._cased(examples.queries, self.settings.query_prompt or "")
         if examples.positives is None:
             return encoding.tokenize(tokenizer, queries, data.max_length)
@@ -165,7 +165,7 @@ class EmbeddingTask(ColumnFilesTask):
     # Predictions
 
     def predict(self, outputs: Outputs, features: Any, examples: TextExamples) -> Any:
-        """[texts * D] of each row, or [D] of texts alone -> `Cosines`, or the embeddings of texts alone as they are."""
+        """Returns `Cosines` for rows of several texts [texts * D]; the embeddings [D] of single texts unchanged."""
         if isinstance(features, TokenRows):
             return outputs
         texts = 1 + int(features.documents.choices.max())
@@ -180,27 +180,26 @@ class EmbeddingTask(ColumnFilesTask):
         return Cosines(cosines, ranks, rows[first])
 
     def score(self, predictions: Cosines, examples: TextExamples) -> dict[str, float]:
-        """nDCG, MRR and recall of the queries among the documents of the split; or correlations with the scores."""
+        """Returns nDCG, MRR and recall among the documents of the split, or correlations with the scores."""
         if predictions.ranks is None:
             return metrics.compute_metrics(("spearman", "pearson"), predictions.cosines, examples.known_scores)
         positives, queries = number_texts(examples.documents), number_texts(examples.queries)
         return retrieval.retrieval_scores(predictions.ranks, positives, queries)
 
     def baseline_scores(self, examples: TextExamples) -> dict[str, float]:
-        """Of documents in random order; correlations are 0."""
+        """Returns the scores of documents in random order; correlations are 0."""
         if self.settings.has_scores:
             return {"spearman": 0.0, "pearson": 0.0}
         counts = Counter(query for query, _ in set(zip(examples.queries, examples.documents, strict=True)))
         return retrieval.chance_scores(list(counts.values()), len(set(examples.documents)))
 
     def is_degenerate(self, predictions: Cosines, examples: TextExamples) -> bool:
-        """No better than chance."""
-        ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
-        return ours[self.main_metric] <= theirs[self.main_metric] < 1
+        """Returns whether the main metric is no better than chance."""
+        scores, baseline = self.score(predictions, examples), self.baseline_scores(examples)
+        return scores[self.main_metric] <= baseline[self.main_metric] < 1
 
     def write_predictions(self, folder: Path, split: str, predictions: Cosines, examples: TextExamples) -> list[Path]:
-        """SPLIT.tsv: the cosine of each row, with its score; or with the rank of its document, and the id of the row
-        whose document is found first."""
+        """Writes SPLIT.tsv: the cosine of each row, and its score, or its rank and the id of the first document."""
         if len(examples) != len(predictions.cosines):
             raise ValueError(f"{len(examples)} rows, {len(predictions.cosines)} predictions")
         columns = {self.data.columns.id or "index": examples.ids}
@@ -214,8 +213,7 @@ class EmbeddingTask(ColumnFilesTask):
         return [write_tsv(folder / f"{split}.tsv", [list(columns), *zip(*columns.values(), strict=True)])]
 
     def write_details(self, folder: Path, split: str, predictions: Cosines, examples: TextExamples) -> list[Path]:
-        """Of a search errors.tsv, ``SPLIT_errors.tsv`` of splits other than dev: the queries whose document is not
-        found first, the worst ranks first, with that which is."""
+        """Writes the queries whose positive document is not ranked first, worst ranks first, to errors.tsv."""
         if predictions.ranks is None:
             return []
         rows: list[tuple[str, ...]] = [("query", "positive", "first", "rank")]
@@ -248,11 +246,11 @@ class EmbeddingTask(ColumnFilesTask):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledTextsTask(EmbeddingTask):
-    """One vector a text; a row is a text. The scores of its examples are the numbers of labels."""
+    """One vector per text; a row is a text. The scores of the examples are label indices."""
 
     @property
     def main_metric(self) -> str:  # type: ignore[override]  # as of EmbeddingTask
-        """The share of texts whose nearest other one has the same label."""
+        """Share of texts whose nearest other text has the same label."""
         return "accuracy"
 
     def read(self, folder: Path, split: str) -> TextExamples:
@@ -286,23 +284,23 @@ class LabelledTextsTask(EmbeddingTask):
         return encoding.tokenize(tokenizer, texts, data.max_length, labels)
 
     def predict(self, outputs: Outputs, features: Any, examples: TextExamples) -> Outputs:
-        """The embeddings as they are."""
+        """Returns the embeddings unchanged."""
         return outputs
 
     def score(self, predictions: Any, examples: TextExamples) -> dict[str, float]:
-        """The share of texts whose nearest other one has the same label; of a text alone 0."""
+        """Returns the share of texts whose nearest other text has the same label; 0 for a single text."""
         labels = examples.known_scores
         if len(labels) < 2:
             return {"accuracy": 0.0}
         return {"accuracy": float(np.mean(labels[_nearest(predictions).first] == labels))}
 
     def baseline_scores(self, examples: TextExamples) -> dict[str, float]:
-        """Of another text at random."""
+        """Returns the expected accuracy of a random other text."""
         counts = np.bincount(examples.known_scores)
         return {"accuracy": float(np.sum(counts * (counts - 1)) / max(len(examples) * (len(examples) - 1), 1))}
 
     def write_predictions(self, folder: Path, split: str, predictions: Any, examples: TextExamples) -> list[Path]:
-        """SPLIT.tsv: the nearest other text of each by its id, and the cosine."""
+        """Writes SPLIT.tsv: the id of the nearest other text, and the cosine."""
         return super().write_predictions(folder, split, _nearest(predictions), examples)
 
     def write_details(self, folder: Path, split: str, predictions: Any, examples: TextExamples) -> list[Path]:

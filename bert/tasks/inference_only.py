@@ -1,4 +1,4 @@
-"""Models of others, as tasks: they can be asked, and neither trained nor scored."""
+"""Tasks of published models, for inference only."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from bert.tasks.token_classification.task import TokenClassificationTask
 
 @dataclass(frozen=True, kw_only=True)
 class _FlexibleInputs:
-    """Of a model whose files are unknown, and often with them whether it takes single texts or pairs."""
+    """Mixin for models whose inputs may be single texts, pairs, or both."""
 
     counts: tuple[int, ...] = (1, 2)
-    """Numbers of texts that an input may have."""
+    """Allowed numbers of texts per input."""
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         wanted = TEXT_OR_PAIR if len(self.counts) > 1 else f"the model takes {WANTED[self.counts[0]]}"
@@ -38,7 +38,7 @@ class _FlexibleInputs:
         return _MixedExamples(first, None, None, [str(row) for row in range(len(texts))], given=texts)
 
     def splits(self, folder: Path) -> list[str]:
-        """None: such a model is not trained."""
+        """Returns []: published models have no training files."""
         return []
 
     def records(self, folder: Path, split: str) -> Records:
@@ -64,13 +64,13 @@ class _FlexibleInputs:
             raise ValueError(f"{len(columns)} column(s) where {taken} are taken: write {fix} with a tab between")
         return line if len(columns) == 1 else tuple(columns)
 
-    def input_fields(self, given: Any) -> dict[str, Any]:
-        return {"text": given} if isinstance(given, str) else {"text_a": given[0], "text_b": given[1]}
+    def input_fields(self, value: Any) -> dict[str, Any]:
+        return {"text": value} if isinstance(value, str) else {"text_a": value[0], "text_b": value[1]}
 
 
 @dataclass(frozen=True)
 class _MixedExamples(Examples):
-    """Texts and pairs of texts as they come."""
+    """A mix of texts and pairs of texts."""
 
     given: Sequence[Text] = ()
 
@@ -92,7 +92,7 @@ class _PublishedMultilabel(_FlexibleInputs, MultilabelTask):
 @dataclass(frozen=True, kw_only=True)
 class _PublishedRegression(_FlexibleInputs, RegressionTask):
     activation: Callable[[np.ndarray], np.ndarray] | None = None
-    """Applied to the scores; None for none."""
+    """Function applied to the scores, or None."""
 
     def predict(self, outputs: Outputs, features: TokenRows, examples: Examples) -> np.ndarray:
         scores = super().predict(outputs, features, examples)
@@ -110,22 +110,22 @@ def published_task(
     clitics: tuple[str, ...] | None = None,
     score_activation: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Task | None:
-    """The task of a model of others, as far as it can be asked.
+    """Returns the task of a published model.
 
     Args:
       kind: key of `bert.model.heads.HEADS`; None for a model without one of these heads.
-      name: of the model, for messages.
+      name: the name of the model, for messages.
       outputs: names of its outputs.
-      problem_type: of a sequence classifier, as config.json has it; null means regression for one output, else one of
-        several labels.
-      null_score_diff_threshold: of a model that answers questions: None where it always answers.
-      label_thresholds: of several labels at once: from which probability on each is predicted; () for 0.5.
-      texts_per_input: of a sequence classifier; None if single texts and pairs are to be taken.
-      clitics: word endings that a tagger separates; None for all of CLITICS.
-      score_activation: applied to the scores of a regression; None for none.
+      problem_type: ``problem_type`` in config.json, for sequence classification; None means regression for one output,
+        and one of several labels otherwise.
+      null_score_diff_threshold: for question answering; None if every question has an answer.
+      label_thresholds: the threshold of each label for multi-label classification; () for 0.5.
+      texts_per_input: for sequence classification; None if inputs may be single texts or pairs.
+      clitics: word endings that are separated for token classification; None for CLITICS.
+      score_activation: function applied to the scores of a regression, or None.
 
     Returns:
-      None for what has no answer here: another head, or a problem type that does not fit the number of outputs.
+      None for other heads, or if the problem type does not fit the number of outputs.
     """
     if kind == "sequence_classification":
         counts = (1, 2) if texts_per_input is None else (texts_per_input,)

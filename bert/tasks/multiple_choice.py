@@ -31,19 +31,19 @@ FILES: split_files.Names = {
     "dev": ("val.csv", "dev.csv", "dev.jsonl", "val.jsonl", "dev_rand_split.jsonl"),
     "test": ("test.csv", "test.jsonl", "test_nolabels.jsonl", "test_rand_split_no_answers.jsonl"),
 }
-"""Of SWAG and of CommonsenseQA, and of what is laid out like one of them."""
+"""File names of SWAG, CommonsenseQA and data with their layout."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The questions of one split, E of them; each has its own choices, two or more."""
+    """The E questions of one split, each with two or more choices."""
 
     contexts: list[str]
     choices: list[list[str]]
     names: list[list[str]]
-    """What the file calls each choice: A, B, ... or 0, 1, ..."""
+    """Names of the choices in the file: A, B, ... or 0, 1, ..."""
     labels: np.ndarray | None
-    """[E] int32: place of the right choice; None for a split without labels."""
+    """[E] int32: index of the correct choice; None for a split without labels."""
     ids: list[str]
     notes: tuple[str, ...] = ()
 
@@ -52,16 +52,16 @@ class Examples:
 
     @property
     def labelled(self) -> bool:
-        """Whether the right choices are known."""
+        """Whether the correct choices are known."""
         return self.labels is not None
 
     @property
     def groups(self) -> Sequence[str]:
-        """The contexts: questions about the same one stay together."""
+        """The contexts: questions with the same context are one group."""
         return self.contexts
 
     def take(self, rows: Sequence[int]) -> Examples:
-        """The questions of these numbers."""
+        """Returns the questions with these numbers."""
         return replace(
             self,
             contexts=[self.contexts[row] for row in rows],
@@ -72,7 +72,7 @@ class Examples:
         )
 
     def sentences(self) -> Iterator[str]:
-        """All contexts, then all choices."""
+        """Yields all contexts, then all choices."""
         yield from self.contexts
         yield from itertools.chain.from_iterable(self.choices)
 
@@ -82,16 +82,16 @@ def _answer_key(fields: Mapping[str, Any]) -> str:
 
 
 def read(path: Path, labelled: bool | None = True) -> Examples:
-    """Reads a file in SWAG's layout, CommonsenseQA's, or one with a text ``question`` and a list ``choices`` a row.
+    """Reads a file in the layout of SWAG or CommonsenseQA, or with a text ``question`` and a list ``choices`` per row.
 
-    SWAG: the context is sent1; a choice is sent2 and an ending (ending0, ending1, ...: as many as the header has).
-    CommonsenseQA: the context is question.stem; a choice is the text of one of question.choices.
+    SWAG: the context is sent1; a choice is sent2 followed by one of ending0, ending1, ...
+    CommonsenseQA: the context is question.stem; a choice is the text of an entry of question.choices.
 
     Args:
-      labelled: whether there are right choices; None: if any question has one.
+      labelled: whether the questions have correct choices; None: if any question has one.
 
     Raises:
-      UserError: the file and line, what is wrong, and the fix.
+      UserError: a line is invalid.
     """
     records = read_records(Path(path))
     examples, labels = Examples([], [], [], None, []), []
@@ -125,10 +125,7 @@ def read(path: Path, labelled: bool | None = True) -> Examples:
 
 
 def _listed_choices(listed: Any) -> list[Any]:
-    """The choices of a question, one by one.
-
-    The library datasets has them as ``{"label": ["A", "B"], "text": ["x", "y"]}``.
-    """
+    """Returns the list of choices, also from the form of datasets: ``{"label": ["A", "B"], "text": ["x", "y"]}``."""
     columns = list(listed.values()) if isinstance(listed, Mapping) else []
     if all(isinstance(column, list) for column in columns) and len({len(column) for column in columns}) == 1:
         return [dict(zip(listed, entry, strict=True)) for entry in zip(*columns, strict=True)]
@@ -136,10 +133,10 @@ def _listed_choices(listed: Any) -> list[Any]:
 
 
 def parse_question(fields: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
-    """The context, its choices, and the names that the file has for them: A, B, ... or 0, 1, ...
+    """Returns the context, its choices, and their names in the file.
 
     Raises:
-      ValueError: what is wrong with the row, and how to fix it.
+      ValueError: the row is invalid.
     """
     context: Any
     texts: list[Any]
@@ -172,7 +169,7 @@ def parse_question(fields: Mapping[str, Any]) -> tuple[str, list[str], list[str]
 
 
 def _ending_columns(names: Collection[str]) -> list[str]:
-    """The columns of SWAG's endings, in the order of their numbers."""
+    """Returns the columns of SWAG's endings, sorted by number."""
     endings = [name for name in names if name.startswith("ending") and name[len("ending") :].isdecimal()]
     return sorted(endings, key=lambda name: int(name[len("ending") :]))
 
@@ -180,7 +177,7 @@ def _ending_columns(names: Collection[str]) -> list[str]:
 def tokenize(
     tokenizer: Tokenizer, examples: Examples, max_length: int, pair_truncation: PairTruncation | None = None
 ) -> ChoiceRows:
-    """A pair of context and choice, up to ``max_length`` tokens, for every choice; the longer is cut first."""
+    """Returns a row of at most ``max_length`` tokens for each pair of context and choice."""
     pairs = [
         (context, choice)
         for context, choices in zip(examples.contexts, examples.choices, strict=True)
@@ -194,11 +191,11 @@ def tokenize(
 def write_predictions(
     path: Path, examples: Examples, predictions: np.ndarray, probabilities: Sequence[np.ndarray]
 ) -> Path:
-    """Writes a line for each question: its id, the choice by the file's name for it, the right one if known, the share.
+    """Writes a line for each question: id, predicted choice, correct choice if known, and probability.
 
     Args:
-      predictions: [E] place of the choice.
-      probabilities: E arrays [C] of each choice; what is beyond a question's choices is ignored.
+      predictions: [E] index of the choice.
+      probabilities: E arrays [C]; values beyond the choices of a question are ignored.
     """
     if not len(examples.ids) == len(predictions) == len(probabilities):
         raise ValueError(
@@ -207,20 +204,20 @@ def write_predictions(
     header = ["id", "prediction", *([] if examples.labels is None else ["label"]), "probability"]
     rows = [header]
     for index, (id, names, choice) in enumerate(zip(examples.ids, examples.names, predictions, strict=True)):
-        right = [] if examples.labels is None else [names[examples.labels[index]]]
-        rows.append([id, names[choice], *right, f"{probabilities[index][choice]:.6f}"])
+        expected = [] if examples.labels is None else [names[examples.labels[index]]]
+        rows.append([id, names[choice], *expected, f"{probabilities[index][choice]:.6f}"])
     return write_tsv(path, rows)
 
 
 class Chosen(NamedTuple):
-    """Predicted choices [E] by their place, and the probability of each choice, an array [C] a question."""
+    """Predicted choices [E] by index, and the probabilities of the choices, an array [C] per question."""
 
     choices: np.ndarray
     probabilities: list[np.ndarray]
 
 
 class Choice(NamedTuple):
-    """An answer: the most likely choice, and the probability of each, in their order."""
+    """An answer: the most likely choice, and the probability of each choice."""
 
     choice: str
     probabilities: list[float]
@@ -228,7 +225,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoiceTask(Task):
-    """One right choice of two or more per question; every choice is a separate row, with the softmax over them."""
+    """One correct choice per question. Each choice is a row, with a softmax over the choices of a question."""
 
     name: str
     kind: ClassVar[str] = "multiple_choice"
@@ -241,7 +238,7 @@ class MultipleChoiceTask(Task):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """None: there are as many outputs as a question has choices."""
+        """(): the number of outputs is the number of choices of a question."""
         return ()
 
     def splits(self, folder: Path) -> list[str]:
@@ -255,7 +252,7 @@ class MultipleChoiceTask(Task):
         return tokenize(tokenizer, examples, data.max_length, data.pair_truncation)
 
     def predict(self, outputs: Outputs, features: ChoiceRows, examples: Examples) -> Chosen:
-        """[C] scores of each row, of which its own come first -> the most likely choice."""
+        """Returns the most likely choice of each question for outputs [C]."""
         pairs = zip(outputs, examples.choices, strict=True)
         shares = [metrics.softmax(np.nan_to_num(scores[: len(choices)])) for scores, choices in pairs]
         return Chosen(np.array([share.argmax() for share in shares], np.int64), shares)
@@ -264,11 +261,11 @@ class MultipleChoiceTask(Task):
         return metrics.compute_metrics(("accuracy",), predictions.choices, require(examples.labels, "the labels"))
 
     def baseline_scores(self, examples: Examples) -> dict[str, float]:
-        """What guessing comes to."""
+        """Returns the expected accuracy of random guessing."""
         return {"accuracy": float(np.mean([1 / len(choices) for choices in examples.choices]))}
 
     def is_degenerate(self, predictions: Chosen, examples: Examples) -> bool:
-        """No better than guessing."""
+        """Returns whether the accuracy is no better than guessing."""
         return self.score(predictions, examples)["accuracy"] <= self.baseline_scores(examples)["accuracy"]
 
     def write_predictions(self, folder: Path, split: str, predictions: Chosen, examples: Examples) -> list[Path]:
@@ -282,11 +279,11 @@ class MultipleChoiceTask(Task):
         return ("question", "choices")
 
     def parse_line(self, line: str) -> tuple[str, ...]:
-        """The question and its choices with tabs between, or a JSON object: a text ``question``, a list ``choices``."""
-        given = json_input(line, self.input_columns)
-        if given is not None and not isinstance(given["choices"], list):
+        """Parses a question and its choices separated by tabs, or a JSON object with question and choices."""
+        entry = json_input(line, self.input_columns)
+        if entry is not None and not isinstance(entry["choices"], list):
             raise ValueError('choices is not a list: write it as ["one", "another"]')
-        columns = line.split("\t") if given is None else [given["question"], *given["choices"]]
+        columns = line.split("\t") if entry is None else [entry["question"], *entry["choices"]]
         if len(columns) < 3:
             raise ValueError(f"{len(columns)} column(s): write a question and two or more choices with tabs between")
         if not all(isinstance(column, str) and column.strip() for column in columns):
@@ -298,18 +295,18 @@ class MultipleChoiceTask(Task):
         return ("id",)
 
     def columns_among(self, names: Collection[str]) -> tuple[str, ...]:
-        """SWAG's columns, or those of CommonsenseQA and of lines of `parse_line`."""
+        """Returns the columns of SWAG, or question and choices."""
         if "sent1" not in names:
             return super().columns_among(names)
         return ("sent1", "sent2", *_ending_columns(names))
 
     def input_of_row(self, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        """A row as `read` takes it."""
+        """Returns question and choices of a row in any layout of `read`."""
         context, choices, _ = parse_question(fields)
         return (context, *choices)
 
-    def input_fields(self, given: tuple[str, ...]) -> dict[str, Any]:
-        return {"question": given[0], "choices": list(given[1:])}
+    def input_fields(self, value: tuple[str, ...]) -> dict[str, Any]:
+        return {"question": value[0], "choices": list(value[1:])}
 
     def sample(self, examples: Examples) -> tuple[str, ...]:
         return next(
@@ -317,7 +314,7 @@ class MultipleChoiceTask(Task):
         )
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
-        """Each input is a question followed by two or more choices, or a question and the list of them; none empty."""
+        """Accepts a question followed by two or more choices, or a question and a list of choices, all not empty."""
         questions, choices = [], []
         wanted = f"{self.name} takes a question and two or more choices: pass a tuple of strings"
         for index, given in enumerate(inputs, 1):

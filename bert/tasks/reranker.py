@@ -1,4 +1,4 @@
-"""Rerankers: a query with its documents, each of which is read together with it and scored."""
+"""Rerankers: models that read a query together with a document and return a score."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_querie
 
 @dataclass(frozen=True)
 class RankedExamples:
-    """R queries, each with its documents."""
+    """R queries with their documents."""
 
     queries: list[str]
     documents: list[list[str]]
     relevance: list[np.ndarray] | None
-    """The relevance of each query's documents, float32 from 0 to 1; None where it is not known."""
+    """The relevance of each query's documents, float32 from 0 to 1; None if it is unknown."""
     ids: list[str]
     notes: tuple[str, ...] = ()
 
@@ -46,16 +46,16 @@ class RankedExamples:
 
     @property
     def known_relevance(self) -> list[np.ndarray]:
-        """``relevance`` of a split that has it."""
+        """``relevance`` of a labelled split."""
         return require(self.relevance, "the relevance")
 
     @property
     def groups(self) -> Sequence[str]:
-        """The queries, of which each is there once."""
+        """The queries, which are unique."""
         return self.queries
 
     def take(self, rows: Sequence[int]) -> Self:
-        """The queries of these numbers."""
+        """Returns the queries with these numbers."""
         return dataclasses.replace(
             self,
             queries=[self.queries[row] for row in rows],
@@ -65,7 +65,7 @@ class RankedExamples:
         )
 
     def sentences(self) -> Iterator[str]:
-        """All queries, then all documents."""
+        """Yields all queries, then all documents."""
         yield from self.queries
         for texts in self.documents:
             yield from texts
@@ -73,7 +73,7 @@ class RankedExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class RerankerTask(ColumnFilesTask):
-    """One score for a query together with a document. A row of the model is a query with all of its documents."""
+    """One score for a query and a document. A row is a query with all of its documents."""
 
     name: str = "reranker"
     settings: RerankerConfig = field(default_factory=RerankerConfig)
@@ -109,7 +109,7 @@ class RerankerTask(ColumnFilesTask):
     # Files
 
     def read(self, folder: Path, split: str) -> RankedExamples:
-        """Rows of one query are put together. The first row tells whether rows have a positive or a score."""
+        """Groups the rows by query. The first row determines whether rows have a positive or a score."""
         records, names = self.records(Path(folder), split), self.data.columns
         rows = list(records.rows)
         records = dataclasses.replace(records, rows=iter(rows))
@@ -132,23 +132,23 @@ class RerankerTask(ColumnFilesTask):
 
     @property
     def _document_column(self) -> str:
-        """The column of the documents of pairs with a score."""
+        """The column of documents in pairs with a score."""
         return self.data.columns.text_b or "document"
 
     def _checked(self, records: Records, split: str, examples: RankedExamples) -> RankedExamples:
-        """Without training queries that the loss learns nothing of. Raises UserError where nothing is left."""
+        """Removes training queries without a loss. Raises UserError if none is left."""
         if examples.relevance is None:
             return examples
         fix = "add negatives, for instance with bert mine"
         if not any(relevance.any() for relevance in examples.relevance):
             raise UserError(f"{records.source} has no relevant document (a score above the least one): add some")
         if split == "train" and self.settings.loss != "binary":
-            told = [row for row, relevance in enumerate(examples.relevance) if np.ptp(relevance) > 0]
-            if not told:
+            usable = [row for row, relevance in enumerate(examples.relevance) if np.ptp(relevance) > 0]
+            if not usable:
                 raise UserError(f"{records.source} has no query with documents of different relevance: {fix}")
-            if left := len(examples) - len(told):
-                note = WarningText(f"{left:,} training queries whose documents are equally relevant are left out")
-                examples = dataclasses.replace(examples.take(told), notes=(*examples.notes, note))
+            if skipped := len(examples) - len(usable):
+                note = WarningText(f"{skipped:,} training queries whose documents are equally relevant are left out")
+                examples = dataclasses.replace(examples.take(usable), notes=(*examples.notes, note))
         elif split == "train" and np.ptp(np.concatenate(examples.known_relevance)) == 0:
             raise UserError(f"all documents of {records.source} are equally relevant: {fix}")
         return examples
@@ -167,27 +167,27 @@ class RerankerTask(ColumnFilesTask):
     # Predictions
 
     def predict(self, outputs: Outputs, features: Any, examples: RankedExamples) -> list[np.ndarray]:
-        """[C] scores of each query, of which its own documents' come first; a NaN counts as 0."""
+        """Returns the scores of the documents of each query for outputs [C]; NaN counts as 0."""
         pairs = zip(outputs, examples.documents, strict=True)
         return [np.nan_to_num(scores[: len(documents)]) for scores, documents in pairs]
 
     def score(self, predictions: list[np.ndarray], examples: RankedExamples) -> dict[str, float]:
-        """nDCG and MRR over each query's documents."""
+        """Returns nDCG and MRR over the documents of each query."""
         return retrieval.reranking_scores(predictions, examples.known_relevance)
 
     def baseline_scores(self, examples: RankedExamples) -> dict[str, float]:
-        """Of documents in random order."""
+        """Returns the scores of documents in random order."""
         return retrieval.random_reranking_scores(examples.known_relevance)
 
     def is_degenerate(self, predictions: list[np.ndarray], examples: RankedExamples) -> bool:
-        """No better than chance."""
-        ours, theirs = self.score(predictions, examples), self.baseline_scores(examples)
-        return ours[self.main_metric] <= theirs[self.main_metric] < 1
+        """Returns whether the main metric is no better than chance."""
+        scores, baseline = self.score(predictions, examples), self.baseline_scores(examples)
+        return scores[self.main_metric] <= baseline[self.main_metric] < 1
 
     def write_predictions(
         self, folder: Path, split: str, predictions: list[np.ndarray], examples: RankedExamples
     ) -> list[Path]:
-        """SPLIT.tsv: the query's id, the number of a document among its own, its score, its relevance and its rank."""
+        """Writes SPLIT.tsv: the query's id, and number, score, relevance and rank of each of its documents."""
         if list(map(len, examples.documents)) != list(map(len, predictions)):
             raise ValueError(f"{len(examples)} queries, {len(predictions)} predictions, or other documents")
         known = ["relevance"] if examples.labelled else []
@@ -220,7 +220,7 @@ class RerankerTask(ColumnFilesTask):
         return next(((query, texts[0]) for query, texts in zip(examples.queries, examples.documents, strict=True)), ())
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> RankedExamples:
-        """Each input is a query and a document, a tuple or list of two."""
+        """Accepts a tuple or list of a query and a document per input."""
         wanted = f"{self.name} takes a query and a document: pass a tuple of two strings"
         pairs = [as_texts(given, index, wanted, (2,)) for index, given in enumerate(inputs, 1)]
         ids = [str(row) for row in range(len(pairs))]
@@ -233,13 +233,12 @@ class RerankerTask(ColumnFilesTask):
 def _grouped(
     pairs: TextExamples, documents: Sequence[Sequence[str]], relevance: Sequence[np.ndarray] | None
 ) -> RankedExamples:
-    """The queries of rows, each once and with the documents of all of its rows; of a document that is there more than
-    once the highest relevance counts."""
-    found: dict[str, dict[str, float]] = {}
+    """Returns unique queries with the documents of all of their rows; repeated documents have the highest relevance."""
+    relevance_of: dict[str, dict[str, float]] = {}
     ids: dict[str, str] = {}
     changed = 0
     for row, query in enumerate(pairs.queries):
-        own = found.setdefault(query, {})
+        own = relevance_of.setdefault(query, {})
         ids.setdefault(query, pairs.ids[row])
         for place, document in enumerate(documents[row]):
             value = 0.0 if relevance is None else float(relevance[row][place])
@@ -247,9 +246,9 @@ def _grouped(
             own[document] = max(value, own.get(document, 0.0))
     note = f"{changed:,} documents have a lower relevance for the same query elsewhere: the highest one counts"
     return RankedExamples(
-        list(found),
-        [list(own) for own in found.values()],
-        None if relevance is None else [np.array(list(own.values()), np.float32) for own in found.values()],
+        list(relevance_of),
+        [list(own) for own in relevance_of.values()],
+        None if relevance is None else [np.array(list(own.values()), np.float32) for own in relevance_of.values()],
         list(ids.values()),
         (*pairs.notes, *([note] if changed else [])),
     )

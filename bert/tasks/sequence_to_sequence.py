@@ -1,4 +1,4 @@
-"""Sequence to sequence: a decoder writes a target text for a source text, as in translation and summarization."""
+"""Sequence to sequence: generates a target text for a source text, as in translation and summarization."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METRICS = ("bleu", "chrf", *text_metrics.ROUGE, "exact_match")
 
 @dataclass(frozen=True)
 class TextPairs:
-    """Sources, and for each the targets that are right: the first is trained on, all are references of the metrics."""
+    """Sources with one or more reference targets each. The first reference is the training target."""
 
     sources: Sequence[str]
     references: Sequence[Sequence[str]] | None
@@ -44,16 +44,16 @@ class TextPairs:
 
     @property
     def targets(self) -> list[str] | None:
-        """The first target of each source."""
+        """The first reference of each source."""
         return None if self.references is None else [first for first, *_ in self.references]
 
     @property
     def groups(self) -> Sequence[str]:
-        """The sources: rows with the same one stay together."""
+        """The sources: rows with the same source are one group."""
         return self.sources
 
     def take(self, rows: Sequence[int]) -> Self:
-        """The rows of these numbers."""
+        """Returns the rows with these numbers."""
         return dataclasses.replace(
             self,
             sources=[self.sources[row] for row in rows],
@@ -62,33 +62,33 @@ class TextPairs:
         )
 
     def sentences(self) -> Iterator[str]:
-        """All sources, then all targets: both sides of one vocabulary."""
+        """Yields all sources, then all targets, for a shared vocabulary."""
         yield from self.sources
         yield from self.targets or []
 
 
 class Written(NamedTuple):
-    """What a decoder has written: a text for each source, and whether the vocabulary has lower case alone."""
+    """The generated text for each source, and whether the vocabulary is lower case."""
 
     texts: list[str]
     lowercase: bool
 
 
 class TargetText(NamedTuple):
-    """An answer: the text that was written for a source."""
+    """An answer: the generated text for a source."""
 
     target: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceToSequenceTask(ColumnFilesTask):
-    """Texts for texts. The head is the decoder of `bert.model.decoders`, whose outputs are token ids."""
+    """Generated texts. The model is the encoder-decoder of `bert.model.decoders`; its outputs are token ids."""
 
     name: str
     metrics: tuple[str, ...]
-    """The first one chooses the best checkpoint."""
+    """The first metric selects the best checkpoint."""
     target_tokenizer: Tokenizer | None = None
-    """Vocabulary of the targets; None for that of the sources."""
+    """Vocabulary of the targets; None for the vocabulary of the sources."""
     kind: ClassVar[str] = "sequence_to_sequence"
     architecture: ClassVar[str] = "BertForSequenceToSequence"
     answer_type: ClassVar[type] = TargetText
@@ -123,7 +123,7 @@ class SequenceToSequenceTask(ColumnFilesTask):
         metrics = tuple(data.metrics or self.metrics)
         for name in metrics:
             if name not in METRICS:
-                raise UserError(f"data.metrics has {name!r}: {self.name} is measured by {', '.join(METRICS)}")
+                raise UserError(f"data.metrics has {name!r}, but {self.name} has the metrics {', '.join(METRICS)}")
         return dataclasses.replace(self, data=data, metrics=metrics)
 
     def fit(self, train: TextPairs) -> SequenceToSequenceTask:
@@ -171,7 +171,7 @@ class SequenceToSequenceTask(ColumnFilesTask):
         )
 
     def predict(self, outputs: Outputs, features: SourceTargetRows, examples: TextPairs) -> Written:
-        """The token ids of each row, end token included, -> texts on one line each."""
+        """Returns the texts of the token ids of each row, which include the end token, on one line each."""
         texts = [detokenize(features.tokenizer, ids.tolist()) for ids in outputs]
         return Written(list(one_line(texts)), lowercases(features.tokenizer))
 
@@ -179,12 +179,12 @@ class SequenceToSequenceTask(ColumnFilesTask):
         return {name: score for name, (score, _) in self._scores(predictions, examples).items()}
 
     def details(self, predictions: Written, examples: TextPairs) -> dict[str, Any]:
-        """sacreBLEU's settings and version of each of its scores."""
+        """Returns the settings and version of sacreBLEU for each of its scores."""
         signatures = {name: signature for name, (_, signature) in self._scores(predictions, examples).items()}
         return {"signatures": found} if (found := {k: v for k, v in signatures.items() if v is not None}) else {}
 
     def _scores(self, predictions: Written, examples: TextPairs) -> dict[str, tuple[float, str | None]]:
-        """Each metric in percent, with its signature where it has one; of a vocabulary in lower case without case."""
+        """Returns each metric in percent and its signature or None; case is ignored for lower-case vocabularies."""
         texts, references = predictions.texts, require(examples.references, "the targets")
         rouge = text_metrics.rouge(texts, references) if set(self.metrics) & set(text_metrics.ROUGE) else {}
         scores: dict[str, tuple[float, str | None]] = {}
@@ -200,7 +200,7 @@ class SequenceToSequenceTask(ColumnFilesTask):
         return scores
 
     def is_degenerate(self, predictions: Written, examples: TextPairs) -> bool:
-        """One text for every source."""
+        """Returns whether all generated texts are the same."""
         return len(set(predictions.texts)) == 1 < len(set(examples.targets or []))
 
     def write_predictions(self, folder: Path, split: str, predictions: Written, examples: TextPairs) -> list[Path]:
@@ -223,7 +223,7 @@ class SequenceToSequenceTask(ColumnFilesTask):
 
 
 def exact_match(texts: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool) -> float:
-    """Percent of texts that equal one of their references, but for spaces, and for case if ``lowercase``."""
+    """Returns the percentage of texts that equal a reference, ignoring spaces, and case if ``lowercase``."""
 
     def plain(text: str) -> str:
         return "".join(text.split()).lower() if lowercase else "".join(text.split())
@@ -233,7 +233,7 @@ def exact_match(texts: Sequence[str], references: Sequence[Sequence[str]], lower
 
 
 def _references(records: Records, line_number: int, target: Any, more: Any = None) -> list[str]:
-    """The target of a row, and the further ones that it may have. Raises UserError."""
+    """Returns the target and the further references of a row. Raises UserError."""
     texts = [target, *(more if isinstance(more, list) else [] if more is None else [more])]
     for text in texts:
         if not isinstance(text, str) or not text.strip():
@@ -243,11 +243,11 @@ def _references(records: Records, line_number: int, target: Any, more: Any = Non
 
 
 DEV_STEMS = ("val", "dev", "valid", "validation")
-"""Names of the dev files without their end; the first that is there counts."""
+"""Names of the dev files without their suffix; the first one that exists is used."""
 
 
 def parallel_splits(folder: Path, data: TaskDataConfig) -> list[str]:
-    """train, dev if it has files, and each file whose name begins with test, by its name without the end."""
+    """Returns train, dev if it has files, and all test files by their name without suffix."""
     source = require(data.source, "data.source")
     stems = {path.name.removesuffix(ending) for ending in _endings(source) for path in folder.glob(f"test*{ending}")}
     tests = [data.test] if data.test is not None else sorted(stems)
@@ -256,10 +256,10 @@ def parallel_splits(folder: Path, data: TaskDataConfig) -> list[str]:
 
 
 def read_parallel(folder: Path, split: str, data: TaskDataConfig) -> tuple[list[str], list[str] | None]:
-    """The sources of a split and their targets, which only a split to predict may be without.
+    """Returns the sources and the targets of a split; only splits to predict may have no targets.
 
     Raises:
-      UserError: a file is missing, they have different numbers of lines, or a line is empty.
+      UserError: a file is missing, the files have different numbers of lines, or a line is empty.
     """
     source, target = require(data.source, "data.source"), require(data.target, "data.target")
     stem = _stem(folder, split, data)
@@ -283,7 +283,7 @@ def read_parallel(folder: Path, split: str, data: TaskDataConfig) -> tuple[list[
 
 
 def _stem(folder: Path, split: str, data: TaskDataConfig) -> str:
-    """The name of a split's files without their end."""
+    """Returns the name of a split's files without suffix."""
     if split == "train":
         return data.train or "train"
     if split == "dev":
@@ -305,7 +305,7 @@ def _find(folder: Path, stem: str, ending: str) -> Path | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """The texts of a file, of which none is empty."""
+    """Returns the lines of a file. Raises UserError for an empty line."""
     texts = []
     for line_number, line in numbered_lines(path):
         if not line.strip():
@@ -319,7 +319,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def one_line(texts: Iterable[str]) -> Sequence[str]:
-    """Each text on one line."""
+    """Returns each text on one line."""
     return [" ".join(text.split()) for text in texts]
 
 

@@ -1,4 +1,4 @@
-"""Where the files of a split lie in a task's folder: by the names that the original and its common copies have."""
+"""Finds the files of splits in a task's folder by the names of the original and its common copies."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from pathlib import Path
 from bert.errors import UserError
 
 Names = Mapping[str, Sequence[str]]
-"""Names, or patterns of names with a *, that the file of each split goes by; the first that is there counts."""
+"""File names, or patterns with a *, of each split; the first one that exists is used."""
 
 INSTEAD = {"dev": ", or data.dev_fraction to hold out training rows"}
-"""What to set if the file of a split does not exist."""
+"""Alternatives in messages about a missing file."""
 
 
 def splits_in(folder: Path, names: Names) -> list[str]:
-    """``train`` and ``dev``, and what more there is."""
+    """Returns ``train``, ``dev`` and the other splits that exist."""
     return [split for split in names if split in ("train", "dev") or find(folder, names[split])]
 
 
 def find(folder: Path, names: Sequence[str]) -> Path | None:
-    """The file in ``folder``; None: there is none.
+    """Returns the file in ``folder``, or None.
 
     Raises:
-      UserError: a pattern fits several files.
+      UserError: a pattern matches several files.
     """
     for name in names:
         paths = sorted(folder.glob(name)) if "*" in name else [folder / name]
         paths = [path for path in paths if path.is_file()]
         if len(paths) > 1:
             several = ", ".join(path.name for path in paths)
-            raise UserError(f"{folder} has {several}: call the one that is meant {name.replace('*', '')}")
+            raise UserError(f"{folder} has {several}: rename the file to read to {name.replace('*', '')}")
         if paths:
             return paths[0]
     return None
 
 
 def find_split_file(folder: Path, names: Names, split: str, described: str) -> Path:
-    """The file of a split in ``folder``, which has to be there. ``described`` is what it holds, for the sentence."""
+    """Returns the file of a split in ``folder``. Raises UserError with the content, ``described``, if it is missing."""
     folder = Path(folder)
     path = find(folder, names[split]) if folder.is_dir() else None
     if path is None:

@@ -1,6 +1,6 @@
-"""The splits of a task as a run takes them: read, sampled, dev held out where it has no file; and what they hold.
+"""Reads and samples the splits of a run, holds out dev if it has no file, and describes labels and truncated rows.
 
-All randomness is a function of ``data.sample_seed``, so that a run that resumes has the same rows.
+All randomness is a function of ``data.sample_seed``, so that a resumed run has the same rows.
 """
 
 from __future__ import annotations
@@ -25,43 +25,42 @@ DEV_SHARE = 0.1
 """Share of the training rows held out as dev if there is no file for it and ``data.dev_fraction`` is not set."""
 
 STREAMS = {name: 2**63 + number for number, name in enumerate(("dev_fraction", "max_train_samples", "max_dev_samples"))}
-"""Second word of the key of each random stream; the order of batches has the number of the epoch there."""
+"""Second word of the key of each random stream; the order of batches uses the epoch number."""
 
 MEASURED_ROWS = 5000
-"""Rows whose whole length is measured: enough for a share of rows, few enough to be quick."""
+"""Number of rows whose untruncated length is measured: enough for a share of rows, and fast."""
 
 UNCUT = 1 << 24
-"""A ``max_length`` that no text reaches."""
+"""A ``max_length`` above the length of any text."""
 
 SHOWN_LABELS = 6
 FAR_LESS_OFTEN = 3
-"""A label with a share in dev this many times that in train is worth a warning ..."""
+"""A label logs a warning if its share in dev is more than this multiple of its share in train ..."""
 ENOUGH_ROWS = 5
-"""... if so many rows of dev have it."""
+"""... and at least this number of dev rows have it."""
 
 
 class Splits(NamedTuple):
-    """What a run trains on and is scored with."""
+    """The splits of a run."""
 
     task: Task
     """The task, fitted to its training examples."""
     examples: dict[str, Any]
     """The examples of each split, train and dev first."""
     data: TaskDataConfig
-    """The configuration with the share of dev that was held out, if any."""
+    """The configuration with the share of train that was held out as dev, if any."""
     notes: tuple[str, ...]
-    """Sentences for the user; a `WarningText` for rows that were left out or may not be what is meant."""
+    """Sentences for the user; `WarningText` for skipped and suspicious rows."""
 
 
 def read_splits(task: Task, config: FinetuneConfig) -> Splits:
     """Reads all splits of a task.
 
-    Dev is held out of train if ``data.dev_fraction`` says so, or if there is no dev file. Then
-    ``data.max_train_samples`` and ``data.max_dev_samples`` leave a sample of each.
-    Rows keep the order and the ids of their file.
+    Dev is held out of train if ``data.dev_fraction`` is set or if there is no dev file. Then
+    ``data.max_train_samples`` and ``data.max_dev_samples`` select samples. Rows keep the order and the ids of the file.
 
     Raises:
-      UserError: a file cannot be used, or too little is left to train on.
+      UserError: a file cannot be used, or too few training rows remain.
     """
     data, folder = config.data, Path(fetch(config.data.dir or "."))
     seed = config.seed if data.sample_seed is None else data.sample_seed
@@ -94,11 +93,10 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
 
 
 def held_out(groups: Sequence[Any], share: float, seed: int) -> np.ndarray:
-    """Numbers of the rows to hold out, in order: whole groups at random, up to about ``share`` of all rows.
+    """Returns the sorted indices of the rows to hold out: random whole groups, about ``share`` of all rows.
 
     Args:
-      groups: [R] what each row must not be separated from, such as its context. If all rows are in one group, each
-        row is a group by itself.
+      groups: [R] the group of each row, such as its context. If all rows are in one group, each row is a group.
 
     Raises:
       UserError: there is only one row.
@@ -111,27 +109,27 @@ def held_out(groups: Sequence[Any], share: float, seed: int) -> np.ndarray:
         group_ids = np.arange(len(groups))
     sizes = np.bincount(group_ids)
     order = _permutation(len(sizes), seed, "dev_fraction")
-    wanted = max(1, round(share * len(groups)))
-    # As many groups as reach the share; the last group stays with train whatever its size.
-    count = min(int(np.searchsorted(np.cumsum(sizes[order]), wanted)) + 1, len(sizes) - 1)
+    row_count = max(1, round(share * len(groups)))
+    # Enough groups for the share; the last group always stays in train.
+    count = min(int(np.searchsorted(np.cumsum(sizes[order]), row_count)) + 1, len(sizes) - 1)
     return np.flatnonzero(np.isin(group_ids, order[:count]))
 
 
 def _permutation(count: int, seed: int, stream: str) -> np.ndarray:
-    # Not Generator.permutation: NumPy promises the raw words for ever, not what its generators make of them.
+    # Not Generator.permutation: NumPy guarantees the raw words of a bit generator, but not the methods of Generator.
     words = np.random.Philox(key=np.array([seed, STREAMS[stream]], np.uint64)).random_raw(count)
     return np.argsort(words, kind="stable")
 
 
-def _sample(task: Task, examples: Any, most: int | None, key: str, seed: int) -> Any:
-    if most is None or len(examples) <= most:
+def _sample(task: Task, examples: Any, max_count: int | None, key: str, seed: int) -> Any:
+    if max_count is None or len(examples) <= max_count:
         return examples
-    return _take(task, examples, np.sort(_permutation(len(examples), seed, key)[:most]), f"data.{key}")
+    return _take(task, examples, np.sort(_permutation(len(examples), seed, key)[:max_count]), f"data.{key}")
 
 
 def _take(task: Task, examples: Any, rows: np.ndarray, key: str) -> Any:
     if not hasattr(examples, "take"):
-        raise UserError(f"{key} needs examples with a method take, and those of the task {task.name} have none: "
+        raise UserError(f"{key} needs examples with a method take, but the examples of {task.name} have none: "
                         f"remove {key}, or add the method")  # fmt: skip
     return examples.take(rows.tolist())
 
@@ -142,7 +140,7 @@ def _groups(task: Task, examples: Any) -> Sequence[Any]:
 
 
 def _require_labels(task: Task, train: Any, data: TaskDataConfig) -> None:
-    """Raises UserError if sampling has left one label of several."""
+    """Raises UserError if only one of several labels remains after sampling."""
     if not isinstance(task, ClassificationTask) or data.max_train_samples is None:
         return
     present = np.unique(train.known_labels)
@@ -155,10 +153,9 @@ def _require_labels(task: Task, train: Any, data: TaskDataConfig) -> None:
 
 
 def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> list[tuple[str, str]]:
-    """The shares of the labels in train and dev, and warnings, as rows of the table before training.
+    """Returns the shares of labels in train and dev, and warnings, for the table before training.
 
-    Returns:
-      Nothing for a task without labels of whole rows.
+    Returns [] for tasks without labels of whole rows.
     """
     if not isinstance(task, LabelTask):
         return []
@@ -215,14 +212,13 @@ def cut_facts(
     data: TaskDataConfig,
     longest: int,
 ) -> list[tuple[str, str]]:
-    """The share of rows that ``data.max_length`` cuts, as a row of the table before training.
+    """Returns the share of rows that ``data.max_length`` truncates, for the table before training.
+
+    Returns [] if no row is truncated, or if the task splits long inputs into several rows.
 
     Args:
-      examples, rows: of train and dev.
-      longest: the most tokens that the model can read.
-
-    Returns:
-      Nothing if no row is cut, or if the task reads long inputs in several rows.
+      examples, rows: the examples and rows of train and dev.
+      longest: the maximum length of the model.
     """
     lengths = {}
     for name in ("train", "dev"):
@@ -245,7 +241,7 @@ def cut_facts(
 
 
 def _whole_lengths(task: Task, tokenizer: Tokenizer, examples: Any, rows: Rows, data: TaskDataConfig) -> np.ndarray:
-    """Tokens of some rows as they would be without a limit."""
+    """Returns the untruncated lengths of a sample of rows."""
     step = max(1, len(rows) // MEASURED_ROWS)
     measured = np.arange(0, len(rows), step)
     lengths = np.asarray(rows.lengths)[measured].copy()

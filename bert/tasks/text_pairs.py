@@ -1,4 +1,4 @@
-"""Queries with their documents, and pairs of texts with a score, as columns have them."""
+"""Reads queries with documents, and pairs of texts with a score, from columns."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from bert.tasks.columns import read_columns
 
 @dataclass(frozen=True)
 class TextExamples:
-    """R queries, each with the document that is right for it; or pairs of texts; or texts alone."""
+    """R queries with their positive documents, R pairs of texts, or R single texts."""
 
     queries: list[str]
     positives: list[str] | None
-    """The documents, or the second texts of pairs; None for texts alone."""
+    """The positive documents, or the second texts of pairs; None for single texts."""
     negatives: list[list[str]]
     scores: np.ndarray | None
-    """[R] float32 of pairs; [R, C] of a query's documents, 0 for those that it lacks; [R] int32 numbers of labels; None
-    where there are none."""
+    """[R] float32 scores of pairs, [R, C] scores of the documents of each query, padded with 0, or [R] int32 label
+    indices; None without scores or labels."""
     ids: list[str]
     labelled: bool
     notes: tuple[str, ...] = ()
@@ -37,11 +37,11 @@ class TextExamples:
 
     @property
     def groups(self) -> Sequence[str]:
-        """The queries: rows with the same one stay together."""
+        """The queries: rows with the same query are one group."""
         return self.queries
 
     def take(self, rows: Sequence[int]) -> Self:
-        """The rows of these numbers."""
+        """Returns the rows with these numbers."""
         return dataclasses.replace(
             self,
             queries=[self.queries[row] for row in rows],
@@ -52,7 +52,7 @@ class TextExamples:
         )
 
     def sentences(self) -> Iterator[str]:
-        """All queries, then all documents."""
+        """Yields all queries, then all documents."""
         yield from self.queries
         yield from self.positives or []
         for texts in self.negatives:
@@ -60,12 +60,12 @@ class TextExamples:
 
     @property
     def documents(self) -> list[str]:
-        """The documents, or second texts, of the rows."""
+        """The positive documents or second texts, which must exist."""
         return require(self.positives, "the documents")
 
     @property
     def known_scores(self) -> np.ndarray:
-        """The scores of pairs that have them."""
+        """The scores or labels, which must exist."""
         return require(self.scores, "the scores")
 
 
@@ -76,15 +76,15 @@ def read_queries(
     hint: str = "",
     has_scores: bool = False,
 ) -> TextExamples:
-    """Queries with their documents, and negatives where there are some.
+    """Returns queries with their positive documents and optional negatives.
 
     Args:
-        num_negatives: of a row at most, its first ones; None for all.
-        hint: end of the sentence on a row without a document.
-        has_scores: whether each row has a list of the scores of its positive and of each negative.
+        num_negatives: maximum number of negatives per row, from the first; None for all.
+        hint: end of the message about a row without a document.
+        has_scores: whether each row has a list with the scores of its positive and of each negative.
 
     Raises:
-        UserError: a row has no document, or no text where one is needed.
+        UserError: a row has no document or an empty text.
     """
     rows = list(records.rows)
     without = (
@@ -114,15 +114,17 @@ def read_queries(
     numbered = list(zip(rows, negatives, strict=True))
     scores = None
     if has_scores:
-        given = ((line, names.label, fields.get(names.label), 1 + len(texts)) for (line, fields), texts in numbered)
-        cells = records.read_each(given, _scores)
+        rows_of_scores = (
+            (line, names.label, fields.get(names.label), 1 + len(texts)) for (line, fields), texts in numbered
+        )
+        cells = records.read_each(rows_of_scores, _scores)
         scores = pad_and_stack([cell[: None if num_negatives is None else 1 + num_negatives] for cell in cells])
     negatives = [texts[:num_negatives] for texts in negatives]
     return TextExamples(queries, positives, negatives, scores, found.ids, True, found.notes)
 
 
 def _scores(records: Records, line_number: int, name: str, cell: Any, count: int) -> np.ndarray:
-    """[count] float32. Raises UserError unless the cell is a list of as many finite numbers."""
+    """Returns the scores as float32 [count]. Raises UserError unless the cell is a list of ``count`` finite numbers."""
     values = cell if isinstance(cell, list) else []
     are_numbers = all(isinstance(value, int | float) and math.isfinite(value) for value in values)
     if len(values) != count or not are_numbers:
@@ -135,7 +137,7 @@ def _scores(records: Records, line_number: int, name: str, cell: Any, count: int
 
 
 def with_negatives(records: Records, examples: TextExamples, key: str) -> TextExamples:
-    """The rows that have negatives. Raises UserError if none has; ``key`` is the setting that needs them."""
+    """Returns the rows with negatives. Raises UserError if there are none; ``key`` is the setting that needs them."""
     rows = [row for row, texts in enumerate(examples.negatives) if texts]
     if not rows:
         raise UserError(
@@ -148,28 +150,28 @@ def with_negatives(records: Records, examples: TextExamples, key: str) -> TextEx
     return dataclasses.replace(examples.take(rows), notes=(*examples.notes, note))
 
 
-def check_num_negatives(records: Records, negatives: Sequence[Sequence[str]], wanted: int | None, key: str) -> None:
-    """Raises UserError if no training row has as many negatives as are wanted."""
-    most = max(map(len, negatives))
-    if wanted is not None and wanted > most:
+def check_num_negatives(records: Records, negatives: Sequence[Sequence[str]], count: int | None, key: str) -> None:
+    """Raises UserError if no training row has ``count`` negatives."""
+    max_count = max(map(len, negatives))
+    if count is not None and count > max_count:
         raise UserError(
-            f"{key} is {wanted}, and no row of {records.source} has more than {most} negatives: "
-            "set it to at most as many, or remove it"
+            f"{key} is {count}, but no row of {records.source} has more than {max_count} negatives: "
+            "set it to at most this number, or remove it"
         )
 
 
 def read_scored_pairs(
     records: Records, names: ColumnsConfig, text_b: str, limits: tuple[float, float], needed: bool
 ) -> TextExamples:
-    """Pairs of texts with a score.
+    """Returns pairs of texts with a score.
 
     Args:
         text_b: the column of the second texts.
-        limits: least and greatest score.
-        needed: whether there have to be scores.
+        limits: the lowest and the highest score.
+        needed: whether scores are required.
 
     Raises:
-        UserError: a row lacks a text or a score, or its score is no number within the limits.
+        UserError: a row lacks a text or a score, or its score is not a number within the limits.
     """
     found = read_columns(
         records,
@@ -182,8 +184,8 @@ def read_scored_pairs(
     scores = None
     if found.labels is not None:
         cells = zip(found.line_numbers, found.labels[0], strict=True)
-        given = ((line_number, names.label, cell, limits) for line_number, cell in cells)
-        scores = np.array(records.read_each(given, _score), np.float32)
+        rows = ((line_number, names.label, cell, limits) for line_number, cell in cells)
+        scores = np.array(records.read_each(rows, _score), np.float32)
     texts_a, texts_b = found.texts
     none: list[list[str]] = [[] for _ in texts_a]
     return TextExamples(texts_a, texts_b, none, scores, found.ids, scores is not None, found.notes)
@@ -207,7 +209,7 @@ def _score(records: Records, line_number: int, name: str, cell: Any, limits: tup
 
 
 def _negatives(records: Records, line_number: int, cell: Any, name: str, positive: str) -> list[str]:
-    """The negatives of a row: none, a text, or a list of texts. Raises UserError."""
+    """Returns the negatives of a row, which may be missing, a text, or a list of texts. Raises UserError."""
     texts = cell if isinstance(cell, list) else [] if cell in (None, "") else [cell]
     for text in texts:
         if not isinstance(text, str) or not text.strip():

@@ -96,7 +96,7 @@ def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, capsys: p
     assert len({answer.token_ids for answer in found}) == 3
     with pytest.raises(bert.UserError, match=r"tokens, but .* reads at most \d+: pass a shorter one"):
         model.generate("eins " * 100)
-    with pytest.raises(bert.UserError, match="eins is no file: pass the path of a labelled file"):
+    with pytest.raises(bert.UserError, match="eins is not a file: pass the path of a labelled file"):
         model.score("eins")
     with pytest.raises(bert.UserError, match="has no masked-LM head: use generate"):
         model.fill_mask("eins [MASK]")

@@ -78,7 +78,7 @@ def test_queries_are_padded_to_the_longest_of_them(tmp_path: Path, tokenizer: An
 
 def test_the_first_negatives_are_taken(tmp_path: Path) -> None:
     assert read(tmp_path, ROWS, own(num_negatives=1)).negatives == [["f"], ["f"], []]
-    with pytest.raises(UserError, match=r"num_negatives is 3, and no row of .*train.jsonl has more than 2 negatives"):
+    with pytest.raises(UserError, match=r"num_negatives is 3, but no row of .*train.jsonl has more than 2 negatives"):
         read(tmp_path, ROWS, own(num_negatives=3))
     assert read(tmp_path, ROWS, own(num_negatives=3), "dev").negatives[1] == ["f"]
 

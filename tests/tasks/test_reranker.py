@@ -127,7 +127,7 @@ PLAIN = {"query": "a", "positive": "b"}
         ([*GRADED[:2], {"query": "a"}], {"score_range": [0, 3]}, "line 3: no 'document' among 'query'"),
         (GRADED, {}, r"line 1: score is '3': it must be from 0 to 1: fix it, or set data\.score_range"),
         ([{**GRADED[0], "score": 0}], {}, "has no relevant document"),
-        (ROWS, {"num_negatives": 3}, r"reranker.num_negatives is 3, and no row of .* has more than 2 negatives"),
+        (ROWS, {"num_negatives": 3}, r"reranker.num_negatives is 3, but no row of .* has more than 2 negatives"),
     ],
 )
 def test_wrong_rows_are_one_sentence(tmp_path: Path, rows: list, settings: dict[str, Any], told: str) -> None:

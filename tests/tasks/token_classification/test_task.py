@@ -59,7 +59,7 @@ def test_the_original_names_are_found_and_copies_of_them(name, tmp_path):
     write_squad(tmp_path, version, "train", paragraph("a", "a b", "b")).rename(tmp_path / f"train-v{version}.part.json")
     assert [example.id for example in task.read(tmp_path, "train").examples] == ["a"]
     (tmp_path / f"train-v{version}.more.json").write_text("{}")
-    with pytest.raises(UserError, match=f"more.json, .*part.json: call the one that is meant train-v{version}.json"):
+    with pytest.raises(UserError, match=f"more.json, .*part.json: rename the file to read to train-v{version}.json"):
         task.read(tmp_path, "train")
     (tmp_path / "dev.json").write_text("{}")
     assert task.splits(tmp_path) == ["train", "dev"]
