@@ -96,6 +96,7 @@ def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_vocabulary_and_token_ids(run: Path) -> None:
     tokenizer = load_tokenizer(run)
     words = (run / "vocab.txt").read_bytes()
@@ -103,6 +104,7 @@ def test_vocabulary_and_token_ids(run: Path) -> None:
     assert (hashlib.sha256(words).hexdigest()[:16], ids) == (VOCABULARY, IDS)
 
 
+@pytest.mark.medium
 def test_batches_and_masks(run: Path) -> None:
     config, tokenizer = load_config(PretrainConfig, run / "config.yaml"), load_tokenizer(run)
     examples = build_examples(config.data, tokenizer)
@@ -119,6 +121,7 @@ def test_dropout_bits() -> None:
     assert digest(np.asarray(dropout(jnp.ones((4, 6, 8)), 0.1, "hidden"))) == DROPOUT
 
 
+@pytest.mark.medium
 def test_parameters_and_losses(run: Path) -> None:
     """Five steps in float32 with dropout.
 
