@@ -76,15 +76,8 @@ def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | Non
     return parallel.to_host(compiled(parallel.put_state(params), placed))
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    ("devices", "micro_batches", "mesh"),
-    [
-        (8, 1, None),
-        pytest.param(1, 4, None, marks=pytest.mark.slow),
-        pytest.param(4, 1, (1, 2, 2), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "micro_batches", "mesh"), [(8, 1, None), (1, 4, None), (4, 1, (1, 2, 2))])
 def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: int, mesh) -> None:
     expected, expected_sums = gradients(1, 1)
     grads, sums = gradients(devices, micro_batches, mesh)
@@ -112,7 +105,7 @@ def write_gpt2(folder: Path) -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("weight", [0.0, 0.5])
+@pytest.mark.parametrize("weight", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_gpt2_reads_pairs_with_its_end_token_between(
     weight: float, mrpc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,7 +140,7 @@ def test_the_step_minimises_the_weighted_sum() -> None:
     assert float(outcome.loss[0]) == pytest.approx(means["mlm_loss"] + 50 * means["disc_loss"], rel=1e-6)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_training_learns_a_batch_by_heart() -> None:
     optimizer = make_optimizer(OptimizerConfig(learning_rate=5e-3, warmup_steps=10), 300)
     parallel, batch = PmapParallelism(jax.devices()[:1]), batch_to_detect()
@@ -190,13 +190,10 @@ def test_a_run_resumes_bit_for_bit(detected: Path, corpus: Path, tmp_path: Path)
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(detected))
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [
-        ["--training.gradient_accumulation_steps=4"],
-        pytest.param(["--training.mesh=1x2x1", "--training.remat=full"], marks=pytest.mark.slow),
-    ],
+    [["--training.gradient_accumulation_steps=4"], ["--training.mesh=1x2x1", "--training.remat=full"]],
 )
 def test_a_run_over_devices_or_micro_batches_ends_the_same(detected, corpus, tmp_path, monkeypatch, changes) -> None:
     monkeypatch.setenv("BERT_NUM_DEVICES", "2")
@@ -205,20 +202,14 @@ def test_a_run_over_devices_or_micro_batches_ends_the_same(detected, corpus, tmp
     assert_same_but_for_rounding(folder, detected)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
         ["--data.input_format=doc_sentences", "--data.packing=true"],
-        pytest.param(["--training.preset=fast"], marks=pytest.mark.slow),
-        pytest.param(
-            ["--model.embedding_size=null", "--model.pre_layer_norm=true", "--model.tie_word_embeddings=false"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["--training.scan_layers=true", "--training.pad_vocab_to_multiple_of=64", "--data.whole_word_masking=true"],
-            marks=pytest.mark.slow,
-        ),
+        ["--training.preset=fast"],
+        ["--model.embedding_size=null", "--model.pre_layer_norm=true", "--model.tie_word_embeddings=false"],
+        ["--training.scan_layers=true", "--training.pad_vocab_to_multiple_of=64", "--data.whole_word_masking=true"],
     ],
 )
 def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[str]) -> None:
