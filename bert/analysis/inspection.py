@@ -124,7 +124,7 @@ def _is_single_seed(config: RunConfig) -> bool:
 
 def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
     """Architecture and shapes that a run without a checkpoint is going to have."""
-    on_any_device = dataclasses.replace(config, training=TrainingConfig())
+    on_any_device = dataclasses.replace(config, training=TrainingConfig(objective=config.training.objective))
     model: nn.Module
     if isinstance(on_any_device, PretrainConfig):
         model, _ = build_model_and_loss(on_any_device)

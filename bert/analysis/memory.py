@@ -178,7 +178,7 @@ def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered
 
 def state_shapes(config: PretrainConfig) -> TrainState:
     """The training state of a pretraining run as shapes, which do not depend on the devices."""
-    training = TrainingConfig(label_smoothing=config.training.label_smoothing)
+    training = TrainingConfig(objective=config.training.objective, label_smoothing=config.training.label_smoothing)
     model, loss = build_model_and_loss(dataclasses.replace(config, training=training))
     optimizer = make_optimizer(config.optimizer, int(config.training.steps or ANY_STEPS))
 
