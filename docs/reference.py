@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import bert
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, recipe_folder, recipe_names
-from bert.config.resume import RESUMABLE
+from bert.config.run_file import RESUMABLE
 from bert.config.yaml_io import fields_of, help_texts, keys_of
 from bert.interchange.families import FAMILIES
 from bert.model.names import ARCHITECTURES

@@ -6,14 +6,10 @@ Field names follow Google's ``bert_config.json`` where it has one. The text unde
 from __future__ import annotations
 
 from bert.config.data import DOCSTRINGS_PREFIX, HUB_PREFIX, INPUT_FORMATS, DataConfig
-from bert.config.decoding import Decoding
-from bert.config.distillation import DistillationConfig
-from bert.config.embedding import EmbeddingConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
-from bert.config.lora import LoraConfig
 from bert.config.model import ModelConfig, TokenizerConfig
+from bert.config.options import Decoding, DistillationConfig, EmbeddingConfig, LoraConfig, RerankerConfig
 from bert.config.pretraining import PretrainConfig
-from bert.config.reranker import RerankerConfig
 from bert.config.sources import apply_preset, recipe_folder, recipe_names
 from bert.config.training import OptimizerConfig, TrainingConfig
 from bert.errors import UserError

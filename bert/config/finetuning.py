@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from bert.config.decoding import Decoding
-from bert.config.embedding import EmbeddingConfig
-from bert.config.lora import LoraConfig
 from bert.config.model import ModelConfig, PairTruncation, TokenizerConfig
-from bert.config.reranker import RerankerConfig
+from bert.config.options import Decoding, EmbeddingConfig, LoraConfig, RerankerConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
     Fraction,

@@ -12,8 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from bert.config.finetuning import FinetuneConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
-from bert.config.phases import PhaseConfig
-from bert.config.pretraining import PretrainConfig
+from bert.config.pretraining import PhaseConfig, PretrainConfig
 from bert.config.run_file import check_run_file
 from bert.config.training import TrainingConfig
 from bert.config.yaml_io import NULLS, ConfigField, UserValue, build_config, display_path, keys_of, read_yaml

@@ -13,7 +13,7 @@ from flax import struct
 from jaxtyping import Float, Int
 
 from bert.config import ModelConfig
-from bert.config.electra import generator_heads
+from bert.config.options import generator_heads
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Encoder, Packing

@@ -15,8 +15,17 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.resume import RESUMABLE_KEYS, apply_resumable_keys, first_difference, has_other_schedule
-from bert.config.run_file import CONFIG_FILE, DIGEST_FILE, check_vocabulary, load_run_config, save_run_config
+from bert.config.run_file import (
+    CONFIG_FILE,
+    DIGEST_FILE,
+    RESUMABLE_KEYS,
+    apply_resumable_keys,
+    check_vocabulary,
+    first_difference,
+    has_other_schedule,
+    load_run_config,
+    save_run_config,
+)
 from bert.config.run_file import config_class_of_run as config_class_of_run
 from bert.config.yaml_io import build_config, dump, keys_of, parse_yaml
 from bert.errors import UserError, redact, require

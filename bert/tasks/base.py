@@ -182,7 +182,7 @@ class Task(ABC):
     def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
         """Returns the configuration with the results of ``fit`` and ``tune``, from which `bert.load` makes the task.
 
-        Fields that are null before ``fit`` belong in `bert.config.resume.DERIVED_KEYS`.
+        Fields that are null before ``fit`` belong in `bert.config.run_file.DERIVED_KEYS`.
         """
         return data
 

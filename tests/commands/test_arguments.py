@@ -9,7 +9,7 @@ import pytest
 from bert.commands.cli.arguments import parse
 from bert.commands.cli.config_help import COMMON_KEYS
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.phases import PhaseConfig
+from bert.config.pretraining import PhaseConfig
 from bert.config.yaml_io import dump, keys_of, load_config
 from bert.errors import UTF8_HINT
 from tests.commands.parsing import finetune_yaml, pretrain, pretrain_yaml, sentence

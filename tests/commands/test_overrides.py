@@ -6,8 +6,7 @@ import pytest
 
 from bert.commands.cli.arguments import parse
 from bert.config import PretrainConfig
-from bert.config.phases import PhaseConfig
-from bert.config.pretraining import phase_configs
+from bert.config.pretraining import PhaseConfig, phase_configs
 from tests.commands.parsing import finetune_yaml, pretrain, pretrain_yaml, sentence
 
 pytestmark = pytest.mark.usefixtures("recipes")

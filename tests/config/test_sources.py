@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, recipe_folder, recipe_names
-from bert.config.phases import PhaseConfig
+from bert.config.pretraining import PhaseConfig
 from bert.config.sources import resolve_config
 from bert.config.yaml_io import build_config, dump, keys_of, load_config, parse_dict
 from bert.errors import UserError

@@ -24,7 +24,7 @@ def test_what_it_names_is_there() -> None:
     for name in re.findall(r"`((?:bert|tests|configs)/[\w/.]+)`", CONTRIBUTING):
         if "NAME" not in name:
             assert (root / name).exists(), name
-    import bert.config.resume
+    import bert.config.run_file
     import bert.interchange.families
     import bert.interchange.names
     import bert.interchange.writers.signature
@@ -39,7 +39,7 @@ def test_what_it_names_is_there() -> None:
     for module, names in {
         bert.tasks.registry: ("MODULES", "TASKS"),
         bert.tasks.base.Task: ("fit", "to_config", "from_config"),
-        bert.config.resume: ("DERIVED_KEYS",),
+        bert.config.run_file: ("DERIVED_KEYS",),
         bert.model.heads: ("HEADS",),
         bert.training.losses: ("LOSSES", "TaskLoss", "make_pretraining_loss"),
         bert.interchange.names: ("MODULES", "ARCHITECTURES_WITH_LABELS"),

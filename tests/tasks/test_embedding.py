@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert.config import ColumnsConfig, EmbeddingConfig, FinetuneConfig, TaskDataConfig, TrainingConfig
-from bert.config.resume import DERIVED_KEYS
+from bert.config.run_file import DERIVED_KEYS
 from bert.data.multi_text_rows import QueryDocumentRows
 from bert.errors import UserError
 from bert.tasks import make_task

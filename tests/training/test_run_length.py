@@ -13,8 +13,8 @@ import pytest
 import bert
 from bert.commands.pretrain import main
 from bert.config import OptimizerConfig, PretrainConfig, TrainingConfig
-from bert.config.phases import PhaseConfig
-from bert.config.resume import RESUMABLE, SCHEDULE_KEYS
+from bert.config.pretraining import PhaseConfig
+from bert.config.run_file import RESUMABLE, SCHEDULE_KEYS
 from bert.config.yaml_io import keys_of
 from bert.runs.folder import BUDGET_FILE, RunFolder
 from bert.training import run_length

@@ -11,7 +11,7 @@ import yaml
 from tokenizers import Tokenizer, processors
 
 from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX
-from bert.config.resume import INCIDENTAL_KEYS
+from bert.config.run_file import INCIDENTAL_KEYS
 from bert.config.validation import PATHS
 from bert.errors import UserError
 from bert.files import read_json, write_atomic

@@ -20,8 +20,7 @@ import bert
 from bert.commands.examples import main as examples
 from bert.commands.pretrain import main
 from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
-from bert.config.phases import PhaseConfig
-from bert.config.pretraining import resolve_phases
+from bert.config.pretraining import PhaseConfig, resolve_phases
 from bert.config.yaml_io import dump, load_config
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.errors import UserError
@@ -136,7 +135,7 @@ def test_phases_need_steps_rather_than_epochs() -> None:
 
 
 def test_one_schedule_over_all_phases_times_each_phases_peak() -> None:
-    """The formula of `bert.config.phases`, by hand; with one peak it is the paper's schedule."""
+    """The formula of `bert.config.pretraining`, by hand; with one peak it is the paper's schedule."""
     phases = [PhaseConfig(0.9), PhaseConfig(learning_rate=2e-4)]
     config = config_of(phases, steps=1000, optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100))
     short, long = resolve_phases(config, 1000)

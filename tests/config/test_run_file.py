@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from bert.config import DataConfig, ModelConfig, PretrainConfig
-from bert.config.phases import PhaseConfig
-from bert.config.resume import first_difference
+from bert.config.pretraining import PhaseConfig
+from bert.config.run_file import first_difference
 
 GELU, LONG = ModelConfig(pooler_act="gelu"), DataConfig(sequence_length=512)
 
