@@ -1,4 +1,4 @@
-"""Several runs side by side: the settings that differ, the final scores, the curves."""
+"""Comparison of several runs: the settings that differ, the final scores, the curves."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
     ),
     FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
 }
-"""Settings that decide which rows a run is evaluated on, but for the sequence lengths and the vocabulary, and for what
-decides which rows are held out of the training text."""
+"""Settings that determine the evaluation rows, except for sequence lengths, the vocabulary, and settings that hold rows
+out of the training text."""
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run of any state.
+    """A run, which may be unfinished.
 
     Attributes:
-        path: its folder.
-        config: its config.yaml.
-        lines: of metrics.jsonl, for each seed.
-        results: of results.json, for each seed that has ended.
-        num_seeds: its seeds.
+        path: folder.
+        config: content of config.yaml.
+        lines: lines of metrics.jsonl for each seed.
+        results: content of results.json for each seed that has ended.
+        num_seeds: number of seeds.
     """
 
     path: Path
@@ -57,13 +57,13 @@ class ComparedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The values of config.yaml by dotted key, without the folder."""
+        """The values of config.yaml by dotted key, without output_dir."""
         values = flatten(dataclasses.asdict(self.config))
         del values["output_dir"]
         return values
 
     def subject(self) -> Subject:
-        """Title, main metric and baselines of the curves."""
+        """Returns title, main metric and baselines of the curves."""
         results = self.results[0] if self.results else {}
         if isinstance(self.config, PretrainConfig):
             return curves_subject(self.config, results.get("baselines"))
@@ -72,7 +72,7 @@ class ComparedRun:
         return Subject(task.name, baseline, results.get(baseline, {}), task.main_metric, task.higher_is_better)
 
     def state(self) -> str:
-        """The last evaluated step, and whether there are more to come."""
+        """Returns the last evaluated step, and the progress of an unfinished run."""
         last = [int(lines[-1]["step"]) for lines in map(_evaluations, self.lines) if lines]
         if len(self.results) == self.num_seeds:
             return f"{max(last):,}" if last else "ended"
@@ -81,7 +81,7 @@ class ComparedRun:
         return f"unfinished ({progress}{seeds})"
 
     def scores(self) -> dict[str, list[float]]:
-        """Each seed's scores by name: the final ones, or, if no seed has ended, those of the last evaluations."""
+        """Returns each seed's final scores by name, or the scores of the last evaluations if no seed has ended."""
         try:
             if self.results:
                 found = _by_name([_final_scores(results) for results in self.results])
@@ -99,10 +99,10 @@ class ComparedRun:
 
 
 def read_runs(paths: Sequence[Path]) -> dict[str, ComparedRun]:
-    """The runs by their names, each once.
+    """Reads the runs, each once, and returns them by name.
 
     Raises:
-        UserError: a path holds no run, a file of one is damaged, or they are runs of both kinds.
+        UserError: a path is not a run, a file is damaged, or there are runs of both kinds.
     """
     folders = list(dict.fromkeys(path.resolve() for path in paths))
     runs = [_read_run(path) for path in folders]
@@ -133,14 +133,14 @@ def _read_run(path: Path) -> ComparedRun:
 
 
 def _warn_of_missing_lines(path: Path, lines: list[dict[str, Any]], results: dict[str, Any] | None) -> None:
-    """Warns about a run that has ended and whose metrics.jsonl does not reach its last step."""
+    """Logs a warning if a run has ended but its metrics.jsonl ends before its last step."""
     last, end = max((line["step"] for line in lines), default=0), (results or {}).get("steps")
     if isinstance(end, int) and last < end:
         LOGGER.warning(f"{path / 'metrics.jsonl'} ends at step {last:,} of {end:,}: lines are missing, put back a copy")
 
 
 def _with_resolved_sizes(config: FinetuneConfig, seed: Path) -> FinetuneConfig:
-    """The configuration of several seeds with the model and the labels that a seed's own config.yaml has."""
+    """Returns the configuration of several seeds with the resolved model and labels of one seed's config.yaml."""
     if not (seed / "config.yaml").is_file():
         return config
     resolved = load_run_config(seed)
@@ -151,7 +151,7 @@ def _with_resolved_sizes(config: FinetuneConfig, seed: Path) -> FinetuneConfig:
 
 
 def _shortest_names(folders: Sequence[Path]) -> list[str]:
-    """As many of the last parts of each path as tell it from the others."""
+    """Returns the shortest distinct endings of the paths."""
     names = []
     for folder in folders:
         others = [other for other in folders if other != folder]
@@ -166,7 +166,7 @@ def _evaluations(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _final_scores(results: dict[str, Any]) -> dict[str, float]:
-    """The scores of results.json: of pretraining ``mlm_loss``, of fine-tuning ``dev accuracy``."""
+    """Returns the scores of results.json, named like ``mlm_loss`` (pretraining) or ``dev accuracy`` (fine-tuning)."""
     found: dict[str, float] = {}
     for split in scored_splits(results) or ["eval"]:
         found |= _named(split, results.get(split, {}), results.get("main_metric"))
@@ -174,7 +174,7 @@ def _final_scores(results: dict[str, Any]) -> dict[str, float]:
 
 
 def _transfer_scores(results: dict[str, Any]) -> dict[str, list[float]]:
-    """Each seed's score of a pretraining run's ``transfer``, by its start."""
+    """Returns the scores of a pretraining run's ``transfer`` by initial weights, one per seed."""
     transfer = results.get("transfer") or {}
     return {
         f"transfer to {transfer['task']}, {transfer['metric']}, {name.replace('_', ' ')}": start["scores"]
@@ -184,7 +184,7 @@ def _transfer_scores(results: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def _named(split: str, scores: dict[str, Any], main_metric: str | None = None) -> dict[str, float]:
-    """The scores with a direction; those of single labels have none."""
+    """Returns the scores for which higher or lower is better; scores of single labels are left out."""
     prefix = "" if split == "eval" else f"{split} "
     kept = {name: value for name, value in scores.items() if name == main_metric or _has_direction(name)}
     return {prefix + name: math.nan if value is None else value for name, value in kept.items()}
@@ -200,7 +200,7 @@ def _by_name(seeds: list[dict[str, float]]) -> dict[str, list[float]]:
 
 
 def setting_rows(runs: Sequence[ComparedRun]) -> Rows:
-    """The settings that differ: key, and its value in each run."""
+    """Returns the settings that differ: key and value in each run."""
     settings = [run.settings for run in runs]
     keys = dict.fromkeys(key for values in settings for key in values)
     rows = [(key, *(_setting(values[key]) if key in values else "-" for values in settings)) for key in keys]
@@ -208,7 +208,7 @@ def setting_rows(runs: Sequence[ComparedRun]) -> Rows:
 
 
 def score_rows(runs: Sequence[ComparedRun]) -> Rows:
-    """How far each run is, and its scores; several seeds as mean and standard deviation."""
+    """Returns the progress and scores of each run; several seeds as mean and standard deviation."""
     scores = [run.scores() for run in runs]
     names = dict.fromkeys(name for values in scores for name in values)
     digits = {name: 1 if name in ("perplexity", "seconds") else 4 for name in names}
@@ -219,7 +219,7 @@ def score_rows(runs: Sequence[ComparedRun]) -> Rows:
 
 
 def held_out_differences(runs: Sequence[ComparedRun]) -> list[str]:
-    """The names of what differs and decides which rows a run is evaluated on."""
+    """Returns the names of differing settings that determine the evaluation rows."""
     held_out = [_held_out(run) for run in runs]
     names = dict.fromkeys(name for values in held_out for name in values)
     return [name for name in names if any(values.get(name) != held_out[0].get(name) for values in held_out)]
@@ -246,7 +246,7 @@ def _held_out(run: ComparedRun) -> dict[str, Any]:
 
 
 def curves(runs: dict[str, ComparedRun]) -> list[RunCurves]:
-    """The curves to draw."""
+    """Returns the curves to plot."""
     return [
         RunCurves(name, getattr(run.config, "task", "pretraining"), run.lines, run.subject())
         for name, run in runs.items()

@@ -1,4 +1,4 @@
-"""Checks of runs, model folders and data files: what is damaged, missing, ignored or unsupported, and the repair."""
+"""Checks of runs, model folders and data files for damaged, missing, ignored and unsupported files."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ UNREAD_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "openvin
 """Weights of other libraries in a Hugging Face folder."""
 
 TRAINER_FILES = ("optimizer.pt", "scheduler.pt", "training_args.bin", "trainer_state.json", "rng_state.pth")
-"""State of transformers' Trainer, which only continues a run of transformers."""
+"""State of transformers' Trainer, which only transformers can use."""
 
 CONLL_SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".iob2")
 
 LABEL_VALUES = 20
-"""A column with at most this many different values is shown with its values."""
+"""Maximum number of distinct values of a column whose values are listed."""
 
 
 class Finding(NamedTuple):
-    """One fault of a run, a model or a file.
+    """One problem of a run, a model or a file.
 
     Attributes:
         state: ``damaged``, ``missing``, ``ignored`` (present but not read) or ``unsupported``.
-        problem: the file, what is wrong, and how to repair it.
+        problem: the file, the problem, and a fix.
     """
 
     state: str
@@ -54,20 +54,20 @@ class Finding(NamedTuple):
 
 
 def diagnose(source: Path) -> list[Finding]:
-    """Checks each part of a run or of a model's folder separately, so that one fault does not hide the others.
+    """Checks each part of a run or model folder separately, so that one problem does not hide others.
 
     Args:
         source: a local folder.
 
     Returns:
-        The faults; empty if every part can be read. A file that the run or the format does not need is no fault.
+        The problems; empty if every part can be read. Files that the format does not need may be missing.
     """
     check = _run_findings if (source / "config.yaml").is_file() else _model_findings
     return list(check(source))
 
 
 def _caught(state: str, read: Callable[..., Any], *arguments: Any) -> Iterator[Finding]:
-    """The error that a reader raises, as a finding."""
+    """Yields the error that a reader raises as a finding."""
     try:
         read(*arguments)
     except UserError as error:
@@ -168,9 +168,9 @@ def diagnose_data(file: Path) -> tuple[dict[str, Any], UserError | None]:
         file: text, JSONL, Parquet, CSV, TSV, CoNLL columns or SQuAD JSON, plain or compressed.
 
     Returns:
-        ``kind``, counts (documents, rows, sentences or questions), for a table ``columns`` with the empty cells and
-        the values of each, and ``problems``, a list of `Finding`; and the error of the first line that cannot be
-        read, where the counts end.
+        Facts: ``kind``; counts of documents, rows, sentences or questions; for a table ``columns``, with the number of
+        empty cells and the values of each; and ``problems``, a list of `Finding`. Then the error of the first
+        unreadable line, at which the counts end, or None.
     """
     suffix = file_suffix(file)
     facts: dict[str, Any] = {"source": str(file), "kind": _kind(suffix), "problems": []}
@@ -201,7 +201,7 @@ def _kind(suffix: str) -> str:
 
 
 def _read_table(records: Records, facts: dict[str, Any]) -> None:
-    """Counts rows, and for each column its empty cells and its values until they are too many to be labels."""
+    """Counts rows, and the empty cells and values of each column, up to `LABEL_VALUES` values."""
     columns: dict[str, dict[str, Any]] = {}
     facts |= {"rows": 0, "columns": columns}
     for _, fields in records.rows:

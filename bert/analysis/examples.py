@@ -1,4 +1,4 @@
-"""Statistics of a set of pretraining examples, and some of its examples as training sees them."""
+"""Statistics of pretraining examples, and examples as they are masked in training."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from bert.tokenizer.special_tokens import special_ids
 
 
 class MaskedToken(NamedTuple):
-    """One token of an example as the model reads it; ``original`` is the token to predict, of permuted tokens its
-    number in their order, None if there is none."""
+    """One input token of an example; ``original`` is the token to predict, for permuted tokens its number in their
+    order, or None."""
 
     text: str
     original: str | None
@@ -29,8 +29,8 @@ class MaskedToken(NamedTuple):
 
 
 class MaskedExample(NamedTuple):
-    """An example: its row, its position in a packed row (None in others), its tokens, how many tokens are predicted,
-    and its label in words."""
+    """An example: its row, its position in a packed row (or None), its tokens, the number of predicted tokens, and the
+    name of its label."""
 
     row: int
     position: int | None
@@ -40,7 +40,7 @@ class MaskedExample(NamedTuple):
 
 
 def loss_statistics(losses: Losses) -> list[tuple[str, str]]:
-    """Names and values: what the vocabulary loses of a sample of the text."""
+    """Returns names and values: the text that the vocabulary cannot represent, in a sample."""
     return [
         ("unknown text", f"{losses.unknown:.3%} of the characters of a sample"),
         ("removed marks", f"{losses.removed:.3%} of the characters of a sample"),
@@ -48,7 +48,7 @@ def loss_statistics(losses: Losses) -> list[tuple[str, str]]:
 
 
 def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Names and values: unknown tokens, and for each split documents, sentences, tokens, rows and padding."""
+    """Returns names and values: unknown tokens, and for each split documents, sentences, tokens, rows and padding."""
     unknown = dataset.unknown_rate(special_ids(tokenizer))
     lines = [("unknown tokens", f"{unknown:.3%} of the training tokens")]
     if (left_out := dataset.counts.get("near_duplicates")) is not None:
@@ -66,8 +66,8 @@ def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> lis
         if columns[0][1] is not None:
             example_lengths = np.concatenate([length for _, length in columns])
             unpacked = example_lengths[example_lengths > 0]
-            most = np.count_nonzero(example_lengths, axis=1).max()
-            packing = f" and {most} examples, {len(unpacked):,} in all"
+            max_examples = np.count_nonzero(example_lengths, axis=1).max()
+            packing = f" and {max_examples} examples, {len(unpacked):,} in all"
             padding += f"; with one example a row {_padding_share(unpacked, dataset.sequence_length):.1%}"
         lines += [
             (f"{split}: documents", f"{documents:,}, of {_of_sentences(sentences, documents)}"
@@ -85,7 +85,7 @@ def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> lis
 
 
 def _of_sentences(sentences: int, documents: int) -> str:
-    """Sentences of a document, for rows that are made of sentences."""
+    """Sentences per document, if rows are built from sentences."""
     return f"{sentences / documents:,.1f} sentences and " if sentences else ""
 
 
@@ -96,7 +96,7 @@ def _padding_share(lengths: np.ndarray, sequence_length: int) -> float:
 def masked_examples(
     dataset: PretrainingDataset, tokenizer: Tokenizer, config: PretrainConfig, count: int
 ) -> Iterator[MaskedExample]:
-    """The examples of ``count`` rows spread over the training rows, masked as at a first visit."""
+    """Yields the examples of ``count`` rows, spread over the training rows and masked as in the first epoch."""
     rows, special = open_rows(dataset.train), special_ids(tokenizer)
     predictions = make_predictions(config.data, tokenizer, config.training.objective)
     input_format = INPUT_FORMATS[config.data.input_format]
@@ -123,7 +123,7 @@ def masked_examples(
 
 
 def _masked_tokens(batch: dict[str, np.ndarray], at: int, tokenizer: Tokenizer) -> dict[int, str | None]:
-    """The original tokens of the masked positions of a row; of permuted tokens, which are read, their numbers."""
+    """Returns the original tokens of a row's masked positions, or the numbers of permuted tokens."""
     used = batch["masked_lm_weights"][at] > 0
     positions, targets = (batch[name][at, used].tolist() for name in ("masked_lm_positions", "masked_lm_ids"))
     if "query_ids" in batch:
@@ -132,7 +132,7 @@ def _masked_tokens(batch: dict[str, np.ndarray], at: int, tokenizer: Tokenizer) 
 
 
 def _spans(batch: dict[str, np.ndarray]) -> Iterator[tuple[int, int | None, int, int]]:
-    """Each example's index in the batch, index within its packed row, first position and end."""
+    """Yields each example's row, index within a packed row, first position and end."""
     for at, length in enumerate(batch["attention_mask"].sum(axis=1).tolist()):
         if "example_ids" not in batch:
             yield at, None, 0, length

@@ -1,4 +1,4 @@
-"""Floating point operations of a model, and the time of a step on a pod of TPUs."""
+"""Floating point operations of a model, and the time of a step from published device speeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ATTENTION, FEED_FORWARD, POOLER, PREDICTIONS = "layers/attention", "layers/feed_
 GENERATOR, DECODER, PROJECTION = "generator", "decoder", "embeddings/projection"
 
 TRAINING = 3
-"""Operations of a training step per operation of the forward pass: the backward pass has two products for each one."""
+"""FLOPs of a training step per FLOP of the forward pass: the backward pass has two products for each one."""
 
 FORMULA = {
     ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix), in local layers with the keys of "
@@ -27,10 +27,10 @@ FORMULA = {
     DECODER: "a layer: 16 D^2 + 8 T D (attention to the target and to the source, of T tokens each) + 4 D F, "
     "6 D F if it is gated",
 }
-"""Operations a token of the forward pass, part by part."""
+"""FLOPs per token of the forward pass of each part."""
 
 PERMUTED_FORMULA = {"layers of permuted rows": "these operations for each of T + 2 P tokens in place of T"}
-"""What is added to `FORMULA` where tokens are predicted one after the other."""
+"""Addition to `FORMULA` for permuted language modelling."""
 
 
 def forward_flops(
@@ -41,15 +41,15 @@ def forward_flops(
     outputs: Mapping[str, tuple[int, bool]],
     permuted: bool = False,
 ) -> dict[str, float]:
-    """Operations a token of the forward pass over rows of T tokens, part by part.
+    """Returns the FLOPs per token of the forward pass over rows of T tokens, by part.
 
     Args:
         config: sizes of the encoder.
         length: T.
-        components: keys of `FORMULA` that the model has; the pooler and the MLM head may be absent.
-        predictions: P, positions that the MLM head decodes.
-        outputs: of each further head the elements of its matrix, and whether it reads every token or one a row.
-        permuted: whether the P tokens are predicted one after the other, in rows of T + 2 P.
+        components: keys of `FORMULA` that the model has.
+        predictions: P, number of positions that the MLM head decodes.
+        outputs: for each further head, the elements of its matrix and whether it reads every token or one per row.
+        permuted: whether rows have T + 2 P tokens, as in permuted language modelling.
     """
     width, layers = config.hidden_size, config.num_hidden_layers
     read = length + 2 * predictions if permuted else length  # permuted rows are not computed in blocks
@@ -79,7 +79,7 @@ def _feed_forward_flops(config: ModelConfig) -> float:
 
 
 def decoder_flops(config: ModelConfig, length: int) -> float:
-    """Operations a target token of the forward pass of a decoder's layers, over sources and targets of T tokens.
+    """Returns the FLOPs per target token of a decoder's forward pass, for sources and targets of T tokens.
 
     Args:
         config: sizes of the decoder.
@@ -96,15 +96,15 @@ def training_flops(
     frozen: Collection[str] = (),
     adapters: bool = False,
 ) -> float:
-    """Operations a token of a training step: thrice the forward pass, once where nothing is learned.
+    """Returns the FLOPs per token of a training step: three times the forward pass, for frozen parts once.
 
     Args:
-        forward: as `forward_flops` gives it.
+        forward: result of `forward_flops`.
         num_hidden_layers: layers of the encoder.
-        num_frozen_layers: how many of them stay as they are.
-        frozen: other parts that stay as they are.
-        adapters: whether the layers stay as they are next to adapters: gradients pass through them, those of their own
-            weights are not counted.
+        num_frozen_layers: number of frozen layers.
+        frozen: other frozen parts.
+        adapters: whether layers are frozen but have adapters: gradients pass through them, without gradients of their
+            own weights.
     """
     learned = 0.5 if adapters else 1 - num_frozen_layers / num_hidden_layers
     total = 0.0
@@ -115,13 +115,13 @@ def training_flops(
 
 
 UTILIZATION = 0.19
-"""Share of the devices' peak that a step reaches: that of a plain BERT-base on A100, 60 of 312 TFLOP/s, by the
-111,000 tokens per second that mosaicml/examples publishes."""
+"""Default share of the devices' peak: 60 of 312 TFLOP/s, for a plain BERT-base on A100 with the 111,000 tokens per
+second that mosaicml/examples reports."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """A part of a step: its seconds, and the arithmetic that gives them."""
+    """Time of a part of a step, and its calculation."""
 
     name: str
     seconds: float
@@ -129,19 +129,19 @@ class Term:
 
 
 def num_hosts(count: int, figures: DeviceFigures) -> int:
-    """Hosts of so many devices."""
+    """Returns the number of hosts of ``count`` devices."""
     return -(-count // figures.per_host)
 
 
 def compute_term(tokens: int, flops: float, count: int, figures: DeviceFigures, utilization: float) -> Term:
-    """The products of matrices of a step.
+    """Returns the time of a step's matrix products.
 
     Args:
-        tokens: of the global batch.
-        flops: operations for each token, as `bert.analysis.flops.training_flops` counts them.
-        count: devices.
-        figures: of one of them.
-        utilization: share of the peak that they reach.
+        tokens: tokens of the global batch.
+        flops: FLOPs per token, from `training_flops`.
+        count: number of devices.
+        figures: published figures of one device.
+        utilization: share of the peak speed.
     """
     seconds = tokens * flops / (count * figures.peak_tflops * 1e12 * utilization)
     peak = f"{count} x {figures.peak_tflops:g} TFLOP/s x {utilization:g}"
@@ -149,10 +149,10 @@ def compute_term(tokens: int, flops: float, count: int, figures: DeviceFigures, 
 
 
 def all_reduce_terms(gradients: float, count: int, figures: DeviceFigures) -> list[Term]:
-    """The sum of so many bytes of gradients over the devices of a ring, none of which waits.
+    """Returns the time of summing gradients over the devices of a ring without waiting.
 
-    Each device of N sends 2 (N - 1) / N times the bytes. Devices whose links end at their host sum in two levels: over
-    the n devices of a host, then each device its n-th part over the hosts.
+    Each of N devices sends 2 (N - 1) / N times the bytes. If links end at the host, there are two levels: over the n
+    devices of a host, then over the hosts, where each device sends its n-th part.
     """
     if figures.network is None:
         return [_ring("all-reduce", gradients, count, figures.link)]
@@ -168,7 +168,7 @@ def _ring(name: str, array_bytes: float, count: int, speed: float) -> Term:
 
 
 def step_lines(compute: Term, all_reduce: list[Term], tokens: int, steps: int | None) -> list[str]:
-    """A step of these terms, none of which overlaps with another, and the time of so many steps, as lines."""
+    """Returns lines with the time of a step, if no terms overlap, and of ``steps`` steps."""
     adding = sum(term.seconds for term in all_reduce)
     step = compute.seconds + adding
     lines = [f"  {term.name:20} {_time(term.seconds):>10} = {term.arithmetic}" for term in (compute, *all_reduce)]

@@ -1,4 +1,4 @@
-"""Facts that `bert inspect` prints: parameters, FLOPs, vocabulary and provenance of a run or a model."""
+"""Facts for `bert inspect`: parameters, FLOPs, vocabulary and provenance of a run or a model."""
 
 from __future__ import annotations
 
@@ -53,33 +53,33 @@ Shapes = dict[tuple[str, ...], tuple[int, ...]]
 RunConfig = PretrainConfig | FinetuneConfig
 
 DEFAULT_MASKED_LM_PROB = 0.15
-"""Share of tokens that the MLM head decodes if there is no run configuration (Devlin et al. 2018, section 3.1)."""
+"""Share of predicted tokens if there is no run configuration (Devlin et al. 2018, section 3.1)."""
 
 PUBLISHED_LENGTH = 128
-"""Tokens per row if there is no run configuration: those of the paper's first phase."""
+"""Tokens per row if there is no run configuration, as in the paper's first phase."""
 
 PART_ORDER = (
     *(f"embeddings/{table}" for table in ("word", "position", "segment", "norm")),
     *(ATTENTION, FEED_FORWARD, "layers/norm", POOLER, DECODER, PREDICTIONS, GENERATOR),
 )
-"""The parts as data passes them; further heads come last."""
+"""Order of the parts; further heads come last."""
 
 KIND_TITLES = {"wordpiece": "WordPiece", "byte_level": "byte-level BPE", "unigram": "Unigram"}
-"""Kinds of vocabularies by `vocabulary_kind`."""
+"""Titles of the values of `vocabulary_kind`."""
 
 TOKEN_HEADS = ("BertForTokenClassification", "BertForQuestionAnswering", "BertForReplacedTokenDetection")
-"""Architectures whose head reads every token, not the first one of a row."""
+"""Architectures whose head reads every token instead of one per row."""
 
 
 def summarize(source: str | Path, length: int | None = None) -> Facts:
-    """Facts of a run, or of anything else that `bert.load` takes, as values that JSON has.
+    """Returns facts of a run or another source of `bert.load`, as JSON values.
 
     Args:
         source: folder of a run or of a model, or a name on the hub.
-        length: tokens T a row to count operations for; None for the run's own.
+        length: tokens T per row for FLOPs; None for the run's.
 
     Raises:
-        UserError: nothing to read there, or a file of it is damaged; ``length`` is none that the model reads.
+        UserError: there is no model, a file is damaged, or ``length`` is out of range.
     """
     path, _ = fetch_model(source)
     config = load_run_config(path) if (path / "config.yaml").is_file() else None
@@ -123,7 +123,7 @@ def _is_single_seed(config: RunConfig) -> bool:
 
 
 def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
-    """Architecture and shapes that a run without a checkpoint is going to have."""
+    """Returns the architecture and parameter shapes of a run without a checkpoint."""
     on_any_device = dataclasses.replace(config, training=TrainingConfig(objective=config.training.objective))
     model: nn.Module
     if isinstance(on_any_device, PretrainConfig):
@@ -139,7 +139,7 @@ def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
 
 
 def pretraining_costs(config: PretrainConfig) -> tuple[int, list[float]]:
-    """Parameters of a run that need not exist, and for each of its phases the operations of a step for each token."""
+    """Returns the number of parameters of a run, and the FLOPs of a training step per token for each phase."""
     architecture, shapes = _expected_parameters(config)
     phases = [_parts(config.model, shapes, architecture, phase, None) for phase in phase_configs(config)]
     return phases[0]["parameters"], [phase["flops_per_token"]["training"] for phase in phases]
@@ -150,7 +150,7 @@ def _shapes(params: Any) -> Shapes:
 
 
 def _table_line(path: tuple[str, ...]) -> str:
-    """The line of the table that a parameter belongs to."""
+    """Returns the part of a parameter."""
     if path[:2] == ("bert", "embeddings"):
         return f"embeddings/{path[2]}"
     if path[:2] == ("bert", "encoder"):
@@ -166,16 +166,16 @@ def _sort_key(part: str) -> tuple[int, str]:
 def _parts(
     model: ModelConfig, shapes: Shapes, architecture: str, config: RunConfig | None, length: int | None
 ) -> Facts:
-    """Parameters and operations, part by part and in all."""
+    """Returns parameters and FLOPs by part and in total."""
     parameters: dict[str, int] = {}
     for path, shape in shapes.items():
         part = _table_line(path)
         parameters[part] = parameters.get(part, 0) + math.prod(shape)
     if architecture == "BertForCausalLM":
-        parameters.setdefault(PREDICTIONS, 0)  # a decoder may be the word embeddings alone
+        parameters.setdefault(PREDICTIONS, 0)  # the decoder may consist of the word embeddings
     tokens, predictions = _row(model, config, length)
     if architecture == ENCODER_DECODER:
-        parameters.setdefault(DECODER, 0)  # which may be those of the encoder
+        parameters.setdefault(DECODER, 0)  # the decoder may share all parameters with the encoder
         predictions = tokens
     elements: dict[str, int] = {}
     for path, shape in shapes.items():
@@ -217,20 +217,20 @@ def _parts(
 
 
 def _row(model: ModelConfig, config: RunConfig | None, length: int | None) -> tuple[int, int]:
-    """Tokens T a row, and predictions P."""
+    """Returns tokens T per row and predictions P."""
     if length is not None and not 1 <= length <= model.max_position_embeddings:
         raise UserError(
-            f"length is {length}, and the model reads 1 to {model.max_position_embeddings} tokens: choose one of these"
+            f"length is {length}, but the model reads 1 to {model.max_position_embeddings} tokens: choose one of these"
         )
     if isinstance(config, PretrainConfig):
         tokens = length or config.data.sequence_length
         if config.training.objective == "clm":
             return tokens, tokens
-        most, prob = config.data.predictions_per_row, config.data.masked_lm_prob
+        max_predictions, prob = config.data.predictions_per_row, config.data.masked_lm_prob
         if config.data.packing:
-            places = Masking(2, 0, (0,), most, prob)  # any vocabulary
+            places = Masking(2, 0, (0,), max_predictions, prob)  # any vocabulary
             return tokens, places.predictions_per_row(tokens, config.data.max_sequences_per_pack)
-        return tokens, max(1, min(most, round(prob * tokens)))
+        return tokens, max(1, min(max_predictions, round(prob * tokens)))
     default = PUBLISHED_LENGTH if config is None else config.data.max_length
     tokens = length or min(default, model.max_position_embeddings)
     return tokens, tokens if model.causal else max(1, round(DEFAULT_MASKED_LM_PROB * tokens))
@@ -264,7 +264,7 @@ def _initial_weights(config: RunConfig) -> str:
 
 
 def _adapters(config: RunConfig) -> str:
-    """The adapters of a run with some, which its weights are merged with."""
+    """Describes the adapters that are merged into a run's weights."""
     if not isinstance(config, FinetuneConfig) or config.lora.rank is None:
         return ""
     return f", with adapters of rank {config.lora.rank} on {', '.join(config.lora.projections)} (LoRA)"

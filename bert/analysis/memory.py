@@ -34,21 +34,20 @@ from bert.training.step import TrainState, make_train_step
 def activation_bytes(
     model: ModelConfig, length: int, itemsize: int = 2, remat: str = "none", stores_scores: bool = True, tensor: int = 1
 ) -> int:
-    """Bytes of activations that one row of all encoder layers keeps on a device for the backward pass.
+    """Returns the bytes of activations that one row keeps on a device for the backward pass of all encoder layers.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198), with sequence length s, hidden size h and a heads, per layer and row:
-    s h (10 + 24 / t + 5 a s / (h t)) with tensor parallelism t (equation 2), without the last term where attention is
-    one kernel. Where each layer is computed again from its input, a layer keeps 2 s h, and the one that is computed at
-    the time all of it. The formula is for 16-bit activations and a feed-forward layer of width 4 h; it leaves out
-    embeddings, logits and gradients.
+    Korthikanti et al. 2022 (arXiv 2205.05198), equation 2: with sequence length s, hidden size h, a heads and tensor
+    parallelism t, each layer keeps s h (10 + 24 / t + 5 a s / (h t)), without the last term for fused attention
+    kernels. With full rematerialization, each layer keeps 2 s h, except for the layer being computed. The formula
+    assumes 16-bit activations and a feed-forward width of 4 h; it excludes embeddings, logits and gradients.
 
     Args:
         model: sizes.
         length: s.
-        itemsize: bytes of an activation; the formula is scaled in proportion.
-        remat: as ``training.remat`` has it; dots is taken for none.
-        stores_scores: whether attention keeps its s x s matrices.
-        tensor: t, the devices along the mesh's last axis.
+        itemsize: bytes per activation, by which the formula is scaled.
+        remat: value of ``training.remat``; dots counts as none.
+        stores_scores: whether attention stores its s x s matrices.
+        tensor: t, number of devices along the mesh's last axis.
     """
     scores = 5 * model.num_attention_heads * length if stores_scores else 0
     of_layer = model.hidden_size * (10 + 24 / tensor) + scores / tensor
@@ -66,13 +65,13 @@ CONSTANT = re.compile(r"= [su]32\[\]\S* constant\((\d+)\)")
 
 
 def all_reduce_bytes(hlo: str) -> int | None:
-    """Bytes of all arrays that one run of a program adds over devices, each as often as the loops around it run.
+    """Returns the bytes that one execution of a program sums over devices, including repetitions in loops.
 
     Args:
-        hlo: the text of a compiled program, `jax.stages.Compiled.as_text`.
+        hlo: text of a compiled program, from `jax.stages.Compiled.as_text`.
 
     Returns:
-        The bytes of one device's arrays; None if the rounds of a loop cannot be read.
+        Bytes of one device's arrays; None if the trip count of a loop is unknown.
     """
     computations = _computations(hlo)
 
@@ -98,11 +97,11 @@ def all_reduce_bytes(hlo: str) -> int | None:
 
 
 class _UnknownRoundsError(Exception):
-    """A loop does not end at a constant."""
+    """The trip count of a loop is not a constant."""
 
 
 def _computations(hlo: str) -> dict[str, list[str]]:
-    """The lines of each computation by its name; those of the first one to run by ENTRY."""
+    """Returns the lines of each computation by its name; the entry computation is ENTRY."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in hlo.splitlines():
@@ -114,7 +113,7 @@ def _computations(hlo: str) -> dict[str, list[str]]:
 
 
 def _rounds(condition: list[str]) -> int:
-    """Rounds of a loop over a range: the one constant of its condition."""
+    """Returns the trip count of a loop over a range: the only constant in its condition."""
     constants = {int(match[1]) for line in condition if (match := CONSTANT.search(line))}
     if len(constants) != 1:
         raise _UnknownRoundsError
@@ -122,7 +121,7 @@ def _rounds(condition: list[str]) -> int:
 
 
 def _array_bytes(shapes: str) -> int:
-    """Bytes of the arrays of an HLO type, such as (f32[2,3]{1,0}, bf16[]); pred takes a byte."""
+    """Returns the bytes of an HLO type, such as (f32[2,3]{1,0}, bf16[]); pred counts as one byte."""
     return sum(
         math.prod(int(side) for side in sides.split(",") if side) * int(bits or 8) // 8
         for bits, sides in ARRAY.findall(shapes)
@@ -130,17 +129,17 @@ def _array_bytes(shapes: str) -> int:
 
 
 ANY_STEPS = 1_000_000
-"""Steps of an optimizer whose memory is planned: its state does not depend on them."""
+"""Number of steps for the optimizer, whose memory does not depend on it."""
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of one device while a train step runs, as its compiler gives them.
+    """Memory of one device during a train step in bytes, from the compiler.
 
     Attributes:
-        state: parameters, optimizer state and the batch; the step updates them in place.
-        working: gradients, stored activations and whatever else lives within the step.
-        all_reduced: arrays that the step adds over devices, those of each micro-batch; None if it cannot be read.
+        state: parameters, optimizer state and batch, which are updated in place.
+        working: gradients, stored activations and other temporary arrays.
+        all_reduced: arrays summed over devices in all micro-batches; None if unknown.
     """
 
     state: int
@@ -153,7 +152,7 @@ class StepMemory:
 
 
 def compiled_step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory:
-    """Compiles the train step of a pretraining run for the devices of a mesh; there are no weights and no data.
+    """Compiles the train step of a pretraining run for the devices of a mesh, without weights or data.
 
     Raises:
         UserError: rows or the model cannot be sharded over the mesh.
@@ -166,7 +165,7 @@ def compiled_step_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemo
 
 
 def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered:
-    """The train step of a run, traced for the devices of a mesh, ready to be compiled."""
+    """Traces the train step of a run for the devices of a mesh."""
     training = config.training
     check_mesh_sizes(mesh.shape, config.model)
     mesh.check_batch("training.batch_size", training.batch_size, training.gradient_accumulation_steps)
@@ -177,7 +176,7 @@ def lower_step(config: PretrainConfig, mesh: MeshParallel) -> jax.stages.Lowered
 
 
 def state_shapes(config: PretrainConfig) -> TrainState:
-    """The training state of a pretraining run as shapes, which do not depend on the devices."""
+    """Returns the shapes of the training state of a pretraining run, which do not depend on the devices."""
     training = TrainingConfig(objective=config.training.objective, label_smoothing=config.training.label_smoothing)
     model, loss = build_model_and_loss(dataclasses.replace(config, training=training))
     optimizer = make_optimizer(config.optimizer, int(config.training.steps or ANY_STEPS))
@@ -190,19 +189,19 @@ def state_shapes(config: PretrainConfig) -> TrainState:
 
 
 def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a global pretraining batch, [k, B / k, ...] with k micro-batches, by making one row of it."""
+    """Returns the shapes of a global pretraining batch, [k, B / k, ...] with k micro-batches, from one made-up row."""
     micro_batches = config.training.gradient_accumulation_steps
     rows = config.training.batch_size // micro_batches
     length, special = config.data.sequence_length, range(5)
-    most = config.data.max_sequences_per_pack
-    examples: tuple[int, ...] = (1, most) if config.data.packing else (1,)
+    max_examples = config.data.max_sequences_per_pack
+    examples: tuple[int, ...] = (1, max_examples) if config.data.packing else (1,)
     row = {
         "input_ids": np.full((1, length), len(special)),
         "length": np.array([length]),
         "segment_a_length": np.ones(examples, int),
     }
     if config.data.packing:
-        row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (most - 1)])
+        row[EXAMPLE_LENGTH] = np.array([[length] + [0] * (max_examples - 1)])
     if label := INPUT_FORMATS[config.data.input_format].label:
         row[f"{label}_label"] = np.zeros(examples, int)
     predictions: Predictions = NextTokens()
@@ -223,19 +222,19 @@ def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def tpu_devices(topology: str) -> Sequence[jax.Device]:
-    """The devices of a TPU slice such as v5e:2x4, to be compiled for; libtpu has to be installed, no TPU has to be.
+    """Returns the devices of a TPU slice such as v5e:2x4 for compilation, which needs libtpu but no TPU.
 
     Raises:
-        UserError: libtpu is missing, or knows no such slice.
+        UserError: libtpu is missing or does not know the slice.
     """
-    # No TPU is needed: without these, libtpu looks for one through the network and logs errors.
+    # Without these, libtpu looks for a TPU on the network and logs errors.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    # No TPU is used, so another process may compile at the same time, or train on the TPUs of this machine.
+    # No TPU is used, so that other processes may compile, or train on the TPUs of this machine.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    except Exception as error:  # a RuntimeError, ValueError or XLA's own, by the version
+    except Exception as error:  # RuntimeError, ValueError or XLA's error, depending on the version
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"cannot compile for the TPU slice {topology} ({reason}): name one such as v5e:2x4, with libtpu installed"
@@ -243,7 +242,7 @@ def tpu_devices(topology: str) -> Sequence[jax.Device]:
 
 
 def state_bytes(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> tuple[int, int]:
-    """Exact bytes of parameters and of optimizer state on one device, by the sharding rules."""
+    """Returns the exact bytes of parameters and optimizer state on one device, by the sharding rules."""
     state = state_shapes(config)
     return _bytes_per_device(state.params, "params", mesh), _bytes_per_device(state.opt_state, "opt_state", mesh)
 
@@ -263,13 +262,13 @@ def _silent(line: str) -> None:
 
 @dataclass(frozen=True)
 class BatchFit:
-    """The most rows that fit a device at once, with one kind of rematerialisation.
+    """The maximum number of rows that fit a device at once, for one kind of rematerialization.
 
     Attributes:
-        remat: as ``training.remat`` has it.
-        rows: rows of a micro-batch on one device; 0 if not even one fits.
-        micro_batches: micro-batches of a step with these rows.
-        memory: memory of a step with these rows; with one row if none fits, None if the compiler refuses even that.
+        remat: value of ``training.remat``.
+        rows: rows of a micro-batch on one device; 0 if none fits.
+        micro_batches: number of micro-batches of a step with these rows.
+        memory: memory of a step with these rows, or with one row if none fits; None if one row does not compile.
     """
 
     remat: Remat
@@ -281,11 +280,10 @@ class BatchFit:
 def fit_rows(
     config: PretrainConfig, mesh: MeshParallel, memory: int, remat: Remat, progress: Callable[[str], None] = _silent
 ) -> BatchFit:
-    """Finds the fewest micro-batches that fit into ``memory`` bytes of a device, by compiling the step.
+    """Finds the minimum number of micro-batches that fit into ``memory`` bytes of a device, by compiling the step.
 
-    The rows that are compiled first are those of the rough estimate. From there they go up or down over the divisors of
-    the batch, in strides of 1, 1, 2, 4 and so on; those between rows that fit and rows that do not are bisected. Two or
-    three compilations are usual. ``progress`` gets a line before each.
+    The search starts at the rough estimate, moves over the divisors of the batch in strides of 1, 1, 2, 4 and so on,
+    and then bisects. It usually needs two or three compilations. ``progress`` is called with a line before each.
 
     Raises:
         UserError: the batch cannot be sharded over the mesh.
@@ -315,7 +313,7 @@ def fit_rows(
 
 
 def _row_bytes(config: PretrainConfig, mesh: MeshParallel, remat: Remat) -> int:
-    """The rough estimate of a row; ``remat dots`` keeps all but the scores."""
+    """Returns the rough estimate for one row; ``remat dots`` stores everything except the scores."""
     training = config.training
     itemsize, length = jnp.dtype(training.dtype).itemsize, config.data.sequence_length
     stores_scores = training.attention_implementation not in ("cudnn", "splash") and remat != "dots"
@@ -323,7 +321,7 @@ def _row_bytes(config: PretrainConfig, mesh: MeshParallel, remat: Remat) -> int:
 
 
 def _next_index(fitting: int, too_many: int, count: int, tried: int) -> int:
-    """The choice to compile after so many: halfway between fitting and too many, or further on until both are found."""
+    """Returns the next choice to compile: halfway between fitting and too many, or further on until both are known."""
     stride = 2 ** max(0, tried - 2)
     if too_many == count:
         return min(fitting + stride, count - 1)
@@ -333,7 +331,7 @@ def _next_index(fitting: int, too_many: int, count: int, tried: int) -> int:
 
 
 def compiled_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory | None:
-    """`compiled_step_memory`; None if the compiler itself reports that the step does not fit, as that of TPUs does."""
+    """Like `compiled_step_memory`; None if the compiler reports that the step does not fit, as on TPUs."""
     try:
         return compiled_step_memory(config, mesh)
     except jax.errors.JaxRuntimeError as error:

@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
         raise UserError(f"{COMMAND_LINE}: {error}") from None
 
     def answer(inputs: list[Input]) -> list[list[Any]]:
-        prompts, numbers = [given.given for given in inputs], [given.line - 1 for given in inputs]
+        prompts, numbers = [item.value for item in inputs], [item.line - 1 for item in inputs]
         options = {"batch_size": arguments.batch_size, "numbers": numbers, "details": True}
         found = model.generate(prompts, **options, **settings)
         return found if decoding.num_samples > 1 else [[one] for one in found]
@@ -83,5 +83,5 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _lines(given: Input, continuations: list[Any]) -> list[dict[str, Any]]:
-    return [{"prompt": given.given, "text": one.text, "score": one.score} for one in continuations]
+def _lines(item: Input, continuations: list[Any]) -> list[dict[str, Any]]:
+    return [{"prompt": item.value, "text": one.text, "score": one.score} for one in continuations]

@@ -123,8 +123,8 @@ def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size:
     write_answers(
         name,
         read_inputs(name, task),
-        lambda inputs: model.predict([given.given for given in inputs], batch_size, **settings),
-        lambda given, answer: [{**given.id, **task.input_fields(given.given), **_fields(answer)}],
+        lambda inputs: model.predict([item.value for item in inputs], batch_size, **settings),
+        lambda item, answer: [{**item.id, **task.input_fields(item.value), **_fields(answer)}],
         output,
     )
 

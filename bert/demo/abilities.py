@@ -1,4 +1,4 @@
-"""The abilities of a model that the demo shows, with example texts."""
+"""The tabs of the demo for a model, with example texts."""
 
 from __future__ import annotations
 
@@ -48,42 +48,42 @@ PROMPTS = (("A dog runs across the field.",), ("Once upon a time there was",))
 
 
 def with_masks(mask: str) -> tuple[tuple[str, ...], ...]:
-    """Texts with a mask."""
+    """Returns example texts with a mask."""
     return ((f"The capital of France is {mask}.",), (f"She took the {mask} for a walk.",))
 
 
 MAX_CHARACTERS = 20_000
-"""Longest text that is read: a longer one would keep the others waiting."""
+"""Maximum length of a text, so that other requests do not wait."""
 
 MAX_ATTENTION_TOKENS = 128
-"""Most tokens whose attention is shown: the page of 12 layers of 12 heads has two megabytes."""
+"""Maximum number of tokens of an attention page, which has two megabytes for 12 layers of 12 heads."""
 
 MAX_CHOICES = 10
-"""Most choices of a question: a program is compiled for each number."""
+"""Maximum number of choices of a question; one program is compiled per number."""
 
 MAX_TOKENS = 40
-"""Tokens that a left-to-right language model adds to a text."""
+"""Maximum number of tokens that a language model adds to a text."""
 
 TOP_K = 8
-"""Tokens that are proposed for a mask."""
+"""Number of tokens listed for a mask."""
 
 Highlights = list[tuple[str, str | None]]
-"""A text in parts, each with the name that it is marked with, or None."""
+"""Parts of a text, each with its mark or None."""
 
 
 @dataclass(frozen=True)
 class Ability:
-    """One tab of the page, and one function of its API.
+    """One tab of the page and one function of its API.
 
     Attributes:
-        name: of the function in the API.
-        title: of the tab.
-        description: one sentence on what is computed.
-        answer: texts, by the names of its parameters -> a value for each of the outputs, or the value of the only one.
+        name: name of the API function.
+        title: title of the tab.
+        description: one sentence about the tab.
+        answer: texts -> one value per output, or the value of a single output; its parameter names are the API's.
         inputs: labels of the texts.
-        outputs: the kind of each output (a key of `bert.demo.page.OUTPUTS`) and its label.
+        outputs: kind of each output (a key of `bert.demo.page.OUTPUTS`) and its label.
         examples: inputs to click on.
-        num_required: the texts that must not be empty, from the first one on.
+        num_required: number of leading texts that must not be empty.
     """
 
     name: str
@@ -97,14 +97,14 @@ class Ability:
 
     @property
     def is_page(self) -> bool:
-        """Whether the answer is an HTML page."""
+        """True if the answer is an HTML page."""
         return self.outputs[0][0] == "page"
 
     def __call__(self, *texts: str | None) -> Any:
-        """The answer.
+        """Returns the answer.
 
         Raises:
-            UserError: a text is empty or too long, or the model has no answer.
+            UserError: a text is empty or too long, or the model rejects it.
         """
         checked = [_checked(label, text) for label, text in zip(self.inputs, texts, strict=True)]
         for label, text in zip(self.inputs[: self.num_required], checked, strict=False):
@@ -123,7 +123,7 @@ def _checked(label: str, text: str | None) -> str:
 
 
 def abilities_of(model: Pretrained) -> list[Ability]:
-    """What the model can do, the task that it was fine-tuned for first."""
+    """Returns the abilities of a model, starting with its task."""
     writes = model.architecture in (ENCODER_DECODER, "BertForCausalLM")
     found = []
     compares = model.task is None or "embed" in model.task.calls
@@ -141,19 +141,19 @@ def abilities_of(model: Pretrained) -> list[Ability]:
 
 
 def _sample_input(model: Pretrained) -> tuple[str, ...]:
-    """The input of a run's own data in its results.json; () if there is none."""
+    """Returns the sample input in a run's results.json; () if there is none."""
     if model.step is None or model.task is None or "embed" in model.task.calls:
         return ()
     try:
         sample = (read_results(model.source) or {}).get("sample_input") or ()
-    except UserError:  # a page with other examples is better than none
+    except UserError:  # other examples are used instead
         return ()
     is_short = all(isinstance(text, str) and text.strip() and len(text) <= MAX_CHARACTERS for text in sample)
     return tuple(sample) if is_short else ()
 
 
 def _with_sample(ability: Ability, sample: tuple[str, ...]) -> Ability:
-    """The ability with an input of the run's data as its example, if it has as many texts."""
+    """Returns the ability with an input of the run's data as its example, if the number of texts fits."""
     if ability.name == "choose":
         sample = (sample[0], "\n".join(sample[1:]))
     elif ability.name == "attention":
@@ -176,7 +176,7 @@ def _mask_filling(model: Pretrained) -> Ability:
     return Ability(
         "fill_mask",
         "Fill a mask",
-        f"Write {mask} in place of one word: the model proposes tokens for it.",
+        f"Write {mask} in place of one word: the model predicts tokens for it.",
         partial(fill_mask, model),
         ("text",),
         (("bars", "probability of each token"),),
@@ -186,16 +186,16 @@ def _mask_filling(model: Pretrained) -> Ability:
 
 
 def fill_mask(model: Pretrained, text: str) -> dict[str, float]:
-    """The most likely tokens for the only mask of a text."""
+    """Returns the most likely tokens for the only mask of a text."""
     found = model.fill_mask(text, TOP_K)
     if len(found) > 1:
         raise UserError(f"the text has {len(found)} masks, and this page fills one: remove the others")
-    # Several byte-level tokens may read alike: the most likely one counts.
+    # Byte-level tokens may have equal texts; the most likely one is kept.
     return {prediction.token.replace(" ", "␣"): prediction.probability for prediction in reversed(found[0])}
 
 
 def _prediction(model: Pretrained, task: Task) -> Ability:
-    """The ability of a task that reads one text, two, or one that a second one may follow."""
+    """Returns the ability of a task that reads one text, two texts, or one with an optional second."""
     num_required = len(task.input_columns)
     takes_pair = num_required == 2 or ("text_a", "text_b") in task.table_columns
     outputs_of: dict[type, tuple[tuple[str, str], ...]] = {
@@ -217,7 +217,7 @@ def _prediction(model: Pretrained, task: Task) -> Ability:
 
 
 def predict(model: Pretrained, text: Text) -> Any:
-    """The answer of a model that was fine-tuned to score or to classify texts."""
+    """Returns the answer of a model that scores or classifies texts."""
     [answer] = model.predict([text])
     answer_type = model.require_task().answer_type
     if answer_type is Labels:
@@ -228,7 +228,7 @@ def predict(model: Pretrained, text: Text) -> Any:
 
 
 def predict_pair(model: Pretrained, text_a: str, text_b: str = "") -> Any:
-    """As `predict`, of a pair of texts if there is a second one."""
+    """Like `predict`, with an optional second text."""
     return predict(model, (text_a, text_b) if text_b.strip() else text_a)
 
 
@@ -246,7 +246,7 @@ def _question_answering(model: Pretrained, task: QuestionAnsweringTask) -> Abili
 
 
 def answer_question(model: Pretrained, question: str, context: str) -> tuple[dict[str, float], Highlights]:
-    """The answer with its probability, and the context with the answer marked."""
+    """Returns the answer with its probability, and the context with the answer marked."""
     [found] = model.predict([(question, context)])
     if found.start is None:
         return {"no answer": found.probability}, [(context, None)]
@@ -267,7 +267,7 @@ def _tagging(model: Pretrained, task: TokenClassificationTask) -> Ability:
 
 
 def tag(model: Pretrained, text: str) -> Highlights:
-    """The text with its entities marked by their types, or its words by their tags."""
+    """Returns the text with its entities marked by type, or its words by tag."""
     [found] = model.predict([text])
     [(kind, parts)] = found._asdict().items()
     name = "type" if kind == "entities" else "tag"
@@ -275,13 +275,13 @@ def tag(model: Pretrained, text: str) -> Highlights:
 
 
 def mark(text: str, spans: list[tuple[int, int, str]]) -> Highlights:
-    """The text in parts, those of ``spans`` (start, end, name; in order, none within another) with their names."""
+    """Splits a text into parts and marks the ``spans`` (start, end, name), which are sorted and disjoint."""
     parts: Highlights = []
-    place = 0
+    position = 0
     for start, end, name in spans:
-        parts += [(text[place:start], None), (text[start:end], name)]
-        place = end
-    return [(part, name) for part, name in [*parts, (text[place:], None)] if part]
+        parts += [(text[position:start], None), (text[start:end], name)]
+        position = end
+    return [(part, name) for part, name in [*parts, (text[position:], None)] if part]
 
 
 def _multiple_choice(model: Pretrained, task: MultipleChoiceTask) -> Ability:
@@ -298,12 +298,12 @@ def _multiple_choice(model: Pretrained, task: MultipleChoiceTask) -> Ability:
 
 
 def choose(model: Pretrained, question: str, choices: str) -> dict[str, float]:
-    """The probability of each choice."""
-    given = list(dict.fromkeys(line.strip() for line in choices.splitlines() if line.strip()))
-    if not 2 <= len(given) <= MAX_CHOICES:
-        raise UserError(f"there are {len(given)} different choices: write two to {MAX_CHOICES}, one on each line")
-    [found] = model.predict([(question, *given)])
-    return dict(zip(given, found.probabilities, strict=True))
+    """Returns the probability of each choice."""
+    options = list(dict.fromkeys(line.strip() for line in choices.splitlines() if line.strip()))
+    if not 2 <= len(options) <= MAX_CHOICES:
+        raise UserError(f"there are {len(options)} different choices: write two to {MAX_CHOICES}, one on each line")
+    [found] = model.predict([(question, *options)])
+    return dict(zip(options, found.probabilities, strict=True))
 
 
 def _similarity(model: Pretrained) -> Ability:
@@ -320,7 +320,7 @@ def _similarity(model: Pretrained) -> Ability:
 
 
 def similarity(model: Pretrained, text_a: str, text_b: str) -> float:
-    """The cosine of the embeddings of two texts."""
+    """Returns the cosine of the embeddings of two texts."""
     return float(model.similarity(text_a, text_b)[0, 0])
 
 
@@ -339,7 +339,7 @@ def _generation(model: Pretrained) -> Ability:
 
 
 def generate(model: Pretrained, text: str) -> str:
-    """The continuation of a text, or the target of a source."""
+    """Returns the continuation of a text, or the target of a source."""
     settings: dict[str, Any] = {} if model.architecture == ENCODER_DECODER else {"max_tokens": MAX_TOKENS}
     written: str = model.generate(text, num_samples=1, **settings)
     return written
@@ -350,9 +350,9 @@ def _attention(model: Pretrained) -> Ability:
     return Ability(
         "attention",
         "Attention",
-        "What each token that the model writes looks at in your text."
+        "Attention from each generated token to the tokens of your text."
         if aligned
-        else "What each token looks at, in every layer and head.",
+        else "Attention from each token to the others, in every layer and head.",
         partial(attention, model),
         ("text",),
         (("page", "attention"),),
@@ -362,7 +362,7 @@ def _attention(model: Pretrained) -> Ability:
 
 
 def attention(model: Pretrained, text: str) -> str:
-    """The page of `bert attention` for a text, as HTML; of an encoder-decoder for what it writes as well."""
+    """Returns the HTML page of `bert attention` for a text, with an encoder-decoder for the generated target too."""
     if (count := model.tokenize(text)["input_ids"].shape[1]) > MAX_ATTENTION_TOKENS:
         raise UserError(f"the text has {count} tokens, and this page shows {MAX_ATTENTION_TOKENS}: pass a shorter text")
     target = model.generate(text, details=True, num_samples=1) if has_decoder(model.architecture) else None

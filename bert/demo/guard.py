@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 MAX_BODY = 1 << 20
-"""Bytes of a request. The longest texts that the page reads need a few hundred thousand, escaped as JSON."""
+"""Maximum bytes of a request. The longest texts need a few hundred thousand bytes as JSON."""
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-"""Names by which a browser on this machine reaches it."""
+"""Names of this machine in a local browser."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -21,19 +21,19 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class RequestGuard:
-    """ASGI middleware that answers a request itself if the application must not see it.
+    """ASGI middleware that rejects requests before the application reads them.
 
-    - A request whose Host header names another host gets 421: a page of another site, whose name was made to point
-      here, must not read the model (DNS rebinding).
-    - A body over `MAX_BODY` gets 413, by its Content-Length or, if it is streamed, as soon as it is too long.
-    - Uploads and forms with files get 403: no ability reads files, which would stay in the temporary folder.
+    - A request for an unknown host gets 421, so that another site whose name points here cannot read the model (DNS
+      rebinding).
+    - A body over `MAX_BODY` gets 413, by its Content-Length or, if streamed, as soon as it is too long.
+    - Uploads and forms with files get 403, because no ability reads files and they would stay in the temporary folder.
     """
 
     def __init__(self, app: App, hosts: Collection[str], any_address: bool = False) -> None:
         """
         Args:
-            hosts: names that the Host header may have, without a port, in lower case.
-            any_address: whether every IP address is allowed as well; no name that points here can be one.
+            hosts: allowed values of the Host header, without a port, in lower case.
+            any_address: whether every IP address is also allowed, which DNS rebinding cannot use.
         """
         self._app, self._hosts, self._any_address = app, frozenset(hosts), any_address
 
@@ -69,13 +69,13 @@ _TOO_LONG = f"the request has more than {MAX_BODY:,} bytes: pass shorter texts"
 
 
 def hosts_of(host: str, allowed: Collection[str] = ()) -> set[str]:
-    """The names that the Host header may have, of a server that listens on ``host``."""
+    """Returns the allowed values of the Host header for a server that listens on ``host``."""
     own = () if is_local(host) else (socket.gethostname(),)
     return {name.lower().removesuffix(".") for name in (*LOCAL_HOSTS, host, *own, *allowed)}
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Returns True if only this machine can reach an address."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
@@ -88,20 +88,20 @@ def _is_address(host: str) -> bool:
 
 
 def _content_length(headers: list[tuple[bytes, bytes]]) -> int:
-    """The declared length, 0 if there is none; one that is no number is longer than any."""
+    """Returns the declared length, 0 without one, and more than `MAX_BODY` for an invalid one."""
     lengths = [value for name, value in headers if name == b"content-length"]
     return max((int(value) if value.isdigit() and len(value) < 20 else MAX_BODY + 1 for value in lengths), default=0)
 
 
 def _has_files(path: str, headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether a request uploads files. The login sends a form as well, which has none."""
-    place = path.rstrip("/").rpartition("/")[2]
+    """Returns True if a request uploads files. The form of the login has none."""
+    endpoint = path.rstrip("/").rpartition("/")[2]
     forms = any(name == b"content-type" and value.strip().lower().startswith(b"multipart/") for name, value in headers)
-    return place in ("upload", "process_recording") or (forms and place != "login")
+    return endpoint in ("upload", "process_recording") or (forms and endpoint != "login")
 
 
 async def _read_body(receive: Receive) -> list[Message] | None:
-    """The messages of a body; None if it is too long."""
+    """Returns the messages of a body; None if it is too long."""
     messages, size = list[Message](), 0
     while True:
         message = await receive()
@@ -114,7 +114,7 @@ async def _read_body(receive: Receive) -> list[Message] | None:
 
 
 async def _reject(scope: Message, send: Send, status: int, sentence: str) -> None:
-    """Answers with a sentence; a websocket is closed."""
+    """Sends a response with one sentence, or closes a websocket."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": sentence})
         return

@@ -1,4 +1,4 @@
-"""The page of `bert demo`, made with Gradio: a tab for each ability of a model, each also a function of the API."""
+"""The Gradio page of `bert demo`: one tab per ability of a model, which is also an API function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import gradio as gr
 
 MAX_WAITING = 256
-"""Requests that may wait for the model; further ones are refused. Each has at most `bert.demo.guard.MAX_BODY` bytes."""
+"""Maximum number of waiting requests, each of at most `bert.demo.guard.MAX_BODY` bytes; others are rejected."""
 
 CSS = """
 .gradio-container .html-container { padding: 0; }
@@ -38,7 +38,7 @@ OUTPUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "json": ("JSON", {}),
     "page": ("HTML", {"show_label": False}),
 }
-"""Gradio's component and its settings by the kind of an output."""
+"""Gradio component and its settings for each kind of output."""
 
 NO_NETWORK: dict[str, Any] = {"share": False, "ssr_mode": False, "mcp_server": False, "enable_monitoring": False}
 NO_FILES: dict[str, Any] = {"max_file_size": 0, "run_history": False}
@@ -51,7 +51,7 @@ def require_gradio() -> None:
 
 
 def build(model: Pretrained) -> gr.Blocks:
-    """The page of a model: one request at a time reaches it.
+    """Builds the page of a model, which processes one request at a time.
 
     Raises:
         UserError: Gradio is not installed.
@@ -75,16 +75,15 @@ def serve(
     auth: tuple[str, str] | None = None,
     allowed_hosts: Collection[str] = (),
 ) -> str:
-    """Starts to serve a page in the background, which ``page.close()`` ends, and returns its address.
+    """Serves a page in the background until ``page.close()``, and returns its address.
 
-    No visit or request is reported to anybody, and the page loads nothing from elsewhere. Requests are limited by
-    `bert.demo.guard.RequestGuard`.
+    Nothing is reported to or loaded from other hosts. `bert.demo.guard.RequestGuard` limits the requests.
 
     Args:
-        host: the address to listen on. Unless it is one of this machine alone, the Host header may be any IP address.
-        port: the port to listen on.
-        auth: name and password of a visitor.
-        allowed_hosts: further names that the Host header may have.
+        host: address to listen on. If other machines can reach it, the Host header may be any IP address.
+        port: port to listen on.
+        auth: user name and password.
+        allowed_hosts: additional values of the Host header.
 
     Raises:
         OSError: the port is in use.
@@ -137,7 +136,7 @@ def _output(kind: str, label: str) -> Any:
 
 
 def _answer_or_error(ability: Ability) -> Callable[..., Any]:
-    """The ability as Gradio calls it, with the parameters of its answer; errors are shown on the page."""
+    """Wraps an ability for Gradio with the parameters of its answer; the page shows errors."""
     import gradio as gr
 
     @functools.wraps(ability.answer)
@@ -145,7 +144,7 @@ def _answer_or_error(ability: Ability) -> Callable[..., Any]:
         try:
             found = ability(*texts)
         except UserError as error:
-            # The page shows messages as HTML.
+            # Gradio renders messages as HTML.
             raise gr.Error(html.escape(str(error), quote=False), print_exception=False) from None
         return _frame(found) if ability.is_page else found
 
@@ -153,12 +152,12 @@ def _answer_or_error(ability: Ability) -> Callable[..., Any]:
 
 
 def _frame(page: str) -> str:
-    """A page within the page, which can reach nothing of it."""
+    """Returns a page in a sandboxed frame without access to the outer page."""
     return f'<iframe title="attention" sandbox="allow-scripts" srcdoc="{_inert(page)}"></iframe>'
 
 
 def _inert(text: str) -> str:
-    """A text as HTML, without the characters of Gradio's templates, which evaluate ${...} and {{...}}."""
+    """Escapes a text for HTML and for Gradio's templates, which evaluate ${...} and {{...}}."""
     return re.sub(r"[&<>\"'`${}\\]", lambda match: f"&#{ord(match[0])};", text)
 
 

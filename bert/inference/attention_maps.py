@@ -1,4 +1,4 @@
-"""What every head of a model looks at in a text, or in the source of one, as a page and as a picture."""
+"""Attention weights of every head over a text, or from a target to its source, as a page or a picture."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import token_text
 
 MAX_TICK_LABELS = 24
-"""Most tokens that a picture names: more are not readable."""
+"""Maximum number of tokens with labels in a picture."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class AttentionTokens:
     """The tokens on one side of an attention map.
 
     Attributes:
-        tokens: T tokens as people read them, special tokens included.
+        tokens: T readable tokens, special tokens included.
         segments: [T] of 0 and 1.
         special: [T] booleans, true for special tokens.
-        num_truncated: tokens of the text that did not fit the model.
+        num_truncated: number of tokens of the text that did not fit the model.
     """
 
     tokens: list[str]
@@ -60,7 +60,7 @@ class AttentionTokens:
     def from_ids(
         cls, tokenizer: Tokenizer, ids: np.ndarray, segments: np.ndarray | None = None, num_truncated: int = 0
     ) -> AttentionTokens:
-        """The tokens of the ids [T], of one segment if None are given."""
+        """Creates the tokens of ids [T]; without ``segments`` they have one segment."""
         segments = np.zeros(len(ids), np.int32) if segments is None else segments
         return cls(_tokens(tokenizer, ids), segments, np.isin(ids, special_ids(tokenizer).all), num_truncated)
 
@@ -74,9 +74,9 @@ class AttentionMap:
 
     Attributes:
         source: name of the model.
-        rows: the T tokens that attend. Those of cross-attention are the tokens that the model predicts.
-        columns: the S tokens that are attended to; ``rows`` itself if these are the tokens that attend.
-        weights: [layers, N, T, S] float32: how much of its attention token t gives to token s; each row sums to 1.
+        rows: the T tokens that attend; for cross-attention the predicted tokens.
+        columns: the S tokens that are attended to; the same object as ``rows`` for self-attention.
+        weights: [layers, N, T, S] float32: attention weights from token t to token s; each row sums to 1.
     """
 
     source: str
@@ -86,26 +86,27 @@ class AttentionMap:
 
     @property
     def is_cross(self) -> bool:
-        """Whether rows and columns are different texts."""
+        """True if rows and columns are different texts."""
         return self.rows is not self.columns
 
     @property
     def sides(self) -> dict[str, AttentionTokens]:
-        """The texts by the name of their tokens."""
+        """The sides by the name of their tokens."""
         return {"target tokens": self.rows, "source tokens": self.columns} if self.is_cross else {"tokens": self.rows}
 
 
 def compute_attention_map(model: Pretrained, text: Text, target: str | Continuation | None = None) -> AttentionMap:
-    """Attention of every layer and head over a text, or over a pair of texts given as a tuple.
+    """Computes the attention of every layer and head over a text, or over a pair of texts given as a tuple.
 
     Args:
-        model: of an encoder-decoder, the encoder unless there is a ``target``.
+        model: a model; of an encoder-decoder without ``target``, the encoder is used.
         text: a text or a pair.
-        target: of an encoder-decoder: the text that it writes for the source ``text``, or what its `generate` gives
-            with ``details``. The map then is the cross-attention, when the whole target is read at once.
+        target: for an encoder-decoder: the target of the source ``text``, or a `Continuation` from `generate` with
+            ``details``. The result is then the cross-attention for this target.
 
     Raises:
-        UserError: not a text or a pair of texts, one of them is empty, or a target for a model without a decoder.
+        UserError: the input is not a text or a pair of texts, a text is empty, or the model has no decoder for a
+            target.
     """
     text = as_text_or_pair(text, 1)
     if not all(part.strip() for part in ([text] if isinstance(text, str) else text)):
@@ -143,7 +144,7 @@ def _cross_attentions(
 
 
 def _pad_to_bucket(model: Pretrained, features: TokenRows) -> dict[str, np.ndarray]:
-    """A row, padded to a length for which a program is compiled once."""
+    """Pads a row to a bucket, so that one program is compiled per bucket."""
     return features.batch(np.arange(1), _bucket(model, len(features.ids)), 1)
 
 
@@ -152,7 +153,7 @@ def _bucket(model: Pretrained, length: int) -> int:
 
 
 def _stack(weights: tuple[jax.Array, ...], rows: int, columns: int) -> np.ndarray:
-    """The weights of all layers [layers, N, T, S], without those of padding."""
+    """Stacks the weights of all layers to [layers, N, T, S] without padding."""
     whole = np.stack([layer[0, :, :rows, :columns] for layer in jax.device_get(weights)])
     check_finite([0], whole[None])
     return whole
@@ -171,7 +172,7 @@ def _compute_alignment(model: Pretrained, source: Text, target: str | Continuati
     read, predicted = whole[:-1][:longest], whole[1:][:longest]
     features, num_truncated = _cut(model, source)
     batch = _pad_to_bucket(model, features)
-    # No token of the target attends to those after it: of what kind these are does not matter.
+    # Attention is causal, so that the padding tokens have no effect.
     target_ids = np.pad(read, (0, _bucket(model, len(read)) - len(read)))[None]
     weights = _cross_attentions(model.config, model.params, batch["input_ids"], target_ids, batch["attention_mask"])
     return AttentionMap(
@@ -183,7 +184,7 @@ def _compute_alignment(model: Pretrained, source: Text, target: str | Continuati
 
 
 def _target_ids(tokenizer: Tokenizer, target: str | Continuation, end: int) -> list[int]:
-    """The tokens that the model predicts, with the end of a text. Raises UserError for an empty text."""
+    """Returns the predicted tokens with the end token. Raises UserError for an empty text."""
     if isinstance(target, Continuation):
         return [*target.token_ids, *([end] if target.ended else [])]
     [text] = as_texts(target, 1, "the target is a text: pass a string")
@@ -193,28 +194,28 @@ def _target_ids(tokenizer: Tokenizer, target: str | Continuation, end: int) -> l
 
 
 def _cut(model: Pretrained, text: Text) -> tuple[TokenRows, int]:
-    """The row of a text, and the number of tokens that did not fit the model."""
+    """Returns the row of a text, and the number of tokens that did not fit the model."""
     features = tokenize(model.tokenizer, [text], model.config.max_position_embeddings)
     check_inputs(features.ids, model.config.known_vocab_size)
     return features, len(tokenize(model.tokenizer, [text], NO_LIMIT).ids) - len(features.ids)
 
 
 def _tokens(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
-    """Tokens by id: WordPiece's as they are; byte-level ones as text, a space at the start as an open box."""
+    """Returns readable tokens; a leading space of byte-level tokens is an open box."""
     return [token_text(tokenizer, int(token_id)).replace(" ", "␣") for token_id in ids]
 
 
 def write_html(attention: AttentionMap, path: Path) -> None:
-    """Writes the page of `make_page` into a file."""
+    """Writes the page of `make_page` to a file."""
     page = make_page(attention)
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 
 def make_page(attention: AttentionMap) -> str:
-    """One HTML page that needs nothing else: data, script and style are in it, and it may load nothing."""
+    """Returns a self-contained HTML page with data, script and style, which loads nothing."""
     layers, heads, _, _ = attention.weights.shape
-    # A byte a weight, relative to the largest of its row: a uniform row of 512 is as exact as the peak of a sharp one.
+    # One byte per weight, relative to the row's maximum, so that uniform rows of 512 tokens are as exact as sharp ones.
     largest = attention.weights.max(-1)
     bytes_ = np.round(255 * attention.weights / np.maximum(largest, 1e-30)[..., None]).astype(np.uint8)
     data = {
@@ -226,7 +227,7 @@ def make_page(attention: AttentionMap) -> str:
         "weights": _encode_base64(bytes_),
         "largest": _encode_base64(np.round(65535 * largest).astype("<u2")),
     }
-    # Inside a script element nothing but "<" can end it; escaped, tokens such as "</script>" are text.
+    # Escaped, so that tokens such as "</script>" cannot end the script element.
     content = json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     page = resources.files("bert.inference").joinpath("attention_page.html").read_text(encoding="utf-8")
     filling = {"title": html.escape(f"attention of {attention.source}"), "data": content}
@@ -242,8 +243,8 @@ def _encode_base64(array: np.ndarray) -> str:
 
 
 def write_png(attention: AttentionMap, path: Path) -> None:
-    """Writes a PNG: a row of squares a layer, a column a head, each square the weights [T, S] of one head."""
-    # The Agg canvas without pyplot: no display, no global state.
+    """Writes a PNG with one row of panels per layer and one column per head; each panel shows weights [T, S]."""
+    # The Agg canvas without pyplot needs no display and has no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
@@ -254,7 +255,7 @@ def write_png(attention: AttentionMap, path: Path) -> None:
     figure = Figure(figsize=size, dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
-    # Under a square root a weight of 0.01 is still visible next to one of 1; all heads share the scale.
+    # A square-root scale, so that a weight of 0.01 is visible next to 1; all heads share it.
     norm = PowerNorm(0.5, 0, 1)
     for (layer, head), axes in np.ndenumerate(grid):
         image = axes.imshow(attention.weights[layer, head], cmap="Blues", norm=norm, interpolation="nearest")
@@ -282,12 +283,12 @@ def write_png(attention: AttentionMap, path: Path) -> None:
 
 
 def _panel_size(tokens: int, named: bool) -> float:
-    """Inches along a side of a square of the picture."""
+    """Returns the side of a panel in inches."""
     return max(1.1, 0.115 * tokens) if named else min(2.4, 1.1 + tokens / 200)
 
 
 def _lengths(attention: AttentionMap) -> str:
-    """The numbers of tokens on each side."""
+    """Describes the number of tokens on each side."""
     return "; ".join(
         f"{len(side)} {name}" + (f", {side.num_truncated} more cut" if side.num_truncated else "")
         for name, side in attention.sides.items()

@@ -1,4 +1,4 @@
-"""Export of a model to other formats, and the check that an int8 graph keeps the score of the float graph."""
+"""Export of a model to other formats, and the comparison of an int8 graph with the float graph."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ TOLERANCE = 0.01
 
 
 class Model(Protocol):
-    """A `bert.Pretrained`, as far as it is scored."""
+    """The attributes of `bert.Pretrained` that scoring needs."""
 
     @property
     def graph(self) -> Path | None:
-        """The ONNX graph that computes."""
+        """File of the ONNX graph."""
 
     def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
-        """What the head says of each row."""
+        """Returns the outputs of the head, one array per row."""
 
     def embed(self, texts: Sequence[str], batch_size: int = 32) -> np.ndarray:
-        """The embeddings of texts."""
+        """Returns the embeddings of texts."""
 
 
 class GraphResult(NamedTuple):
-    """What a graph reaches: its score, the bytes of its files, and the rows of dev that it computes in a second."""
+    """Score, file size and speed of a graph on dev."""
 
     score: float
     num_bytes: int
@@ -53,12 +53,12 @@ class GraphResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Int8Check:
-    """Compares a float graph with the int8 graph that was made of it.
+    """Compares a float graph with its int8 version.
 
     Attributes:
-        source: of the model, for messages.
-        task: that dev is scored by; None for the cosines of embeddings.
-        examples: of dev; texts without a task.
+        source: source of the model, for messages.
+        task: task that scores dev; None for the cosines of embeddings.
+        examples: examples of dev; texts without a task.
         features: rows of the examples; None without a task.
         tolerance: share of the float score that int8 may lose.
     """
@@ -71,10 +71,10 @@ class Int8Check:
 
     @classmethod
     def of(cls, model: Any, dev: Any, tolerance: float) -> Self:
-        """The check of a `bert.Pretrained`, with what it is scored on; ``dev`` as `Pretrained.save` takes it.
+        """Creates the check of a `bert.Pretrained`; see `Pretrained.save` for ``dev``.
 
         Raises:
-            UserError: the model has no score, there is nothing to score it on, or the tolerance is no share.
+            UserError: the model has no score, there are no dev rows, or the tolerance is invalid.
         """
         if not 0 <= tolerance < 1:
             raise UserError(f"tolerance is {tolerance}: pass a share of the score from 0 to less than 1")
@@ -91,7 +91,7 @@ class Int8Check:
         return cls(model.source, task, examples, task.features(model.tokenizer, examples, model.data), tolerance)
 
     def __call__(self, float_model: Model, int8_model: Model) -> str:
-        """A table of both graphs. Raises ExportError if the int8 one loses too much."""
+        """Returns a table of both graphs. Raises ExportError if the int8 graph loses too much."""
         if self.task is None:
             (vectors, float_speed), (others, int8_speed) = (self._embed(model) for model in (float_model, int8_model))
             name, scores = "cosine with the float model", (1.0, _mean_cosine(vectors, others))
@@ -107,14 +107,14 @@ class Int8Check:
         return _table(name, *results)
 
     def _embed(self, model: Model) -> tuple[np.ndarray, float]:
-        model.embed(self.examples)  # the first pass reads the graph and starts threads
+        model.embed(self.examples)  # warm-up
         start = time.perf_counter()
         vectors = model.embed(self.examples)
         return vectors, len(self.examples) / (time.perf_counter() - start)
 
     def _scored(self, task: Task, model: Model) -> tuple[float, float]:
         features = require(self.features, "the rows")
-        model.outputs(features)  # as in `_embed`
+        model.outputs(features)  # warm-up
         start = time.perf_counter()
         outputs = model.outputs(features)
         speed = len(features) / (time.perf_counter() - start)
@@ -132,7 +132,7 @@ class Int8Check:
 
 
 def _dev_examples(model: Any, task: Task, dev: Any) -> Any:
-    """The labelled rows of a run, or those that are given. Raises UserError."""
+    """Returns the dev rows of a run, or the rows in ``dev``. Raises UserError."""
     is_folder = isinstance(dev, str | os.PathLike) and Path(dev).is_dir()
     if dev is not None and not is_folder:
         if "score" not in task.calls:
@@ -147,7 +147,7 @@ def _dev_examples(model: Any, task: Task, dev: Any) -> Any:
 
 
 def _texts(model: Any, dev: Any) -> list[Any]:
-    """The texts whose embeddings are compared. Raises UserError."""
+    """Returns the texts whose embeddings are compared. Raises UserError."""
     if model.architecture != "Bert":
         raise UserError(
             f"{model.source} has no task and gives no embeddings ({model.architecture}), and so no score that int8 "
@@ -164,7 +164,7 @@ def _texts(model: Any, dev: Any) -> list[Any]:
 
 
 def _num_bytes(graph: Path) -> int:
-    """The size of a graph's file, and of the file of its weights if they are in one of their own."""
+    """Returns the size of a graph's file and its external weights."""
     return sum(file.stat().st_size for file in graph.parent.glob(f"{graph.name}*"))
 
 
@@ -173,13 +173,13 @@ def _mean_cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _table(name: str, of_float: GraphResult, of_int8: GraphResult) -> str:
-    """Both side by side, as Markdown."""
+    """Formats both results as a Markdown table."""
     rows = [
         ("", "float", "int8"),
         ("---", "---", "---"),
-        (name, *(f"{found.score:.4f}" for found in (of_float, of_int8))),
-        ("megabytes", *(f"{found.num_bytes / 1e6:.1f}" for found in (of_float, of_int8))),
-        ("rows per second", *(f"{found.rows_per_second:.1f}" for found in (of_float, of_int8))),
+        (name, *(f"{result.score:.4f}" for result in (of_float, of_int8))),
+        ("megabytes", *(f"{result.num_bytes / 1e6:.1f}" for result in (of_float, of_int8))),
+        ("rows per second", *(f"{result.rows_per_second:.1f}" for result in (of_float, of_int8))),
     ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
@@ -196,7 +196,7 @@ def save_model(
     tolerance: float,
 ) -> None:
     """Writes a `bert.Pretrained` in another format; see its method `save`."""
-    from bert.interchange.writers import hf, onnx, stablehlo  # which most programs do not need
+    from bert.interchange.writers import hf, onnx, stablehlo  # slow imports
 
     writers = {"hf": hf.export, "stablehlo": stablehlo.export, "onnx": onnx.export}
     if format not in writers:
@@ -232,5 +232,5 @@ def save_model(
 
 
 def _with_path(text: str, folder: Path, out: str | Path) -> str:
-    """A message about ``out`` of a function that wrote to ``folder``."""
+    """Replaces the temporary ``folder`` in a message by ``out``."""
     return type(text)(text.replace(str(folder), str(out)))

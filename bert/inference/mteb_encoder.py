@@ -1,4 +1,4 @@
-"""A model as the benchmark `mteb` runs it."""
+"""Adapter of a model for the benchmark `mteb`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bert.model.pooling import Pooling
 
 
 class MtebEncoder:
-    """An embedding model for ``mteb.evaluate``, of mteb 2 (``mteb.EncoderProtocol``).
+    """An embedding model for ``mteb.evaluate`` of mteb 2 (``mteb.EncoderProtocol``).
 
-    Queries and documents of a search begin with the prompts of the model. Results are filed under a digest of the
-    weights as their revision, so that those of a model that was trained again are not taken for its own.
+    Queries and documents begin with the model's prompts. The revision in mteb's results is a digest of the weights, so
+    that a retrained model does not reuse old results.
 
     Args:
-        model: computes the embeddings.
-        name: of the model in mteb's results, ``organization/model``; None makes one of the model's source.
+        model: model that computes the embeddings.
+        name: name in mteb's results, ``organization/model``; None derives it from the model's source.
 
     Raises:
-        UserError: mteb is not installed, or the name has another form.
+        UserError: mteb is not installed, or the name is invalid.
     """
 
     def __init__(self, model: Pretrained, name: str | None = None) -> None:
@@ -37,7 +37,7 @@ class MtebEncoder:
         self._model = model
         self._name = f"bert-jax/{Path(model.source).name or 'model'}" if name is None else name
         if "/" not in self._name:
-            raise UserError(f"name is {self._name!r}: pass organization/model, by which mteb files its results")
+            raise UserError(f"name is {self._name!r}: pass organization/model")
 
     def encode(
         self,
@@ -47,32 +47,32 @@ class MtebEncoder:
         batch_size: int = 32,
         **settings: Any,
     ) -> np.ndarray:
-        """The embeddings of all texts, [texts, D] float32.
+        """Returns the embeddings of all texts, [texts, D] float32.
 
         Args:
             inputs: batches with a list of texts under "text".
-            prompt_type: whether they are queries or documents, as ``mteb.types.PromptType`` has it; None for neither.
-            batch_size: texts at once.
-            settings: of mteb's, which change nothing here: the task, the split, and whether progress is shown.
+            prompt_type: ``mteb.types.PromptType`` of queries or documents; None for neither.
+            batch_size: number of texts per batch.
+            settings: other settings of mteb, which are ignored.
         """
         texts = [text for batch in inputs for text in batch["text"]]
         return self._model.embed(texts, batch_size, None if prompt_type is None else prompt_type.value)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """The cosine of each of the first with each of the others, [A, B]."""
+        """Returns the cosines of all pairs, [A, B]."""
         from mteb.similarity_functions import cos_sim
 
         return cos_sim(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """The cosine of each of the first with the other in its place, [A]."""
+        """Returns the cosines of corresponding pairs, [A]."""
         from mteb.similarity_functions import pairwise_cos_sim
 
         return pairwise_cos_sim(embeddings1, embeddings2)
 
     @cached_property
     def mteb_model_meta(self) -> Any:
-        """What mteb files with the results: a ``mteb.models.ModelMeta``."""
+        """Description of the model in mteb's results, a ``mteb.models.ModelMeta``."""
         from mteb.models import ModelMeta
         from mteb.models.model_meta import ScoringFunction
 
@@ -90,7 +90,7 @@ class MtebEncoder:
         return ModelMeta.create_empty(facts)
 
     def _revision(self) -> str:
-        """Of the weights, and of how they become embeddings."""
+        """Returns a digest of the weights and the pooling."""
         digest = hashlib.sha256(repr((self._model.config, self._model.pooling, self._model.dtype)).encode())
         for path, leaf in jax.tree_util.tree_leaves_with_path(self._model.params):
             digest.update(jax.tree_util.keystr(path).encode())

@@ -1,4 +1,4 @@
-"""Scores of texts by a language model, and zero-shot labels by a model of entailment."""
+"""Predictions without fine-tuning: log-probabilities of texts, tokens for masks, zero-shot labels."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from bert.tokenizer.vocabulary import token_text
 
 
 class TextScore(NamedTuple):
-    """The probability of a text.
+    """Log-probability of a text.
 
     Attributes:
-        log_probability: the sum over its tokens, in nats.
-        num_tokens: of the text.
+        log_probability: sum over the tokens, in nats.
+        num_tokens: number of tokens of the text.
     """
 
     log_probability: float
@@ -44,7 +44,7 @@ class TextScore(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative log-probability of a token; NaN for an empty text."""
+        """Exponential of the mean negative log-probability per token; NaN for an empty text."""
         return math.exp(-self.log_probability / self.num_tokens) if self.num_tokens else math.nan
 
 
@@ -59,7 +59,7 @@ def check_stride(stride: int | None, max_length: int, source: str) -> int:
 
 
 class _Window(NamedTuple):
-    """Some tokens of a text [T + 1], the first T of which are read; the last ``scored`` ones are predicted."""
+    """Tokens [T + 1] of a text: the first T are inputs, and the last ``scored`` ones are predicted."""
 
     text: int
     tokens: np.ndarray
@@ -67,7 +67,7 @@ class _Window(NamedTuple):
 
 
 class TextScorer:
-    """The compiled forward function of a language model over windows of texts."""
+    """Scores texts in windows with the compiled forward function of a language model."""
 
     def __init__(
         self, config: ModelConfig, params: dict[str, Any], tokenizer: Tokenizer, dtype: DTypeLike = jnp.float32
@@ -76,15 +76,15 @@ class TextScorer:
         self._model = BertForCausalLM(config, dtype)
 
     def __call__(self, texts: Sequence[str], stride: int, batch_size: int) -> list[TextScore]:
-        """The score of each text: every token is predicted once, the first one after the end token.
+        """Returns the score of each text. Every token is predicted once, the first one after the end token.
 
-        Texts are read as prose: names of special tokens in them are ordinary characters.
+        Names of special tokens in texts are ordinary characters.
 
         Args:
-            texts: of any length.
-            stride: tokens by which a window begins after the one before, at most the longest that the model reads. A
-                token has at least that length less ``stride`` tokens in front of it, if the text does.
-            batch_size: windows at once.
+            texts: texts of any length.
+            stride: tokens between the starts of windows, at most the number of positions. Each token has at least
+                positions - ``stride`` tokens of context, if the text has them.
+            batch_size: number of windows per batch.
         """
         end = special_ids(self._tokenizer).end
         ids = [np.append(np.int32(end), text) for text in plain_ids(self._tokenizer, texts, literal=True)]
@@ -93,8 +93,8 @@ class TextScorer:
         sums = np.zeros(len(texts))
         for start in range(0, len(windows), batch_size):
             batch = windows[start : start + batch_size]
-            found = self._batch(batch, min(batch_size, 1 << (len(windows) - 1).bit_length()))
-            for window, log_probabilities in zip(batch, found, strict=False):
+            results = self._batch(batch, min(batch_size, 1 << (len(windows) - 1).bit_length()))
+            for window, log_probabilities in zip(batch, results, strict=False):
                 length = len(window.tokens) - 1
                 sums[window.text] += log_probabilities[length - window.scored : length].sum(dtype=np.float64)
         return [TextScore(float(total), len(text) - 1) for total, text in zip(sums, ids, strict=True)]
@@ -111,7 +111,7 @@ class TextScorer:
         return windows
 
     def _batch(self, windows: list[_Window], rows: int) -> np.ndarray:
-        """[rows, T] log-probabilities of the token after each."""
+        """Returns the log-probabilities [rows, T] of the tokens that follow."""
         lengths = [len(window.tokens) - 1 for window in windows]
         length = bucket_length(max(lengths), BUCKETS, self._config.max_position_embeddings)
         tokens = np.zeros((rows, length + 1), np.int32)
@@ -120,9 +120,9 @@ class TextScorer:
             tokens[row, : len(window.tokens)] = window.tokens
             mask[row, : lengths[row]] = 1
         check_inputs(tokens, self._config.known_vocab_size)
-        found = np.asarray(self._log_probabilities(self._params, tokens[:, :-1], mask, tokens[:, 1:]))
-        check_finite([window.text for window in windows], np.where(mask, found, 0))
-        return found
+        scores = np.asarray(self._log_probabilities(self._params, tokens[:, :-1], mask, tokens[:, 1:]))
+        check_finite([window.text for window in windows], np.where(mask, scores, 0))
+        return scores
 
     @cached_property
     def _log_probabilities(self) -> Callable[..., Array]:
@@ -133,7 +133,9 @@ class TextScorer:
             read_out: Any = self._model.apply({"params": params}, tokens, mask, method=read)
             hidden, table, bias = read_out
 
-            def of_row(row: tuple[Array, Array]) -> Array:  # by row, as logits [B, T, V] may not fit into memory
+            def of_row(
+                row: tuple[Array, Array],
+            ) -> Array:  # row by row, because logits [B, T, V] may not fit into memory
                 logits = tied_logits(row[0], table, bias, hidden.dtype)
                 return jnp.take_along_axis(jax.nn.log_softmax(logits), row[1][:, None], axis=1)[:, 0]
 
@@ -210,13 +212,13 @@ def zero_shot_labels(
 
 
 def entailment_labels(task: Task, source: str) -> tuple[int, int]:
-    """The numbers of the labels entailment and contradiction.
+    """Returns the indices of the labels entailment and contradiction.
 
-    Contradiction is found by its name, of two labels it is the other one, and else the last or the first label, as in
-    transformers.
+    Contradiction is found by its name; of two labels it is the other one; otherwise it is the last or first label, as
+    in transformers.
 
     Raises:
-        UserError: the model does not classify, or has no label entailment.
+        UserError: the model is no classifier, or has no label entailment.
     """
     names = [name.lower() for name in task.exclusive_labels]
     entailed = [number for number, name in enumerate(names) if name.startswith("entail")]
@@ -232,7 +234,7 @@ def entailment_labels(task: Task, source: str) -> tuple[int, int]:
 
 
 def hypotheses(labels: Sequence[str], template: str) -> list[str]:
-    """One sentence for each label. Raises UserError for a template without a place, and for labels that are equal."""
+    """Returns one sentence per label. Raises UserError for a template without {} and for duplicate labels."""
     labels = [] if labels is None or isinstance(labels, str) else as_list(labels)
     if not labels:
         raise UserError("labels has to be a list of at least one label: pass the labels to choose from")
@@ -240,19 +242,19 @@ def hypotheses(labels: Sequence[str], template: str) -> list[str]:
     if not all(isinstance(label, str) for label in labels) or len(set(labels)) < len(labels):
         raise UserError("labels has a label twice, or a pair of texts: pass each label once, as a string")
     if not isinstance(template, str) or template.count("{}") != 1:
-        raise UserError(f"template is {shown(template)}: write {{}} once, where the label belongs")
+        raise UserError(f"template is {shown(template)}: write {{}} once for the label")
     return [template.replace("{}", label) for label in labels]
 
 
 def best_label(logits: np.ndarray, labels: Sequence[str], entailed: int, opposite: int, multi_label: bool) -> Label:
-    """The answer for one text.
+    """Returns the answer for one text.
 
     Args:
-        logits: [labels, classes] of the text with the sentence of each label.
-        multi_label: whether each label is asked alone, entailment against contradiction, as a single one always is;
-            else one of them is right.
+        logits: [labels, classes] logits of the text with the sentence of each label.
+        multi_label: normalize each label over entailment and contradiction, as for a single label; otherwise normalize
+            over the labels.
     """
-    each_alone = multi_label or len(labels) == 1
-    shares = softmax(logits[:, [opposite, entailed]])[:, 1] if each_alone else softmax(logits[:, entailed])
+    independent = multi_label or len(labels) == 1
+    shares = softmax(logits[:, [opposite, entailed]])[:, 1] if independent else softmax(logits[:, entailed])
     ranked = sorted(zip(labels, map(float, shares), strict=True), key=lambda pair: -pair[1])
     return Label(ranked[0][0], dict(ranked))

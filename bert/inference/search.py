@@ -20,15 +20,15 @@ from bert.tasks.columns import json_lines
 from bert.tasks.text_pairs import read_queries
 
 TEXTS_AT_ONCE = 4096
-"""Documents, and queries, that are compared at once: 64 MiB of cosines."""
+"""Maximum number of documents and of queries in a block: 64 MiB of cosines."""
 
 
 class SearchResults(NamedTuple):
-    """What a search finds, the best document first.
+    """Documents found by a search, the best first.
 
     Attributes:
-        indices: [Q, K] int64 number of each document in the corpus.
-        scores: [Q, K] float32 cosine with the query.
+        indices: [Q, K] int64 indices of the documents in the corpus.
+        scores: [Q, K] float32 cosines with the query.
     """
 
     indices: np.ndarray
@@ -36,7 +36,7 @@ class SearchResults(NamedTuple):
 
 
 class RankedDocument(NamedTuple):
-    """A document in the order of its score for a query: its number among those that were given."""
+    """A document sorted by its score for a query: its index among the documents."""
 
     number: int
     score: float
@@ -44,11 +44,11 @@ class RankedDocument(NamedTuple):
 
 @runtime_checkable
 class VectorIndex(Protocol):
-    """An index of vectors as FAISS has it (``faiss.Index``), which is not imported here.
+    """Protocol of ``faiss.Index``, an index of vectors.
 
     Attributes:
-        d: D, the width of the vectors.
-        ntotal: N, their number.
+        d: D, width of the vectors.
+        ntotal: N, number of vectors.
         metric_type: 0 for the inner product.
     """
 
@@ -57,34 +57,34 @@ class VectorIndex(Protocol):
     metric_type: int
 
     def search(self, vectors: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-        """[Q, D] -> the scores [Q, K] and the numbers [Q, K] of what is found, the best first."""
+        """[Q, D] -> scores [Q, K] and indices [Q, K], the best first."""
 
 
 def check_index(index: VectorIndex, width: int, source: str) -> None:
-    """Raises UserError for an index that is empty, or whose vectors or scores are of another kind than the queries'."""
+    """Raises UserError if an index is empty or its width or metric does not fit the queries."""
     if index.d != width:
         raise UserError(
-            f"the index has vectors of {index.d} numbers, and embeddings of {source} have {width}: make it of these"
+            f"the index has vectors of {index.d} numbers, but embeddings of {source} have {width}: build it from these"
         )
     if index.metric_type != 0:
-        raise UserError("the index compares by a distance: make it with faiss.METRIC_INNER_PRODUCT")
+        raise UserError("the index compares by a distance: build it with faiss.METRIC_INNER_PRODUCT")
     if not index.ntotal:
         raise UserError("the index has no documents: add their embeddings")
 
 
 def find_in_index(queries: np.ndarray, index: VectorIndex, top_k: int) -> SearchResults:
-    """What an index of vectors of length 1 finds for [Q, D] vectors, K at most the number of its vectors."""
+    """Searches an index of vectors of length 1 for [Q, D] vectors; K is at most the size of the index."""
     scores, indices = index.search(_unit(queries), min(top_k, index.ntotal))
     return SearchResults(indices.astype(np.int64), scores.astype(np.float32))
 
 
 def find_nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], top_k: int) -> SearchResults:
-    """The ``top_k`` documents of the highest cosine; of equal ones the first ones.
+    """Returns the ``top_k`` documents with the highest cosines; ties in their order.
 
     Args:
         queries: [Q, D] vectors.
-        blocks: [n, D] vectors of the documents, in their order.
-        top_k: K, at most the number of all documents.
+        blocks: [n, D] vectors of the documents in order.
+        top_k: K, at most the number of documents.
     """
     queries = _unit(queries)
     indices = np.zeros((len(queries), 0), np.int64)
@@ -139,11 +139,11 @@ def search_corpus(
 def _merge(
     indices: np.ndarray, scores: np.ndarray, numbers: np.ndarray, cosines: np.ndarray, top_k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The best of those found before, [q, k], and of a block's cosines [q, n]."""
+    """Merges the best documents so far [q, k] with a block's cosines [q, n]."""
     candidates = np.concatenate([indices, np.broadcast_to(numbers, cosines.shape)], axis=1)
     cosines = np.concatenate([scores, cosines], axis=1)
     if cosines.shape[1] > top_k:
-        # Those above the least of the best, and as many of its equals as fit, the first ones: a partition may take any.
+        # Ties with the lowest kept cosine are kept in order; argpartition would choose any of them.
         least = np.partition(cosines, -top_k, axis=1)[:, -top_k, None]
         above = cosines > least
         equal = cosines == least
@@ -158,7 +158,7 @@ def _slices(count: int) -> list[slice]:
 
 
 def finite_blocks(vectors: np.ndarray) -> Iterator[np.ndarray]:
-    """[N, D] vectors in blocks. Raises UserError, which names the row, for a NaN or an infinity."""
+    """Yields [N, D] vectors in blocks. Raises UserError that names the row for NaN or infinity."""
     for start, block in zip(range(0, len(vectors), TEXTS_AT_ONCE), blocks_of(vectors), strict=False):
         if not (finite := np.isfinite(block).all(axis=1)).all():
             row = start + int(np.argmin(finite))
@@ -167,7 +167,7 @@ def finite_blocks(vectors: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def blocks_of(vectors: np.ndarray) -> list[np.ndarray]:
-    """[N, D] vectors in blocks."""
+    """Splits [N, D] vectors into blocks."""
     return [vectors[rows] for rows in _slices(len(vectors))]
 
 
@@ -210,8 +210,8 @@ def require_scores_of_pairs(task: Task, label: str, source: str) -> Task:
 
 
 def _measured(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[n, D] vectors in float32 and their lengths [n]: scalar products are divided by these, since a pass that makes
-    all vectors of length 1 takes ten times as long as the products with one query."""
+    """Returns [n, D] vectors in float32 and their lengths [n], by which products are divided: normalizing all vectors
+    would take ten times as long as their products with one query."""
     vectors = np.asarray(vectors, np.float32)
     lengths = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))
     if not np.isfinite(lengths).all():
@@ -220,7 +220,7 @@ def _measured(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1 in float32; a zero vector stays, and what is not finite becomes 0."""
+    """Normalizes vectors to length 1 in float32. Zero vectors stay, and non-finite numbers become 0."""
     vectors = np.nan_to_num(np.asarray(vectors, np.float32), posinf=0, neginf=0)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
@@ -231,7 +231,7 @@ class Searcher(Protocol):
     def embed(
         self, texts: Sequence[str], batch_size: int = 32, prompt: Literal["query", "document"] | None = None
     ) -> np.ndarray:
-        """The embeddings of texts."""
+        """Returns the embeddings of texts."""
 
     def require_pair_scores(self, label: str) -> Any:
         """Raises UserError unless `rank` can score pairs with that label."""
@@ -239,18 +239,18 @@ class Searcher(Protocol):
     def rank(
         self, query: str, documents: Sequence[str], label: str = "1", batch_size: int = 32
     ) -> list[RankedDocument]:
-        """The documents in the order of their scores."""
+        """Returns the documents sorted by score."""
 
 
 @dataclass(frozen=True)
 class Mining:
-    """How negatives are chosen.
+    """Settings of the choice of negatives.
 
     Attributes:
-        num_negatives: of a row at most.
-        top_k: documents that a search finds for each query, among which they are chosen.
-        margin: how far the score of a negative is below that of the positive at least.
-        relative_margin: the same as a share of the positive's score.
+        num_negatives: maximum number per row.
+        top_k: number of documents found per query, from which negatives are chosen.
+        margin: minimum difference between the scores of the positive and a negative.
+        relative_margin: minimum difference as a share of the positive's score.
     """
 
     num_negatives: int = 4
@@ -259,22 +259,22 @@ class Mining:
     relative_margin: float = 0.05
 
     def check(self, documents: int) -> None:
-        """Raises UserError for settings that cannot work; no query has more than ``documents`` that are no answer."""
+        """Raises UserError for invalid settings; each query has at most ``documents`` documents besides positives."""
         check_count("num_negatives", self.num_negatives)
         check_count("top_k", self.top_k)
         for name in ("margin", "relative_margin"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise UserError(f"{name} is {getattr(self, name)}: pass a number of at least 0")
         if self.num_negatives > self.top_k:
-            raise UserError(f"num_negatives is {self.num_negatives}, and top_k is {self.top_k}: raise top_k")
+            raise UserError(f"num_negatives is {self.num_negatives}, but top_k is {self.top_k}: raise top_k")
         if self.num_negatives > documents:
             raise UserError(
-                f"num_negatives is {self.num_negatives}, and the corpus has at most {documents} documents that are no "
+                f"num_negatives is {self.num_negatives}, but the corpus has at most {documents} documents that are no "
                 "positive of a query: pass a smaller number"
             )
 
     def below(self, positive: float) -> float:
-        """The score that those of negatives are below: others may be right answers that nobody has marked."""
+        """Returns the upper bound of a negative's score; documents above it may be unlabelled answers."""
         return positive - self.margin - self.relative_margin * abs(positive)
 
 
@@ -286,7 +286,7 @@ def mine_negatives(
     label: str,
     settings: Mining,
     batch_size: int,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Returns the rows with negatives; see `Pretrained.mine_negatives`."""
     if scorer is not None:
@@ -306,13 +306,13 @@ def mine_negatives(
     answers |= zip(answers, model.embed(list(answers), batch_size, "document"), strict=True)
     mined, dropped = [], 0
     for row, query, positive in zip(fields, queries, positives, strict=True):
-        place = of_query[query]
+        index = of_query[query]
         candidates = [
             (documents[number], float(score))
-            for number, score in zip(found.indices[place], found.scores[place], strict=True)
+            for number, score in zip(found.indices[index], found.scores[index], strict=True)
             if documents[number] not in right[query]
         ]
-        own = _cosine(vectors[place], answers[positive])
+        own = _cosine(vectors[index], answers[positive])
         if scorer is not None:
             own, candidates = _scored(scorer, label, query, positive, [text for text, _ in candidates], batch_size)
         chosen = [(text, score) for text, score in candidates if score < settings.below(own)]
@@ -320,7 +320,7 @@ def mine_negatives(
         chosen = chosen[: settings.num_negatives]
         mined.append({**row, "negatives": [text for text, _ in chosen], "score": [own, *(s for _, s in chosen)]})
     counts = np.array([len(row["negatives"]) for row in mined])
-    say(
+    log(
         f"{len(mined):,} rows: {counts.sum():,} negatives, {np.count_nonzero(counts < settings.num_negatives):,} rows "
         f"with fewer than {settings.num_negatives}, {np.count_nonzero(counts == 0):,} with none; {dropped:,} documents "
         "were too close to the positive"
@@ -329,7 +329,7 @@ def mine_negatives(
 
 
 def _read(rows: Any) -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """The fields of each row, its query and its positive. Raises UserError where one is missing."""
+    """Returns fields, query and positive of each row. Raises UserError if one is missing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         if isinstance(rows, str | os.PathLike):
@@ -340,8 +340,7 @@ def _read(rows: Any) -> tuple[list[dict[str, Any]], list[str], list[str]]:
         numbered = list(records.rows)
     for line_number, fields in numbered:
         if "query" not in fields:
-            there = quoted(fields)
-            raise records.error(line_number, f"no 'query' among {there}: name the columns query and positive")
+            raise records.error(line_number, f"no 'query' among {quoted(fields)}: name the columns query and positive")
         for name in ("negatives", "score"):
             if fields.get(name) not in (None, "", []):
                 raise records.error(line_number, f"there is a {name!r} already: remove it from the {records.unit}")
@@ -356,7 +355,7 @@ def _cosine(first: np.ndarray, second: np.ndarray) -> float:
 def _scored(
     scorer: Searcher, label: str, query: str, positive: str, documents: list[str], batch_size: int
 ) -> tuple[float, list[tuple[str, float]]]:
-    """The scores that a cross-encoder gives to the positive, and to the documents, the best one first."""
+    """Returns a cross-encoder's scores of the positive and of the documents, the best document first."""
     ranked = scorer.rank(query, [positive, *documents], label, batch_size)
     own = next(document.score for document in ranked if document.number == 0)
     return own, [(documents[found.number - 1], found.score) for found in ranked if found.number > 0]

@@ -41,7 +41,7 @@ def inputs(path: Path, content: str | bytes, task: Any = None) -> list[Input]:
 )
 def test_tables_are_read_by_the_columns_of_the_run(name, content, tmp_path):
     found = inputs(tmp_path / name, content)
-    assert [(given.given, given.id, given.error) for given in found] == [
+    assert [(given.value, given.id, given.error) for given in found] == [
         ("one, two", {"ticket": "7"}, None),
         ("three", {"ticket": "8"}, None),
     ]
@@ -50,31 +50,31 @@ def test_tables_are_read_by_the_columns_of_the_run(name, content, tmp_path):
 def test_columns_of_the_tasks_of_the_toolkit(tmp_path):
     glue = "index\tsentence1\tsentence2\n3\ta\tb\n"
     [given] = inputs(tmp_path / "a.tsv", glue, find_task("rte"))
-    assert (given.given, given.id) == (("a", "b"), {"index": "3"})
+    assert (given.value, given.id) == (("a", "b"), {"index": "3"})
     [given] = inputs(tmp_path / "a.tsv", "g\t1\t\ta b\n", find_task("cola"))  # as its training file, without a header
-    assert given.given == "a b"
+    assert given.value == "a b"
     line = '{"idx": 5, "sentence1": "a", "sentence2": "b"}\n'
-    assert inputs(tmp_path / "a.jsonl", line, find_task("mrpc"))[0].given == ("a", "b")
-    assert inputs(tmp_path / "a.csv", "id,question,context\n1,who,b\n", find_task("squad"))[0].given == ("who", "b")
+    assert inputs(tmp_path / "a.jsonl", line, find_task("mrpc"))[0].value == ("a", "b")
+    assert inputs(tmp_path / "a.csv", "id,question,context\n1,who,b\n", find_task("squad"))[0].value == ("who", "b")
     swag = "id,sent1,sent2,ending1,ending0\n1,a,,d,c\n"
-    assert inputs(tmp_path / "a.csv", swag, find_task("swag"))[0].given == ("a", "c", "d")
+    assert inputs(tmp_path / "a.csv", swag, find_task("swag"))[0].value == ("a", "c", "d")
     choices = [{"label": "A", "text": "b"}, {"label": "B", "text": "c"}]
     line = json.dumps({"id": "x", "question": {"stem": "a", "choices": choices}})
     [given] = inputs(tmp_path / "a.jsonl", line, find_task("commonsenseqa"))
-    assert (given.given, given.id) == (("a", "b", "c"), {"id": "x"})
+    assert (given.value, given.id) == (("a", "b", "c"), {"id": "x"})
     line = json.dumps({"question": "a", "choices": ["b", "c"]})
-    assert inputs(tmp_path / "a.jsonl", line, find_task("swag"))[0].given == ("a", "b", "c")
+    assert inputs(tmp_path / "a.jsonl", line, find_task("swag"))[0].value == ("a", "b", "c")
     other = published_task("sequence_classification", "other", ("n", "p"), None)
-    assert inputs(tmp_path / "a.csv", "text_b,text_a\nb,a\n", other)[0].given == ("a", "b")
-    assert inputs(tmp_path / "a.csv", "text,label\nb,a\n", other)[0].given == "b"
+    assert inputs(tmp_path / "a.csv", "text_b,text_a\nb,a\n", other)[0].value == ("a", "b")
+    assert inputs(tmp_path / "a.csv", "text,label\nb,a\n", other)[0].value == "b"
 
 
 def test_lines_of_a_published_model_whose_number_of_texts_is_known(tmp_path):
     single, pairs = (
         published_task("sequence_classification", "it", ("n", "p"), None, texts_per_input=n) for n in (1, 2)
     )
-    assert inputs(tmp_path / "a.txt", "a\tb\n", single)[0].given == "a\tb"
-    assert inputs(tmp_path / "a.txt", "a\tb\n", pairs)[0].given == ("a", "b")
+    assert inputs(tmp_path / "a.txt", "a\tb\n", single)[0].value == "a\tb"
+    assert inputs(tmp_path / "a.txt", "a\tb\n", pairs)[0].value == ("a", "b")
     wrong = "1 column(s) where two are taken: write two texts with a tab between"
     assert inputs(tmp_path / "a.txt", "a\n", pairs)[0].error == wrong
     with pytest.raises(UserError, match="no 'text_a' among 'text'"):
@@ -84,8 +84,8 @@ def test_lines_of_a_published_model_whose_number_of_texts_is_known(tmp_path):
 
 def test_names_of_the_configuration_stand_for_a_missing_header(tmp_path):
     task = tickets(column_names=["queue", "message"])
-    assert [given.given for given in inputs(tmp_path / "a.csv", "x,one\ny,two\n", task)] == ["one", "two"]
-    assert [given.given for given in inputs(tmp_path / "a.csv", "queue,message\ny,two\n", task)] == ["two"]
+    assert [given.value for given in inputs(tmp_path / "a.csv", "x,one\ny,two\n", task)] == ["one", "two"]
+    assert [given.value for given in inputs(tmp_path / "a.csv", "queue,message\ny,two\n", task)] == ["two"]
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_what_does_not_fit_is_refused_in_one_sentence(name, content, error, tmp_
 
 
 def test_ndjson_is_jsonl(tmp_path):
-    assert [given.given for given in inputs(tmp_path / "a.ndjson", '{"message": "one"}\n')] == ["one"]
+    assert [given.value for given in inputs(tmp_path / "a.ndjson", '{"message": "one"}\n')] == ["one"]
 
 
 def test_a_bad_row_is_marked_and_the_others_are_read(tmp_path):
     rows = inputs(tmp_path / "a.csv", b'message,ticket\na,1\nb\n\n"x"y,2\n,3\n\xff,4\n"c\nd",5\n"open,6\n')
-    assert [given.given for given in rows] == ["a", None, None, None, None, None, "c\nd", None]
+    assert [given.value for given in rows] == ["a", None, None, None, None, None, "c\nd", None]
     told = ("1 column, but the header has 2", "an empty line", "not CSV", "message is empty", "not UTF-8", "not CSV")
     for given, error in zip([given for given in rows if given.error], told, strict=True):
         assert given.error.startswith(error)
@@ -134,16 +134,16 @@ def test_a_bad_row_is_marked_and_the_others_are_read(tmp_path):
         "9" * 5000,
     ]
     rows = inputs(tmp_path / "a.jsonl", "\n".join([*lines, '{"message": "b"}']))
-    assert [given.given for given in rows] == ["a", *[None] * 8, "b"]
+    assert [given.value for given in rows] == ["a", *[None] * 8, "b"]
     assert [given.line for given in rows] == list(range(1, 11))
 
 
 def test_a_text_file_has_one_input_a_line(tmp_path):
     rows = inputs(tmp_path / "a.txt", b'\xef\xbb\xbfa\r\n\n\xff b\nmessage,ticket\n{"message": "c"}')
-    assert [given.given for given in rows] == ["a", None, None, "message,ticket", '{"message": "c"}']
+    assert [given.value for given in rows] == ["a", None, None, "message,ticket", '{"message": "c"}']
     assert [given.text for given in rows[1:3]] == ["", "\ufffd b"]
     pairs = inputs(tmp_path / "a.txt", "a\tb\na\n", find_task("rte"))
-    assert (pairs[0].given, pairs[1].given) == (("a", "b"), None)
+    assert (pairs[0].value, pairs[1].value) == (("a", "b"), None)
     assert pairs[1].error.startswith("1 column(s), but this task needs 2")
 
 
@@ -158,7 +158,7 @@ def test_a_text_file_has_one_input_a_line(tmp_path):
     ],
 )
 def test_a_tagger_reads_words(name, content, tmp_path):
-    given = [one.given for one in inputs(tmp_path / name, content, find_task("tagging"))]
+    given = [one.value for one in inputs(tmp_path / name, content, find_task("tagging"))]
     assert [one.error for one in inputs(tmp_path / name, content, find_task("tagging"))] == [None, None]
     assert given in ([["a", "b c"], ["d"]], [["x", "y"], ["d"]], [["a", "b"], "{d} is a text"])
     assert find_task("tagging").input_fields(["a"]) == {"words": ["a"]}
@@ -166,7 +166,7 @@ def test_a_tagger_reads_words(name, content, tmp_path):
 
 def test_a_tagger_still_reads_a_column_of_texts(tmp_path):
     found = inputs(tmp_path / "a.tsv", "id\ttext\n7\ta b\n", find_task("tagging"))
-    assert [one.given for one in found] == ["a b"]
+    assert [one.value for one in found] == ["a b"]
 
 
 def test_words_that_are_no_list_are_an_error_of_their_line(tmp_path):

@@ -64,7 +64,7 @@ def test_entailment_and_its_opposite_are_found_by_name() -> None:
         (("a", "bcd"), "labels has to be a list of at least one label"),
         (("a", ["b", " "]), "label 2 is empty: write it or remove it"),
         (("a", ["b", "b"]), "labels has a label twice"),
-        (("a", ["b"], "about"), "template is 'about': write {} once, where the label belongs"),
+        (("a", ["b"], "about"), "template is 'about': write {} once"),
         (("a", ["b"], None), "template is None"),
         (("a", None), "labels has to be a list of at least one label"),
         (("a", 3), "the inputs are 3"),

@@ -128,8 +128,8 @@ def test_an_index_is_searched_as_its_vectors_are(models: dict[str, Any], library
 @pytest.mark.parametrize(
     ("index", "told"),
     [
-        (ExactIndex(np.zeros((4, 3))), "the index has vectors of 3 numbers, and embeddings of made have 8: make it of"),
-        (ExactIndex(np.zeros((4, 8)), 1), "compares by a distance: make it with faiss.METRIC_INNER_PRODUCT"),
+        (ExactIndex(np.zeros((4, 3))), "the index has vectors of 3 numbers, but embeddings of made have 8"),
+        (ExactIndex(np.zeros((4, 8)), 1), "compares by a distance: build it with faiss.METRIC_INNER_PRODUCT"),
         (ExactIndex(np.zeros((0, 8))), "the index has no documents: add their embeddings"),
     ],
 )
@@ -265,9 +265,9 @@ def test_prompts_are_those_of_the_model(model: bert.Pretrained) -> None:
             "rows, row 1: there is a 'negatives' already: remove it from the row",
         ),
         (ROWS, [*CORPUS, " "], {}, "document 9 is empty: write it or remove it"),
-        (ROWS, None, {}, "num_negatives is 4, and the corpus has at most 2 documents that are no positive"),
+        (ROWS, None, {}, "num_negatives is 4, but the corpus has at most 2 documents that are no positive"),
         (ROWS, CORPUS, {"num_negatives": 0}, "num_negatives is 0: pass a whole number of at least 1"),
-        (ROWS, CORPUS, {"top_k": 3}, "num_negatives is 4, and top_k is 3: raise top_k"),
+        (ROWS, CORPUS, {"top_k": 3}, "num_negatives is 4, but top_k is 3: raise top_k"),
         (ROWS, CORPUS, {"margin": -1}, "margin is -1: pass a number of at least 0"),
         ([], CORPUS, {}, "rows has no rows: pass at least one"),
     ],

@@ -30,32 +30,32 @@ NOT_UTF8 = f"not UTF-8: {UTF8_HINT}"
 EMPTY_LINE = "an empty line: write a row or remove the line"
 
 Numbered = Iterator[tuple[int, str]]
-"""(number from 1, line without its end); bytes that are not UTF-8 are lone surrogates."""
+"""(number from 1, line without its end); invalid UTF-8 bytes are lone surrogates."""
 
 
 class Input(NamedTuple):
-    """One input, or why it is none."""
+    """One input, or the error of an invalid one."""
 
     line: int
-    """From 1; of a CSV row of several lines the first one."""
+    """From 1; for a CSV row the first of its lines."""
     text: str
-    """The line, for people."""
-    given: Any = None
-    """As `bert.inference.pretrained.Pretrained.predict` takes it."""
+    """The line, for messages."""
+    value: Any = None
+    """Input of `Pretrained.predict`."""
     id: Mapping[str, Any] = {}
-    """The id column of a table, by its name."""
+    """Name and value of a table's id column."""
     error: str | None = None
 
     def failed(self) -> dict[str, Any]:
-        """The line that replaces an answer."""
+        """Returns the fields that replace an answer."""
         return {**self.id, "line": self.line, "text": self.text, "error": self.error}
 
 
 def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
-    """The inputs of a file, or of standard input (``-``), in lists: those of standard input as they come.
+    """Reads the inputs of a file, or of standard input (``-``) as they arrive, in lists.
 
     Raises:
-      UserError: a file of a kind that is not read, is damaged or empty; a table without the task's columns.
+      UserError: the file is unsupported, damaged or empty, or a table lacks columns of the task.
     """
     if name == "-":
         return read_standard_input(task.parse_line)
@@ -78,16 +78,16 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
 
 
 def _sentences(path: Path, task: Task) -> Iterator[Input] | None:
-    """Returns the inputs of a file with a row for each word; None for other tasks and files."""
+    """Returns the inputs of a file with one row per word; None for other tasks and files."""
     found = task.read_inputs(path)
     return None if found is None else (Input(line_number, " ".join(words), words) for line_number, words in found)
 
 
 def read_standard_input(parse: Callable[[str], Any]) -> Iterator[list[Input]]:
-    """A line of standard input each, in lists as they come.
+    """Reads one input per line of standard input, in lists as they arrive.
 
     Args:
-      parse: makes the input of a line; its ValueError says what is wrong with it.
+      parse: converts a line to an input; raises ValueError with a message.
 
     Raises:
       UserError: there is no line.
@@ -97,7 +97,7 @@ def read_standard_input(parse: Callable[[str], Any]) -> Iterator[list[Input]]:
 
 
 def lines_as_they_come(file: io.BufferedReader) -> Iterator[list[bytes]]:
-    """The lines available now, at most LINES_AT_ONCE, so that a writer that waits for each answer gets it."""
+    """Yields available lines, at most LINES_AT_ONCE, without waiting, so that a client can wait for each answer."""
     rest = b""
     while data := file.read1(READ_AT_ONCE):
         *lines, rest = (rest + data).split(b"\n")
@@ -129,7 +129,7 @@ def _not_empty(chunks: Iterator[list[Input]], name: str) -> Iterator[list[Input]
 
 
 def _text(line_number: int, line: str, parse: Callable[[str], Any]) -> Input:
-    """A line as the task reads it."""
+    """Parses a line of text."""
     if not _is_utf8(line):
         return Input(line_number, _shown(line), error=NOT_UTF8)
     try:
@@ -143,7 +143,7 @@ def _is_utf8(line: str) -> bool:
 
 
 def _shown(line: str) -> str:
-    """The line with U+FFFD for what is not UTF-8."""
+    """Returns the line with U+FFFD for invalid UTF-8."""
     return line.encode(errors="surrogateescape").decode(errors="replace")
 
 
@@ -168,7 +168,7 @@ def _row(line_number: int, text: str, fields: Mapping[str, Any], task: Task) -> 
 
 
 def _table_inputs(path: Path, task: Task) -> Iterator[Input]:
-    """The inputs below the line that names the columns, or of all lines where the configuration names them."""
+    """Reads the inputs below the header, or all lines if the configuration names the columns."""
     given = task.unnamed_table_columns
     dialect, rows = open_table(path, given or None, errors="surrogateescape")
     line_number, first = next(rows, (1, []))
@@ -181,7 +181,7 @@ def _table_inputs(path: Path, task: Task) -> Iterator[Input]:
 
 
 def _has_names(first: list[str], path: Path, line_number: int, task: Task) -> bool:
-    """Whether the first line of a table names its columns; False if the configuration does and the width is right."""
+    """Returns True if the first line names the columns, False if the configuration does and the width fits."""
     try:
         wanted = task.columns_among(first)
     except ValueError as error:
@@ -209,7 +209,7 @@ def _table_row(line_number: int, cells: list[str] | str, names: list[str], delim
 
 
 def _without_blanks_at_end(rows: Iterator[Input]) -> Iterator[Input]:
-    """All inputs but the empty lines after the last row."""
+    """Drops the empty lines after the last row."""
     blanks: list[Input] = []
     for row in rows:
         if row.error == EMPTY_LINE:
@@ -227,28 +227,28 @@ def write_answers(
     lines_of: Callable[[Input, Any], Iterable[dict[str, Any]]],
     output: str | None,
 ) -> None:
-    """Writes the lines of each input, or one with its error.
+    """Writes the answers of each input, or one line with its error.
 
     Args:
-        source: file of the inputs, - for standard input, for messages.
-        chunks: the inputs, of which a list is answered at once.
-        answer: answers to some inputs; it raises UserError if one of them does not fit.
-        lines_of: what is written of an answer.
-        output: file that appears whole or not at all; None for standard output.
+        source: file of the inputs, or - for standard input, for messages.
+        chunks: lists of inputs that are answered together.
+        answer: returns the answers of some inputs; raises UserError if one is invalid.
+        lines_of: returns the JSON objects of an answer.
+        output: file, written atomically; None for standard output.
 
     Raises:
-        UserError: at the end, if some inputs have no answer.
+        UserError: at the end, if inputs were invalid.
     """
     count, failed, first = 0, 0, ""
     with open_output(output) as written:
         for inputs in chunks:
-            for given, found in zip(inputs, _answers_or_errors(inputs, answer), strict=True):
+            for item, result in zip(inputs, _answers_or_errors(inputs, answer), strict=True):
                 count += 1
-                if isinstance(found, str):
-                    failed, first = failed + 1, first or f"line {given.line}: {found}"
-                    lines: Iterable[dict[str, Any]] = [given._replace(error=found).failed()]
+                if isinstance(result, str):
+                    failed, first = failed + 1, first or f"line {item.line}: {result}"
+                    lines: Iterable[dict[str, Any]] = [item._replace(error=result).failed()]
                 else:
-                    lines = lines_of(given, found)
+                    lines = lines_of(item, result)
                 for line in lines:
                     written.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
             written.flush()
@@ -258,27 +258,27 @@ def write_answers(
 
 
 def _answers_or_errors(inputs: list[Input], answer: Callable[[list[Input]], list[Any]]) -> list[Any]:
-    """An answer for each input, or the error message for it: if one does not fit, each is answered by itself."""
-    answers: list[Any] = [given.error for given in inputs]
-    indices = [i for i, given in enumerate(inputs) if given.error is None]
+    """Returns the answer or error message of each input. If one is invalid, each is answered separately."""
+    answers: list[Any] = [item.error for item in inputs]
+    indices = [i for i, item in enumerate(inputs) if item.error is None]
     try:
-        found = answer([inputs[i] for i in indices])
+        results = answer([inputs[i] for i in indices])
     except UserError:
-        found = [_answer_or_error(inputs[i], answer) for i in indices]
-    for i, one in zip(indices, found, strict=True):
+        results = [_answer_or_error(inputs[i], answer) for i in indices]
+    for i, one in zip(indices, results, strict=True):
         answers[i] = one
     return answers
 
 
-def _answer_or_error(given: Input, answer: Callable[[list[Input]], list[Any]]) -> Any:
+def _answer_or_error(item: Input, answer: Callable[[list[Input]], list[Any]]) -> Any:
     try:
-        return answer([given])[0]
+        return answer([item])[0]
     except UserError as error:
         return str(error)
 
 
 def check_output(name: str | None) -> None:
-    """Raises UserError, before anything is computed, for a file that is there or whose folder is not; None is none."""
+    """Raises UserError if the file exists or its folder does not, before anything is computed."""
     if name is None:
         return
     if exists(name):
@@ -289,7 +289,7 @@ def check_output(name: str | None) -> None:
 
 @contextlib.contextmanager
 def open_output(name: str | None) -> Iterator[IO[bytes]]:
-    """Standard output, or a file that appears whole or not at all."""
+    """Opens standard output, or a file that is written atomically."""
     if name is None:
         if is_stdout_closed():
             raise UserError("standard output is closed: open it, or name a file with --output")
