@@ -15,7 +15,7 @@ Params = Any
 
 
 class AveragedState(struct.PyTreeNode):
-    """A state as it is saved: whoever reads the parameters of a checkpoint reads the mean.
+    """A state as it is saved. The parameters of the checkpoint are the mean.
 
     Attributes:
         params: the mean; before the first evaluation, the parameters that are trained.
@@ -51,52 +51,30 @@ class ParameterAverage:
         return True
 
     def replace(self, window: list[tuple[int, Params]]) -> None:
-        """Takes another window."""
+        """Replaces the window."""
         self.window = window
         if window:
             self.mean = jax.tree.map(_mean, *(params for _, params in window))
 
-
-def _mean(*arrays: np.ndarray) -> np.ndarray:
-    return np.mean(arrays, axis=0, dtype=np.float64).astype(arrays[0].dtype)
-
-
-def with_average(checkpoints: Checkpoints, size: int) -> tuple[Checkpoints, ParameterAverage | None]:
-    """The checkpoints of a run that averages over ``size`` evaluations, and the average; of 1, the given ones alone."""
-    if size == 1:
-        return checkpoints, None
-    average = ParameterAverage(size)
-    return AveragedCheckpoints(checkpoints, average), average
-
-
-class AveragedCheckpoints:
-    """The checkpoints of a run with a `ParameterAverage`, which is saved and restored with each state."""
-
-    def __init__(self, checkpoints: Checkpoints, average: ParameterAverage) -> None:
-        self._checkpoints, self._average = checkpoints, average
-
-    def save(self, step: int, state: TrainState) -> None:
-        """Begins to save a state with the window and its mean."""
-        average = self._average
-        missing = average.size - len(average.window)
-        window = tuple(params for _, params in average.window)
-        steps = np.array([*(step for step, _ in average.window), *[0] * missing], np.int32)
+    def add_to_state(self, state: TrainState) -> AveragedState:
+        """Returns the state to save: with the window and its mean."""
+        missing = self.size - len(self.window)
+        window = tuple(params for _, params in self.window)
+        steps = np.array([*(step for step, _ in self.window), *[0] * missing], np.int32)
         if missing:
             window += (jax.tree.map(np.zeros_like, state.params),) * missing
-        params = state.params if average.mean is None else average.mean
-        self._checkpoints.save(step, AveragedState(params, state, window, steps))
+        return AveragedState(state.params if self.mean is None else self.mean, state, window, steps)
 
-    def set_best(self, step: int) -> None:
-        """Keeps the mean at ``step`` besides the newest checkpoints."""
-        self._checkpoints.set_best(step)
-
-    def restore(self, like: Any = None) -> tuple[int, TrainState] | None:
-        """The newest good state in the structure of ``like``, a `TrainState`; the average becomes that of its step."""
-        size = self._average.size
-        whole = AveragedState(like.params, like, (like.params,) * size, np.zeros(size, np.int32))
-        restored = self._checkpoints.restore(whole)
+    def restore(self, checkpoints: Checkpoints, like: TrainState) -> tuple[int, TrainState] | None:
+        """Restores the newest good state in the structure of ``like``, and the average of its step."""
+        whole = AveragedState(like.params, like, (like.params,) * self.size, np.zeros(self.size, np.int32))
+        restored = checkpoints.restore(whole)
         if restored is None:
             return None
         step, state = restored
-        self._average.replace([(int(at), params) for at, params in zip(state.steps, state.window, strict=True) if at])
+        self.replace([(int(at), params) for at, params in zip(state.steps, state.window, strict=True) if at])
         return step, state.trained
+
+
+def _mean(*arrays: np.ndarray) -> np.ndarray:
+    return np.mean(arrays, axis=0, dtype=np.float64).astype(arrays[0].dtype)

@@ -60,6 +60,7 @@ class TrainLoop:
         decide: number of the step -> how many steps the run is to have, if that is decided there; the loop then ends.
         is_last: whether the run ends at ``end_step``, and not only a phase.
         average: whose mean is evaluated in place of the parameters that are trained; None for these.
+        before_save: called with the step before each save.
     """
 
     config: TrainingConfig
@@ -78,6 +79,7 @@ class TrainLoop:
     average: ParameterAverage | None = None
     is_last: bool = True
     decide: Callable[[int], int | None] = lambda step: None
+    before_save: Callable[[int], None] = lambda step: None
 
     def __post_init__(self) -> None:
         self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
@@ -248,8 +250,11 @@ class TrainLoop:
         if self._saved_step != self._step:
             with self._timer.paused():
                 # The average is of whole arrays, so its checkpoints are.
-                take = self.parallel.take_state if self.average is None else self.parallel.to_host
-                self.checkpoints.save(self._step, take(self._state))
+                self.before_save(self._step)
+                if self.average is None:
+                    self.checkpoints.save(self._step, self.parallel.take_state(self._state))
+                else:
+                    self.checkpoints.save(self._step, self.average.add_to_state(self.parallel.to_host(self._state)))
                 release_free_memory()
         self._saved_step = self._step
 

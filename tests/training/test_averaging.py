@@ -13,7 +13,7 @@ from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.report import Report
 from bert.runtime.interrupts import Interrupted, InterruptHandler
-from bert.training.averaging import AveragedCheckpoints, ParameterAverage, with_average
+from bert.training.averaging import ParameterAverage
 from bert.training.loop import TrainLoop
 from bert.training.step import StepMetrics, TrainState
 
@@ -42,23 +42,18 @@ def test_the_mean_is_that_of_the_last_ones_and_summed_in_float64() -> None:
     assert [step for step, _ in average.window] == [20, 30, 40]
 
 
-def test_a_mean_of_one_is_no_mean(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path, 1, print) as checkpoints:
-        assert with_average(checkpoints, 1) == (checkpoints, None)
-
-
 @pytest.mark.parametrize("evaluations", [0, 1, 2, 5])
 def test_a_restored_window_goes_on_as_the_saved_one(tmp_path: Path, evaluations: int) -> None:
     with Checkpointer(tmp_path, 1, print) as checkpoints:
-        states, average = with_average(checkpoints, 3)
+        average = ParameterAverage(3)
         for number in range(evaluations):
             average.add(number + 1, params_of(0.1 * number, number))
         trained = params_of(7, 8)
-        states.save(9, state_of_step(9, trained))
+        checkpoints.save(9, average.add_to_state(state_of_step(9, trained)))
         checkpoints.wait()
         resumed = ParameterAverage(3)
         like = jax.tree.map(np.zeros_like, state_of_step(9, trained))
-        step, state = AveragedCheckpoints(checkpoints, resumed).restore(like)
+        step, state = resumed.restore(checkpoints, like)
         assert (step, int(state.step), int(state.opt_state["count"])) == (9, 9, 9)
         np.testing.assert_array_equal(state.params["dense"]["kernel"], [7, 8])
         assert [at for at, _ in resumed.window] == list(range(1, evaluations + 1))[-3:]
@@ -123,14 +118,14 @@ def grow(folder: Path, lines: dict[int, dict], stop_at: int | None = None) -> No
     """Seven steps, or what is left of them, whose mean over three evaluations is evaluated at 2, 4, 6 and 7."""
     config = TrainingConfig(steps=7, eval_every=2, checkpoint_every=3, log_every=100)
     with Checkpointer(folder, 1, print) as checkpoints, InterruptHandler() as interrupts:
-        states, average = with_average(checkpoints, 3)
+        average = ParameterAverage(3)
         sums = {"grad_norm": np.zeros(2, np.float32)}
         state = TrainState(np.int32(0), params_of(1, -2), (), sums, np.zeros(2, np.int32))
-        restored = states.restore(state)
+        restored = average.restore(checkpoints, state)
         loop = TrainLoop(
             config=config, end_step=7, loader=Batches(stop_at), train_step=GROW, schedule=lambda n: 0.0,
             evaluate=lambda params: {"kernel": PARALLEL.to_host(params)["dense"]["kernel"].tolist()},
-            parallel=PARALLEL, checkpoints=states, report=Evaluated(lines), interrupts=interrupts,
+            parallel=PARALLEL, checkpoints=checkpoints, report=Evaluated(lines), interrupts=interrupts,
             early_stopping=EveryEvaluationIsTheBest(), average=average,
         )  # fmt: skip
         loop.run(state if restored is None else restored[1])

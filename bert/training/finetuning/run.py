@@ -17,14 +17,15 @@ from bert.model.lora import NOTHING_FROZEN, FrozenWeights
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log
-from bert.runs.checkpoint import Checkpoints, make_checkpointer, require_space
+from bert.runs.checkpoint import make_checkpointer, require_space
+from bert.runs.checkpoint_storage import Restored
 from bert.runs.environment import record_environment
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
 from bert.runs.report import make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
-from bert.training.averaging import with_average
+from bert.training.averaging import ParameterAverage
 from bert.training.finetuning.evaluation import DevEvaluator
 from bert.training.finetuning.initialization import (
     HeadStart,
@@ -82,9 +83,11 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
         make_checkpointer(run, say, parallel) as checkpoints,
         make_profiler(config.profile and run.is_writer, run.path, say) as profiler,
     ):
-        states, average = with_average(checkpoints, config.training.average_checkpoints)
+        size = config.training.average_checkpoints
+        average = ParameterAverage(size) if size > 1 else None
+        restore = checkpoints.restore if average is None else partial(average.restore, checkpoints)
         frozen = _take_frozen_weights(setup)
-        state = _initialize(setup, states, say)
+        state = _initialize(setup, restore, say)
         counts = ParameterCounts.of(state.params, frozen, setup)
         if run.is_writer:
             log_summary(state.params, counts, setup)
@@ -107,7 +110,7 @@ def train(setup: Setup, say: Log, callbacks: Sequence[Callback] = ()) -> BestChe
                 loss_factors=setup.loss.factors,
                 evaluate=evaluate,
                 parallel=parallel,
-                checkpoints=states,
+                checkpoints=checkpoints,
                 average=average,
                 report=report,
                 interrupts=interrupts,
@@ -148,7 +151,7 @@ def _source(setup: Setup) -> tuple[str, Params] | None:
     return init.name, TASK_KINDS[setup.task.kind].init_params(setup.run.config, init.params, init.name)
 
 
-def _initialize(setup: Setup, checkpoints: Checkpoints, say: Log) -> TrainState:
+def _initialize(setup: Setup, restore: Callable[[Any], Restored | None], say: Log) -> TrainState:
     train, config = setup.train, setup.run.config
     kind = TASK_KINDS[setup.task.kind]
     # A run starts from the first of these that there is:
@@ -162,7 +165,7 @@ def _initialize(setup: Setup, checkpoints: Checkpoints, say: Log) -> TrainState:
         setup.optimizer,
         setup.loss.metrics,
         config.seed,
-        checkpoints.restore,
+        restore,
         source,
         (*kind.init_modules, *head.modules),
         say,

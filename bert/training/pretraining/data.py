@@ -30,7 +30,6 @@ from bert.errors import LOGGER, UserError, require
 from bert.files import load_json, write_atomic
 from bert.parallel import multihost
 from bert.parallel.multihost import broadcast_from_main, gather_rows, is_multihost
-from bert.runs.checkpoint import Checkpoints
 from bert.runs.folder import STREAM_FILE, RunFolder
 from bert.runs.report import progress_lines
 from bert.tokenizer.byte_level import token_byte_counts
@@ -73,11 +72,25 @@ class PhaseData:
     def num_eval_batches(self) -> int:
         return -(-len(self.eval_rows) // self.phase.config.training.rows_per_evaluation)
 
-    def checkpoints(self, checkpoints: Checkpoints, run: RunFolder[PretrainConfig]) -> Checkpoints:
-        """The run's checkpoints, which record the place in a stream."""
-        if not isinstance(self.loader, StreamLoader):
-            return checkpoints
-        return StreamCheckpoints(checkpoints, run, self.examples.folder.name, self.loader)
+    def record_position(self, run: RunFolder[PretrainConfig], step: int) -> None:
+        """Records where a stream continues after ``step`` in stream.json, before the checkpoint of the step is saved.
+
+        The position only makes a resume faster: without it, the run reads the stream from the start, to the same
+        result. So it may be recorded before its checkpoint exists, and remain after the checkpoint is deleted.
+        """
+        # While one of several hosts handles an error, the others do not call this.
+        if not isinstance(self.loader, StreamLoader) or (is_multihost() and sys.exception() is not None):
+            return
+        starts = self.loader.rows.starts(self.loader.first_reader_row(step))
+        groups = len(run.config.data.mixture_weights or [1])
+        everywhere = gather_rows(np.array([_to_integers(start, groups) for start in starts], np.int64)).tolist()
+        if run.is_writer:
+            path = run.path / STREAM_FILE
+            known = _read(path)
+            of_name = known.setdefault(self.examples.folder.name, [])
+            if everywhere not in of_name:
+                of_name.append(everywhere)
+                write_atomic(path, json.dumps(known))
 
     def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
         """Every held-out row once, or this host's share of each batch; masked the same way each time."""
@@ -315,50 +328,3 @@ def make_rows(
         spec = StreamSpec(files, data, number, build.SHARD_BYTES, window)
         readers.append(RowReader(spec, text, [one[number] for one in starts]))
     return StreamedRows(readers, log)
-
-
-@dataclass(frozen=True)
-class StreamCheckpoints:
-    """Checkpoints of a run, and with each the places of its readers.
-
-    A place says where rows are found soon, not which rows: without it a resumed run reads all from the start, to the
-    same result. So it is written before its checkpoint, and stays if that is deleted.
-
-    Attributes:
-        checkpoints: where states are saved.
-        run: the folder.
-        name: of the phase's examples.
-        loader: of the phase.
-    """
-
-    checkpoints: Checkpoints
-    run: RunFolder[Any]
-    name: str
-    loader: StreamLoader
-
-    def save(self, step: int, state: Any) -> None:
-        """Records where the batch after ``step`` begins, and saves the state."""
-        # After an error this host alone is here.
-        if not is_multihost() or sys.exception() is None:
-            self._record(step)
-        self.checkpoints.save(step, state)
-
-    def set_best(self, step: int) -> None:
-        """Passes the step on."""
-        self.checkpoints.set_best(step)
-
-    def restore(self, like: Any = None) -> tuple[int, Any] | None:
-        """Returns the newest good state."""
-        return self.checkpoints.restore(like)
-
-    def _record(self, step: int) -> None:
-        starts = self.loader.rows.starts(self.loader.first_reader_row(step))
-        groups = len(self.run.config.data.mixture_weights or [1])
-        everywhere = gather_rows(np.array([_to_integers(start, groups) for start in starts], np.int64)).tolist()
-        if self.run.is_writer:
-            path = self.run.path / STREAM_FILE
-            known = _read(path)
-            of_name = known.setdefault(self.name, [])
-            if everywhere not in of_name:
-                of_name.append(everywhere)
-                write_atomic(path, json.dumps(known))

@@ -136,7 +136,8 @@ def _phase_loops(
                 train_step=program.train_step,
                 schedule=learning_rate_schedule(phase.config.optimizer, data.total_steps),
                 evaluate=program.evaluate,
-                checkpoints=program.data.checkpoints(checkpoints, run),
+                checkpoints=checkpoints,
+                before_save=partial(program.data.record_position, run),
                 is_last=phase.end == data.total_steps,
             )
             yield loop
