@@ -15,7 +15,7 @@ from bert.inference.pretrained import Pretrained
 from bert.model.decoders import BertForSequenceToSequence
 from bert.tasks import find_task
 from bert.tasks.base import Task
-from bert.tasks.inference_only import published_task
+from bert.tasks.registry import published_task
 from bert.tasks.sequence_classification import CustomClassification
 from bert.tasks.token_classification import TokenClassificationTask
 from bert.tokenizer.vocabulary import load_tokenizer

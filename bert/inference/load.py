@@ -33,7 +33,7 @@ from bert.runs.metrics_log import read_metrics, read_results
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.tasks import make_task
 from bert.tasks.base import Task
-from bert.tasks.inference_only import published_task
+from bert.tasks.registry import published_task
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 

@@ -8,6 +8,7 @@ of a long text).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
@@ -56,6 +57,17 @@ def json_input(line: str, keys: Sequence[str]) -> dict[str, Any] | None:
     return {key: entry[key] for key in keys}
 
 
+def take_rows(examples: Any, rows: Sequence[int], *fields: str) -> Any:
+    """Returns a dataclass of examples with the given rows of some fields; fields that are None stay None."""
+
+    def take(values: Any) -> Any:
+        return values[list(rows)] if isinstance(values, np.ndarray) else [values[row] for row in rows]
+
+    values = {name: getattr(examples, name) for name in fields}
+    taken = {name: take(value) for name, value in values.items() if value is not None}
+    return dataclasses.replace(examples, **taken)
+
+
 class Examples(Protocol):
     """The examples of one split."""
 
@@ -102,6 +114,8 @@ class Task(ABC):
     """Whether `tune` is applied at every evaluation of dev; otherwise only for the best checkpoint."""
     class_weights: tuple[float, ...] = ()
     """Factor of the loss of each label [L] (`bert.training.losses.with_class_weights`); () for none."""
+    one_label: ClassVar[bool] = False
+    """Whether each row has exactly one label."""
     data_keys: ClassVar[tuple[str, ...]] = ()
     """Keys of ``data`` that the task reads, among the keys that not every task reads."""
 
@@ -289,10 +303,14 @@ class Task(ABC):
 
     # New inputs
 
+    def rows_by_label(self, examples: Any) -> np.ndarray:
+        """Returns the number of rows with each label, [L]; [0] for tasks without labels of whole rows."""
+        return np.zeros(0, np.int64)
+
     @property
     def exclusive_labels(self) -> tuple[str, ...]:
-        """The labels, if an answer chooses exactly one of them; else ()."""
-        return ()
+        """The labels, if an answer is exactly one of them; otherwise ()."""
+        return self.output_names if self.one_label else ()
 
     def pair_score(self, answer: Any, label: str) -> float:
         """Returns the score by which pairs of texts are ranked, if ``calls`` has rank."""

@@ -22,11 +22,11 @@ from bert.data.records import read_records
 from bert.data.rows import ChoiceRows, TokenRows
 from bert.errors import UserError, quoted, require
 from bert.files import write_tsv
-from bert.tasks import split_files
-from bert.tasks.base import Outputs, Task, json_input
+from bert.tasks.base import Outputs, Task, json_input, take_rows
 from bert.tasks.columns import label_text
+from bert.tasks.splits import SplitNames, find_split_file, splits_in
 
-FILES: split_files.Names = {
+FILES: SplitNames = {
     "train": ("train.csv", "train.jsonl", "train_rand_split.jsonl"),
     "dev": ("val.csv", "dev.csv", "dev.jsonl", "val.jsonl", "dev_rand_split.jsonl"),
     "test": ("test.csv", "test.jsonl", "test_nolabels.jsonl", "test_rand_split_no_answers.jsonl"),
@@ -62,14 +62,7 @@ class Examples:
 
     def take(self, rows: Sequence[int]) -> Examples:
         """Returns the questions with these numbers."""
-        return replace(
-            self,
-            contexts=[self.contexts[row] for row in rows],
-            choices=[self.choices[row] for row in rows],
-            names=[self.names[row] for row in rows],
-            labels=None if self.labels is None else self.labels[list(rows)],
-            ids=[self.ids[row] for row in rows],
-        )
+        return take_rows(self, rows, "contexts", "choices", "names", "labels", "ids")
 
     def sentences(self) -> Iterator[str]:
         """Yields all contexts, then all choices."""
@@ -242,10 +235,10 @@ class MultipleChoiceTask(Task):
         return ()
 
     def splits(self, folder: Path) -> list[str]:
-        return split_files.splits_in(Path(folder), FILES)
+        return splits_in(Path(folder), FILES)
 
     def read(self, folder: Path, split: str) -> Examples:
-        path = split_files.find_split_file(folder, FILES, split, "multiple choice")
+        path = find_split_file(folder, FILES, split, "multiple choice")
         return read(path, None if split == "test" else True)
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> ChoiceRows:

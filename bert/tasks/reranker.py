@@ -19,7 +19,7 @@ from bert.data.rows import ChoiceRows, TokenRows
 from bert.errors import UserError, WarningText, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
-from bert.tasks.base import Outputs
+from bert.tasks.base import Outputs, take_rows
 from bert.tasks.columns import KEYS, ColumnFilesTask
 from bert.tasks.sequence_classification.classification import Score
 from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs
@@ -56,13 +56,7 @@ class RankedExamples:
 
     def take(self, rows: Sequence[int]) -> Self:
         """Returns the queries with these numbers."""
-        return dataclasses.replace(
-            self,
-            queries=[self.queries[row] for row in rows],
-            documents=[self.documents[row] for row in rows],
-            relevance=None if self.relevance is None else [self.relevance[row] for row in rows],
-            ids=[self.ids[row] for row in rows],
-        )
+        return take_rows(self, rows, "queries", "documents", "relevance", "ids")
 
     def sentences(self) -> Iterator[str]:
         """Yields all queries, then all documents."""

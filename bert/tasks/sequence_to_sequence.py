@@ -18,7 +18,7 @@ from bert.data.multi_text_rows import SourceTargetRows, tokenize_sources
 from bert.data.records import Records
 from bert.errors import UserError, require, without_surrogates
 from bert.metrics import text as text_metrics
-from bert.tasks.base import Outputs
+from bert.tasks.base import Outputs, take_rows
 from bert.tasks.columns import KEYS, ColumnFilesTask, read_columns
 from bert.tokenizer.library import detokenize, lowercases
 
@@ -54,12 +54,7 @@ class TextPairs:
 
     def take(self, rows: Sequence[int]) -> Self:
         """Returns the rows with these numbers."""
-        return dataclasses.replace(
-            self,
-            sources=[self.sources[row] for row in rows],
-            references=None if self.references is None else [self.references[row] for row in rows],
-            ids=[self.ids[row] for row in rows],
-        )
+        return take_rows(self, rows, "sources", "references", "ids")
 
     def sentences(self) -> Iterator[str]:
         """Yields all sources, then all targets, for a shared vocabulary."""

@@ -6,7 +6,7 @@ All randomness is a function of ``data.sample_seed``, so that a resumed run has 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +18,6 @@ from bert.data.rows import Rows
 from bert.errors import UserError, require
 from bert.remote import fetch
 from bert.tasks.base import Task
-from bert.tasks.sequence_classification.base import LabelTask
-from bert.tasks.sequence_classification.classification import ClassificationTask
 
 DEV_SHARE = 0.1
 """Share of the training rows held out as dev if there is no file for it and ``data.dev_fraction`` is not set."""
@@ -38,6 +36,45 @@ FAR_LESS_OFTEN = 3
 """A label logs a warning if its share in dev is more than this multiple of its share in train ..."""
 ENOUGH_ROWS = 5
 """... and at least this number of dev rows have it."""
+
+SplitNames = Mapping[str, Sequence[str]]
+"""File names, or patterns with a *, of each split; the first one that exists is used."""
+
+INSTEAD = {"dev": ", or data.dev_fraction to hold out training rows"}
+"""Alternatives in messages about a missing file."""
+
+
+def splits_in(folder: Path, names: SplitNames) -> list[str]:
+    """Returns ``train``, ``dev`` and the other splits that exist."""
+    return [split for split in names if split in ("train", "dev") or _find(folder, names[split])]
+
+
+def _find(folder: Path, names: Sequence[str]) -> Path | None:
+    """Returns the file in ``folder``, or None.
+
+    Raises:
+      UserError: a pattern matches several files.
+    """
+    for name in names:
+        paths = sorted(folder.glob(name)) if "*" in name else [folder / name]
+        paths = [path for path in paths if path.is_file()]
+        if len(paths) > 1:
+            several = ", ".join(path.name for path in paths)
+            raise UserError(f"{folder} has {several}: rename the file to read to {name.replace('*', '')}")
+        if paths:
+            return paths[0]
+    return None
+
+
+def find_split_file(folder: Path, names: SplitNames, split: str, described: str) -> Path:
+    """Returns the file of a split in ``folder``. Raises UserError with the content, ``described``, if it is missing."""
+    folder = Path(folder)
+    path = _find(folder, names[split]) if folder.is_dir() else None
+    if path is None:
+        wrong = f"{folder} has no {names[split][0]}" if folder.is_dir() else f"{folder} is not a folder"
+        usual = ", ".join(options[0] for options in names.values())
+        raise UserError(f"{wrong}: set data.dir to the folder with {usual} of {described}{INSTEAD.get(split, '')}")
+    return path
 
 
 class Splits(NamedTuple):
@@ -141,10 +178,10 @@ def _groups(task: Task, examples: Any) -> Sequence[Any]:
 
 def _require_labels(task: Task, train: Any, data: TaskDataConfig) -> None:
     """Raises UserError if only one of several labels remains after sampling."""
-    if not isinstance(task, ClassificationTask) or data.max_train_samples is None:
+    if not task.one_label or data.max_train_samples is None:
         return
     present = np.unique(train.known_labels)
-    words = getattr(train, "label_words", None) or task.labels
+    words = getattr(train, "label_words", None) or task.output_words
     if len(present) == 1 < len(words):
         raise UserError(
             f"the {len(train):,} training rows that data.max_train_samples leaves all have the label "
@@ -157,17 +194,17 @@ def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> l
 
     Returns [] for tasks without labels of whole rows.
     """
-    if not isinstance(task, LabelTask):
-        return []
     counts = {name: task.rows_by_label(examples[name]) for name in ("train", "dev")}
+    if not all(len(count) for count in counts.values()):
+        return []
     shares = {name: count / len(examples[name]) for name, count in counts.items()}
     order = np.argsort(-counts["train"], kind="stable")
     shown = np.sort(order) if len(order) <= SHOWN_LABELS else order[: SHOWN_LABELS - 1]
     rest = len(order) - len(shown)
     described = []
     for name, share in shares.items():
-        words = [f"{task.label_names[label]} {_percent(share[label])}" for label in shown]
-        if isinstance(task, ClassificationTask):
+        words = [f"{task.output_names[label]} {_percent(share[label])}" for label in shown]
+        if task.one_label:
             more = [f"{rest} other labels {_percent(1 - share[shown].sum())}"] if rest else []
         else:
             none = 1 - examples[name].known_labels.any(axis=1).mean()
@@ -176,13 +213,13 @@ def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> l
     facts = [("labels", "; ".join(described))]
     facts += [(name, f"of the label {label!r}") for name, label in task.metric_labels.items()]
     if task.class_weights:
-        weights = ", ".join(f"{task.label_names[label]} {task.class_weights[label]:.3g}" for label in shown)
+        weights = ", ".join(f"{task.output_names[label]} {task.class_weights[label]:.3g}" for label in shown)
         facts.append(("class weights", weights + (", ..." if rest else "")))
     return [*facts, *_label_warnings(task, counts, shares, data)]
 
 
 def _label_warnings(
-    task: LabelTask, counts: dict[str, np.ndarray], shares: dict[str, np.ndarray], data: TaskDataConfig
+    task: Task, counts: dict[str, np.ndarray], shares: dict[str, np.ndarray], data: TaskDataConfig
 ) -> list[tuple[str, str]]:
     lacking = (counts["train"] == 0) & (counts["dev"] > 0)
     rare = (shares["dev"] > FAR_LESS_OFTEN * shares["train"]) & (counts["dev"] >= ENOUGH_ROWS)
@@ -191,7 +228,7 @@ def _label_warnings(
         return []
     worst = suspicious[np.argsort(-(shares["dev"] - shares["train"])[suspicious], kind="stable")][:3]
     words = [
-        f"{task.label_names[label]!r} has {_percent(shares['train'][label])} of the training rows and "
+        f"{task.output_names[label]!r} has {_percent(shares['train'][label])} of the training rows and "
         f"{_percent(shares['dev'][label])} of dev"
         for label in worst
     ]

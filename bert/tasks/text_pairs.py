@@ -14,6 +14,7 @@ from bert.config.finetuning import ColumnsConfig
 from bert.data.records import Records
 from bert.data.rows import pad_and_stack
 from bert.errors import UserError, WarningText, require, without_surrogates
+from bert.tasks.base import take_rows
 from bert.tasks.columns import read_columns
 
 
@@ -42,14 +43,7 @@ class TextExamples:
 
     def take(self, rows: Sequence[int]) -> Self:
         """Returns the rows with these numbers."""
-        return dataclasses.replace(
-            self,
-            queries=[self.queries[row] for row in rows],
-            positives=None if self.positives is None else [self.positives[row] for row in rows],
-            negatives=[self.negatives[row] for row in rows],
-            scores=None if self.scores is None else self.scores[list(rows)],
-            ids=[self.ids[row] for row in rows],
-        )
+        return take_rows(self, rows, "queries", "positives", "negatives", "scores", "ids")
 
     def sentences(self) -> Iterator[str]:
         """Yields all queries, then all documents."""

@@ -13,7 +13,7 @@ from bert.commands.cli.answers import Input, read_inputs
 from bert.config import ColumnsConfig, TaskDataConfig
 from bert.errors import UserError
 from bert.tasks import find_task
-from bert.tasks.inference_only import published_task
+from bert.tasks.registry import published_task
 
 TICKETS = TaskDataConfig(columns=ColumnsConfig(text_a="message", label="queue", id="ticket"))
 

@@ -8,7 +8,7 @@ import pytest
 import bert
 from bert.model.heads import HEADS
 from bert.model.pretraining import BertForPreTraining
-from bert.tasks.inference_only import published_task
+from bert.tasks.registry import published_task
 from tests.language_models import language_model
 from tests.tiny_models import CONFIG, DATA, TASKS, encoder_decoder, model_of
 

@@ -12,7 +12,7 @@ import pytest
 import bert
 from bert.inference.scoring import best_label, entailment_labels
 from bert.model.heads import BertForSequenceClassification
-from bert.tasks.inference_only import published_task
+from bert.tasks.registry import published_task
 from tests.tiny_models import CONFIG, model_of
 
 NAMES = ("contradiction", "neutral", "ENTAILMENT")

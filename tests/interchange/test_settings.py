@@ -17,7 +17,7 @@ from bert.interchange import ExportError
 from bert.interchange.readers import hf as hf_reader
 from bert.interchange.writers import hf
 from bert.model.pooling import Pooling
-from bert.tasks.inference_only import published_task
+from bert.tasks.registry import published_task
 from tests.interchange.hf_folders import CONFIG, ROBERTA, edit
 
 

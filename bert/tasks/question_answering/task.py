@@ -17,7 +17,6 @@ from bert.config import TaskDataConfig
 from bert.data.inputs import as_texts, check_count
 from bert.data.rows import pad_and_stack
 from bert.errors import UserError, WarningText, require
-from bert.tasks import split_files
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.columns import KEYS, ColumnFilesTask
 from bert.tasks.question_answering.span_features import (
@@ -29,6 +28,7 @@ from bert.tasks.question_answering.span_features import (
     make_qa_features,
 )
 from bert.tasks.question_answering.squad import Dataset, read, read_questions, references, write_predictions
+from bert.tasks.splits import SplitNames, find_split_file, splits_in
 
 
 class AnswerPrediction(NamedTuple):
@@ -136,16 +136,16 @@ class QuestionAnsweringTask(Task):
         )
 
     @property
-    def _files(self) -> split_files.Names:
+    def _files(self) -> SplitNames:
         version = self.version
         return {split: (f"{split}-v{version}.json", f"{split}-v{version}*.json", f"{split}.json") for split in SPLITS}
 
     def splits(self, folder: Path) -> list[str]:
-        return split_files.splits_in(Path(folder), self._files)
+        return splits_in(Path(folder), self._files)
 
     def read(self, folder: Path, split: str) -> Dataset:
         """Returns the questions; for train only the questions that have a usable answer. Test needs no answers."""
-        path = split_files.find_split_file(folder, self._files, split, f"SQuAD v{self.version}")
+        path = find_split_file(folder, self._files, split, f"SQuAD v{self.version}")
         dataset = read(path, self.strict, split != "test", self.may_be_impossible)
         return self._kept(dataset, str(path), split)
 

@@ -22,7 +22,7 @@ from bert.data.records import Records
 from bert.data.rows import TokenRows
 from bert.errors import UserError, WarningText, quoted, require
 from bert.files import write_tsv
-from bert.tasks.base import Task
+from bert.tasks.base import Task, take_rows
 from bert.tasks.columns import Columns
 
 WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
@@ -72,13 +72,7 @@ class Examples:
 
     def take(self, rows: Sequence[int]) -> Self:
         """Returns the rows with these numbers."""
-        return dataclasses.replace(
-            self,
-            texts_a=[self.texts_a[row] for row in rows],
-            texts_b=None if self.texts_b is None else [self.texts_b[row] for row in rows],
-            labels=None if self.labels is None else self.labels[list(rows)],
-            ids=[self.ids[row] for row in rows],
-        )
+        return take_rows(self, rows, "texts_a", "texts_b", "labels", "ids")
 
     @property
     def texts(self) -> Sequence[Text]:
@@ -205,10 +199,6 @@ class LabelTask(SequenceClassificationTask):
         One better metric is enough: if most labels are 1, the majority class has a higher F1 than many good models.
         """
         return all(scores[name] <= baseline[name] < 1 for name in self.metrics)
-
-    @abstractmethod
-    def rows_by_label(self, examples: Examples) -> np.ndarray:
-        """Returns the number of rows with each label, [L]."""
 
     def _number_labels(
         self,

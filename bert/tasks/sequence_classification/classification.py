@@ -51,15 +51,12 @@ class ClassificationTask(LabelTask):
     """One label per row."""
 
     baseline: str = "majority_class"
+    one_label: ClassVar[bool] = True
     answer_type: ClassVar[type] = Label
 
     @property
     def calls(self) -> frozenset[str]:
         return super().calls | ({"rank"} if self.reads_pairs else frozenset())
-
-    @property
-    def exclusive_labels(self) -> tuple[str, ...]:
-        return self.label_names
 
     def pair_score(self, answer: Label, label: str) -> float:
         return answer.probabilities[label]

@@ -11,10 +11,10 @@ from bert.config import HUB_PREFIX
 from bert.data.records import Records, dataset_records, is_dataset_dict, open_splits, read_records
 from bert.errors import UserError
 from bert.files import write_tsv
-from bert.tasks import split_files
 from bert.tasks.columns import Columns, read_columns
 from bert.tasks.sequence_classification.base import Examples, SequenceClassificationTask
 from bert.tasks.sequence_classification.classification import ClassificationTask, RegressionTask
+from bert.tasks.splits import SplitNames, find_split_file, splits_in
 
 ENTAILMENT = ("entailment", "not_entailment")
 
@@ -54,7 +54,7 @@ class GlueTask(SequenceClassificationTask):
         return value if self.may_be_empty and isinstance(value, str) else super().text_of(name, value)
 
     @property
-    def _paths(self) -> split_files.Names:
+    def _paths(self) -> SplitNames:
         """The possible paths of each split, relative to the folder of the task or of GLUE's archive."""
         return {
             split: [path for name in names for path in (name, f"{self.folder_name}/{name}")]
@@ -63,7 +63,7 @@ class GlueTask(SequenceClassificationTask):
 
     def splits(self, folder: Path) -> list[str]:
         if not is_glue(Path(folder), self.name):
-            return split_files.splits_in(Path(folder), self._paths)
+            return splits_in(Path(folder), self._paths)
         return [
             split
             for split in self.files
@@ -80,7 +80,7 @@ class GlueTask(SequenceClassificationTask):
             )
         labelled = split not in self.submissions
         return read_records(
-            split_files.find_split_file(folder, self._paths, split, self.folder_name),
+            find_split_file(folder, self._paths, split, self.folder_name),
             self.unnamed_table_columns if labelled else None,
             header_if=(*self.text_columns, self.label_column),
             literal_quotes=True,

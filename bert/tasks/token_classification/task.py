@@ -20,8 +20,8 @@ from bert.data.rows import pad_and_stack
 from bert.errors import UserError, require, without_surrogates
 from bert.files import write_tsv
 from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, Spelling, convert, is_span_tag, join_tag, split_tag
-from bert.tasks import split_files
 from bert.tasks.base import Outputs, Task, json_input
+from bert.tasks.splits import SplitNames, find_split_file, splits_in
 from bert.tasks.token_classification import conll, word_features
 from bert.tasks.token_classification.conll import Sentences
 from bert.tasks.token_classification.word_features import (
@@ -32,7 +32,7 @@ from bert.tasks.token_classification.word_features import (
     split_text,
 )
 
-FILES: split_files.Names = {
+FILES: SplitNames = {
     "train": ("train.txt", "eng.train", "train.conll", "wnut17train.conll", "train.tsv"),
     "dev": ("valid.txt", "dev.txt", "eng.testa", "dev.conll", "valid.conll", "emerging.dev.conll", "dev.tsv"),
     "test": ("test.txt", "eng.testb", "test.conll", "emerging.test.annotated", "test.tsv"),
@@ -176,11 +176,11 @@ class TokenClassificationTask(Task):
         return replace(self, labels=labels, may_be_broken=data.invalid_tags == "count", clitics=clitics)
 
     def splits(self, folder: Path) -> list[str]:
-        return split_files.splits_in(Path(folder), FILES)
+        return splits_in(Path(folder), FILES)
 
     def read(self, folder: Path, split: str) -> Sentences:
         """Returns the sentences; a test file has tags if it has as many columns as the training file."""
-        path = split_files.find_split_file(folder, FILES, split, "CoNLL columns")
+        path = find_split_file(folder, FILES, split, "CoNLL columns")
         labelled = split != "test" or conll.width(path) == conll.width(self._train(folder))
         sentences = conll.read(path, labelled, self.reading, self.known_types)
         return replace(sentences, labels=conll.label_names(sentences) if labelled else ())
@@ -321,7 +321,7 @@ class TokenClassificationTask(Task):
         return answered
 
     def _train(self, folder: Path) -> Path:
-        return split_files.find_split_file(folder, FILES, "train", "CoNLL columns")
+        return find_split_file(folder, FILES, "train", "CoNLL columns")
 
 
 def _names_words(line: str, name: str) -> bool:

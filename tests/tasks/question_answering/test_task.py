@@ -19,8 +19,8 @@ from bert.errors import UserError
 from bert.model.heads import BertForQuestionAnswering
 from bert.runs.folder import open_run
 from bert.tasks import find_task, make_task, question_answering
-from bert.tasks.inference_only import published_task
 from bert.tasks.question_answering import Answer, Example, QuestionAnsweringTask
+from bert.tasks.registry import published_task
 from tests.tasks.letter_examples import example, question_tokenizer
 from tests.tiny_models import CONFIG, model_of
 

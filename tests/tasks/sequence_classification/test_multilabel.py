@@ -13,7 +13,7 @@ import pytest
 from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
 from bert.tasks import TASKS, make_task
-from bert.tasks.inference_only import published_task
+from bert.tasks.registry import published_task
 from bert.tasks.sequence_classification import CustomMultilabel, Examples, Labels, lexical_baseline
 from bert.tasks.splits import label_facts
 from tests.helpers import made_files

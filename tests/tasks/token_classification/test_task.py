@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
 from bert.tasks import find_task, make_task
-from bert.tasks.inference_only import published_task
 from bert.tasks.question_answering import QuestionAnsweringTask
+from bert.tasks.registry import published_task
 from bert.tasks.token_classification import Tagged, TokenClassificationTask
 from tests.letters import letter_tokenizer
 
