@@ -40,8 +40,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def queues(workplace: Path) -> Path:
-    """The page's configuration, and its rows several times over."""
-    rows = block("message,queue\n").splitlines()
+    """The page's configuration, and rows with its columns."""
+    rows = ["message,queue", '"I was charged twice, again",billing', "The app closes when I log in,technical"]
     (workplace / "queues").mkdir()
     for name, count in (("train", 8), ("dev", 3), ("test", 2)):
         (workplace / "queues" / f"{name}.csv").write_text("\n".join([rows[0], *(rows[1:] * count)]) + "\n")

@@ -32,7 +32,8 @@ BY_HAND = ("main", "tests")
 """Blocks of the README that install: continuous integration runs them."""
 
 OTHERS = {
-    "--xla_force_host_platform_device_count", "--check", "--signal", "--requeue", "--logdir", "--small", "--dropout",
+    "--xla_force_host_platform_device_count", "--cpu-durations", "--check", "--signal", "--requeue", "--logdir",
+    "--small", "--dropout",
 }  # fmt: skip
 """Options of other programs, the benchmarks among them, that pages mention."""
 
@@ -138,7 +139,7 @@ def test_options_and_keys_in_the_prose_exist() -> None:
     options = set().union(*(options_of(name) for name in COMMANDS)) | OTHERS
     keys = keys_of(PretrainConfig).keys() | keys_of(FinetuneConfig).keys()
     for page, code in inline_code():
-        for option in re.findall(r"(?<!\S)--[a-z][\w.]*", code):
+        for option in re.findall(r"(?<!\S)--[a-z][\w.-]*", code):
             assert in_general(option) in options, f"{page.name}: {option}"
         for section, key in KEY.findall(code):
             assert key in FILES or f"{section}.{key}" in keys, f"{page.name}: {section}.{key}"

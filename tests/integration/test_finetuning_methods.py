@@ -173,10 +173,8 @@ def test_collapsed_seeds_are_named_and_left_out_of_a_second_mean(capsys) -> None
     _show({**results, "seconds": 3.0}, "runs/mrpc")
     lines = capsys.readouterr().out.splitlines()
     assert "dev_other:" in lines
-    assert [line for line in lines if "collapsed" in line] == [
-        "  seed 1: f1 0.8000 at step 7   collapsed: it answers the same throughout, or no better than one who never "
-        "reads the text"
-    ]
+    [collapsed] = [line for line in lines if "collapsed" in line]
+    assert collapsed.startswith("  seed 1: f1 0.8000 at step 7   collapsed: ")
     assert lines[-1] == "  bert inspect runs/mrpc/seed-0"
     _show({**results, "runs": [{**results["runs"][0], "sample_input": ["a%s's", "b"]}], "seconds": 3.0}, "r x")
     lines = capsys.readouterr().out.splitlines()
