@@ -43,7 +43,7 @@ class RowTemplate:
       separator: ids between A and B; () for one text.
       suffix: ids after the last text.
       types_of_special: token type of each of these ids, in order: 0s, then 1s.
-      type_of_second: token type of B; that of A is 0.
+      type_of_second: token type of B; A has type 0.
     """
 
     prefix: tuple[int, ...]

@@ -30,7 +30,7 @@ class TokenRows:
     [tokens of all rows] int32, a label or IGNORE_INDEX per token. None if the split has no labels."""
     pad_token_id: int = 0
     token_labels: bool = False
-    """Whether there is a label per token instead of one per row."""
+    """If true, there is a label per token instead of one per row."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -54,11 +54,11 @@ CONVERSIONS = {
 
 
 class Dialect(NamedTuple):
-    """How a table is written."""
+    """The delimiter and quoting of a table."""
 
     delimiter: str
     quoted: bool
-    """Whether a quoted cell may hold delimiters, doubled quotes and line ends; otherwise ``"`` is a character."""
+    """If true, a quoted cell may hold delimiters, doubled quotes and line ends; otherwise ``"`` is a character."""
 
 
 def detect_dialect(lines: Iterable[str], is_csv: bool, header: Sequence[str] | None = None) -> Dialect:

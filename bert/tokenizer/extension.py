@@ -29,7 +29,7 @@ class NewWord:
     count: int
     tokens: tuple[str, ...]
     is_unknown: bool
-    """Whether one of the tokens is the unknown token."""
+    """True if one of the tokens is the unknown token."""
 
     @property
     def tokens_saved(self) -> int:

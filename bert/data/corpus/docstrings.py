@@ -172,7 +172,7 @@ def parse_source(source: str) -> tuple[frozenset[str], str | None]:
 
 
 def _modules(packages: frozenset[str]) -> list[Module]:
-    """The modules of some packages, of all for an empty set; at most PACKAGE_BYTES of each."""
+    """Returns the modules of some packages (an empty set: all), at most PACKAGE_BYTES of each."""
     every = _installed()
     missing = sorted(packages - every.keys() - {STDLIB})
     if missing:

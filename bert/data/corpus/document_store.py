@@ -102,7 +102,7 @@ class Documents(Protocol):
         """Returns the index of the source of each document."""
 
     def read(self, indices: np.ndarray) -> Iterator[list[str]]:
-        """Documents by index, as lists of lines, in the order asked for."""
+        """Yields documents by index, as lists of lines."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class DocumentStore:
         return np.memmap(self.folder / _SOURCES, dtype=np.int32, mode="r")
 
     def read(self, indices: np.ndarray) -> Iterator[list[str]]:
-        """Documents by index, as lists of lines, in the order asked for."""
+        """Yields documents by index, as lists of lines."""
         offsets = self.offsets()
         with open(self.folder / _TEXT, "rb") as file:
             for index in indices:

@@ -76,13 +76,13 @@ class PretrainingLoader:
         """
         chosen = self.row_indices(step)
         first = self._host_slice.start
-        examples = self.rows.take(chosen)
-        words_per_row = random_uint64s_per_row(self.predictions, examples)
+        rows = self.rows.take(chosen)
+        words_per_row = random_uint64s_per_row(self.predictions, rows)
         if self.static_masking:
             words = philox_uint64_of_rows((_FROZEN + self.seed, 0), chosen, words_per_row)
         else:
             words = philox_uint64((_MASKS + self.seed, step), first, len(chosen), words_per_row)
-        return masked_batch(examples, self.predictions, words, first)
+        return masked_batch(rows, self.predictions, words, first)
 
     def row_indices(self, step: int) -> np.ndarray:
         """Returns the indices of this host's rows of the batch of ``step``."""
@@ -126,10 +126,10 @@ def make_masking(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm
     )
 
 
-def random_uint64s_per_row(predictions: Predictions, examples: dict[str, np.ndarray]) -> int:
+def random_uint64s_per_row(predictions: Predictions, rows: dict[str, np.ndarray]) -> int:
     """Returns the 64-bit random words per row, packed or not."""
-    packed = examples.get(EXAMPLE_LENGTH)
-    return predictions.uint64s_per_row(examples["input_ids"].shape[1], 1 if packed is None else packed.shape[1])
+    packed = rows.get(EXAMPLE_LENGTH)
+    return predictions.uint64s_per_row(rows["input_ids"].shape[1], 1 if packed is None else packed.shape[1])
 
 
 def held_out_batches(
@@ -143,39 +143,39 @@ def held_out_batches(
     for start in range(0, len(rows), batch_size):
         chosen = np.arange(start + own.start, min(start + own.stop, len(rows)))
         some = chosen if len(chosen) else np.zeros(1, dtype=np.int64)
-        examples = rows.take(some)
-        words = philox_uint64((_HELD_OUT, 0), int(some[0]), len(some), random_uint64s_per_row(predictions, examples))
-        batch = masked_batch(examples, predictions, words, own.start)
+        taken = rows.take(some)
+        words = philox_uint64((_HELD_OUT, 0), int(some[0]), len(some), random_uint64s_per_row(predictions, taken))
+        batch = masked_batch(taken, predictions, words, own.start)
         local = own.stop - own.start
         if len(chosen) < local:
             batch = {name: _pad_rows(value[: len(chosen)], local) for name, value in batch.items()}
         yield batch
 
 
-def masked_batch(examples: dict[str, np.ndarray], predictions: Predictions, words: np.ndarray, first_row: int) -> Batch:
+def masked_batch(rows: dict[str, np.ndarray], predictions: Predictions, words: np.ndarray, first_row: int) -> Batch:
     """Makes a pretraining batch of rows on disk. The attention mask comes from the lengths, not from corrupted tokens.
 
     If the input format has a label, the batch has NAME_labels and NAME_weights, NAME being next_sentence or
     sentence_order: [B], or [B, K] if rows are packed. Packed batches also have the arrays of `packing_arrays`.
     """
-    ids = examples["input_ids"]
-    rows, length = ids.shape
+    ids = rows["input_ids"]
+    count, length = ids.shape
     position = np.arange(length, dtype=np.int32)
-    mask = position < examples["length"][:, None]
-    example_length = examples.get(EXAMPLE_LENGTH)
+    mask = position < rows["length"][:, None]
+    example_length = rows.get(EXAMPLE_LENGTH)
     if example_length is None:
-        of_examples = {"token_type_ids": mask & (position >= examples["segment_a_length"][:, None])}
-        labelled = np.ones(rows, bool)
+        token_arrays = {"token_type_ids": mask & (position >= rows["segment_a_length"][:, None])}
+        labelled = np.ones(count, bool)
     else:
-        of_examples = packing_arrays(example_length, examples["segment_a_length"], length)
+        token_arrays = packing_arrays(example_length, rows["segment_a_length"], length)
         labelled = example_length > 0
     batch = {
-        **predictions.batch_arrays(examples, words),
-        **{name: value.astype(np.int32) for name, value in of_examples.items()},
+        **predictions.batch_arrays(rows, words),
+        **{name: value.astype(np.int32) for name, value in token_arrays.items()},
         "attention_mask": mask.astype(np.int32),
-        "rows": np.arange(first_row, first_row + rows, dtype=np.int32),
+        "rows": np.arange(first_row, first_row + count, dtype=np.int32),
     }
-    for column, label in examples.items():
+    for column, label in rows.items():
         if column.endswith("_label"):
             batch[f"{column}s"] = label.astype(np.int32)
             batch[f"{column.removesuffix('_label')}_weights"] = labelled.astype(np.float32)

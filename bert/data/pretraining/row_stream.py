@@ -38,7 +38,7 @@ from bert.errors import LOGGER, UserError, require
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Offsets of random streams that differ from those of `bert.data.pretraining.loader`.
+# Offsets of random streams, different from the offsets in `bert.data.pretraining.loader`.
 _BLOCK_OF_ROW, _ORDER_IN_BLOCK = 5 << 40, 6 << 40
 
 CHUNKS_WITHOUT_ROWS = 16

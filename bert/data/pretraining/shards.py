@@ -36,7 +36,7 @@ COLUMNS = ("input_ids", "length", "segment_a_length")
 Packed rows have K values of these and of segment_a_length."""
 
 LONGER_DOCUMENTS = "join the texts of a document (an empty line ends one), or use data.input_format full_sentences"
-"""How to fix documents with a single sentence, for messages."""
+"""Fix for documents with a single sentence, for messages."""
 
 
 @dataclass(frozen=True)
