@@ -8,7 +8,7 @@ import textwrap
 from typing import Any
 
 from bert.commands.cli.arguments import run_command
-from bert.commands.training import TrainingCommand
+from bert.commands.cli.training import TrainingCommand
 from bert.config import FinetuneConfig
 from bert.errors import format_number
 from bert.runs.metrics_log import scored_splits

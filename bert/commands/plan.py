@@ -73,8 +73,8 @@ def main(argv: list[str]) -> int:
 
 
 def _known_sizes(config: PretrainConfig) -> ModelConfig:
-    """Returns the sizes of the run's model: those of ``init``, and the vocabulary's number of tokens, which for a
-    vocabulary that is not trained yet is its maximum."""
+    """Returns the sizes of the run's model, from ``init`` if set, with the number of tokens of its vocabulary, or the
+    maximum of a vocabulary that is not trained yet."""
     path, teacher = config.tokenizer.path, config.distillation.teacher
     if config.model.vocab_size is not None and config.init is None:
         return config.model

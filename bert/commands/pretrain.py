@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.commands.cli.arguments import command_name, run_command
-from bert.commands.training import TrainingCommand
+from bert.commands.cli.training import TrainingCommand
 from bert.config import PretrainConfig
 from bert.errors import format_number
 

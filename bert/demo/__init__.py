@@ -1,1 +1,1 @@
-"""A model as a page in the browser: `bert.demo.abilities` has what it can be asked, `bert.demo.page` the page."""
+"""Web demo of a model: `bert.demo.abilities` defines its tabs, `bert.demo.page` the page."""

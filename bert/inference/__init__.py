@@ -1,1 +1,1 @@
-"""Trained models that answer: `bert.load` and what it returns."""
+"""Inference with trained models: `bert.load` and `bert.Pretrained`."""

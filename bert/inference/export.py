@@ -139,7 +139,7 @@ def _dev_examples(model: Any, task: Task, dev: Any) -> Any:
             raise UserError(f"{task.name} reads its own files: pass their folder as dev, or leave dev out")
         return task.labelled_examples(dev)
     if model.step is None:
-        raise UserError(f"{model.source} is not a run, and has no dev rows of its own: pass labelled rows as dev")
+        raise UserError(f"{model.source} is not a run and has no dev rows: pass labelled rows as dev")
     config = load_config(FinetuneConfig, Path(model.source) / "config.yaml")
     if dev is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=os.fspath(dev)))

@@ -165,7 +165,7 @@ class BatchedForward:
     """The compiled encoder, masked-LM head and task head of a model."""
 
     packs_texts = True
-    """Whether short texts may share rows, in which each attends only to itself."""
+    """Short texts may share rows, in which each attends only to itself."""
 
     def __init__(
         self,

@@ -94,12 +94,12 @@ def load(
     return dataclasses.replace(_load_published(folder, name, say), dtype=dtype)
 
 
-def load_vocabulary(source: str | Path, say: Callable[[str], None] = log_message) -> Tokenizer:
+def load_vocabulary(source: str | Path, log: Callable[[str], None] = log_message) -> Tokenizer:
     """Loads only the tokenizer of a source of `load`. Raises UserError."""
     folder, _ = _find(source, weights=False)
     if google.is_google(folder) and not hf.is_hf_folder(folder):
-        return google.read_tokenizer(folder, google.read_config(folder / google.CONFIG, say), say)
-    return load_tokenizer(folder if _is_run(folder) else tokenizer_folder(encoder_folder(folder)), log=say)
+        return google.read_tokenizer(folder, google.read_config(folder / google.CONFIG, log), log)
+    return load_tokenizer(folder if _is_run(folder) else tokenizer_folder(encoder_folder(folder)), log=log)
 
 
 def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
@@ -135,8 +135,8 @@ def _is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file()
 
 
-def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pretrained:
-    read = hf.read_hf_model(folder, say) if hf.is_hf_folder(folder) else google.read_google_model(folder, say)
+def _load_published(folder: Path, name: str, log: Callable[[str], None]) -> Pretrained:
+    read = hf.read_hf_model(folder, log) if hf.is_hf_folder(folder) else google.read_google_model(folder, log)
     task = published_task(
         KIND_OF_ARCHITECTURE.get(read.architecture),
         name,
@@ -157,7 +157,7 @@ def _load_published(folder: Path, name: str, say: Callable[[str], None]) -> Pret
     return Pretrained(**{**vars(read), "source": name}, task=task, data=data)
 
 
-def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretrained:
+def _load_run(path: Path, step: int | None, log: Callable[[str], None]) -> Pretrained:
     # A slow import that other sources do not need.
     from bert.runs.checkpoint import Checkpointer
     from bert.runs.orbax_io import read_frozen_weights
@@ -168,7 +168,7 @@ def _load_run(path: Path, step: int | None, say: Callable[[str], None]) -> Pretr
             f"{path} holds the runs of {config.num_seeds} seeds: name one of them, for example "
             f"{path / f'seed-{config.seed}'} (results.json names the best one)"
         )
-    with Checkpointer(path / "checkpoints", config.training.max_to_keep, say) as checkpoints:
+    with Checkpointer(path / "checkpoints", config.training.max_to_keep, log) as checkpoints:
         is_best = step is None and isinstance(config, FinetuneConfig)
         restored = checkpoints.restore_best_params() if is_best else checkpoints.restore_params(step)
     if restored is None:

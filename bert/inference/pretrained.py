@@ -330,7 +330,7 @@ class Pretrained(ModelBundle):
     ) -> Any:
         """Returns one answer per input, in their order, as the named tuples of the task.
 
-        Rows are built as those of dev were: an input longer than ``data.max_length`` is truncated, or split into
+        Rows are built as in training: an input longer than ``data.max_length`` is truncated, or split into
         windows by tasks that have them. A published model without a known ``max_length`` uses all its positions.
 
         A question answering model without a declared threshold always returns an answer, like the pipeline of

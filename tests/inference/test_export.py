@@ -182,7 +182,7 @@ def test_lower_is_better_where_the_task_says_so_and_nan_is_refused() -> None:
         ("embeddings", {"quantize": "int8", "dev": ["a"], "tolerance": 1}, "tolerance is 1: pass a share of the score"),
         ("pretraining", {"quantize": "int8", "dev": ["a"]}, r"gives no embeddings \(BertForPreTraining\)"),
         ("published", {"quantize": "int8", "dev": LABELLED}, "made is not a run, and has no score that int8 could"),
-        ("classification", {"quantize": "int8"}, "made is not a run, and has no dev rows of its own: pass labelled"),
+        ("classification", {"quantize": "int8"}, "made is not a run and has no dev rows: pass labelled"),
         ("pairs", {"quantize": "int8", "dev": LABELLED}, "mrpc reads its own files: pass their folder as dev"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Parts that the commands share: arguments, help, inputs and answers, hosts."""
+"""Parts that the commands share: arguments, help, hosts, inputs and answers."""

@@ -12,7 +12,7 @@ from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.pretraining import PhaseConfig
 from bert.config.yaml_io import dump, keys_of, load_config
 from bert.errors import UTF8_HINT
-from tests.commands.parsing import finetune_yaml, pretrain, pretrain_yaml, sentence
+from tests.commands.cli.parsing import finetune_yaml, pretrain, pretrain_yaml, sentence
 
 pytestmark = pytest.mark.usefixtures("recipes")
 

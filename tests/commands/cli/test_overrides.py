@@ -7,7 +7,7 @@ import pytest
 from bert.commands.cli.arguments import parse
 from bert.config import PretrainConfig
 from bert.config.pretraining import PhaseConfig, phase_configs
-from tests.commands.parsing import finetune_yaml, pretrain, pretrain_yaml, sentence
+from tests.commands.cli.parsing import finetune_yaml, pretrain, pretrain_yaml, sentence
 
 pytestmark = pytest.mark.usefixtures("recipes")
 

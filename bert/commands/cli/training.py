@@ -1,4 +1,4 @@
-"""The common part of `bert pretrain` and `bert finetune`: arguments, hosts, sweeps, interrupts, exit status."""
+"""Shared parts of `bert pretrain` and `bert finetune`: arguments, hosts, sweeps, interrupts, exit status."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bert.commands.cli.arguments import command_name, parse
 from bert.commands.cli.cluster import CLUSTER_OPTIONS, connect_hosts, ending_together, parse_hosts
-from bert.commands.sweep import SWEEP_OPTIONS, take_sweep_options
+from bert.commands.cli.sweep import SWEEP_OPTIONS, take_sweep_options
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sweep import option_text
 from bert.config.yaml_io import keys_of
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 Parsed = tuple[Config, list[str], dict[str, str]]
-"""Configuration, notes on it, and the options that are no keys."""
+"""Configuration, notes on it, and the options that are not keys."""
 
 
 class TrainingCommand(Generic[Config]):
-    """The arguments of a command that trains, and its exit status.
+    """Arguments and exit status of a training command.
 
     Attributes:
-        config: the configuration that the arguments describe; for a sweep, of one trial.
+        config: configuration from the arguments; for a sweep, of one trial.
         is_sweep: whether the command trains the trials of a sweep.
         status: exit status; known after `running`.
     """
@@ -42,13 +42,13 @@ class TrainingCommand(Generic[Config]):
 
         Args:
             argv: arguments of the command.
-            config_class: configuration that they describe.
+            config_class: class of the configuration.
             name: name of the command.
-            description: its help.
+            description: help of the command.
             default_recipe: recipe without ``--config``; None if there is none.
 
         Raises:
-            UserError: an argument is wrong.
+            UserError: an argument is invalid.
         """
         self._program, self.status = command_name(name), 0
         rest, self._sweep = take_sweep_options(argv, keys_of(config_class))
@@ -66,7 +66,7 @@ class TrainingCommand(Generic[Config]):
 
     @property
     def request(self) -> RunRequest[Config]:
-        """The run to start or to resume."""
+        """The run to start or resume."""
         from bert.training.launch import RunRequest
 
         return RunRequest(self.config, self._notes)
@@ -120,11 +120,11 @@ def _parse(
     values: Mapping[str, Any],
     output_dir: str | None,
 ) -> Parsed[Config]:
-    """The configuration of the arguments, notes on it, and the options that are no keys.
+    """Returns the configuration from the arguments, notes on it, and the options that are not keys.
 
     Args:
-        values: those of a trial of a sweep, by dotted key.
-        output_dir: of the trial; None takes that of the arguments, or runs/ and the recipe's name.
+        values: values of a trial of a sweep, by dotted key.
+        output_dir: folder of the trial; None for output_dir of the arguments, or runs/ and the recipe's name.
     """
     swept: list[str] = [f"--{name}={option_text(value)}" for name, value in values.items()]
     folder: list[str] = [] if output_dir is None else [f"--output_dir={output_dir}"]

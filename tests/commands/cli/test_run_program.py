@@ -62,7 +62,7 @@ def main(argv):
         raise ImportError from None
 sys.exit(run_program(main)([]))
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), str(tmp_path)])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=30)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
@@ -88,7 +88,7 @@ def main(argv):
     return 0
 sys.exit(main([]))
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     )
