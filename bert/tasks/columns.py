@@ -100,8 +100,8 @@ def _similar_file(folder: Path, split: str, suffixes: Sequence[str]) -> str:
 def _split_candidates(folder: Path, split: str, suffixes: Sequence[str]) -> list[Path]:
     for stem in FILE_STEMS[split]:
         paths = (folder / f"{stem}{suffix}{packed}" for suffix in suffixes for packed in ("", *DECOMPRESSORS))
-        if found := [path for path in paths if path.is_file()]:
-            return found
+        if files := [path for path in paths if path.is_file()]:
+            return files
     return []
 
 

@@ -236,8 +236,8 @@ class EmbeddingTask(ColumnFilesTask):
         return self.text_of(name, fields[name])
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> TextExamples:
-        wanted = f"{self.name} takes a single text: pass a string"
-        texts = [as_texts(given, index, wanted)[0] for index, given in enumerate(inputs, 1)]
+        expected = f"{self.name} takes a single text: pass a string"
+        texts = [as_texts(value, index, expected)[0] for index, value in enumerate(inputs, 1)]
         return TextExamples(texts, None, [[] for _ in texts], None, [str(row) for row in range(len(texts))], False)
 
     def format_predictions(self, predictions: Outputs, examples: Any) -> list[Embedding]:
@@ -255,7 +255,7 @@ class LabelledTextsTask(EmbeddingTask):
 
     def read(self, folder: Path, split: str) -> TextExamples:
         records, names = self.records(Path(folder), split), self.data.columns
-        found = read_columns(
+        columns = read_columns(
             records,
             {names.text_a: "data.columns.text_a"},
             {names.label: "data.columns.label"},
@@ -263,10 +263,10 @@ class LabelledTextsTask(EmbeddingTask):
             needed=split != "test",
             leave_out=True,
         )
-        [texts] = found.texts
+        [texts] = columns.texts
         labels = None
-        if found.labels is not None:
-            cells = zip(found.line_numbers, itertools.repeat(names.label), found.labels[0], strict=False)
+        if columns.labels is not None:
+            cells = zip(columns.line_numbers, itertools.repeat(names.label), columns.labels[0], strict=False)
             labels = number_texts([word.strip() for word in records.read_each(cells, label_text)])
             if split == "train" and len(np.unique(labels)) in (1, len(labels)):
                 wrong = "all rows have the same" if not labels.any() else "no two rows have the same"
@@ -274,7 +274,7 @@ class LabelledTextsTask(EmbeddingTask):
                     f"{records.source}: {wrong} {names.label}: add texts of several labels, two or more of each"
                 )
         none: list[list[str]] = [[] for _ in texts]
-        return TextExamples(texts, None, none, labels, found.ids, labels is not None, found.notes)
+        return TextExamples(texts, None, none, labels, columns.ids, labels is not None, columns.notes)
 
     def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> TokenRows:
         texts = self._cased(examples.queries, self.settings.query_prompt or "")

@@ -309,11 +309,11 @@ class MultipleChoiceTask(Task):
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         """Accepts a question followed by two or more choices, or a question and a list of choices, all not empty."""
         questions, choices = [], []
-        wanted = f"{self.name} takes a question and two or more choices: pass a tuple of strings"
-        for index, given in enumerate(inputs, 1):
-            nested = isinstance(given, (list, tuple)) and len(given) == 2 and isinstance(given[1], (list, tuple))
-            texts = [given[0], *given[1]] if nested else given
-            question, *answers = as_texts(texts, index, wanted, range(3, sys.maxsize))
+        expected = f"{self.name} takes a question and two or more choices: pass a tuple of strings"
+        for index, value in enumerate(inputs, 1):
+            nested = isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[1], (list, tuple))
+            texts = [value[0], *value[1]] if nested else value
+            question, *answers = as_texts(texts, index, expected, range(3, sys.maxsize))
             if not all(text.strip() for text in (question, *answers)):
                 raise UserError(f"input {index} has an empty question or choice: pass a text for each")
             questions.append(question)

@@ -145,10 +145,10 @@ class _FlexibleInputs:
     """Allowed numbers of texts per input."""
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
-        wanted = TEXT_OR_PAIR if len(self.counts) > 1 else f"the model takes {WANTED[self.counts[0]]}"
-        texts = [as_text_or_pair(given, index, wanted, self.counts) for index, given in enumerate(inputs, 1)]
+        expected = TEXT_OR_PAIR if len(self.counts) > 1 else f"the model takes {WANTED[self.counts[0]]}"
+        texts = [as_text_or_pair(value, index, expected, self.counts) for index, value in enumerate(inputs, 1)]
         first = [text if isinstance(text, str) else text[0] for text in texts]
-        return _MixedExamples(first, None, None, [str(row) for row in range(len(texts))], given=texts)
+        return _MixedExamples(first, None, None, [str(row) for row in range(len(texts))], mixed=texts)
 
     def splits(self, folder: Path) -> list[str]:
         """Returns []: published models have no training files."""
@@ -185,11 +185,11 @@ class _FlexibleInputs:
 class _MixedExamples(Examples):
     """A mix of texts and pairs of texts."""
 
-    given: Sequence[Text] = ()
+    mixed: Sequence[Text] = ()
 
     @property
     def texts(self) -> Sequence[Text]:
-        return self.given
+        return self.mixed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,10 +116,10 @@ class RerankerTask(ColumnFilesTask):
             relevance = None if scores is None else [np.array([score]) for score in scores]
         else:
             hint = f"; pairs with a score have {self._document_column!r} and {names.label!r} in its place"
-            most = self.settings.num_negatives if split == "train" else None
-            pairs = read_queries(records, names, most, hint)
+            max_negatives = self.settings.num_negatives if split == "train" else None
+            pairs = read_queries(records, names, max_negatives, hint)
             if split == "train":
-                check_num_negatives(records, pairs.negatives, most, "reranker.num_negatives")
+                check_num_negatives(records, pairs.negatives, max_negatives, "reranker.num_negatives")
             documents = [[positive, *more] for positive, more in zip(pairs.documents, pairs.negatives, strict=True)]
             relevance = [np.arange(len(texts)) == 0 for texts in documents]
         return self._checked(records, split, _grouped(pairs, documents, relevance))
@@ -135,7 +135,7 @@ class RerankerTask(ColumnFilesTask):
             return examples
         fix = "add negatives, for instance with bert mine"
         if not any(relevance.any() for relevance in examples.relevance):
-            raise UserError(f"{records.source} has no relevant document (a score above the least one): add some")
+            raise UserError(f"{records.source} has no relevant document (a score above the lowest one): add some")
         if split == "train" and self.settings.loss != "binary":
             usable = [row for row, relevance in enumerate(examples.relevance) if np.ptp(relevance) > 0]
             if not usable:
@@ -215,8 +215,8 @@ class RerankerTask(ColumnFilesTask):
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> RankedExamples:
         """Accepts a tuple or list of a query and a document per input."""
-        wanted = f"{self.name} takes a query and a document: pass a tuple of two strings"
-        pairs = [as_texts(given, index, wanted, (2,)) for index, given in enumerate(inputs, 1)]
+        expected = f"{self.name} takes a query and a document: pass a tuple of two strings"
+        pairs = [as_texts(value, index, expected, (2,)) for index, value in enumerate(inputs, 1)]
         ids = [str(row) for row in range(len(pairs))]
         return RankedExamples([query for query, _ in pairs], [[document] for _, document in pairs], None, ids)
 

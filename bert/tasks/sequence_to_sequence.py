@@ -142,22 +142,22 @@ class SequenceToSequenceTask(ColumnFilesTask):
         except UserError as error:
             raise UserError(f"{error}, or data.source and data.target to the ends of parallel files") from None
         columns, names = self.data.columns, "data.columns"
-        wanted = {columns.target: f"{names}.target"}
+        labels = {columns.target: f"{names}.target"}
         if columns.references is not None and split != "train":
-            wanted[columns.references] = f"{names}.references"
-        found = read_columns(
+            labels[columns.references] = f"{names}.references"
+        split_columns = read_columns(
             records,
             {columns.source: f"{names}.source"},
-            wanted,
+            labels,
             None if columns.id is None else (columns.id, f"{names}.id"),
             needed=split != "test",
             leave_out=True,
         )
         references = None
-        if found.labels is not None:
-            rows = zip(found.line_numbers, *found.labels, strict=True)
+        if split_columns.labels is not None:
+            rows = zip(split_columns.line_numbers, *split_columns.labels, strict=True)
             references = records.read_each(rows, _references)
-        return TextPairs(found.texts[0], references, found.ids, found.notes)
+        return TextPairs(split_columns.texts[0], references, split_columns.ids, split_columns.notes)
 
     def features(self, tokenizer: Tokenizer, examples: TextPairs, data: TaskDataConfig) -> SourceTargetRows:
         lengths = (data.max_length, min(data.max_target_length or data.max_length, data.max_length))
@@ -176,7 +176,8 @@ class SequenceToSequenceTask(ColumnFilesTask):
     def details(self, predictions: Written, examples: TextPairs) -> dict[str, Any]:
         """Returns the settings and version of sacreBLEU for each of its scores."""
         signatures = {name: signature for name, (_, signature) in self._scores(predictions, examples).items()}
-        return {"signatures": found} if (found := {k: v for k, v in signatures.items() if v is not None}) else {}
+        signatures = {name: signature for name, signature in signatures.items() if signature is not None}
+        return {"signatures": signatures} if signatures else {}
 
     def _scores(self, predictions: Written, examples: TextPairs) -> dict[str, tuple[float, str | None]]:
         """Returns each metric in percent and its signature or None; case is ignored for lower-case vocabularies."""
@@ -190,8 +191,7 @@ class SequenceToSequenceTask(ColumnFilesTask):
                 scores[name] = (rouge[name], None)
             else:
                 score = {"bleu": text_metrics.bleu, "chrf": text_metrics.chrf}[name]
-                found = score(texts, references, predictions.lowercase)
-                scores[name] = (found.score, found.signature)
+                scores[name] = score(texts, references, predictions.lowercase)
         return scores
 
     def is_degenerate(self, predictions: Written, examples: TextPairs) -> bool:
@@ -207,8 +207,8 @@ class SequenceToSequenceTask(ColumnFilesTask):
         return [path]
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> TextPairs:
-        wanted = f"{self.name} takes a single text: pass a string"
-        texts = [as_texts(given, index, wanted)[0] for index, given in enumerate(inputs, 1)]
+        expected = f"{self.name} takes a single text: pass a string"
+        texts = [as_texts(value, index, expected)[0] for index, value in enumerate(inputs, 1)]
         if self.data.source is not None:  # the lines of parallel files have no white space around them
             texts = [text.strip() for text in texts]
         return TextPairs(texts, None, [str(row) for row in range(len(texts))])

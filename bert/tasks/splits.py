@@ -247,7 +247,7 @@ def cut_facts(
     examples: dict[str, Any],
     rows: dict[str, Rows],
     data: TaskDataConfig,
-    longest: int,
+    max_length: int,
 ) -> list[tuple[str, str]]:
     """Returns the share of rows that ``data.max_length`` truncates, for the table before training.
 
@@ -255,7 +255,7 @@ def cut_facts(
 
     Args:
       examples, rows: the examples and rows of train and dev.
-      longest: the maximum length of the model.
+      max_length: the maximum length of the model.
     """
     lengths = {}
     for name in ("train", "dev"):
@@ -271,7 +271,7 @@ def cut_facts(
     about = "about " if len(rows["train"]) > MEASURED_ROWS else ""
     median = int(np.median(lengths["train"]))
     text = f"train {about}{cut('train', data.max_length)} (median {median} tokens), dev {cut('dev', data.max_length)}"
-    larger = [size for size in (2 * data.max_length, longest) if data.max_length < size <= longest]
+    larger = [size for size in (2 * data.max_length, max_length) if data.max_length < size <= max_length]
     if larger:
         text += f"; --data.max_length {larger[0]} cuts {cut('train', larger[0])} of train"
     return [("rows cut", text)]

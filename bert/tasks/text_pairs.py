@@ -91,13 +91,13 @@ def read_queries(
             if names.query in fields and fields.get(names.positive) in (None, "")
         ]
     )
-    found = read_columns(
+    columns = read_columns(
         dataclasses.replace(records, rows=iter(rows)),
         {names.query: "data.columns.query", names.positive: "data.columns.positive"},
         {},
         _id(names),
     )
-    queries, positives = found.texts
+    queries, positives = columns.texts
     negatives = records.read_each(
         [
             (line_number, fields.get(names.negatives), names.negatives, positive)
@@ -114,7 +114,7 @@ def read_queries(
         cells = records.read_each(rows_of_scores, _scores)
         scores = pad_and_stack([cell[: None if num_negatives is None else 1 + num_negatives] for cell in cells])
     negatives = [texts[:num_negatives] for texts in negatives]
-    return TextExamples(queries, positives, negatives, scores, found.ids, True, found.notes)
+    return TextExamples(queries, positives, negatives, scores, columns.ids, True, columns.notes)
 
 
 def _scores(records: Records, line_number: int, name: str, cell: Any, count: int) -> np.ndarray:
@@ -167,7 +167,7 @@ def read_scored_pairs(
     Raises:
         UserError: a row lacks a text or a score, or its score is not a number within the limits.
     """
-    found = read_columns(
+    columns = read_columns(
         records,
         {names.text_a: "data.columns.text_a", text_b: "data.columns.text_b"},
         {names.label: "data.columns.label"},
@@ -176,13 +176,13 @@ def read_scored_pairs(
         leave_out=True,
     )
     scores = None
-    if found.labels is not None:
-        cells = zip(found.line_numbers, found.labels[0], strict=True)
+    if columns.labels is not None:
+        cells = zip(columns.line_numbers, columns.labels[0], strict=True)
         rows = ((line_number, names.label, cell, limits) for line_number, cell in cells)
         scores = np.array(records.read_each(rows, _score), np.float32)
-    texts_a, texts_b = found.texts
+    texts_a, texts_b = columns.texts
     none: list[list[str]] = [[] for _ in texts_a]
-    return TextExamples(texts_a, texts_b, none, scores, found.ids, scores is not None, found.notes)
+    return TextExamples(texts_a, texts_b, none, scores, columns.ids, scores is not None, columns.notes)
 
 
 def _id(names: ColumnsConfig) -> tuple[str, str] | None:

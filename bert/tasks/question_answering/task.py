@@ -236,9 +236,9 @@ class QuestionAnsweringTask(Task):
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Dataset:
         """Accepts a tuple or list of a question and its context per input; both must not be empty."""
         examples = []
-        wanted = f"{self.name} takes a question and its context: pass a tuple of two strings"
-        for index, given in enumerate(inputs, 1):
-            question, context = as_texts(given, index, wanted, (2,))
+        expected = f"{self.name} takes a question and its context: pass a tuple of two strings"
+        for index, value in enumerate(inputs, 1):
+            question, context = as_texts(value, index, expected, (2,))
             for name, text in (("question", question), ("context", context)):
                 if not text.strip():
                     raise UserError(f"input {index} has an empty {name}: pass a text")

@@ -155,8 +155,8 @@ class SequenceClassificationTask(Task):
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         """Accepts a text per input, or for pairs a tuple or list of two texts; texts may be empty."""
         count = len(self.text_columns)
-        wanted = f"{self.name} takes {WANTED[count]}"
-        rows = [as_texts(given, index, wanted, (count,)) for index, given in enumerate(inputs, 1)]
+        expected = f"{self.name} takes {WANTED[count]}"
+        rows = [as_texts(value, index, expected, (count,)) for index, value in enumerate(inputs, 1)]
         columns = [[row[column] for row in rows] for column in range(count)]
         return Examples(columns[0], columns[1] if count == 2 else None, None, [str(row) for row in range(len(rows))])
 

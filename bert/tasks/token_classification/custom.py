@@ -82,8 +82,8 @@ class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
 
     def _read_columns(self, folder: Path, split: str) -> Sentences:
         path = split_path(folder, split, self.data, SUFFIXES)
-        delimiter, found = conll.column_rows(path, self.data.column_names)
-        rows = list(found)
+        delimiter, file_rows = conll.column_rows(path, self.data.column_names)
+        rows = list(file_rows)
         names = self._names(folder, split, path, rows)
         if names is None:
             word, tag, width = 0, -1, len(conll.first_row(rows)[1])
@@ -115,14 +115,14 @@ class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
             if cells == names:
                 rows.remove((line_number, cells))
             return names
-        given = {key: name for key in ("words", "tags") if (name := getattr(self.data.columns, key)) is not None}
-        wanted = given or {"words": "words", "tags": "tags"}
-        trained = None if split != "test" or "words" in given else self._train_word(folder)
-        if split == "test" and (given or trained or file_suffix(path) == ".csv"):  # it may lack the tags
-            wanted = {"words": given.get("words") or trained or "words"}
-        for key, name in wanted.items():
+        configured = {key: name for key in ("words", "tags") if (name := getattr(self.data.columns, key)) is not None}
+        expected = configured or {"words": "words", "tags": "tags"}
+        trained = None if split != "test" or "words" in configured else self._train_word(folder)
+        if split == "test" and (configured or trained or file_suffix(path) == ".csv"):  # it may lack the tags
+            expected = {"words": configured.get("words") or trained or "words"}
+        for key, name in expected.items():
             if name not in cells:
-                if not (given or trained or file_suffix(path) == ".csv"):
+                if not (configured or trained or file_suffix(path) == ".csv"):
                     return None
                 raise UserError(
                     f"{path}, line {line_number}: no {name!r} among {quoted(cells)}: set data.columns.{key} to the "

@@ -116,9 +116,9 @@ def decode_tags(
       predictions: [R, T] label index predicted for each token of ``features``, T at least the length of the longest
         row. Tokens without a label are ignored.
     """
-    longest = features.lengths.max(initial=0)
-    if np.shape(predictions)[0] != len(features) or longest > np.shape(predictions)[1]:
-        raise ValueError(f"predictions {np.shape(predictions)} for {len(features)} rows of up to {longest} tokens")
+    max_length = features.lengths.max(initial=0)
+    if np.shape(predictions)[0] != len(features) or max_length > np.shape(predictions)[1]:
+        raise ValueError(f"predictions {np.shape(predictions)} for {len(features)} rows of up to {max_length} tokens")
     tags = iter(gather_word_values(features, np.asarray(predictions)).tolist())
     return [[labels[next(tags)] for _ in words] for words in sentences.words]
 
