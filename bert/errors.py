@@ -94,7 +94,7 @@ _SIGNING = re.compile(
 """Names of further parameters of signed URLs."""
 
 _SHARED_ACCESS = {"sv", "ss", "srt", "sp", "se", "st", "spr", "sip", "sr", "skoid", "sktid", "skt", "ske", "sks", "skv"}
-"""Parameters of a shared access signature besides ``sig``; they change when it is renewed."""
+"""Parameters of a shared access signature in addition to ``sig``; they change when it is renewed."""
 
 _KEYS = {"api", "access", "secret", "private", "account", "encryption", "license"}
 """Words before ``key`` in names of credentials: ``secret_access_key``."""

@@ -224,7 +224,7 @@ def atomic_directory(out: Path) -> Iterator[Path]:
     """Yields a temporary folder. At the end its content is moved to ``out``; after an error it is removed.
 
     An existing empty folder is kept, because it may be the working directory or a mount point. Drafts of killed
-    processes of this machine, in it or beside it, are removed.
+    processes of this machine, in it or in its parent folder, are removed.
 
     Raises:
         UserError: ``out`` exists and is not an empty folder, cannot be written, or is not a local path.
@@ -343,7 +343,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
 def blocking_lock(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Waits until no other process builds ``folder``, and makes other processes wait.
 
-    The lock file is beside the folder. The lock is like `exclusive_lock`, but a file system without locks is an error,
+    The lock file is in the parent folder. Unlike with `exclusive_lock`, a file system without locks is an error,
     because two processes that write the same files at once would damage them.
 
     Raises:

@@ -73,7 +73,7 @@ class LocalStorage:
         call()
 
     def sync(self) -> None:
-        """There is nobody to wait for."""
+        """Returns at once: there are no other hosts."""
 
 
 def complete(directory: CheckpointDirectory, step: int) -> None:

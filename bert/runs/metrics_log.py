@@ -22,7 +22,7 @@ RESULTS = "results.json"
 class MetricsLog:
     """Writes metrics.jsonl. Only one process may have it open.
 
-    On resume, lines after ``start_step`` are removed, so that the file equals that of an uninterrupted run.
+    On resume, lines after ``start_step`` are removed, so that the file is the same as without an interruption.
     """
 
     def __init__(self, folder: Path | str, start_step: int, provisional: Collection[str] = ()) -> None:

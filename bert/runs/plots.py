@@ -31,7 +31,7 @@ SPLITS = {"train": "training", "eval": "evaluation"}
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart beside the curves.
+    """A bar chart next to the curves.
 
     Attributes:
         title: title of the chart.

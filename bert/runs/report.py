@@ -174,7 +174,7 @@ def _format_metrics(metrics: dict[str, Any]) -> list[str]:
 
 
 def _short(metrics: dict[str, Any]) -> str:
-    """Formats the metrics that fit beside a bar."""
+    """Formats the metrics that fit next to a bar."""
     names = ("phase", "loss", "tokens_per_second")
     return "  ".join(_format_metrics({name: metrics[name] for name in names if name in metrics}))
 
