@@ -40,7 +40,7 @@ def initialize_state(
     restore: Callable[[Any], tuple[int, Any] | None],
     source: tuple[str, Params] | None,
     modules: Sequence[str],
-    say: Log,
+    log: Log,
     prepare: Callable[[Params], Params] = lambda params: params,
     input_shape: Sequence[int] = (1, 8),
     trained: Callable[[Params], Params] = lambda params: params,
@@ -52,7 +52,7 @@ def initialize_state(
         restore: shapes of a state -> step and state of the newest good checkpoint, or None.
         source: name and parameters of another run, or None.
         modules: modules to copy from the source if it has them, such as ``bert`` (with its pooler) and the heads.
-        say: logs what came from where.
+        log: logs what came from where.
         prepare: what is done to random weights before those of ``source`` take their place.
         input_shape: of token ids that the model can read.
         trained: parameters of the model, or their shapes -> those of the state.
@@ -72,7 +72,7 @@ def initialize_state(
     like = jax.eval_shape(lambda params: TrainState.create(trained(params), optimizer, metrics), expected)
     restored = restore(like)
     if restored is not None:
-        say(f"resumes at step {restored[0]:,}")
+        log(f"resumes at step {restored[0]:,}")
         return restored[1]
     shapes = traverse_util.flatten_dict(_split_pooler(expected))
     moved: set[ParameterPath] = set()
@@ -89,10 +89,10 @@ def initialize_state(
     # Weights that are copied are not drawn: with a small head and a large encoder that saves nearly all of the time.
     drawn = jax.device_get(jax.jit(fresh)(jax.random.key(seed)))
     if source is None:
-        say("starts from random weights")
+        log("starts from random weights")
     params = prepare(_merge_pooler(traverse_util.unflatten_dict({**shapes, **drawn})))
     if source is not None:
-        params = load_pretrained_params(params, source[1], source[0], modules, say, rows)
+        params = load_pretrained_params(params, source[1], source[0], modules, log, rows)
     return jax.tree.map(np.asarray, TrainState.create(trained(params), optimizer, metrics))
 
 
@@ -101,7 +101,7 @@ def load_pretrained_params(
     source: Params,
     name: str,
     modules: Sequence[str],
-    say: Log,
+    log: Log,
     rows: LabelRows = MappingProxyType({}),
 ) -> Params:
     """Returns ``params`` with the ``modules`` of ``source`` copied into it, and logs what came from where.
@@ -129,14 +129,14 @@ def load_pretrained_params(
         raise UserError(f"{name} does not fit the model: {shown} differ ({len(wrong)} in all): name another")
     size = sum(array.size for array in given.values())
     names = ", ".join(module for module in taken if module != POOLER)
-    say(f"from {name}: {names} ({len(given)} tensors, {size:,} parameters)")
+    log(f"from {name}: {names} ({len(given)} tensors, {size:,} parameters)")
     fresh, unused = sorted(set(params) - set(taken)), sorted(set(source) - set(taken))
     if set(expected) - set(given):
         fresh.append("cross-attention")
     if fresh:
-        say(f"randomly initialized: {', '.join(fresh)}")
+        log(f"randomly initialized: {', '.join(fresh)}")
     if unused:
-        say(f"not loaded: {', '.join(unused)}")
+        log(f"not loaded: {', '.join(unused)}")
     return _merge_pooler({**params, **traverse_util.unflatten_dict({**expected, **given})})
 
 

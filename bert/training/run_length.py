@@ -38,7 +38,7 @@ def num_train_steps(config: TrainingConfig, steps_per_epoch: float) -> int:
     return max(1, round(require(config.epochs, "training.epochs") * steps_per_epoch))
 
 
-def check_extension(run: RunFolder[Any], steps_per_epoch: float, say: Log) -> RunFolder[Any]:
+def check_extension(run: RunFolder[Any], steps_per_epoch: float, log: Log) -> RunFolder[Any]:
     """Checks that a resumed run with another schedule continues as if it had been planned with it.
 
     Call it before the new configuration is saved. If the run has ended before, its results are removed: those of more
@@ -63,7 +63,7 @@ def check_extension(run: RunFolder[Any], steps_per_epoch: float, say: Log) -> Ru
     same = num_equal_steps(run.previous, before, run.config, after, step)
     if same < step:
         raise UserError(_other_schedule(run, steps, before, after, same))
-    say(f"continues at step {step:,} with the schedule of a run of {after:,} steps; it had {before:,}")
+    log(f"continues at step {step:,} with the schedule of a run of {after:,} steps; it had {before:,}")
     if run.is_writer:
         discard_results(run)
     return dataclasses.replace(run, previous=None, extended_from=before)
@@ -245,7 +245,7 @@ class TimeBudget:
         self,
         run: RunFolder[PretrainConfig],
         start_time: float,
-        say: Log,
+        log: Log,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
@@ -253,7 +253,7 @@ class TimeBudget:
             run: its budget.json has the time of earlier sessions.
             start_time: of this session, by ``clock``.
         """
-        self._run, self._say, self._clock = run, say, clock
+        self._run, self._log, self._clock = run, log, clock
         self._begin = start_time - read_budget(run.path).get("seconds", 0.0)
         minutes = run.config.training.max_minutes
         self._limit = math.inf if minutes is None else 60 * minutes
@@ -311,7 +311,7 @@ class TimeBudget:
         if fits >= low and self._decay_start(fits) > step + log_every:
             return None  # the next log line is in time
         steps = max(fits, low)
-        self._say(
+        self._log(
             f"training.max_minutes: {left / 60:.1f} of {self._limit / 60:g} minutes are left after step {step:,}, so "
             f"the run has {steps:,} steps"
         )

@@ -115,7 +115,7 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
         UserError: a trial cannot run, or the folder holds something else.
         Interrupted: a signal came; the state of the trial under way is saved.
     """
-    say = main_process_only(log_info)
+    log = main_process_only(log_info)
     if num_trials is not None:
         require_optuna()
         if num_trials < 1:
@@ -123,7 +123,7 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
     known = list(grid(space)) if num_trials is None else corners(space)
     first, *_ = [prepare(values, None) for values in known]  # finds mistakes in any trial before the first one runs
     for note in first.notes:
-        say(note)
+        log(note)
     metric, higher_is_better = main_metric(first)
     total = len(known) if num_trials is None else num_trials
     seed = None if num_trials is None else first.config.seed
@@ -136,7 +136,7 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
             draw = partial(suggest, space, trials, higher_is_better, seed or 0)
             values = known[number] if num_trials is None else broadcast_from_main(draw)
             trial = Trial(folder, values, metric, higher_is_better)
-            say(f"trial {number + 1} of {total}: {trial.name}")
+            log(f"trial {number + 1} of {total}: {trial.name}")
             if trial.name not in pruned:
                 prunes = partial(should_prune, space, list(trials), higher_is_better)
                 pruning = [] if num_trials is None else [Pruning(prunes, metric)]
@@ -148,10 +148,10 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
             ranked = rank([*folder.trials, *trials], higher_is_better)
             broadcast_from_main(partial(folder.write, {**plan, "best": ranked[0]["name"], "trials": ranked}))
     for line in table(ranked, metric, first.config):
-        say(line)
+        log(line)
     if different := incomparable(space, first.config):
-        say(f"\nthese losses are not of the same rows and predictions, because of {', '.join(different)}")
-    say(f"\nbest: {folder.place(ranked[0]['name'])}\nall trials: {folder.place(SWEEP_FILE)}")
+        log(f"\nthese losses are not of the same rows and predictions, because of {', '.join(different)}")
+    log(f"\nbest: {folder.place(ranked[0]['name'])}\nall trials: {folder.place(SWEEP_FILE)}")
     return [Run(folder.path / trial["name"]) for trial in ranked]
 
 

@@ -1,41 +1,52 @@
-"""Data of a fine-tuning run: its splits, and the vocabularies that are trained on them."""
+"""Data of a fine-tuning run: the batches of its training rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import dataclasses
+from dataclasses import dataclass
 
-from tokenizers import Tokenizer
-
-from bert.config import FinetuneConfig, TokenizerConfig
-from bert.data.corpus.vocabulary import first_texts, measure_losses, report_size, warn_of_losses
-from bert.data.rows import Rows
-from bert.errors import LOGGER
-from bert.parallel import multihost
-from bert.tasks.base import Examples
-from bert.tokenizer.vocabulary import load_tokenizer, train_tokenizer
-
-
-class Split(NamedTuple):
-    """One split of a task, as read and as rows for the model."""
-
-    examples: Examples
-    features: Rows
+from bert.config import FinetuneConfig
+from bert.data.batching import FinetuningLoader, make_batches
+from bert.runs.folder import TARGET_TOKENIZER, RunFolder
+from bert.tokenizer.vocabulary import save_tokenizer
+from bert.training.finetuning.kinds import task_loss
+from bert.training.finetuning.setup import Setup
+from bert.training.initialization import Log
+from bert.training.run_length import check_extension, num_train_steps
 
 
-def make_target_tokenizer(config: TokenizerConfig, train: Any) -> Tokenizer:
-    """The vocabulary of the targets alone: read, or trained on those of the training rows."""
-    if config.path is not None:
-        return load_tokenizer(config.path, config)
-    tokenizer = train_tokenizer(iter(train.targets), config)
-    report_size(tokenizer, config, "data.dir", "target_tokenizer")
-    return tokenizer
+@dataclass(frozen=True)
+class FinetuningData:
+    """The training batches of a run."""
+
+    loader: FinetuningLoader
+    steps_per_epoch: int
+    total_steps: int
 
 
-def source_texts(config: FinetuneConfig, train: Any) -> Iterable[str]:
-    return train.sources if config.has_target_tokenizer else train.sentences()
+def build_data(
+    run: RunFolder[FinetuneConfig], setup: Setup, log: Log
+) -> tuple[RunFolder[FinetuneConfig], FinetuningData]:
+    """Divides the training rows into batches, and saves the vocabularies and the final configuration.
 
+    Returns:
+        The run with its final configuration, and its data.
 
-def warn_of_losses_in_training_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
-    warn = multihost.main_process_only(LOGGER.warning)
-    warn_of_losses(measure_losses(tokenizer, first_texts(texts)), tokenizer, warn, "the training texts")
+    Raises:
+        UserError: the run began with other data, or its schedule cannot be changed like this.
+    """
+    config, train = run.config, setup.train
+    by_length = task_loss(setup.task, config).by_length and not config.language_model_weight
+    batches = make_batches(train, config, setup.parallel.row_shares, by_length)
+    steps_per_epoch = len(batches)
+    training = dataclasses.replace(config.training, eval_every=config.training.eval_every or steps_per_epoch)
+    config = dataclasses.replace(config, training=training)
+    run = check_extension(dataclasses.replace(run, config=config), steps_per_epoch, log)
+    run.check_data(train.digest(), setup.dev.features.digest())
+    if run.is_writer:
+        save_tokenizer(setup.init_model.tokenizer, run.path)
+        if setup.init_model.target_tokenizer is not None:
+            save_tokenizer(setup.init_model.target_tokenizer, run.path / TARGET_TOKENIZER)
+    run = run.save_config(config)
+    loader = FinetuningLoader(train, config, setup.parallel.process, batches)
+    return run, FinetuningData(loader, steps_per_epoch, num_train_steps(config.training, steps_per_epoch))

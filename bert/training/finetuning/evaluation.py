@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 
 from bert.config import Decoding, FinetuneConfig
 from bert.data.batching import bucket_length, evaluation_batches, host_rows
+from bert.data.rows import Rows
 from bert.inference.decoding import Decoded
 from bert.inference.generate import decode_targets, max_target_tokens
 from bert.inference.sampling import DecodingArrays
@@ -19,10 +20,16 @@ from bert.model.decoders import BertForSequenceToSequence
 from bert.parallel.backends import Parallelism, psum_if_axis
 from bert.runs.metrics_log import Metrics
 from bert.runtime.interrupts import InterruptHandler
-from bert.tasks.base import Outputs, Task
-from bert.training.finetuning.data import Split
+from bert.tasks.base import Examples, Outputs, Task
 from bert.training.losses import Apply, TaskLoss
 from bert.training.means import accumulate_sums, compute_means
+
+
+class Split(NamedTuple):
+    """A split of a task as read, and as rows for the model."""
+
+    examples: Examples
+    features: Rows
 
 
 class Evaluator(Protocol):

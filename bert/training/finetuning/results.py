@@ -1,8 +1,9 @@
-"""What a fine-tuning run prints at its start, its predictions, and its results.json."""
+"""Summary, predictions and results of a fine-tuning run."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +16,14 @@ from bert.inference.pretrained import Pretrained
 from bert.model.lora import FrozenWeights
 from bert.parallel.backends import make_local_parallelism, make_parallelism
 from bert.parallel.devices import local_devices
+from bert.runs import metrics_log
+from bert.runs.folder import RunFolder
 from bert.runs.plots import Subject
 from bert.runs.report import log_table
 from bert.tasks.base import Outputs
 from bert.tasks.splits import cut_facts, label_facts, read_splits
-from bert.training.finetuning.data import Split
+from bert.training.finetuning.data import FinetuningData
+from bert.training.finetuning.evaluation import Evaluator, Split
 from bert.training.finetuning.kinds import TASK_KINDS, build_task_model, make_apply, make_evaluators
 from bert.training.finetuning.setup import Setup
 from bert.training.initialization import Log, Params
@@ -46,21 +50,23 @@ class ParameterCounts(NamedTuple):
         return f"{self.total:,}, of which {self.trained:,} ({self.trained / self.total:.2%}) are trained"
 
 
-def log_summary(params: Params, counts: ParameterCounts, setup: Setup) -> None:
-    """Logs the table."""
-    task, config, total_steps = setup.task, setup.run.config, setup.total_steps
+def log_summary(
+    params: Params, counts: ParameterCounts, config: FinetuneConfig, setup: Setup, data: FinetuningData
+) -> None:
+    """Logs the table of sizes before training."""
+    task = setup.task
     examples = {name: split.examples for name, split in setup.splits.items()}
     rows = {name: split.features for name, split in setup.splits.items()}
-    longest = config.model.max_position_embeddings
+    max_length = config.model.max_position_embeddings
     log_table(
         [
             ("task", f"{task.name}: {len(setup.train):,} training rows, {len(setup.dev.features):,} dev"),
             *label_facts(task, examples, config.data),
-            *cut_facts(task, setup.init_model.tokenizer, examples, rows, config.data, longest),
+            *cut_facts(task, setup.init_model.tokenizer, examples, rows, config.data, max_length),
             ("parameters", str(counts)),
             ("devices", setup.parallel.describe()),
             ("tokens per step", _tokens_per_step(config)),
-            ("steps", f"{total_steps:,} ({total_steps / len(setup.batches):.1f} epochs)"),
+            ("steps", f"{data.total_steps:,} ({data.total_steps / data.steps_per_epoch:.1f} epochs)"),
             ("optimizer", describe_decay(_trained(params, setup.frozen), config.optimizer)),
         ]
     )
@@ -100,9 +106,9 @@ class BestCheckpoint(NamedTuple):
     divergence: str | None
 
 
-def curves_subject(setup: Setup) -> Subject:
-    """Title and baselines of the curves."""
-    task, config = setup.task, setup.run.config
+def curves_subject(config: FinetuneConfig, setup: Setup) -> Subject:
+    """Returns title and baselines of the curves."""
+    task = setup.task
     source = "random weights" if config.init == "none" else config.init
     return Subject(
         title=f"{task.name}, from {source} ({config.model.num_hidden_layers} layers of {config.model.hidden_size})",
@@ -131,11 +137,12 @@ class Scores(NamedTuple):
     remarks: list[str]
 
 
-def write_predictions(setup: Setup, best: BestCheckpoint) -> Scores:
-    """Tunes the task on dev, and writes and scores the predictions of all splits but train."""
-    run, dev, config = setup.run, setup.dev, setup.run.config.data
+def write_predictions(
+    run: RunFolder[FinetuneConfig], setup: Setup, evaluate: Evaluator, best: BestCheckpoint
+) -> Scores:
+    """Tunes the task on dev, and writes and scores the predictions of all splits except train."""
+    dev, config = setup.dev, run.config.data
     params, folder = setup.parallel.put_state(best.params), run.path / "predictions"
-    evaluate = setup.final_evaluator
     dev_outputs = evaluate(params, dev)[0] if best.dev_outputs is None else best.dev_outputs
     task = setup.task.tune(dev_outputs, dev.features, dev.examples)
     tuned = {name: value for name, value in vars(task.to_config(config)).items() if value != getattr(config, name)}
@@ -158,11 +165,18 @@ def write_predictions(setup: Setup, best: BestCheckpoint) -> Scores:
     return Scores(by_split, tuned, collapsed, {name: more for name, more in details.items() if more}, remarks)
 
 
-def make_results(setup: Setup, best: BestCheckpoint, scores: Scores) -> dict[str, Any]:
-    """The content of results.json, but for the seconds."""
-    task, config, dev = setup.task, setup.run.config, setup.dev.examples
+def write_results(
+    run: RunFolder[FinetuneConfig],
+    setup: Setup,
+    data: FinetuningData,
+    best: BestCheckpoint,
+    scores: Scores,
+    start_time: float,
+) -> dict[str, Any]:
+    """Writes results.json and returns its content; ``start_time`` is by `time.perf_counter`."""
+    task, config, dev = setup.task, run.config, setup.dev.examples
     logged = next((scores_of_line(line) for line in best.lines if line["step"] == best.step), {})
-    return {
+    results = {
         "task": task.name,
         "init": config.init,
         "seed": config.seed,
@@ -183,11 +197,15 @@ def make_results(setup: Setup, best: BestCheckpoint, scores: Scores) -> dict[str
         **({"tuned": scores.tuned} if scores.tuned else {}),
         **({"details": scores.details} if scores.details else {}),
         "sample_input": list(task.sample(dev)),
-        "stopped_early": best.lines[-1]["step"] < setup.total_steps,
+        "stopped_early": best.lines[-1]["step"] < data.total_steps,
+        "seconds": round(time.perf_counter() - start_time, 1),
     }
+    if run.is_writer:
+        metrics_log.write_results(run.path, results)
+    return results
 
 
-def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: Path, say: Log) -> list[Path]:
+def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: Path, log: Log) -> list[Path]:
     """Writes the prediction files of a split of a run's data as the run wrote them, and returns their paths.
 
     On the devices of the run they are the same bytes: batches, lengths and precision are those of its evaluations.
@@ -197,7 +215,7 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
         config: the run's.
         name: of the split.
         folder: where the files go.
-        say: logs that the run's devices are absent, so that the last digits may differ.
+        log: logs that the run's devices are absent, so that the last digits may differ.
 
     Raises:
         UserError: the split is not there, or not as it should be.
@@ -210,7 +228,7 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
         parallel.check_batch("training.eval_batch_size", config.training.rows_per_evaluation)
         head = build_task_model(task, config)
     except UserError as error:
-        say(f"computed on one device in another way, so that the last digits may differ: {error}")
+        log(f"computed on one device in another way, so that the last digits may differ: {error}")
         parallel = make_local_parallelism(local_devices()[:1])
         head = build_task_model(task, dataclasses.replace(config, training=TrainingConfig(dtype=config.training.dtype)))
     apply = make_apply(

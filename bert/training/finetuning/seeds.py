@@ -25,7 +25,7 @@ from bert.training.run_length import discard_results
 
 
 def finetune_seeds(
-    run: RunFolder[FinetuneConfig], say: Log = log_info, callbacks: Sequence[Callback] = ()
+    run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
     """Runs or resumes ``num_seeds`` runs in seed-0, seed-1, ... and returns the content of the results.json above.
 
@@ -35,7 +35,7 @@ def finetune_seeds(
         UserError: as `bert.training.finetuning.finetune`; or a sub-folder holds another run.
         Interrupted: a signal came; the state of the seed under way is saved.
     """
-    began, say = time.perf_counter(), multihost.main_process_only(say)
+    began, log = time.perf_counter(), multihost.main_process_only(log)
     if run.previous is not None and run.is_writer:
         discard_results(run)
     run = run.save_config(run.config)
@@ -51,12 +51,12 @@ def finetune_seeds(
             read_results = partial(metrics_log.read_results, one.path)
             finished = multihost.broadcast_from_main(read_results) if one.resumed and one.previous is None else None
             if finished is not None:
-                say(f"seed {seed} has ended before: {folder}")
+                log(f"seed {seed} has ended before: {folder}")
                 runs.append(finished)
             else:
-                say(f"seed {seed}: {folder}")
+                log(f"seed {seed}: {folder}")
                 with RunCallbacks(one, callbacks) as ending:
-                    ending.results = finetune(one, say, ending.callbacks)
+                    ending.results = finetune(one, log, ending.callbacks)
                 runs.append(metrics_log.to_jsonable(ending.results))
     results = {**aggregate_seeds(runs), "seconds": round(time.perf_counter() - began, 1)}
     if run.is_writer:

@@ -1,22 +1,20 @@
-"""A fine-tuning run before its first step: task, splits, initial model, loss and optimizer."""
+"""Setup of a fine-tuning run: resolves and checks the configuration, loads rows and models, saves the configuration."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import optax
 from tokenizers import Tokenizer
 
-from bert.config import FinetuneConfig, ModelConfig
+from bert.config import FinetuneConfig, ModelConfig, TokenizerConfig
 from bert.config.model import PairTruncation
-from bert.data.batching import TrainingBatches, make_batches
-from bert.data.corpus.vocabulary import report_size
+from bert.data.corpus.vocabulary import first_texts, measure_losses, report_size, warn_of_losses
 from bert.data.rows import Rows
-from bert.errors import UserError, require
+from bert.errors import LOGGER, UserError, require
 from bert.inference.load import load
 from bert.inference.pretrained import Params
 from bert.model.execution import LayerExecution
@@ -24,6 +22,7 @@ from bert.model.pooling import Pooling
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs.checkpoint_directory import CheckpointDirectory
+from bert.runs.environment import record_environment
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tasks import find_task, make_task
 from bert.tasks.base import Examples, Task
@@ -33,22 +32,17 @@ from bert.tokenizer.vocabulary import (
     embedding_rows,
     load_tokenizer,
     require_embedding_rows,
-    save_tokenizer,
     train_tokenizer,
 )
-from bert.training.finetuning.data import Split, make_target_tokenizer, source_texts, warn_of_losses_in_training_texts
-from bert.training.finetuning.evaluation import Evaluator
+from bert.training.finetuning.evaluation import Split
 from bert.training.finetuning.initialization import Head
-from bert.training.finetuning.kinds import (
-    TASK_KINDS,
-    build_model_and_loss,
-    make_evaluators,
-    task_loss,
-)
+from bert.training.finetuning.kinds import TASK_KINDS, build_model_and_loss
 from bert.training.initialization import Log, model_config_from_source, with_vocab_size
-from bert.training.losses import Loss
-from bert.training.optimizer import ParameterPath, make_frozen_predicate, make_optimizer
-from bert.training.run_length import check_extension, num_train_steps
+from bert.training.losses import Apply, Loss
+from bert.training.optimizer import ParameterPath, make_frozen_predicate
+
+DEFAULT_MAX_TO_KEEP = 1
+"""Checkpoints that stay if training.max_to_keep is null."""
 
 
 class InitialModel(NamedTuple):
@@ -70,37 +64,35 @@ class InitialModel(NamedTuple):
     head: Head | None = None
     pair_truncation: PairTruncation | None = "google"
 
+    @property
+    def output_tokenizer(self) -> Tokenizer:
+        """The vocabulary of generated texts."""
+        return self.target_tokenizer or self.tokenizer
+
 
 @dataclass(frozen=True)
 class Setup:
-    """A run before its first step.
+    """Devices, rows and model of a run.
 
     Attributes:
-        run: its configuration without null.
-        parallel: its devices.
-        task: with what its training examples tell.
-        splits: as rows for the model, ``train`` and ``dev`` among them.
-        init_model: sizes, vocabulary and weights.
-        model: the encoder with the task's head, as it is trained.
+        parallel: the devices.
+        task: the task, with the labels and settings that the training examples determine.
+        splits: the splits by name, ``train`` and ``dev`` among them.
+        init_model: sizes, vocabulary and weights to start from.
+        model: the encoder with the task's head.
+        apply: (params, batch, dropout) -> the outputs of the task.
+        loss: the loss of a step.
         frozen: path of a parameter -> whether it is not trained; None if all are.
-        evaluator: outputs of a split, in training.
-        final_evaluator: outputs of a split by the best checkpoint.
-        batches: of the training rows.
     """
 
-    run: RunFolder[FinetuneConfig]
     parallel: Parallelism
     task: Task
     splits: dict[str, Split]
     init_model: InitialModel
     model: nn.Module
-    frozen: Callable[[ParameterPath], bool] | None
+    apply: Apply
     loss: Loss
-    optimizer: optax.GradientTransformation
-    evaluator: Evaluator
-    final_evaluator: Evaluator
-    batches: TrainingBatches
-    total_steps: int
+    frozen: Callable[[ParameterPath], bool] | None
 
     @property
     def train(self) -> Rows:
@@ -111,102 +103,93 @@ class Setup:
         return self.splits["dev"]
 
 
-def resolve_setup(run: RunFolder[FinetuneConfig], say: Log) -> Setup:
-    """Reads the data and the initial model, fills in the defaults, and writes the run's first files.
+def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneConfig, Setup]:
+    """Fills in the defaults, checks the configuration, and loads the splits and the initial model.
+
+    Nothing is written.
+
+    Returns:
+        The configuration without null keys, except ``training.eval_every``, and the devices, rows and model.
 
     Raises:
         UserError: the devices, the data and the model do not fit each other.
     """
-    LayerExecution.from_config(run.config.training)  # before data is read
-    task, examples, data, notes = read_splits(make_task(run.config), run.config)
+    config = _resolve_defaults(run.config)
+    LayerExecution.from_config(config.training)  # before data is read
+    task, examples, data, notes = read_splits(make_task(config), config)
     _ = task.higher_main_is_better  # raises UserError unless the task declares it
     for note in notes:
-        say(note)
-    init_model = _load_init_model(run, examples["train"], say)
+        log(note)
+    init_model = _load_init_model(run, examples["train"], log)
     require_embedding_rows(init_model.tokenizer, init_model.config.known_vocab_size, init_model.name)
-    resolved = TASK_KINDS[task.kind].resolve(run.config, init_model.pooling, init_model.name, say)
-    task = task.with_settings(resolved).with_target_tokenizer(init_model.target_tokenizer)
+    config = TASK_KINDS[task.kind].resolve(config, init_model.pooling, init_model.name, log)
+    task = task.with_settings(config).with_target_tokenizer(init_model.target_tokenizer)
     data = task.to_config(data)
     if data.pair_truncation is None and not run.resumed:  # null in an older run is longest_first
         data = dataclasses.replace(data, pair_truncation=init_model.pair_truncation or "longest_first")
-    config = dataclasses.replace(resolved, data=data, model=init_model.config)
+    config = dataclasses.replace(config, data=data, model=init_model.config)
     config.check_model()
-    splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
-    train = splits["train"].features
+    parallel = check_devices(config)
     frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
-    parallel = make_parallelism(config.training, config.model)
     model, apply, loss = build_model_and_loss(task, config, frozen, parallel.axis)
-    tokenizer = init_model.target_tokenizer or init_model.tokenizer
+    splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
+    return config, Setup(parallel, task, splits, init_model, model, apply, loss, frozen)
+
+
+def save_setup(run: RunFolder[FinetuneConfig], config: FinetuneConfig) -> RunFolder[FinetuneConfig]:
+    """Returns the run with its resolved configuration, and records configuration and environment in its folder.
+
+    The config.yaml of a resumed run is kept until `build_data` has checked a changed schedule.
+    """
+    run = dataclasses.replace(run, config=config) if run.resumed else run.save_config(config, vocabulary=False)
+    record_environment(run)
+    return run
+
+
+def check_devices(config: FinetuneConfig) -> Parallelism:
+    """Returns the devices of a run. Raises UserError if they cannot run its batches."""
+    parallel = make_parallelism(config.training, config.model)
     for name, rows, micro_batches in config.batches():
         parallel.check_batch(name, rows, micro_batches)
-    by_length = task_loss(task, config).by_length and not config.language_model_weight
-    batches = make_batches(train, config, parallel.row_shares, by_length)
-    config = _resolve_defaults(config, len(batches))
-    run = check_extension(dataclasses.replace(run, config=config), len(batches), say)
-    # Before other files: a folder without config.yaml belongs to no run.
-    run = run.save_config(config, vocabulary=False)
-    run.check_data(train.digest(), splits["dev"].features.digest())
-    if run.is_writer:
-        save_tokenizer(init_model.tokenizer, run.path)
-        if init_model.target_tokenizer is not None:
-            save_tokenizer(init_model.target_tokenizer, run.path / TARGET_TOKENIZER)
-    run = run.save_config(config)
-    total_steps = num_train_steps(config.training, len(batches))
-    return Setup(
-        run,
-        parallel,
-        task,
-        splits,
-        init_model,
-        model,
-        frozen,
-        loss,
-        make_optimizer(config.optimizer, total_steps, frozen),
-        *make_evaluators(task, apply, parallel, config, tokenizer),
-        batches,
-        total_steps,
-    )
+    return parallel
 
 
-def _resolve_defaults(config: FinetuneConfig, steps_per_epoch: int) -> FinetuneConfig:
-    training = config.training
-    training = dataclasses.replace(
-        training,
-        eval_every=training.eval_every or steps_per_epoch,
-        max_to_keep=training.max_to_keep or 1,
-    )
+def _resolve_defaults(config: FinetuneConfig) -> FinetuneConfig:
+    training = dataclasses.replace(config.training, max_to_keep=config.training.max_to_keep or DEFAULT_MAX_TO_KEEP)
     return dataclasses.replace(config, training=training)
 
 
-def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, say: Log) -> InitialModel:
-    """Sizes, vocabulary and weights: of the run if begun, else of ``init``, ``architecture_from`` or the config.
+def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, log: Log) -> InitialModel:
+    """Loads sizes, vocabulary and weights: the run's if it has begun, else from ``init``, ``architecture_from`` or the
+    configuration.
 
-    Of a vocabulary without tokens for a classifier's rows, as GPT-2's, the texts of a pair are separated.
+    Vocabularies without [CLS] and [SEP], such as GPT-2's, get a separator for pairs.
     """
-    given = _given_init_model(run, train, say)
-    warn_of_losses_in_training_texts(given.tokenizer, source_texts(run.config, train))
-    separate_pairs(given.tokenizer)
+    model = _load_source_model(run, train, log)
+    losses = measure_losses(model.tokenizer, first_texts(_source_texts(run.config, train)))
+    warn_of_losses(losses, model.tokenizer, multihost.main_process_only(LOGGER.warning), "the training texts")
+    separate_pairs(model.tokenizer)
     if not run.config.has_target_tokenizer:
-        return given
+        return model
     folder = run.path / TARGET_TOKENIZER
     begun = run.resumed and multihost.broadcast_from_main(folder.is_dir)
-    tokenizer = load_tokenizer(folder) if begun else make_target_tokenizer(run.config.target_tokenizer, train)
+    tokenizer = load_tokenizer(folder) if begun else _make_target_tokenizer(run.config.target_tokenizer, train)
     rows = embedding_rows(tokenizer)
-    if (requested := given.config.decoder_vocab_size) is not None and requested < rows:
+    if (requested := model.config.decoder_vocab_size) is not None and requested < rows:
         raise UserError(
             f"model.decoder_vocab_size ({requested}) is smaller than the vocabulary of the targets ({rows} tokens): "
             "remove it, or enlarge it"
         )
-    config = dataclasses.replace(given.config, decoder_vocab_size=requested or rows)
-    return given._replace(config=config, target_tokenizer=tokenizer)
+    config = dataclasses.replace(model.config, decoder_vocab_size=requested or rows)
+    return model._replace(config=config, target_tokenizer=tokenizer)
 
 
-def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> InitialModel:
+def _load_source_model(run: RunFolder[FinetuneConfig], train: Any, log: Log) -> InitialModel:
     config, init = run.config, require(run.config.init, "init")
     if run.resumed and multihost.broadcast_from_main(CheckpointDirectory(run.checkpoints).steps):
         return InitialModel(config.model, load_tokenizer(run.path), None, init)
     if init != "none":
-        source = load(init, say)
+        source = load(init, log)
         model = task_model_config(config, source.config, source.source)
         head = Head(source.architecture, source.problem_type, source.labels, (), source.num_feature_layers)
         return InitialModel(
@@ -219,15 +202,28 @@ def _given_init_model(run: RunFolder[FinetuneConfig], train: Any, say: Log) -> I
             pair_truncation=source.pair_truncation,
         )
     if config.architecture_from is not None:
-        source = load(config.architecture_from, say)
+        source = load(config.architecture_from, log)
         model = task_model_config(config, source.config, source.source)
         return InitialModel(model, source.tokenizer, None, "none", pair_truncation=source.pair_truncation)
     if config.tokenizer.path is not None:
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     else:
-        tokenizer = train_tokenizer(iter(source_texts(config, train)), config.tokenizer)
+        tokenizer = train_tokenizer(iter(_source_texts(config, train)), config.tokenizer)
         report_size(tokenizer, config.tokenizer, "data.dir")
     return InitialModel(with_vocab_size(config.model, embedding_rows(tokenizer)), tokenizer, None, "none")
+
+
+def _make_target_tokenizer(config: TokenizerConfig, train: Any) -> Tokenizer:
+    """Returns the vocabulary of the targets: read from a file, or trained on the targets of the training rows."""
+    if config.path is not None:
+        return load_tokenizer(config.path, config)
+    tokenizer = train_tokenizer(iter(train.targets), config)
+    report_size(tokenizer, config, "data.dir", "target_tokenizer")
+    return tokenizer
+
+
+def _source_texts(config: FinetuneConfig, train: Any) -> Iterable[str]:
+    return train.sources if config.has_target_tokenizer else train.sentences()
 
 
 def task_model_config(config: FinetuneConfig, source: ModelConfig, name: str) -> ModelConfig:

@@ -71,7 +71,7 @@ class Teacher:
             )
 
 
-def load_teacher(config: DistillationConfig, say: Log) -> Teacher | None:
+def load_teacher(config: DistillationConfig, log: Log) -> Teacher | None:
     """The teacher of a configuration; None if it has none.
 
     Raises:
@@ -79,7 +79,7 @@ def load_teacher(config: DistillationConfig, say: Log) -> Teacher | None:
     """
     if config.teacher is None:
         return None
-    model = load(config.teacher, say)
+    model = load(config.teacher, log)
     if model.architecture == ENCODER_DECODER:
         raise UserError(f"the teacher {config.teacher} is an encoder-decoder: use an encoder")
     params: Params = {name: model.params[name] for name in ("bert", "predictions") if name in model.params}
@@ -92,7 +92,7 @@ def load_teacher(config: DistillationConfig, say: Log) -> Teacher | None:
         )
     teacher = Teacher(config.teacher, checksum, model.config, params, model.tokenizer)
     head = "with" if teacher.has_mlm_head else "without"
-    say(
+    log(
         f"teacher {config.teacher}: {model.config.num_hidden_layers} layers of {model.config.hidden_size}, {head} an "
         f"MLM head, checksum {checksum[:16]}"
     )

@@ -111,7 +111,7 @@ LAYER_FIELDS = (
 other."""
 
 
-def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, say: Log) -> Params:
+def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, log: Log) -> Params:
     """A student's random parameters, with as much of its teacher in them as fits.
 
     A narrower student has the principal components of the embeddings: the table of words is within the smallest squared
@@ -124,7 +124,7 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, sa
         params: of the student; left unchanged.
         config: the student's sizes.
         teacher: its vocabulary is the student's.
-        say: logs what the student starts from.
+        log: logs what the student starts from.
     """
     own, given = params["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
     words = np.asarray(given["word"]["embedding"], np.float32)
@@ -144,7 +144,7 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, sa
         taken = f"embeddings, layers {layers} of {teacher.config.num_distinct_layers}" if layers else "embeddings"
     else:
         taken = f"the {width} principal components of its embeddings"
-    say(f"taken from the teacher: {taken}")
+    log(f"taken from the teacher: {taken}")
     started = {**params, "bert": encoder}
     if PROJECTIONS in params and (config.hidden_size, teacher.config.hidden_size) == basis.shape[::-1]:
         started[PROJECTIONS] = {layer: {"kernel": basis.T.copy()} for layer in params[PROJECTIONS]}
