@@ -147,7 +147,7 @@ def test_a_run_resumes_and_moves_but_not_without_its_weights(adapted: Path, sst2
     (moved / FROZEN_WEIGHTS).write_bytes(b"x" * 99)
     assert f"{moved / FROZEN_WEIGHTS} cannot be read" in fails(predict, str(moved), "dev")
     (moved / FROZEN_WEIGHTS).unlink()
-    assert "is missing, which the run's adapters belong to" in fails(predict, str(moved), "dev")
+    assert "frozen.safetensors is missing" in fails(predict, str(moved), "dev")
 
 
 @pytest.mark.parametrize(

@@ -331,7 +331,7 @@ def test_errors_of_predict(finetuned: Path, pretrained: Path, tmp_path: Path, fa
     texts.write_bytes(b"ba\n")
     assert "not fine-tuned" in fails(predict, str(pretrained), str(texts))
     assert "does not exist" in fails(predict, str(tmp_path / "nowhere"), str(texts))
-    assert "holds no run" in fails(predict, str(tmp_path), str(texts))
+    assert "holds neither a run" in fails(predict, str(tmp_path), str(texts))
     assert "exists already" in fails(predict, str(finetuned), str(texts), "--output", str(texts))
     assert texts.read_bytes() == b"ba\n"
 
