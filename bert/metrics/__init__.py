@@ -340,7 +340,7 @@ def _squad_scores(
 
 
 def _answer_words(text: str) -> list[str]:
-    """Lower case, without ASCII punctuation, then without articles."""
+    """Returns the words in lower case, without ASCII punctuation and articles."""
     text = text.lower().translate(_NO_PUNCTUATION)
     return _ARTICLES.sub(" ", text).split()
 

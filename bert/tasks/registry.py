@@ -245,7 +245,7 @@ def published_task(
         task = _classifier(name, outputs, problem_type, label_thresholds, counts)
         return replace(task, activation=score_activation) if isinstance(task, _PublishedRegression) else task
     if kind == "token_classification" and outputs:
-        spelling = other_spelling(outputs) if clitics is None else None  # an export of a run spells tags as here
+        spelling = other_spelling(outputs) if clitics is None else None  # exports of runs have the canonical spelling
         return TokenClassificationTask(name=name, labels=outputs, clitics=clitics, spelling=spelling)
     if kind == "question_answering":
         if null_score_diff_threshold is None:

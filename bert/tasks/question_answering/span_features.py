@@ -73,7 +73,7 @@ class Windows(TokenRows):
         return self.examples
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """Like `TokenRows.batch`; rows with unknown answers have weight 0 in the loss."""
+        """Returns the batch of `TokenRows.batch`, with weight 0 in the loss for rows with unknown answers."""
         batch = super().batch(rows, length, batch_size)
         batch["weights"][: len(rows)] = self.known[rows] if self.labels is not None else 1
         return batch

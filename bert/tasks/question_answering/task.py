@@ -197,7 +197,7 @@ class QuestionAnsweringTask(Task):
         return {**scores, **metrics.best_null_threshold(best, odds, expected)}
 
     def baseline_scores(self, examples: Dataset) -> dict[str, float]:
-        """Of v2.0: that of answering no question."""
+        """Returns the scores of answering no question, for v2.0."""
         if not self.may_be_impossible:
             return {}
         expected = references(examples.examples)
@@ -306,7 +306,7 @@ class CustomQuestionAnswering(ColumnFilesTask, QuestionAnsweringTask):
         return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or train.may_be_impossible)
 
     def from_config(self, data: TaskDataConfig) -> Self:
-        """A threshold means that questions may be impossible."""
+        """Returns the task; questions may be impossible if a threshold is set."""
         return dataclasses.replace(
             super().from_config(data), data=data, may_be_impossible=data.null_score_diff_threshold is not None
         )

@@ -123,7 +123,7 @@ class CustomClassification(_FromLabelColumn, ClassificationTask):
         return super().fit(train)
 
     def balanced_weights(self, counts: np.ndarray, rows: int) -> np.ndarray:
-        """All labels have the same total weight, and the mean weight of a row is 1, as in scikit-learn."""
+        """Returns weights with the same total for each label, and mean 1 over the rows, as in scikit-learn."""
         weights: np.ndarray = rows / (len(counts) * np.maximum(counts, 1))
         return weights
 
@@ -155,7 +155,7 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
         return super().fit(train)
 
     def balanced_weights(self, counts: np.ndarray, rows: int) -> np.ndarray:
-        """Rows with and without a label have the same total weight; 1 if every row has the label."""
+        """Returns weights that give rows with and without a label the same total; 1 if every row has the label."""
         weights: np.ndarray = np.where(counts == rows, 1, (rows - counts) / np.maximum(counts, 1))
         return weights
 

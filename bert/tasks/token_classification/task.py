@@ -37,11 +37,11 @@ FILES: SplitNames = {
     "dev": ("valid.txt", "dev.txt", "eng.testa", "dev.conll", "valid.conll", "emerging.dev.conll", "dev.tsv"),
     "test": ("test.txt", "eng.testb", "test.conll", "emerging.test.annotated", "test.tsv"),
 }
-"""Of CoNLL-2003's copies and its original, of WNUT-17's, and of what is laid out like them."""
+"""File names of CoNLL-2003, its copies, WNUT-17 and data with their layout."""
 
 
 class Tagged(NamedTuple):
-    """A tag for every word of every sentence, and its probability."""
+    """The tag of each word of each sentence, and its probability."""
 
     tags: list[list[str]]
     probabilities: list[list[float]]
@@ -54,7 +54,7 @@ class Entities(NamedTuple):
 
 
 class Words(NamedTuple):
-    """An answer where tags mark no entities: text, tag, start, end and probability of each word."""
+    """An answer for plain tags: text, tag, start, end and probability of each word."""
 
     words: list[dict[str, Any]]
 
@@ -125,8 +125,8 @@ class TokenClassificationTask(Task):
         """The entity types."""
         return sorted({split_tag(label)[1] for label in self.tags} - {""}) if self.marks_entities else []
 
-    @property  # of other tasks a field
-    def main_metric(self) -> str:  # type: ignore[override]
+    @property
+    def main_metric(self) -> str:  # type: ignore[override]  # a field in other tasks
         return "f1" if self.marks_entities else "accuracy"
 
     def higher_is_better(self, metric: str) -> bool | None:

@@ -82,7 +82,7 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
         first_tokens = np.cumsum([0, *map(len, word_ids[:-1])])
         starts = window_starts(len(sentence_ids), room)
         ends = np.minimum(starts + room, len(sentence_ids))
-        widest = widest_windows(starts, ends)[first_tokens]  # ascending, as the words are
+        widest = widest_windows(starts, ends)[first_tokens]  # ascending, like the words
         bounds = np.searchsorted(widest, np.arange(len(starts) + 1))
         for start, end, (first, last) in zip(starts, ends, itertools.pairwise(bounds), strict=True):
             if first == last:
