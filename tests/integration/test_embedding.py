@@ -162,7 +162,7 @@ def test_eight_devices_and_micro_batches_are_as_one(trained: Path, data: Path, t
     ("arguments", "told"),
     [
         (["--embedding.matryoshka=16"], "embedding.matryoshka has 16, but embeddings have 16 numbers"),
-        (["--embedding.num_negatives=2"], "embedding.num_negatives is 2, and no row of"),
+        (["--embedding.num_negatives=2"], "embedding.num_negatives is 2, but no row of"),
         (["--training.tokens_per_batch=64"], "would depend on the lengths of texts"),
         (
             ["--embedding.loss=cosent"],

@@ -100,7 +100,7 @@ def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, capsys: p
         model.score("eins")
     with pytest.raises(bert.UserError, match="has no masked-LM head: use generate"):
         model.fill_mask("eins [MASK]")
-    with pytest.raises(bert.UserError, match="writes texts, which compiles for each length of these: call predict"):
+    with pytest.raises(bert.UserError, match="compiles for each length of the generated texts"):
         model.warm_up()
     assert generate([str(scratch), "eins zwei", "--beams=3", "--max_tokens=8"]) == 0
     assert capsys.readouterr().out == found[0].text + "\n"
