@@ -191,6 +191,7 @@ def test_an_alignment_has_the_weights_with_which_a_token_is_predicted(encoder_de
     assert not compute_attention_map(model, "c a b").is_cross, "the encoder's own"
 
 
+@pytest.mark.medium
 def test_a_generated_target_is_shown_as_it_was_written(encoder_decoder) -> None:
     ended = compute_attention_map(encoder_decoder, "c", Continuation("y w", 0.0, (7, 5), True))
     cut = compute_attention_map(encoder_decoder, "c", Continuation("y w", 0.0, (7, 5), False))

@@ -130,6 +130,7 @@ def test_an_int8_folder_replaces_the_float_graph(models, tmp_path: Path, monkeyp
     assert 0.99 < np.mean(cosines) < 1
 
 
+@pytest.mark.medium
 def test_weights_over_the_limit_are_in_files_of_their_own(models, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("bert.interchange.writers.onnx.LARGEST", 0)
     models("embeddings").save(tmp_path / "out", "onnx", quantize="int8", dev=WORDS, tolerance=0.2)

@@ -136,6 +136,7 @@ def test_whole_runs_give_equal_results_if_a_mesh_is_the_default(
         assert_same_but_for_rounding(run, expected)
 
 
+@pytest.mark.medium
 def test_what_comes_back_from_a_mesh_is_what_went_there() -> None:
     mesh = mesh_of("2x2x2")
     state = TrainState.create(params(), OPTIMIZER, OBJECTIVE.metrics)
