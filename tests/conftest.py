@@ -38,6 +38,7 @@ from jaxtyping import install_import_hook
 # Before any of them is imported: from here on a wrong shape or type in a call of the core is an error.
 TYPED = (
     "bert.model.mask",
+    "bert.model.linear",
     "bert.model.positions",
     "bert.model.attention",
     "bert.model.layers",

@@ -21,8 +21,9 @@ from bert.data.multi_text_rows import QueryDocumentRows
 from bert.data.pretraining.packing import assign_packs, packing_arrays
 from bert.data.rows import Rows, TokenRows
 from bert.errors import UserError, require
-from bert.model.encoder import Bert, EncoderOutput, Packing
+from bert.model.encoder import Bert, EncoderOutput
 from bert.model.heads import HEADS
+from bert.model.mask import Packing
 from bert.model.pooling import Pooling
 from bert.model.pretraining import BertForMaskedLM
 from bert.parallel.devices import require_no_fork

@@ -12,7 +12,7 @@ import numpy as np
 from bert.errors import UserError, WarningText
 from bert.files import read_json
 from bert.interchange.tensor_files import read_tensors, write_tensors
-from bert.model.pooling import ACTIVATIONS, CONCATENATED, MODES, Dense, Pooling, find_activation
+from bert.model.pooling import ACTIVATIONS, CONCATENATED, MODES, PooledDense, Pooling, find_activation
 
 TEXT_SETTINGS = tuple(
     f"sentence_{name}_config.json"
@@ -268,7 +268,7 @@ FEATURES = "sentence_embedding"
 """The name of the vector that the modules read and write."""
 
 
-def read_dense(folder: Path, content: dict[str, Any], say: Callable[[str], None]) -> Dense:
+def read_dense(folder: Path, content: dict[str, Any], say: Callable[[str], None]) -> PooledDense:
     """Reads the weights of a module's folder.
 
     Args:
@@ -277,7 +277,7 @@ def read_dense(folder: Path, content: dict[str, Any], say: Callable[[str], None]
         say: called with keys that are not applied.
 
     Raises:
-        UserError: an activation or a setting that `Dense` does not compute, or weights of another form.
+        UserError: an activation or a setting that `PooledDense` does not compute, or weights of another form.
     """
     file = folder / "config.json"
     activation = content.get("activation_function", TANH)
@@ -301,7 +301,7 @@ def read_dense(folder: Path, content: dict[str, Any], say: Callable[[str], None]
     if bool(content.get("bias", True)) != (bias is not None):
         raise UserError(f"{source}: linear.bias does not fit bias {content.get('bias', True)} in config.json")
     kernel = np.ascontiguousarray(weight.T.astype(np.float32))
-    return Dense(kernel, None if bias is None else bias.astype(np.float32), activation)
+    return PooledDense(kernel, None if bias is None else bias.astype(np.float32), activation)
 
 
 def read_score_activation(
@@ -346,7 +346,7 @@ def warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], sa
         say(WarningText(f"not loaded from {file}: {', '.join(unknown)}"))
 
 
-def dense_config(layer: Dense) -> dict[str, Any]:
+def dense_config(layer: PooledDense) -> dict[str, Any]:
     """The content of a Dense module's config.json."""
     return {
         "in_features": layer.in_features,
@@ -356,7 +356,7 @@ def dense_config(layer: Dense) -> dict[str, Any]:
     }
 
 
-def write_dense_weights(layer: Dense, folder: Path) -> None:
+def write_dense_weights(layer: PooledDense, folder: Path) -> None:
     """Writes a Dense module's model.safetensors."""
     bias = {} if layer.bias is None else {"linear.bias": layer.bias}
     write_tensors(folder / "model.safetensors", {"linear.weight": layer.kernel.T, **bias})

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: written out, as one fused kernel, and over keys and values that are kept.
+"""Scaled dot-product attention: written out, by fused kernels, and over cached keys and values.
 
 Shapes as in `bert.model.encoder`.
 """
@@ -31,20 +31,20 @@ def dot_product_attention(
     dropout: Dropout | None = None,
     dropout_rate: float = 0.0,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
-    """softmax(Q K^T / sqrt(H)) V (Vaswani et al. 2017, section 3.2.1).
+    """Computes softmax(Q K^T / sqrt(H)) V (Vaswani et al. 2017, section 3.2.1).
 
     Args:
         query: [B, T, N, H].
         key: [B, S, N, H].
         value: [B, S, N, H].
-        mask: booleans that broadcast to [B, N, T, S]; true where a query may look at a key. A query that may look
-            nowhere attends equally to all positions instead of giving NaN.
+        mask: booleans that broadcast to [B, N, T, S], true where a query attends to a key. A fully masked query attends
+            equally to all positions and does not give NaN.
         bias: added to the scores; broadcasts to [B, N, T, S].
         dropout: source of dropout on the weights; None for none.
-        dropout_rate: its rate.
+        dropout_rate: rate of that dropout.
 
     Returns:
-        The values mixed, [B, T, N, H], and the weights before dropout, [B, N, T, S] float32.
+        The weighted sums of values, [B, T, N, H], and the weights before dropout, [B, N, T, S] float32.
     """
     scale = query.shape[-1] ** -0.5
     scores = jnp.einsum("BTNH,BSNH->BNTS", query * jnp.asarray(scale, query.dtype), key).astype(jnp.float32)
@@ -62,13 +62,12 @@ def cached_attention(
     mask: Bool[Array, "#B #N #T #S"] | None = None,
     bias: Float[Array, "#B #N #T #S"] | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
-    """`dot_product_attention` over keys and values that are kept between calls, without dropout.
+    """Computes `dot_product_attention` over cached keys and values, without dropout.
 
     Args:
         query: [B, T, N, H].
-        keys: [R, H, S], as `KeysValues` has them, R = B * N.
-        values: [R, S, H].
-        mask, bias: as of `dot_product_attention`.
+        keys, values: [R, H, S] and [R, S, H] with R = B * N, as in `KeysValues`.
+        mask, bias: see `dot_product_attention`.
     """
     rows, length, heads, size = query.shape
     by_head = jnp.swapaxes(query * jnp.asarray(size**-0.5, query.dtype), 1, 2).reshape(-1, length, size)
@@ -97,22 +96,21 @@ def fused_attention(
     mask: Mask,
     implementation: str,
 ) -> Float[Array, "B T N H"]:
-    """`dot_product_attention` without its weights and without dropout, as one kernel where there is one.
+    """Computes `dot_product_attention` with a fused kernel, which has no dropout and returns no weights.
 
     Args:
         query: [B, T, N, H].
         key: [B, S, N, H].
         value: [B, S, N, H].
-        mask: which keys a query attends to. The result of a query that may look nowhere is finite, and its values
-            depend on the implementation.
-        implementation: "cudnn", on GPUs and in bfloat16; "splash", on TPUs and for self-attention alone; or their twin
-            "xla", which also takes the masks that the kernels cannot do.
+        mask: which keys a query attends to. The result of a fully masked query is finite, but depends on the kernel.
+        implementation: "cudnn", for GPUs and bfloat16; "splash", for TPUs and self-attention; or "xla", which also
+            replaces both for masks that they do not support.
 
     Returns:
         [B, T, N, H].
     """
     if implementation == "splash":
-        if splash_takes_mask(mask, query.shape[1], key.shape[1]):
+        if splash_supports(mask, query.shape[1], key.shape[1]):
             return splash_attention(query, key, value, mask)
         implementation = "xla"
     arguments = mask.kernel_arguments(query.shape[1], key.shape[1])
@@ -124,14 +122,13 @@ def fused_attention(
 
 
 SPLASH_BLOCKS = (512, 384, 256, 128)
-"""Positions of a block of the kernel: the first that divides the length, which is rounded up to a multiple of the
-last."""
+"""Block sizes of the kernel in positions. The length is padded to a multiple of the last; the first divisor is used."""
 
 
-def splash_takes_mask(mask: Mask, num_queries: int, num_keys: int) -> bool:
-    """Whether the kernel can do a mask: self-attention over whole rows, by padding, examples, order or a window."""
-    own = (mask.pairs, mask.bias, mask.positions, mask.start)
-    return num_queries == num_keys and all(part is None for part in own)
+def splash_supports(mask: Mask, num_queries: int, num_keys: int) -> bool:
+    """Whether splash attention supports a mask: self-attention by padding, examples, order or window."""
+    unsupported = (mask.pairs, mask.bias, mask.positions, mask.start)
+    return num_queries == num_keys and all(condition is None for condition in unsupported)
 
 
 def splash_attention(
@@ -142,30 +139,33 @@ def splash_attention(
     *,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
-    """`bert.model.attention.fused_attention` by the kernel, on each device for its own rows and heads.
+    """Computes `fused_attention` with JAX's Pallas kernel for TPUs, on each device for its rows and heads.
+
+    The kernel skips the blocks that a window or a causal mask excludes, and does not store scores.
 
     Args:
         query: [B, T, N, H].
         key: [B, T, N, H].
         value: [B, T, N, H].
-        mask: one that `splash_takes_mask` accepts. Padding attends to padding.
-        interpret: run the kernel's program without a TPU, slowly, as tests do.
+        mask: one that `splash_supports` accepts. Padding attends to padding.
+        interpret: run the kernel without a TPU, slowly, for tests.
 
     Returns:
         [B, T, N, H].
     """
+    # Importing Pallas takes time, and nothing else needs it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
     length, size = query.shape[1], query.shape[-1]
-    filled = -length % SPLASH_BLOCKS[-1]
+    padding = -length % SPLASH_BLOCKS[-1]
     segments = _splash_segments(mask)
-    if segments is None and filled:
+    if segments is None and padding:
         segments = jnp.ones(query.shape[:2], jnp.int32)
     if segments is not None:
-        segments = jnp.pad(segments, [(0, 0), (0, filled)])
+        segments = jnp.pad(segments, [(0, 0), (0, padding)])
 
     def by_head(x: Float[Array, "B T N H"]) -> Float[Array, "B N S H"]:
-        return jnp.swapaxes(jnp.pad(x, [(0, 0), (0, filled), (0, 0), (0, 0)]), 1, 2)
+        return jnp.swapaxes(jnp.pad(x, [(0, 0), (0, padding), (0, 0), (0, 0)]), 1, 2)
 
     def attend(
         query: Float[Array, "B N S H"],
@@ -173,7 +173,7 @@ def splash_attention(
         value: Float[Array, "B N S H"],
         segments: Int[Array, "B S"] | None,
     ) -> Float[Array, "B N S H"]:
-        kernel = _make_splash_kernel(query.shape[1], length + filled, mask, interpret)
+        kernel = _make_splash_kernel(query.shape[1], length + padding, mask, interpret)
         ids = None if segments is None else kernels.SegmentIds(segments, segments)
         mixed: jax.Array = jax.vmap(kernel)(query, key, value, ids)
         return mixed
@@ -184,15 +184,15 @@ def splash_attention(
 
 
 def _splash_segments(mask: Mask) -> Int[Array, "B T"] | None:
-    """Numbers that are equal where a query attends to a key, as far as the content of the rows decides it."""
+    """Returns segment numbers: a query attends only to keys of its own segment. None if there is one segment."""
     if mask.keys is None or mask.examples is None:
-        found = mask.examples if mask.keys is None else mask.keys
-        return None if found is None else found.astype(jnp.int32)
+        segments = mask.examples if mask.keys is None else mask.keys
+        return None if segments is None else segments.astype(jnp.int32)
     return mask.examples.astype(jnp.int32) * mask.keys.astype(jnp.int32)
 
 
 def _make_splash_kernel(heads: int, length: int, mask: Mask, interpret: bool) -> Callable[..., Any]:
-    """The kernel of one row, [N, T, H] queries, keys and values, for the conditions that are the same in all rows."""
+    """Returns the kernel for one row of [N, T, H] queries, keys and values, with the window and the causal mask."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -216,8 +216,8 @@ def _make_splash_kernel(heads: int, length: int, mask: Mask, interpret: bool) ->
 class KeysValues(struct.PyTreeNode):
     """Projected keys and values of an attention layer over S positions.
 
-    R = B * N, the heads of row 0, then those of row 1, and so on. Each head's keys and values are a matrix that a query
-    is multiplied by as it is: in any other order a CPU would move them at every step.
+    The first axis has R = B * N entries: the heads of row 0, then the heads of row 1, and so on. Each entry is a matrix
+    that a query is multiplied by without a transposition, which would cost a CPU a copy in every step.
 
     Attributes:
         keys: [R, H, S].
@@ -231,12 +231,12 @@ class KeysValues(struct.PyTreeNode):
 
     @property
     def num_positions(self) -> int:
-        """S."""
+        """S, the number of positions."""
         return self.values.shape[1]
 
     @classmethod
     def from_heads(cls, keys: Float[Array, "B S N H"], values: Float[Array, "B S N H"]) -> KeysValues:
-        """Of projected keys and values [B, S, N, H]."""
+        """Arranges projected keys and values [B, S, N, H]."""
         rows, length, heads, size = keys.shape
         return cls(
             jnp.transpose(keys, (0, 2, 3, 1)).reshape(rows * heads, size, length),
@@ -244,23 +244,23 @@ class KeysValues(struct.PyTreeNode):
         )
 
     def split_heads(self, num_rows: int) -> Float[Array, "B S N H"]:
-        """The keys as projected, [B, S, N, H], B = ``num_rows``."""
+        """Returns the keys as they were projected, [B, S, N, H] with B = ``num_rows``."""
         return jnp.transpose(self.keys.reshape(num_rows, -1, *self.keys.shape[1:]), (0, 3, 1, 2))
 
     def write(self, new: KeysValues, start: Int[Array, ""] | int | None) -> KeysValues:
-        """Puts the keys and values of T positions in place from ``start`` on, from 0 if None.
+        """Returns a copy with the keys and values of T new positions at ``start`` (None: 0).
 
-        ``start`` + T must not exceed S: as in `jax.lax.dynamic_update_slice`, later positions would move back.
+        ``start`` + T must not exceed S: `jax.lax.dynamic_update_slice` would write at an earlier position.
         """
-        place = 0 if start is None else start
-        put = jax.lax.dynamic_update_slice_in_dim
+        start = 0 if start is None else start
+        update = jax.lax.dynamic_update_slice_in_dim
         return KeysValues(
-            put(self.keys, new.keys.astype(self.keys.dtype), place, axis=2),
-            put(self.values, new.values.astype(self.values.dtype), place, axis=1),
+            update(self.keys, new.keys.astype(self.keys.dtype), start, axis=2),
+            update(self.values, new.values.astype(self.values.dtype), start, axis=1),
         )
 
     def take_rows(self, rows: Int[Array, "rows"], num_rows: int) -> KeysValues:
-        """The keys and values of some of the B = ``num_rows`` rows, each as often as it is named."""
+        """Returns the keys and values of the given rows, of B = ``num_rows``; rows may be repeated."""
 
         def take(x: Array) -> Array:
             return x.reshape(num_rows, -1, *x.shape[1:])[rows].reshape(-1, *x.shape[1:])
@@ -271,11 +271,11 @@ class KeysValues(struct.PyTreeNode):
 class LayerCache(struct.PyTreeNode):
     """Keys and values that a layer keeps between decoding steps.
 
-    The shapes of ``own`` never change, so that one compiled step serves all positions; with a memory a second one
-    serves those after the first.
+    The shapes of ``own`` never change, so that one compiled step serves all positions. With a memory there are two: the
+    first step and the others.
 
     Attributes:
-        own: keys and values of self-attention, S being the most positions that are ever decoded.
+        own: keys and values of self-attention; S is the maximum number of positions.
         memory: keys and values of cross-attention; None before the first step, which computes them.
     """
 
@@ -286,7 +286,7 @@ class LayerCache(struct.PyTreeNode):
 
 
 class Memory(struct.PyTreeNode):
-    """The input of cross-attention: hidden states [B, S, D], of an encoder for example, and the mask over them."""
+    """Input of cross-attention: hidden states [B, S, D], usually of an encoder, and the mask over them."""
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
 
@@ -295,7 +295,7 @@ class Memory(struct.PyTreeNode):
 
 
 def make_cache(config: ModelConfig, num_rows: int, num_positions: int, dtype: DTypeLike) -> tuple[LayerCache, ...]:
-    """An empty cache of B rows and S positions for each layer, in the layers' ``dtype``."""
+    """Returns an empty cache of B rows and S positions for each layer."""
     heads = config.num_attention_heads
     zeros = jnp.zeros((num_rows, num_positions, heads, config.hidden_size // heads), dtype)
     return tuple(LayerCache(KeysValues.from_heads(zeros, zeros)) for _ in range(config.num_hidden_layers))

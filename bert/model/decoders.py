@@ -1,7 +1,6 @@
-"""Decoders: the left-to-right language model, GPT (Radford et al. 2018) and GPT-2 (Radford et al. 2019) by their
-settings; and the Transformer of Vaswani et al. 2017, with its forms that begin as one BERT (Rothe et al. 2020).
+"""Decoders: the causal language model and the encoder-decoder.
 
-Shapes as in `bert.model.encoder`; S is the length of a source, T that of its target.
+Shapes as in `bert.model.encoder`; S is the length of a source, T the length of its target.
 """
 
 from __future__ import annotations
@@ -13,37 +12,30 @@ from jaxtyping import Bool, Float, Int, Num
 from bert.config import ModelConfig
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.attention import LayerCache, Memory
-from bert.model.dropout import Dropout
-from bert.model.encoder import Bert, EncoderStates, Packing
+from bert.model.dropout import Dropout, maybe_dropout
+from bert.model.encoder import Bert, EncoderOutput
 from bert.model.execution import LayerExecution
-from bert.model.heads import drop_classifier_input, last_tokens
-from bert.model.layers import dense
-from bert.model.mask import Mask
-from bert.model.pretraining import MaskedLMHead
+from bert.model.linear import dense
+from bert.model.mask import Mask, Packing
+from bert.model.pooling import last_token
+from bert.model.pretraining import LanguageModel, MaskedLMHead
 
 
-class BertForCausalLM(nn.Module):
-    """Encoder without pooler, and the MLM head over every position, whose logits are of the next token.
+class BertForCausalLM(LanguageModel):
+    """The left-to-right language model: the MLM head predicts the next token at every position.
 
-    The config has ``causal`` true. GPT-2 has ``pre_layer_norm`` and neither ``embedding_norm``,
-    ``prediction_transform``, ``prediction_bias`` nor segments (``type_vocab_size`` 0).
+    The configuration has ``causal`` true. GPT (Radford et al. 2018) and GPT-2 (Radford et al. 2019) are settings of it:
+    GPT-2 has ``pre_layer_norm`` and neither ``embedding_norm``, ``prediction_transform``, ``prediction_bias`` nor
+    segments (``type_vocab_size`` 0).
 
     The logits [B, T, V] of all positions are the largest array of a training step. A loss that decodes a few positions
-    at a time reads `hidden_states` and `decoder_weights` in one ``apply`` instead::
+    at a time calls `hidden_states` and `decoder_weights` in one ``apply`` instead::
 
         def read(model, *inputs, **options):
             return model.hidden_states(*inputs, **options), *model.decoder_weights()
 
         hidden, table, bias = model.apply({"params": params}, input_ids, dropout=dropout, method=read)
     """
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    execution: LayerExecution = LayerExecution()
-
-    def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
-        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.pad_vocab_to_multiple_of)
 
     def __call__(
         self,
@@ -55,7 +47,7 @@ class BertForCausalLM(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B T padded_V"]:
-        """[B, T] -> [B, T, V] float32 logits of the token that follows each; arguments and errors as of `Bert`."""
+        """[B, T] -> [B, T, V] float32 logits of the next token. Arguments and errors: see `Bert`."""
         inputs = (input_ids, token_type_ids, attention_mask, position_ids)
         x = self.hidden_states(*inputs, packing=packing, dropout=dropout)
         return self.predictions.decode(x, self.bert.embedding_table())
@@ -70,12 +62,12 @@ class BertForCausalLM(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B T E"]:
-        """[B, T] -> [B, T, E], which the decoder multiplies by its matrix; arguments and errors as of `Bert`."""
+        """Returns [B, T, E], the vectors that the decoder multiplies by its matrix. Arguments: see `Bert`."""
         inputs = (input_ids, token_type_ids, attention_mask, position_ids)
         return self.predictions.decoder_input(self.bert(*inputs, packing=packing, dropout=dropout).last_hidden_state)
 
     def decoder_weights(self) -> tuple[Float[Array, "padded_V E"], Float[Array, "padded_V"]]:
-        """The decoder's matrix [V, E] and bias [V], V padded as ``execution`` has it."""
+        """Returns the decoder's matrix [padded V, E] and bias [padded V]."""
         return self.predictions.decoder_weights(self.bert.embedding_table())
 
     def step(
@@ -86,20 +78,20 @@ class BertForCausalLM(nn.Module):
         cache: tuple[LayerCache, ...],
         last_only: bool = False,
     ) -> tuple[Float[Array, "B P padded_V"], tuple[LayerCache, ...]]:
-        """Decodes T more tokens: the prompt in one call, then a token a call, all of these by one compiled program.
+        """Decodes T more tokens: first the prompt in one call, then one token per call, all with one compiled program.
 
         Args:
             input_ids: [B, T] integers.
-            position_ids: [B, T] rows of the position table; the first token of a text has ``position_offset``, so
-                that those of left-padded prompts are position_offset + cumsum(attention mask) - 1, at least 0.
-            mask: causal, with ``start``, the place of the first of these tokens in the cache, as an array. ``keys``
-                [B, S] has a value for each place of the cache: 0 for padding, 1 for tokens and for places that are
-                still to be written, which causality leaves out. Padding may be on the left (``right_padded`` false).
-            cache: of `make_cache`, or of the step before.
-            last_only: decode the last of the T positions alone.
+            position_ids: [B, T] rows of the position table. The first token of a text has ``position_offset``, so the
+                positions of left-padded prompts are position_offset + cumsum(attention mask) - 1, at least 0.
+            mask: causal, with ``start``, the index of the first of these tokens in the cache, as an array. ``keys``
+                [B, S] is 0 for padding, and 1 for tokens and for entries not yet written, which the causal mask
+                excludes. Padding may be on the left (``right_padded`` false).
+            cache: from `make_cache`, or from the previous step.
+            last_only: whether to compute only the logits of the last position.
 
         Returns:
-            [B, T, V] float32 logits of the token that follows each ([B, 1, V] with ``last_only``), and the cache.
+            [B, T, V] float32 logits of the next token ([B, 1, V] with ``last_only``), and the cache.
         """
         encoded = self.bert(input_ids, position_ids=position_ids, mask=mask, cache=cache)
         hidden = encoded.last_hidden_state[:, -1:] if last_only else encoded.last_hidden_state
@@ -107,10 +99,10 @@ class BertForCausalLM(nn.Module):
 
 
 class ClassifierWithLanguageModel(nn.Module):
-    """`BertForSequenceClassification` of a causal encoder, and the language model over the same hidden states, for
-    training both at once (Radford et al. 2018, section 3.2).
+    """A causal `BertForSequenceClassification` and a language model over the same hidden states.
 
-    Its parameters are those of the two models. Attributes are those of the classifier.
+    Both are trained at once (Radford et al. 2018, section 3.2). The parameters are the ones of the two models, and the
+    attributes the ones of the classifier.
     """
 
     config: ModelConfig
@@ -132,10 +124,11 @@ class ClassifierWithLanguageModel(nn.Module):
         *,
         dropout: Dropout | None = None,
     ) -> tuple[Float[Array, "B L"], Float[Array, "B T E"], Float[Array, "padded_V E"], Float[Array, "padded_V"]]:
-        """[B, T] -> [B, L] float32 logits of the labels; what the decoder reads [B, T, E], its matrix and its bias."""
+        """Returns float32 logits of the labels [B, L], and input [B, T, E], matrix and bias of the decoder."""
         hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).last_hidden_state
-        read = drop_classifier_input(self, last_tokens(hidden, attention_mask), dropout)
-        logits = self.classifier(read).astype(jnp.float32)
+        rate = self.config.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+        features = maybe_dropout(last_token(hidden, attention_mask), dropout, rate, "classifier")
+        logits = self.classifier(features).astype(jnp.float32)
         weights = self.predictions.decoder_weights(self.bert.embedding_table())
         return logits, self.predictions.decoder_input(hidden), *weights
 
@@ -144,12 +137,15 @@ SourceMask = Num[Array, "B S"] | Bool[Array, "B S"]
 
 
 class BertForSequenceToSequence(nn.Module):
-    """Encoder of a source text, and decoder of a target text with cross-attention to the source.
+    """An encoder of the source, and a decoder of the target with cross-attention to the source.
+
+    This is the Transformer of Vaswani et al. 2017. The decoder may share parameters with the encoder (Rothe et al.
+    2020).
 
     Attributes:
-        config: of the encoder, and of the decoder by ``decoder_layers``, ``share_decoder`` and ``decoder_vocab_size``.
-        dtype: of the computation.
-        execution: how the layers are run.
+        config: of the encoder; ``decoder_layers``, ``share_decoder`` and ``decoder_vocab_size`` are of the decoder.
+        dtype: type of the computation.
+        execution: how the layers run.
     """
 
     config: ModelConfig
@@ -172,17 +168,17 @@ class BertForSequenceToSequence(nn.Module):
         *,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B T padded_V"]:
-        """Reads the whole target at once, as in training (teacher forcing).
+        """Predicts the next token at every position of the target, as in training (teacher forcing).
 
         Args:
             input_ids: [B, S] source.
-            target_ids: [B, T] target, from the token that starts a text on.
+            target_ids: [B, T] target, which begins with the start token.
             attention_mask: [B, S], 1 for a token and 0 for padding, which is at the end; all 1 if None.
-            target_mask: [B, T], the same of the target.
+            target_mask: [B, T], the same for the target.
             dropout: source of dropout; None for none.
 
         Returns:
-            [B, T, V] float32 logits of the token that follows each of the target.
+            [B, T, V] float32 logits of the next token.
         """
         x = self.hidden_states(input_ids, target_ids, attention_mask, target_mask, dropout=dropout)
         return self.predictions.decode(x, self.embedding_table())
@@ -196,11 +192,11 @@ class BertForSequenceToSequence(nn.Module):
         *,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B T E"]:
-        """[B, S] and [B, T] -> [B, T, E], which the decoder multiplies by its matrix; arguments as of `__call__`."""
+        """Returns [B, T, E], the vectors that the decoder multiplies by its matrix. Arguments: see `__call__`."""
         memory = self.encode(input_ids, attention_mask, dropout=dropout)
         mask = Mask(keys=target_mask, causal=True, right_padded=True)
         source = None if dropout is None else dropout.fold_in("decoder")
-        return self.predictions.decoder_input(self._run(target_ids, None, mask, memory, source).last_hidden_state)
+        return self.predictions.decoder_input(self._decode(target_ids, None, mask, memory, source).last_hidden_state)
 
     def cross_attentions(
         self,
@@ -208,9 +204,9 @@ class BertForSequenceToSequence(nn.Module):
         target_ids: Int[Array, "B T"],
         attention_mask: SourceMask | None = None,
     ) -> tuple[Float[Array, "B N T S"], ...]:
-        """The weights of each layer's cross-attention, [B, N, T, S]: the alignment; arguments as of `__call__`."""
+        """Returns the cross-attention weights of each layer, [B, N, T, S]. Arguments: see `__call__`."""
         memory = self.encode(input_ids, attention_mask)
-        return self._run(target_ids, None, Mask(causal=True), memory, intermediates=True).cross_attentions
+        return self._decode(target_ids, None, Mask(causal=True), memory, intermediates=True).cross_attentions
 
     def encode(
         self,
@@ -219,9 +215,9 @@ class BertForSequenceToSequence(nn.Module):
         *,
         dropout: Dropout | None = None,
     ) -> Memory:
-        """The states of the source, which cross-attention reads."""
-        states = self.bert(input_ids, None, attention_mask, dropout=dropout).last_hidden_state
-        return Memory(states, Mask(keys=attention_mask, right_padded=True))
+        """Encodes the source for cross-attention."""
+        hidden = self.bert(input_ids, None, attention_mask, dropout=dropout).last_hidden_state
+        return Memory(hidden, Mask(keys=attention_mask, right_padded=True))
 
     def step(
         self,
@@ -231,28 +227,27 @@ class BertForSequenceToSequence(nn.Module):
         cache: tuple[LayerCache, ...],
         memory: Memory,
     ) -> tuple[Float[Array, "B T padded_V"], tuple[LayerCache, ...]]:
-        """Decodes T more tokens of the target; the first step puts the keys and values of the source into the cache.
+        """Decodes T more tokens of the target. The first step puts the keys and values of the source into the cache.
 
         Args:
-            input_ids, position_ids, mask, cache: as of `BertForCausalLM.step`.
-            memory: of `encode`. Steps after the first one read its mask alone.
+            input_ids, position_ids, mask, cache: see `BertForCausalLM.step`.
+            memory: from `encode`. Later steps read only its mask.
         """
-        states = self._run(input_ids, position_ids, mask, memory, cache=cache)
-        return self.predictions(states.last_hidden_state, self.embedding_table()), states.cache
+        output = self._decode(input_ids, position_ids, mask, memory, cache=cache)
+        return self.predictions(output.last_hidden_state, self.embedding_table()), output.cache
 
     def decoder_weights(self) -> tuple[Float[Array, "padded_V E"], Float[Array, "padded_V"]]:
-        """The decoder's matrix [V, E] and bias [V], V padded as ``execution`` has it."""
+        """Returns the decoder's matrix [padded V, E] and bias [padded V]."""
         return self.predictions.decoder_weights(self.embedding_table())
 
     def embedding_table(self) -> Float[Array, "V E"]:
-        """[V, E] of the target, which the head is tied to."""
-        return self._embedder().embedding_table()
+        """Returns the word embeddings of the target, [V, E], which the head shares."""
+        return self._target_embedder().embedding_table()
 
-    def _embedder(self) -> Bert:
-        """The module whose embeddings the target has."""
+    def _target_embedder(self) -> Bert:
         return self.decoder if self.config.share_decoder == "none" else self.bert
 
-    def _run(
+    def _decode(
         self,
         target_ids: Int[Array, "B T"],
         position_ids: Int[Array, "#B T"] | None,
@@ -261,7 +256,8 @@ class BertForSequenceToSequence(nn.Module):
         dropout: Dropout | None = None,
         cache: tuple[LayerCache, ...] | None = None,
         intermediates: bool = False,
-    ) -> EncoderStates:
-        embedder, stack = self._embedder(), self.bert if self.config.share_decoder == "all" else self.decoder
-        x = embedder.embeddings.project(embedder.embed(target_ids, None, position_ids, None, dropout))
+    ) -> EncoderOutput:
+        """Runs the decoder's layers over the target."""
+        stack = self.bert if self.config.share_decoder == "all" else self.decoder
+        x = self._target_embedder().embeddings(target_ids, None, position_ids, None, dropout)
         return stack.encoder(x, mask, dropout, intermediates, memory, cache)

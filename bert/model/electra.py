@@ -1,5 +1,8 @@
-"""Replaced-token detection (Clark et al. 2020): a small generator fills masked tokens in, and a discriminator says of
-every token whether it was replaced. Shapes as in `bert.model.encoder` and `bert.model.heads`."""
+"""Replaced-token detection (Clark et al. 2020): a small generator fills in masked tokens, and a discriminator detects
+which tokens were replaced.
+
+Shapes as in `bert.model.encoder`; P predicted tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +19,33 @@ from bert.config import ModelConfig
 from bert.config.options import generator_heads
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.dropout import Dropout
-from bert.model.encoder import Bert, Encoder, Packing
+from bert.model.encoder import Bert, Encoder
 from bert.model.execution import LayerExecution
-from bert.model.layers import ACTIVATIONS, dense, hidden_dense
-from bert.model.mask import Mask
+from bert.model.linear import ACTIVATIONS, dense, hidden_dense
+from bert.model.mask import Mask, Packing, make_mask
 from bert.model.pooling import at_positions
 from bert.model.pretraining import MaskedLMHead
 
 BLOCK = 128
-"""Tokens whose probabilities are first added up when a token is sampled."""
+"""Tokens per block in `sample_tokens`."""
 
 
 class DetectionHead(nn.Module):
-    """One logit a token: a dense layer, the encoder's activation, and a dense layer to one feature."""
+    """One logit per token: a dense layer, the encoder's activation, and a dense layer to one feature."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
 
     @nn.compact
     def __call__(self, hidden_states: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-        """[B, T, D] -> [B, T] float32, above 0 where a token is taken for a replaced one."""
+        """[B, T, D] -> [B, T] float32 logits; a token counts as replaced above 0."""
         x = hidden_dense(self.config, self.config.hidden_size, self.dtype, "dense")(hidden_states)
         x = dense(self.config, 1, self.dtype, "output")(ACTIVATIONS[self.config.hidden_act](x))
         return x[..., 0].astype(jnp.float32)
 
 
 class BertForReplacedTokenDetection(nn.Module):
-    """The discriminator: encoder without pooler, and the head that finds replaced tokens."""
+    """The discriminator: encoder without pooler, and the head that detects replaced tokens."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -61,13 +64,13 @@ class BertForReplacedTokenDetection(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B T"]:
-        """[B, T] -> [B, T] float32 logits, above 0 where a token is taken for a replaced one."""
+        """[B, T] -> [B, T] float32 logits; a token counts as replaced above 0."""
         encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
         return self.discriminator_predictions(encoded.last_hidden_state)
 
 
 class Generator(nn.Module):
-    """Encoder and masked-LM head over the discriminator's embeddings."""
+    """The generator: encoder and MLM head over the discriminator's embeddings."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -87,19 +90,19 @@ class Generator(nn.Module):
         word_embedding: Float[Array, "V E"],
         dropout: Dropout | None,
     ) -> Float[Array, "B P padded_V"]:
-        """[B, T, E] embeddings -> [B, P, V] float32 logits at the positions, V as `MaskedLMHead` pads it."""
+        """[B, T, E] embeddings -> [B, P, padded V] float32 logits at the positions."""
         x = embedded if self.config.embedding_width == self.config.hidden_size else self.projection(embedded)
         hidden = self.encoder(x, mask, dropout).last_hidden_state
         return self.predictions(at_positions(hidden, positions), word_embedding)
 
 
 class ElectraOutput(struct.PyTreeNode):
-    """What `Electra` returns.
+    """Output of `Electra`.
 
     Attributes:
-        prediction_logits: [B, P, V], the generator's.
-        replaced: [B, T] float32, 1 where the token that the discriminator read is not the original one.
-        detection_logits: [B, T], the discriminator's.
+        prediction_logits: [B, P, V], of the generator.
+        replaced: [B, T] float32, 1 if the discriminator's input differs from the original token.
+        detection_logits: [B, T], of the discriminator.
     """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
@@ -110,13 +113,13 @@ class ElectraOutput(struct.PyTreeNode):
 
 
 class MaskedTokens(struct.PyTreeNode):
-    """The predicted tokens of a batch, [B, P] each (`bert.data.pretraining.masking.SamplingMasking`).
+    """The predicted tokens of a batch, [B, P] each, made by `bert.data.pretraining.masking.SamplingMasking`.
 
     Attributes:
-        positions: their places in the rows.
+        positions: positions in the rows.
         ids: the original tokens.
-        weights: 1 for a prediction, 0 for an unused place.
-        uniforms: random numbers in [0, 1), by which the generator's tokens are sampled.
+        weights: 1 for a prediction, 0 for an unused entry.
+        uniforms: random numbers in [0, 1), with which tokens are sampled from the generator.
     """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
@@ -128,12 +131,12 @@ class MaskedTokens(struct.PyTreeNode):
 
 
 class Electra(nn.Module):
-    """Generator and discriminator with one table of words, positions and segments; trained together.
+    """Generator and discriminator, trained together, with the same word, position and segment embeddings.
 
     Attributes:
-        config: of the discriminator, which is what fine-tuning takes.
-        generator_config: as `make_generator_config` makes it.
-        generator_execution: of the generator's layers, whose heads may have another size.
+        config: sizes of the discriminator, the model for fine-tuning.
+        generator_config: sizes of the generator (`make_generator_config`).
+        generator_execution: how the generator's layers run; its heads may have another size.
     """
 
     config: ModelConfig
@@ -157,18 +160,18 @@ class Electra(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> ElectraOutput:
-        """Fills the masked tokens in by samples of the generator, and looks for the replaced ones.
+        """Fills in the masked tokens with samples of the generator, and detects the replaced ones.
 
-        There is no gradient through the samples. ``masked`` is None for a model that is only initialized: the first
-        token of each row is then sampled.
+        There is no gradient through the samples. ``masked`` is None when a model is initialized; the first token of
+        each row is sampled then.
         """
         if masked is None:
             first = jnp.zeros_like(input_ids[:, :1])
             masked = MaskedTokens(first, input_ids[:, :1], first.astype(jnp.float32), first.astype(jnp.float32))
         source = None if dropout is None else dropout.fold_in("generator")
         logits = self.generator(
-            self.bert.embed(input_ids, token_type_ids, None, packing, source),
-            self.bert.make_mask(attention_mask, packing),
+            self.bert.embeddings.look_up(input_ids, token_type_ids, None, packing, source),
+            make_mask(self.config, attention_mask, packing),
             masked.positions,
             self.bert.embedding_table(),
             source,
@@ -183,10 +186,10 @@ class Electra(nn.Module):
 
 
 def make_generator_config(config: ModelConfig, hidden_size: int) -> ModelConfig:
-    """The generator's sizes next to a discriminator's.
+    """Returns the sizes of the generator for a discriminator.
 
-    The feed-forward layer is 4 times as wide as the hidden states, and the head has a transform, to the embeddings'
-    width.
+    The feed-forward layer is 4 times as wide as the hidden states. The head has a transform to the width of the
+    embeddings.
     """
     return dataclasses.replace(
         config,
@@ -199,7 +202,7 @@ def make_generator_config(config: ModelConfig, hidden_size: int) -> ModelConfig:
 
 
 def extract_generator(config: ModelConfig, params: dict[str, Any]) -> tuple[ModelConfig, dict[str, Any]]:
-    """Sizes and parameters of an `Electra`'s generator as those of a `BertForMaskedLM`."""
+    """Returns the generator of an `Electra` as sizes and parameters of a `BertForMaskedLM`."""
     generator, embeddings = params["generator"], params["bert"]["embeddings"]
     shared = {name: table for name, table in embeddings.items() if name != "projection"}
     if "projection" in generator:
@@ -210,25 +213,27 @@ def extract_generator(config: ModelConfig, params: dict[str, Any]) -> tuple[Mode
 
 
 def sample_tokens(logits: Float[Array, "B P V"], uniforms: Float[Array, "B P"]) -> Int[Array, "B P"]:
-    """Samples [B, P] tokens: the inverse of the cumulative softmax at random numbers from [0, 1).
+    """Samples tokens [B, P]: inverts the cumulative softmax at random numbers in [0, 1).
 
-    One number a sample, where the maximum of V perturbed logits takes V. Probabilities are added up block by block
-    first, then inside the block that a sample falls into.
+    This needs one random number per sample, where the maximum of V perturbed logits would need V. Probabilities are
+    summed per block first, then inside the sampled block.
     """
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     weights = jnp.pad(weights, ((0, 0), (0, 0), (0, -weights.shape[-1] % BLOCK)))
     blocks = weights.reshape(*weights.shape[:-1], -1, BLOCK)
     sums = jnp.sum(blocks, axis=-1)
-    block, rest = _invert_cumulative(sums, uniforms * jnp.sum(sums, axis=-1))
+    block, remainder = _invert_cumulative(sums, uniforms * jnp.sum(sums, axis=-1))
     inside = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
-    return block * BLOCK + _invert_cumulative(inside, rest)[0]
+    return block * BLOCK + _invert_cumulative(inside, remainder)[0]
 
 
 def _invert_cumulative(
     weights: Float[Array, "B P n"], target: Float[Array, "B P"]
 ) -> tuple[Int[Array, "B P"], Float[Array, "B P"]]:
-    """The first index [B, P] whose cumulative weight is above the target, and what the target has beyond those before
-    it. Targets that rounding took to the whole sum or beyond are brought back below it."""
+    """Returns the first index [B, P] whose cumulative weight exceeds the target, and the target beyond the one before.
+
+    A target that rounding moved to the total weight or beyond is clipped below it.
+    """
     sums = jnp.cumsum(weights, axis=-1)
     target = jnp.minimum(target, jnp.nextafter(sums[..., -1], jnp.zeros_like(target)))
     index = jnp.sum(sums <= target[..., None], axis=-1)
@@ -237,7 +242,7 @@ def _invert_cumulative(
 
 
 def _put(x: Array, masked: MaskedTokens, values: Array) -> Array:
-    """[B, T] with [B, P] values at the positions that are in use."""
+    """Returns [B, T] with [B, P] values at the used positions."""
     rows = jnp.arange(len(x))[:, None]
-    places = jnp.where(masked.weights > 0, masked.positions, x.shape[1])  # beyond the row, where nothing is written
-    return jnp.asarray(x).at[rows, places].set(values.astype(x.dtype), mode="drop")
+    positions = jnp.where(masked.weights > 0, masked.positions, x.shape[1])  # beyond the row, where nothing is written
+    return jnp.asarray(x).at[rows, positions].set(values.astype(x.dtype), mode="drop")

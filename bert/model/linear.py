@@ -1,9 +1,9 @@
-"""Linear layers and the tied decoder, with backward passes written out for CPUs; GELU.
+"""Linear layers, normalization and activations, with their initializers and with backward passes written for CPUs.
 
-On a CPU, XLA adds up the columns of a matrix as wide as a vocabulary as slowly as it multiplies by it, and multiplies
-bfloat16 by the processor's own instructions only if the result is float32 and no operand is transposed. The backward
-passes written here avoid both and give the same sums (in bfloat16 fewer rounded ones). They are `jax.custom_vjp`
-functions, which have no forward mode (`jax.jvp`, `jax.hessian`). Other backends differentiate the same functions by
+On a CPU, XLA sums the columns of a matrix as wide as a vocabulary as slowly as it multiplies by the matrix. It uses the
+processor's bfloat16 instructions only if the result is float32 and no operand is transposed. The backward passes
+written here avoid both problems and give the same sums (with fewer roundings in bfloat16). They are `jax.custom_vjp`
+functions, which have no forward mode (`jax.jvp`, `jax.hessian`). Other backends differentiate the same functions with
 JAX's rules; with ``BERT_NO_CUSTOM_VJP=1`` a CPU does, too.
 """
 
@@ -14,15 +14,118 @@ import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float
+
+from bert.config import ModelConfig
+from bert.model.array_types import Array, Dtype
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+LINEAR_OUTPUT = "linear"
+"""Name of the output of linear layers, for the policies of `jax.checkpoint`."""
+
+
+def truncated_normal_init(config: ModelConfig, scale: float = 1.0) -> nn.initializers.Initializer:
+    """Returns a truncated normal initializer, cut at two standard deviations, as in TensorFlow.
+
+    The deviation before the cut is ``scale`` times ``initializer_range``.
+    """
+    stddev = scale * config.initializer_range
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:
+        return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
+
+    return init
+
+
+class Dense(nn.Module):
+    """A linear layer with the parameters of `flax.linen.Dense`."""
+
+    features: int
+    kernel_init: nn.initializers.Initializer
+    dtype: Dtype = jnp.float32
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch features"]:
+        """[..., I] -> [..., features]."""
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        bias = jnp.zeros(self.features)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        return checkpoint_name(linear(x, kernel, bias, jnp.dtype(self.dtype)), LINEAR_OUTPUT)
+
+
+def dense(config: ModelConfig, features: int, dtype: Dtype, name: str, use_bias: bool = True) -> Dense:
+    """Returns a linear layer with BERT's initialization, for outputs of a head."""
+    return Dense(features, truncated_normal_init(config), dtype, use_bias, name=name)
+
+
+def hidden_dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> Dense:
+    """Returns a linear layer inside the model, without bias if ``use_bias`` is false."""
+    return dense(config, features, dtype, name, config.use_bias)
+
+
+def residual_dense(config: ModelConfig, dtype: Dtype, name: str) -> Dense:
+    """Returns a linear layer to D features that are added to the residual stream.
+
+    With scaled initialization, the sum over L layers of two has the same variance for any L (Radford et al. 2019,
+    section 2.3).
+    """
+    scale = (2 * config.num_hidden_layers) ** -0.5 if config.residual_init == "scaled" else 1.0
+    return Dense(config.hidden_size, truncated_normal_init(config, scale), dtype, config.use_bias, name=name)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalization over the last axis, with statistics in float32.
+
+    Attributes:
+        subtract_mean: false for RMSNorm (Zhang and Sennrich 2019).
+        use_bias: whether a bias is added.
+    """
+
+    epsilon: float
+    dtype: Dtype = jnp.float32
+    subtract_mean: bool = True
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        x = x.astype(jnp.float32)
+        centred = x - x.mean(-1, keepdims=True) if self.subtract_mean else x
+        variance = jnp.square(centred).mean(-1, keepdims=True)
+        y = centred * jax.lax.rsqrt(variance + self.epsilon) * scale
+        if self.use_bias:
+            y = y + self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
+        return y.astype(self.dtype)
+
+
+def layer_norm(config: ModelConfig, dtype: Dtype, name: str) -> LayerNorm:
+    """Returns the normalization of the configuration."""
+    return LayerNorm(config.layer_norm_eps, dtype, config.norm_type == "layer", config.norm_bias, name=name)
+
+
+class Transform(nn.Module):
+    """A linear layer, the model's activation and LayerNorm: the pooler of ModernBERT."""
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
+        """[..., D] -> [..., D]."""
+        x = hidden_dense(self.config, self.config.hidden_size, self.dtype, "dense")(x)
+        return layer_norm(self.config, self.dtype, "norm")(ACTIVATIONS[self.config.hidden_act](x))
+
 
 def uses_custom_vjp() -> bool:
-    """Whether functions traced from now on have the backward passes written for CPUs.
+    """Whether functions traced from now on use the backward passes written for CPUs.
 
     True if JAX's default backend is a CPU and the environment variable BERT_NO_CUSTOM_VJP is not 1.
     """
@@ -35,7 +138,7 @@ def cpu_vjp(
     """Gives a function a backward pass that is used only if `uses_custom_vjp`.
 
     Args:
-        forward, backward, nondiff_argnums: as `jax.custom_vjp` takes them; arguments are positional.
+        forward, backward, nondiff_argnums: see `jax.custom_vjp`; arguments are positional.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -67,13 +170,13 @@ def _linear_backward(
 
 @cpu_vjp(_linear_forward, _linear_backward, nondiff_argnums=(3,))
 def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """x W + b in ``dtype``.
+    """Computes x W + b in ``dtype``.
 
     Args:
         x: [..., I].
         kernel: [I, O] float32.
         bias: [O] float32.
-        dtype: of the computation and the result.
+        dtype: type of the computation and the result.
 
     Returns:
         [..., O].
@@ -97,13 +200,13 @@ def _decoder_backward(
 
 @cpu_vjp(_decoder_forward, _decoder_backward, nondiff_argnums=(3,))
 def tied_logits(x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """x E^T + b: the float32 logits of every token.
+    """Computes x E^T + b, the float32 logits of every token.
 
     Args:
         x: [..., E].
         table: [V, E] float32.
         bias: [V] float32.
-        dtype: of the product's operands.
+        dtype: type of the operands of the product.
 
     Returns:
         [..., V] float32.
@@ -112,8 +215,7 @@ def tied_logits(x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtyp
 
 
 def _matmul(x: jax.Array, matrix: jax.Array, axis: int) -> jax.Array:
-    """[..., K] times a matrix along one of its axes, in their type. In bfloat16 on a CPU, sums are float32 until they
-    are done."""
+    """Multiplies [..., K] by a matrix along one of its axes. On a CPU, bfloat16 products are summed in float32."""
     contracted = ((x.ndim - 1,), (axis,))
 
     def plain(x: jax.Array, matrix: jax.Array) -> jax.Array:
@@ -128,7 +230,7 @@ def _matmul(x: jax.Array, matrix: jax.Array, axis: int) -> jax.Array:
 
 
 def _weight_grads(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[..., I] inputs, [..., O] gradients -> the gradients of kernel [I, O] and bias [O], float32."""
+    """Returns float32 gradients of kernel [I, O] and bias [O] for inputs [..., I] and output gradients [..., O]."""
 
     def plain(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
         return _batched_outer_sum(x, grad).astype(jnp.float32), _sum_of_rows(grad).astype(jnp.float32)
@@ -141,7 +243,7 @@ def _weight_grads(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _decoder_grads(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[..., E] inputs, [..., V] float32 gradients -> the gradients of table [V, E] and bias [V], float32."""
+    """Returns float32 gradients of table [V, E] and bias [V] for inputs [..., E] and output gradients [..., V]."""
 
     def plain(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
         return _batched_outer_sum(grad.astype(x.dtype), x).astype(jnp.float32), _sum_of_rows(grad)
@@ -157,16 +259,15 @@ def _decoder_grads(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def _as_matrix(x: jax.Array) -> jax.Array:
-    """[..., N] -> [rows, N]. Sums over rows are quicker so on a CPU, which else turns an operand over by a copy.
+    """Reshapes [..., N] to [rows, N], which saves a CPU from transposing an operand by a copy.
 
-    Compiled for TPUs, it costs memory: a step of ``tiny`` at 20 predictions a row works in 0.91 GB with it, in 0.48
-    without.
+    On TPUs it costs memory: a step of ``tiny`` at 20 predictions per row needs 0.91 GB with it, 0.48 without.
     """
     return x.reshape(-1, x.shape[-1])
 
 
 def _batched_outer_sum(left: jax.Array, right: jax.Array) -> jax.Array:
-    """[..., M], [..., N] -> [M, N]: the sum over all rows of their outer products."""
+    """Sums the outer products of all rows, [..., M], [..., N] -> [M, N]."""
     rows = tuple(range(left.ndim - 1))
     return jax.lax.dot_general(left, right, ((rows, rows), ((), ())))
 
@@ -176,11 +277,11 @@ def _sum_of_rows(x: jax.Array) -> jax.Array:
 
 
 def _weight_and_bias_grads(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[R, M], [R, N] -> the sum over rows of outer products [M, N] and that of the second operand's rows [N], as one
-    product: a row of ones follows the first operand.
+    """Returns the summed outer products [M, N] of the rows [R, M] and [R, N], and the sum [N] of the latter.
 
-    The row keeps XLA from taking the transposition back, which makes bfloat16 slow. The barrier keeps what made the
-    operand out of the loop that turns it over.
+    Both are one product, in which a row of ones follows the first operand. The row keeps XLA from undoing the
+    transposition, which would make bfloat16 slow. The barrier keeps the computation of the operand out of the loop
+    that transposes it.
     """
     rows = jax.lax.optimization_barrier(rows)
     ones = jnp.ones((1, len(rows)), rows.dtype)
@@ -194,7 +295,7 @@ def _float32_sums(left: jax.Array, right: jax.Array, contracted: tuple[tuple[int
 
 @jax.custom_jvp
 def _gelu(x: jax.Array) -> jax.Array:
-    """x times the standard normal distribution function of x (Hendrycks and Gimpel 2016), by erf in float32."""
+    """Computes GELU in its erf form (Hendrycks and Gimpel 2016), in float32."""
     wide = x.astype(jnp.float32)
     return (wide * _normal_cdf(wide)).astype(x.dtype)
 
@@ -209,8 +310,19 @@ def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
 
 
 gelu = jax.checkpoint(_gelu)
-"""`_gelu` with x alone kept for the backward pass."""
+"""GELU that keeps only its input for the backward pass."""
 
 
 def _normal_cdf(x: jax.Array) -> jax.Array:
     return 0.5 + 0.5 * jax.lax.erf(x * 0.5**0.5)
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": gelu,
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "elu": jax.nn.elu,
+    "tanh": jnp.tanh,
+}
+"""Activations by their names in the configuration."""

@@ -1,6 +1,6 @@
 """Which keys a query attends to, and with which bias: one value for every implementation of attention.
 
-Shapes as in `bert.model.encoder`.
+Shapes as in `bert.model.encoder`; C blocks per row, of ``block`` positions each.
 """
 
 from __future__ import annotations
@@ -15,32 +15,48 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Bool, Int, Num, Shaped
 
-from bert.model.array_types import Array
+from bert.config import ModelConfig
+from bert.model.array_types import Array, PaddingMask
 
 Length = Any
-"""An int, or the symbol of a length where a function is exported for rows of any length."""
+"""An int, or a symbolic dimension if a function is exported for rows of any length."""
 
-
-BiasOf = Callable[[Array], Array]
+BiasFromDistances = Callable[[Array], Array]
 """Distances [B, T, S] -> bias [B, N, T, S] of the scores."""
 
 
+class Packing(struct.PyTreeNode):
+    """Where the examples of packed rows are (`bert.data.pretraining.packing.packing_arrays`); K is their maximum.
+
+    Attributes:
+        example_ids: [B, T], the example of each token, from 1 to K; 0 for padding.
+        position_ids: [B, T], the position of each token in its example, from 0.
+        cls_positions: [B, K], where each example begins.
+    """
+
+    __no_type_check__ = True  # in jax.tree.map a field may be anything
+
+    example_ids: Array
+    position_ids: Array
+    cls_positions: Array
+
+
 class Mask(struct.PyTreeNode):
-    """Which keys a query attends to, every condition that is set having to hold, and the bias of its scores.
+    """Which keys a query attends to, and the bias of its scores. All conditions that are set must hold.
 
     Attributes:
         keys: [B, S], 1 for a token and 0 for padding.
-        examples: [B, S], the example that a token of packed rows is of. A query attends to its own example, padding to
-            padding.
-        pairs: [#B, #N, #T, #S] booleans, any other condition.
-        bias: [#B, #N, #T, #S], is added to the scores of those that a query attends to.
-        positions: [#B, S], the position that each query and key stands at; None for their order.
-        start: position of the first query among the keys, as in decoding with a cache; None for 0.
-        causal: a query attends to its own position and those before it.
-        window: a query attends to positions at most this far from its own (Beltagy et al. 2020, section 3.1).
-        right_padded: padding of ``keys`` is at the end of each row only. Kernels then take lengths, not booleans.
-        block: attention in blocks of so many positions (`split_queries`), whose pairs of queries and keys ``pairs``
-            are; None for whole rows.
+        examples: [B, S], the example of each token of packed rows. A query attends to its own example only, and padding
+            to padding.
+        pairs: [#B, #N, #T, #S] booleans, for any other condition.
+        bias: [#B, #N, #T, #S], added to the scores.
+        positions: [#B, S], positions of queries and keys; None if they are in order.
+        start: position of the first query among the keys, for decoding with a cache; None for 0.
+        causal: whether a query attends only to its own position and earlier ones.
+        window: largest distance that a query attends to (Beltagy et al. 2020, section 3.1); None for any.
+        right_padded: whether padding of ``keys`` is only at the end of rows. Kernels then use lengths, not booleans.
+        block: positions per block, if rows are split into blocks (`split_queries`). Only ``pairs`` and ``bias`` apply
+            then. None for whole rows.
     """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
@@ -57,10 +73,10 @@ class Mask(struct.PyTreeNode):
     block: int | None = struct.field(pytree_node=False, default=None)
 
     def booleans(self, num_queries: Length, num_keys: Length) -> Bool[Array, "#B #N #T #S"] | None:
-        """Booleans that broadcast to [B, N, T, S], true where a query attends to a key; None for everywhere."""
+        """Returns booleans that broadcast to [B, N, T, S], true where a query attends to a key; None for everywhere."""
         conditions = []
         if self.keys is not None:
-            conditions.append(_real_keys(self.keys))
+            conditions.append(self.keys[:, None, None, :].astype(bool))
         if self.examples is not None:
             conditions.append(_same_example(self.examples, self.start, num_queries))
         if self.pairs is not None:
@@ -73,22 +89,24 @@ class Mask(struct.PyTreeNode):
         return functools.reduce(operator.and_, conditions) if conditions else None
 
     def distances(self, num_queries: Length, num_keys: Length) -> Int[Array, "#B T S"]:
-        """[B, T, S]: positions from each key to a query behind it; negative for a key behind the query."""
+        """Returns query position minus key position, [B, T, S]."""
         keys = jnp.arange(num_keys)[None] if self.positions is None else self.positions
         return self.query_positions(num_queries)[:, :, None] - keys[:, None, :]
 
     def query_positions(self, num_queries: Length) -> Int[Array, "#B T"]:
-        """[B, T]: the position of each query."""
+        """Returns the position of each query, [B, T]."""
         if self.positions is not None:
             return self.positions[:, :num_queries]
         return ((0 if self.start is None else self.start) + jnp.arange(num_queries))[None]
 
     def to_pairs(self, num_queries: Length, num_keys: Length) -> Mask:
-        """Makes the same mask with its conditions as ``pairs`` alone, so that layers share the booleans."""
+        """Returns the same mask with all conditions in ``pairs``, so that layers share the booleans."""
         return Mask(pairs=self.booleans(num_queries, num_keys), bias=self.bias, start=self.start)
 
-    def to_blocks(self, rows: int, length: int, block: int, bias_of: BiasOf | None = None) -> Mask:
-        """Makes the same mask of a window for rows in blocks, with a bias; ``pairs`` of such a mask are none."""
+    def to_blocks(
+        self, rows: int, length: int, block: int, bias_from_distances: BiasFromDistances | None = None
+    ) -> Mask:
+        """Returns the same mask for rows split into blocks. The mask needs a window and no ``pairs``."""
         real = jnp.ones((rows, length), bool) if self.keys is None else self.keys.astype(bool)
         visible = split_keys(real, block, self.causal)[:, None, :]
         if self.examples is not None:
@@ -98,19 +116,19 @@ class Mask(struct.PyTreeNode):
         visible = visible & (jnp.abs(distance) <= (length if self.window is None else self.window))
         if self.causal:
             visible = visible & (distance >= 0)
-        bias = None if bias_of is None else bias_of(distance[None])
+        bias = None if bias_from_distances is None else bias_from_distances(distance[None])
         return Mask(pairs=visible[:, None], bias=bias, block=block)
 
     def kernel_arguments(self, num_queries: Length, num_keys: Length) -> dict[str, Any]:
-        """Arguments of `jax.nn.dot_product_attention`, the bias aside.
+        """Returns arguments of `jax.nn.dot_product_attention`, except the bias.
 
-        Right-padded keys and causal masks are lengths and flags, by which cuDNN's kernel leaves work out; its windows
-        are causal ones. Booleans are passed for every other mask.
+        Right-padded keys and causal masks become lengths and flags, which let cuDNN's kernel skip work. Its windows are
+        causal. All other masks become booleans.
         """
         square = self.start is None and num_queries == num_keys
-        flags = square if self.causal else self.window is None
-        lengths = self.keys is None or self.right_padded
-        if not flags or not lengths or self.examples is not None or self.pairs is not None:
+        has_flags = square if self.causal else self.window is None
+        has_lengths = self.keys is None or self.right_padded
+        if not has_flags or not has_lengths or self.examples is not None or self.pairs is not None:
             return {"mask": self.booleans(num_queries, num_keys)}
         return {
             "key_value_seq_lengths": None if self.keys is None else _lengths(self.keys),
@@ -119,8 +137,11 @@ class Mask(struct.PyTreeNode):
         }
 
 
-def _real_keys(keys: Num[Array, "B S"] | Bool[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
-    return keys[:, None, None, :].astype(bool)
+def make_mask(config: ModelConfig, attention_mask: PaddingMask | None, packing: Packing | None) -> Mask:
+    """Returns the mask of an encoder's layers for padded or packed rows."""
+    if packing is not None:
+        return Mask(examples=packing.example_ids, causal=config.causal)
+    return Mask(keys=attention_mask, causal=config.causal, right_padded=True)
 
 
 def _same_example(
@@ -134,20 +155,26 @@ def _same_example(
 
 
 def _lengths(keys: Num[Array, "B S"] | Bool[Array, "B S"]) -> Int[Array, "B"]:
-    """[B, S] of 1 and then 0 -> [B]; at least 1, for rows that only fill a batch."""
+    """Returns the lengths [B] of right-padded rows; at least 1, for rows that only fill a batch."""
     return jnp.maximum(jnp.sum(keys, axis=-1, dtype=jnp.int32), 1)
 
 
 def split_queries(x: Shaped[Array, "B T *features"], block: int) -> Shaped[Array, "blocks K *features"]:
-    """[B, T, ...] -> [B * C, K, ...]; the last block is filled up with zeros."""
+    """Splits rows into blocks, [B, T, ...] -> [B * C, block, ...], padding the last block with zeros.
+
+    Under a window, a block attends only to itself and its neighbours (Beltagy et al. 2020, section 3.1). Each block is
+    a row of its own, so that every implementation of attention accepts it.
+    """
     _, length, *features = x.shape
     padded = jnp.pad(x, [(0, 0), (0, -length % block), *((0, 0) for _ in features)])
     return padded.reshape(-1, block, *features)
 
 
 def split_keys(x: Shaped[Array, "B T *features"], block: int, causal: bool) -> Shaped[Array, "blocks keys *features"]:
-    """[B, T, ...] -> [B * C, 3 K, ...]: of each block the one before it, itself and the one behind it; causal
-    [B * C, 2 K, ...], without the one behind. There are zeros where a row has no such block."""
+    """Returns each block with its neighbours, [B, T, ...] -> [B * C, 3 block, ...].
+
+    A causal mask leaves out the following block: [B * C, 2 block, ...]. Blocks outside of the row are zeros.
+    """
     rows, length, *features = x.shape
     ends = (block, -length % block + (0 if causal else block))
     padded = jnp.pad(x, [(0, 0), ends, *((0, 0) for _ in features)])

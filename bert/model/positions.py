@@ -1,10 +1,16 @@
-"""Positions that attention reads: rotary, relative and disentangled ones; and sinusoids. Shapes as in
-`bert.model.encoder`; P buckets."""
+"""Positions inside attention: rotary, relative and disentangled; and sinusoids for position tables.
+
+`attention_contexts` combines them with the mask into what the self-attention of each layer reads. Shapes as in
+`bert.model.encoder`; P buckets of distances.
+"""
 
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,15 +18,21 @@ from flax import struct
 from jaxtyping import Float, Int
 
 from bert.config import ModelConfig
-from bert.model.array_types import Array
+from bert.errors import require
+from bert.model.array_types import Array, Dtype
 from bert.model.dropout import Dropout
+from bert.model.linear import layer_norm, truncated_normal_init
+from bert.model.mask import BiasFromDistances, Length, Mask
 
 
 class Rotation(struct.PyTreeNode):
-    """The angles of T positions. Feature i of a head is turned together with feature i + H / 2.
+    """Rotary positions (Su et al. 2021, section 3.4): queries and keys are rotated by angles that grow with position.
+
+    The product of a rotated query and a rotated key depends only on their distance, so packed rows and padding on
+    either side need no positions of their own. Feature i of a head is rotated together with feature i + H / 2.
 
     Attributes:
-        cos, sin: [#B, T, H / 2] float32, of position times base^(-2 i / H).
+        cos, sin: [#B, T, H / 2] float32, of the angles position * base^(-2 i / H).
     """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
@@ -30,77 +42,52 @@ class Rotation(struct.PyTreeNode):
 
     @classmethod
     def of_positions(cls, positions: Int[Array, "#B T"], head_size: int, base: float) -> Rotation:
-        """Of positions [B, T]."""
-        # NumPy's, so that every device has the same.
+        """Makes the rotation for positions [B, T]."""
+        # By NumPy, so that the frequencies are the same on every device.
         frequencies = 1 / np.float32(base) ** (np.arange(0, head_size, 2, dtype=np.float32) / head_size)
         angles = positions[..., None].astype(jnp.float32) * frequencies
         return cls(jnp.cos(angles), jnp.sin(angles))
 
     def __call__(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
-        """Turns queries or keys; in float32, as the angles are."""
+        """Rotates queries or keys, in float32."""
         left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         cos, sin = self.cos[:, :, None], self.sin[:, :, None]
         return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
 
 
-FARTHEST = 128
-"""The distance from which on all share a bucket."""
+MAX_RELATIVE_DISTANCE = 128
+"""Distances of at least this share a bucket of relative attention."""
 
 
-def relative_buckets(num_buckets: int) -> np.ndarray:
-    """Buckets of the distances 0 to `FARTHEST` to one side, of ``num_buckets`` to both sides.
-
-    Half of them hold a distance each, the others grow with the logarithm.
-    """
-    of_side = num_buckets // 2
-    exact = of_side // 2
-    distances = np.arange(FARTHEST + 1)
-    # In float32 and in this order, as other implementations have it: some distances are at the edge of two buckets.
-    logarithms = np.log(np.maximum(distances, 1).astype(np.float32) / np.float32(exact))
-    growing = exact + (logarithms / np.float32(math.log(FARTHEST / exact)) * (of_side - exact)).astype(np.int32)
-    return np.where(distances < exact, distances, np.minimum(growing, of_side - 1)).astype(np.int32)
-
-
-def relative_attention_bias(
-    table: Float[Array, "buckets N"], distances: Int[Array, "#B T S"]
-) -> Float[Array, "#B N T S"]:
-    """The biases [B, N, T, S] of scores.
+def relative_attention_bias(table: Float[Array, "P N"], distances: Int[Array, "#B T S"]) -> Float[Array, "#B N T S"]:
+    """Computes biases of attention scores by distance (Raffel et al. 2020, section 2.1; Song et al. 2020).
 
     Args:
-        table: the bias of each bucket and head; the second half of the buckets is that of keys behind the query.
-        distances: [B, T, S], of a query's position to that of a key before it; negative for one behind it.
+        table: [P, N], a bias for each bucket and head. The second half of the buckets is for keys after the query.
+        distances: [B, T, S], query position minus key position.
+
+    Returns:
+        [B, N, T, S].
     """
     num_buckets = table.shape[0]
-    near = jnp.minimum(jnp.abs(distances), FARTHEST)
-    buckets = jnp.asarray(relative_buckets(num_buckets))[near] + jnp.where(distances < 0, num_buckets // 2, 0)
-    return jnp.transpose(table[buckets], (0, 3, 1, 2))
+    buckets = jnp.asarray(buckets_by_distance(num_buckets, MAX_RELATIVE_DISTANCE))
+    near = jnp.minimum(jnp.abs(distances), MAX_RELATIVE_DISTANCE)
+    return jnp.transpose(table[buckets[near] + jnp.where(distances < 0, num_buckets // 2, 0)], (0, 3, 1, 2))
 
 
-PARTS = 3
-"""Products that a score is the sum of, so that it is divided by the root of 3 H (section 3.1)."""
-
-
-def disentangled_buckets(num_buckets: int, max_positions: int) -> np.ndarray:
-    """Buckets of the distances 0 to ``max_positions`` - 1 to one side, of ``num_buckets`` to both sides.
-
-    Half of them hold a distance each, the others grow with the logarithm; the last is that of the longest distance.
-    """
-    of_side = num_buckets // 2
-    exact = of_side // 2
-    distances = np.arange(max_positions)
-    # In float32 and in this order, as other implementations have it: some distances are at the edge of two buckets.
-    logarithms = np.log(np.maximum(distances, exact).astype(np.float32) / np.float32(exact))
-    longest = np.log(np.float32(max(max_positions - 1, exact + 1) / exact))
-    growing = exact + np.ceil(logarithms / longest * np.float32(exact - 1)).astype(np.int32)
-    return np.where(distances <= exact, distances, growing).astype(np.int32)
+NUM_PRODUCTS = 3
+"""Products that a score of disentangled attention sums; it is divided by sqrt(3 H) (He et al. 2021, section 3.1)."""
 
 
 class Disentangled(struct.PyTreeNode):
-    """The distances of queries and keys.
+    """Disentangled attention (He et al. 2021): content and distance have separate vectors.
+
+    A score is the sum of the products content-content, content-distance and distance-content. Distances are in the
+    buckets of DeBERTa-v2 and v3, and share the projections of content.
 
     Attributes:
         embeddings: [P, D], the vector of each bucket, which all layers share.
-        buckets: [#B, T, S], the bucket of each query's distance to each key.
+        buckets: [#B, T, S], the bucket of the distance from each query to each key.
     """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
@@ -112,14 +99,14 @@ class Disentangled(struct.PyTreeNode):
     def of_distances(
         cls, embeddings: Float[Array, "P D"], distances: Int[Array, "#B T S"], max_positions: int
     ) -> Disentangled:
-        """Of distances [B, T, S], from each key to a query behind it; negative for a key behind the query."""
+        """Makes the positions for distances [B, T, S], query position minus key position."""
         middle = len(embeddings) // 2
-        table = jnp.asarray(disentangled_buckets(len(embeddings), max_positions))
+        table = jnp.asarray(buckets_by_distance(len(embeddings), max_positions - 1, round_up=True))
         near = jnp.minimum(jnp.abs(distances), max_positions - 1)
         return cls(embeddings, middle + jnp.sign(distances) * table[near])
 
     def dropped(self, dropout: Dropout | None, rate: float) -> Float[Array, "P D"]:
-        """The vectors as a layer reads them: with dropout in training, the same for all rows."""
+        """Returns the vectors of the buckets with dropout, which is the same for all rows."""
         if dropout is None:
             return self.embeddings
         one_row = dropout.replace(rows=jnp.zeros_like(dropout.rows[:1]))
@@ -132,27 +119,122 @@ class Disentangled(struct.PyTreeNode):
         distance_query: Float[Array, "P N H"],
         distance_key: Float[Array, "P N H"],
     ) -> Float[Array, "B N T S"]:
-        """Content with distance plus distance with content, as float32.
+        """Computes content-distance plus distance-content, as float32.
 
         Args:
-            query, key: of the content, [B, T, N, H] and [B, S, N, H].
-            distance_query, distance_key: of the buckets, [P, N, H], by the same projections.
+            query, key: projections of the content, [B, T, N, H] and [B, S, N, H].
+            distance_query, distance_key: the same projections of the buckets, [P, N, H].
         """
         index = self.buckets[:, None]
-        scale = jnp.asarray((PARTS * query.shape[-1]) ** -0.5, query.dtype)
+        scale = jnp.asarray((NUM_PRODUCTS * query.shape[-1]) ** -0.5, query.dtype)
         by_query = jnp.einsum("BTNH,PNH->BNTP", query * scale, distance_key)
         by_key = jnp.einsum("BSNH,PNH->BNSP", key * scale, distance_query)
-        of_query = jnp.take_along_axis(by_query, index, axis=-1)
-        of_key = jnp.take_along_axis(by_key, jnp.swapaxes(index, -1, -2), axis=-1)
-        return of_query.astype(jnp.float32) + jnp.swapaxes(of_key, -1, -2).astype(jnp.float32)
+        content_distance = jnp.take_along_axis(by_query, index, axis=-1)
+        distance_content = jnp.take_along_axis(by_key, jnp.swapaxes(index, -1, -2), axis=-1)
+        return content_distance.astype(jnp.float32) + jnp.swapaxes(distance_content, -1, -2).astype(jnp.float32)
+
+
+def buckets_by_distance(num_buckets: int, max_distance: int, round_up: bool = False) -> np.ndarray:
+    """Returns the buckets of the distances 0 to ``max_distance`` on one side, given the buckets of both sides.
+
+    Half of the buckets hold one distance each. The others grow with the logarithm of the distance.
+
+    Args:
+        num_buckets: buckets of both sides.
+        max_distance: the largest distance.
+        round_up: false as in T5 and MPNet, true as in DeBERTa, where the last bucket holds the largest distance only.
+    """
+    per_side = num_buckets // 2
+    exact = per_side // 2
+    distances = np.arange(max_distance + 1)
+    # Float32 and the order of operations follow other implementations: some distances are at the edge of two buckets.
+    logarithms = np.log(np.maximum(distances, exact).astype(np.float32) / np.float32(exact))
+    if round_up:
+        log_range = np.log(np.float32(max(max_distance, exact + 1) / exact))
+        growing = exact + np.ceil(logarithms / log_range * np.float32(exact - 1)).astype(np.int32)
+    else:
+        log_range = np.float32(math.log(max_distance / exact))
+        growing = exact + (logarithms / log_range * (per_side - exact)).astype(np.int32)
+        growing = np.minimum(growing, per_side - 1)
+    return np.where(distances < exact, distances, growing).astype(np.int32)
 
 
 Positions = Rotation | Disentangled
-"""Positions that self-attention itself reads."""
+"""Positions that self-attention reads."""
+
+
+class AttentionContext(NamedTuple):
+    """Mask and position information for one layer's self-attention."""
+
+    mask: Mask
+    positions: Positions | None = None
+
+
+def attention_contexts(
+    config: ModelConfig,
+    dtype: Dtype,
+    mask: Mask,
+    rows: Length,
+    length: Length,
+    num_keys: Length,
+    kernel: str,
+    may_split: bool,
+) -> dict[bool, AttentionContext]:
+    """Makes the contexts of global layers (key False) and of local layers (key True), if the model has such layers.
+
+    Called by `bert.model.encoder.Encoder`, which then has the parameters of relative and disentangled positions.
+
+    Args:
+        config: of the model.
+        dtype: type of the computation.
+        mask: of all layers, without the window of local ones.
+        rows, length, num_keys: B, T and S.
+        kernel: as `LayerExecution.attention`.
+        may_split: whether local layers may split rows into blocks.
+    """
+    bias_from_distances = _relative_bias(config)
+    # Splash attention skips what is outside a window without blocks. Other masks are made for whole rows, and the
+    # length may be symbolic.
+    may_split = may_split and kernel != "splash" and mask.pairs is None and mask.start is None
+    block = config.local_block(length) if may_split and isinstance(length, int) else None
+
+    def context(local: bool) -> AttentionContext:
+        positions: Positions | None = None
+        if config.position_embedding_type == "rotary":
+            base = config.local_rotary_base if local and config.local_rotary_base is not None else config.rotary_base
+            positions = Rotation.of_positions(mask.query_positions(length), config.head_size, base)
+        elif config.position_embedding_type == "disentangled":
+            positions = _disentangled(config, dtype, mask.distances(length, num_keys))
+        layer_mask = mask.replace(window=config.attention_window) if local else mask
+        if local and block is not None:
+            return AttentionContext(layer_mask.to_blocks(rows, length, block, bias_from_distances), positions)
+        if bias_from_distances is not None:
+            layer_mask = layer_mask.replace(bias=bias_from_distances(mask.distances(length, num_keys)))
+        return AttentionContext(layer_mask.to_pairs(length, num_keys) if kernel == "written" else layer_mask, positions)
+
+    return {local: context(local) for local in sorted(set(map(config.is_local, range(config.num_hidden_layers))))}
+
+
+def _relative_bias(config: ModelConfig) -> BiasFromDistances | None:
+    """Returns the function of the bias of relative positions, whose table all layers share; None without one."""
+    if config.relative_attention_buckets is None or config.position_embedding_type == "disentangled":
+        return None
+    buckets, heads, init = config.relative_attention_buckets, config.num_attention_heads, truncated_normal_init(config)
+    table = nn.Embed(buckets, heads, embedding_init=init, name="relative_attention_bias")
+    return partial(relative_attention_bias, table.embedding)
+
+
+def _disentangled(config: ModelConfig, dtype: Dtype, distances: Int[Array, "#B T S"]) -> Disentangled:
+    """Returns the positions of disentangled attention, whose vectors all layers share."""
+    buckets = require(config.relative_attention_buckets, "model.relative_attention_buckets")
+    init = truncated_normal_init(config)
+    table = nn.Embed(buckets, config.hidden_size, embedding_init=init, name="relative_attention_embeddings")
+    vectors = layer_norm(config, dtype, "relative_attention_norm")(table.embedding)
+    return Disentangled.of_distances(vectors, distances, config.max_position_embeddings)
 
 
 def sinusoids(shape: tuple[int, ...], deviation: float) -> jax.Array:
-    """[positions, features] float32: sines and cosines by turns, of wavelengths from 2 pi to 10,000 * 2 pi."""
+    """Returns [positions, features] float32: alternating sines and cosines, wavelengths 2 pi to 10,000 * 2 pi."""
     positions, features = shape
     frequencies = 10_000.0 ** (-2 * (jnp.arange(features) // 2) / features)
     angles = jnp.arange(positions)[:, None] * frequencies
@@ -160,17 +242,32 @@ def sinusoids(shape: tuple[int, ...], deviation: float) -> jax.Array:
     return jnp.sqrt(2.0) * deviation * waves
 
 
-def step_embeddings(config: ModelConfig) -> jax.Array:
-    """[layers, D]: sinusoids of amplitude 1 for each layer's number (Dehghani et al. 2018, section 2.1)."""
-    return sinusoids((config.num_hidden_layers, config.hidden_size), 2**-0.5)
-
-
 def sinusoidal_position_table(config: ModelConfig) -> jax.Array:
-    """[rows of a position table, E]: sinusoids of norm 1; with ``scale_embeddings`` of amplitude 1.
+    """Returns fixed positions: sinusoids [rows of a position table, E] of norm 1 (Vaswani et al. 2017, section 3.5).
 
-    As Vaswani et al. 2017 have them next to words of deviation 1, both divided by the root of E unless the words are
-    multiplied by it; a function of sizes alone, so that how weights start does not change what a model computes.
+    The paper adds sinusoids of amplitude 1 to words multiplied by the square root of E. Without ``scale_embeddings``
+    both are divided by that root. The table depends on sizes only, and not on how weights are initialized.
     """
     rows = config.position_offset + config.max_position_embeddings
     deviation = 2**-0.5 if config.scale_embeddings else config.embedding_width**-0.5
     return sinusoids((rows, config.embedding_width), deviation)
+
+
+def step_embeddings(config: ModelConfig) -> jax.Array:
+    """Returns sinusoids of amplitude 1 for layer numbers, [layers, D] (Dehghani et al. 2018, section 2.1)."""
+    return sinusoids((config.num_hidden_layers, config.hidden_size), 2**-0.5)
+
+
+def position_initializer(config: ModelConfig) -> nn.initializers.Initializer:
+    """Returns the initializer of learned positions: random, or sinusoids of the same deviation.
+
+    With sinusoids, moving by one token is the same rotation at every position, so that a head learns it from all
+    positions at once. Random rows are learned one by one.
+    """
+    if config.position_embedding_init == "normal":
+        return truncated_normal_init(config)
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> jax.Array:
+        return sinusoids(shape, config.initializer_range).astype(dtype)
+
+    return init

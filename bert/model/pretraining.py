@@ -14,22 +14,22 @@ from bert.config import ModelConfig
 from bert.errors import require
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.dropout import Dropout
-from bert.model.encoder import Bert, Packing
+from bert.model.encoder import Bert
 from bert.model.execution import LayerExecution
-from bert.model.layers import ACTIVATIONS, dense, hidden_dense, layer_norm, truncated_normal_init
-from bert.model.linear import tied_logits
-from bert.model.mask import Mask
+from bert.model.linear import ACTIVATIONS, dense, hidden_dense, layer_norm, tied_logits, truncated_normal_init
+from bert.model.mask import Mask, Packing
 from bert.model.pooling import at_positions
 from bert.parallel.sharding import constrain_activation
 
 
 class MaskedLMHead(nn.Module):
-    """Transform and LayerNorm, and a decoder with its own bias, tied to the word embeddings; the config can leave
-    transform and bias out, and untie the decoder.
+    """Transform and LayerNorm, and a decoder with a bias that shares the word embeddings.
+
+    Transform and bias are optional, and the decoder may have a matrix of its own.
 
     Attributes:
-        pad_vocab_to_multiple_of: pads the logits, with the lowest float, since products of an even width are
-            faster on GPUs. The parameters are not padded.
+        pad_vocab_to_multiple_of: pads the logits with the lowest float, since products of an even width are faster on
+            GPUs. The parameters are not padded.
     """
 
     config: ModelConfig
@@ -50,24 +50,24 @@ class MaskedLMHead(nn.Module):
     def __call__(
         self, hidden_states: Float[Array, "B P D"], word_embedding: Float[Array, "V E"]
     ) -> Float[Array, "B P padded_V"]:
-        """[B, P, D] hidden states, [V, E] embedding -> [B, P, V] float32 logits, V as padded."""
+        """[B, P, D] hidden states, [V, E] embeddings -> [B, P, padded V] float32 logits."""
         return self.decode(self.decoder_input(hidden_states), word_embedding)
 
     def decoder_input(self, hidden_states: Float[Array, "B P D"]) -> Float[Array, "B P E"]:
-        """[B, P, D] hidden states -> [B, P, E], which the decoder multiplies by its matrix."""
+        """[B, P, D] hidden states -> [B, P, E], the vectors that the decoder multiplies by its matrix."""
         if not self.config.prediction_transform:
             return hidden_states
         return self.norm(ACTIVATIONS[self.config.hidden_act](self.transform(hidden_states)))
 
     def decode(self, x: Float[Array, "B P E"], word_embedding: Float[Array, "V E"]) -> Float[Array, "B P padded_V"]:
-        """[B, P, E] of `decoder_input` -> [B, P, V] float32 logits."""
+        """[B, P, E] from `decoder_input` -> [B, P, padded V] float32 logits."""
         logits = tied_logits(x, *self.decoder_weights(word_embedding), jnp.dtype(self.dtype))
         return constrain_activation(logits, None, "tensor")
 
     def decoder_weights(
         self, word_embedding: Float[Array, "V E"]
     ) -> tuple[Float[Array, "padded_V E"], Float[Array, "padded_V"]]:
-        """[V, E] embedding -> the decoder's matrix and bias, V as padded."""
+        """Returns the decoder's matrix [padded V, E] and bias [padded V]."""
         bias = self.bias if self.config.prediction_bias else jnp.zeros(len(word_embedding))
         decoder = word_embedding if self.config.tie_word_embeddings else self.decoder
         if extra := -len(bias) % self.pad_vocab_to_multiple_of:
@@ -77,8 +77,12 @@ class MaskedLMHead(nn.Module):
 
 
 class PretrainingOutput(struct.PyTreeNode):
-    """Logits of the two pretraining heads: ``prediction_logits`` [B, P, V], ``seq_relationship_logits`` [B, 2], or
-    [B, K, 2] where rows are packed."""
+    """Logits of the two pretraining heads.
+
+    Attributes:
+        prediction_logits: [B, P, V].
+        seq_relationship_logits: [B, 2], or [B, K, 2] for packed rows.
+    """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
 
@@ -87,7 +91,7 @@ class PretrainingOutput(struct.PyTreeNode):
 
 
 class BertForPreTraining(nn.Module):
-    """Encoder with the MLM head and that of NSP (Devlin et al. 2018, section 3.1) or sentence order."""
+    """Encoder with the MLM head and the head for next sentences (Devlin et al. 2018, section 3.1) or sentence order."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -108,7 +112,7 @@ class BertForPreTraining(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> PretrainingOutput:
-        """Decodes the ``masked_lm_positions`` [B, P] only; every position if None (then P is T)."""
+        """Computes logits at ``masked_lm_positions`` [B, P]; at every position if None (P is T)."""
         encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
         hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
         return PretrainingOutput(
@@ -117,8 +121,8 @@ class BertForPreTraining(nn.Module):
         )
 
 
-class BertForMaskedLM(nn.Module):
-    """Encoder without pooler, and the MLM head: for objectives without a label too (Liu et al. 2019, section 4.2)."""
+class LanguageModel(nn.Module):
+    """An encoder without pooler, and the MLM head: what the language models have in common."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -127,6 +131,10 @@ class BertForMaskedLM(nn.Module):
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
         self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.pad_vocab_to_multiple_of)
+
+
+class BertForMaskedLM(LanguageModel):
+    """Encoder without pooler, and the MLM head, for rows without a sentence label (Liu et al. 2019, section 4.2)."""
 
     def __call__(
         self,
@@ -138,7 +146,7 @@ class BertForMaskedLM(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B P V"]:
-        """[B, T] -> [B, P, V] float32 logits at ``masked_lm_positions`` [B, P]; at every position if None (P is T)."""
+        """Computes float32 logits [B, P, V] at ``masked_lm_positions`` [B, P]; at every position if None (P is T)."""
         encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
         hidden = _at_positions(encoded.last_hidden_state, masked_lm_positions)
         return self.predictions(hidden, self.bert.embedding_table())
@@ -163,26 +171,27 @@ class BertForNextSentencePrediction(nn.Module):
         *,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B 2"]:
-        """[B, T] -> [B, 2] float32 logits: segment B follows A, or is random."""
+        """[B, T] -> [B, 2] float32 logits: the second segment follows the first, or it is random."""
         pooled = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).pooled_output
         return self.seq_relationship(require(pooled, "the pooled output")).astype(jnp.float32)
 
 
 def _at_positions(hidden_states: Float[Array, "B T D"], positions: Int[Array, "B P"] | None) -> Float[Array, "B P D"]:
-    """[B, T, D] at [B, P] -> [B, P, D]; all of them where positions is None."""
+    """Selects [B, P, D] at positions [B, P]; all positions if None."""
     if positions is None:
         return hidden_states
     return at_positions(hidden_states, positions)
 
 
 class PermutedTokens(struct.PyTreeNode):
-    """The predicted tokens of a batch in the order of their prediction, [B, P] each
-    (`bert.data.pretraining.masking.PermutedMasking`).
+    """The predicted tokens of a batch in the order of their prediction, [B, P] each.
+
+    Made by `bert.data.pretraining.masking.PermutedMasking`.
 
     Attributes:
-        positions: their places in the rows.
-        query_ids: [MASK] for each, which the layers read in its place.
-        weights: 1 for a prediction, 0 for an unused place.
+        positions: positions in the rows.
+        query_ids: [MASK] for each prediction, the input of the layers at its position.
+        weights: 1 for a prediction, 0 for an unused entry.
     """
 
     __no_type_check__ = True  # in jax.tree.map a field may be anything
@@ -192,21 +201,14 @@ class PermutedTokens(struct.PyTreeNode):
     weights: Array
 
 
-class BertForPermutedLM(nn.Module):
-    """`BertForMaskedLM`, with its parameters, that predicts the tokens of a row one after the other.
+class BertForPermutedLM(LanguageModel):
+    """Predicts tokens in a random order, each given the ones before it, with the parameters of `BertForMaskedLM`.
 
-    The layers read S tokens: the T of the row as they are; [MASK] at the position of each predicted one, for those that
-    must not see it yet; and a query there, whose output is decoded. Two streams of attention with the same parameters
-    are so one pass under one mask. Every token attends to as many tokens as the row has, at all of its positions.
+    Predicted tokens become inputs of later predictions (Yang et al. 2019), and every prediction attends to a token at
+    each position of the row (Song et al. 2020). The layers read S = T + 2 P tokens: the row; a [MASK] at each predicted
+    position, for tokens that must not attend to the original yet; and a query at each predicted position, whose output
+    is decoded. So the two streams of the papers are one pass with one mask.
     """
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    execution: LayerExecution = LayerExecution()
-
-    def setup(self) -> None:
-        self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
-        self.predictions = MaskedLMHead(self.config, self.dtype, self.execution.pad_vocab_to_multiple_of)
 
     def __call__(
         self,
@@ -218,25 +220,25 @@ class BertForPermutedLM(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B P padded_V"]:
-        """[B, T] -> [B, P, V] float32 logits of the predicted tokens, each given those before it in their order.
+        """Computes float32 logits [B, P, V] of the predicted tokens, each given the ones before it in their order.
 
-        ``permuted`` is None for a model that is only initialized: a token of each row is then predicted.
+        ``permuted`` is None when a model is initialized; one token of each row is predicted then.
         """
         if permuted is None:
             first = jnp.zeros_like(input_ids[:, :1])
             permuted = PermutedTokens(first, first, first.astype(jnp.float32))
         rows, length = input_ids.shape
         mask = permutation_mask(permuted, rows, length, attention_mask, packing)
-        places = jnp.broadcast_to(jnp.arange(length), (rows, length))
-        positions = places if packing is None else packing.position_ids
+        in_row = jnp.broadcast_to(jnp.arange(length), (rows, length))
+        positions = in_row if packing is None else packing.position_ids
 
-        def at_places(x: Int[Array, "B T"]) -> Int[Array, "B S"]:
+        def gather(x: Int[Array, "B T"]) -> Int[Array, "B S"]:
             return jnp.take_along_axis(x, jnp.asarray(mask.positions), axis=1)
 
         encoded = self.bert(
             jnp.concatenate([input_ids, permuted.query_ids, permuted.query_ids], axis=1),
-            None if token_type_ids is None else at_places(token_type_ids),
-            position_ids=self.config.position_offset + at_places(positions),
+            None if token_type_ids is None else gather(token_type_ids),
+            position_ids=self.config.position_offset + gather(positions),
             mask=mask,
             dropout=dropout,
         )
@@ -251,29 +253,29 @@ def permutation_mask(
     attention_mask: PaddingMask | None = None,
     packing: Packing | None = None,
 ) -> Mask:
-    """The mask of S tokens: those of the row, [MASK] for each predicted one, and the queries.
+    """Returns the mask over S tokens: the row, a [MASK] for each predicted token, and the queries.
 
-    The token predicted as number r may be seen by those predicted after it and by itself; by its query, only those
-    before it. Whoever does not see it sees [MASK] in its place, and nobody sees a query.
+    A predicted token attends to itself and to the tokens predicted before it; its query only to the latter. Other
+    predicted tokens are replaced by their [MASK]. Nothing attends to a query.
 
     Args:
         permuted: the predicted tokens.
         rows: B.
         length: T.
         attention_mask: [B, T], 1 for a token and 0 for padding; all 1 if None.
-        packing: where the examples of packed rows lie.
+        packing: the examples of packed rows.
     """
-    number = jnp.arange(1, permuted.positions.shape[1] + 1)
-    numbers = jnp.broadcast_to(number, permuted.positions.shape)
+    rank = jnp.arange(1, permuted.positions.shape[1] + 1)  # 1 is predicted first, and 0 is never predicted
+    ranks = jnp.broadcast_to(rank, permuted.positions.shape)
     used = permuted.weights > 0
-    places = jnp.where(used, permuted.positions, length)  # beyond the row, where nothing is written
-    ranks = jnp.zeros((rows, length), jnp.int32)
-    ranks = ranks.at[jnp.arange(rows)[:, None], places].set(numbers, mode="drop")
-    seen = jnp.concatenate([ranks, jnp.zeros_like(numbers), numbers - 1], axis=1)[:, :, None]
-    content = ranks[:, None, :] <= seen
+    positions = jnp.where(used, permuted.positions, length)  # beyond the row, where nothing is written
+    ranks_in_row = jnp.zeros((rows, length), jnp.int32)
+    ranks_in_row = ranks_in_row.at[jnp.arange(rows)[:, None], positions].set(ranks, mode="drop")
+    last_visible = jnp.concatenate([ranks_in_row, jnp.zeros_like(ranks), ranks - 1], axis=1)[:, :, None]
+    content = ranks_in_row[:, None, :] <= last_visible
     if attention_mask is not None:
         content &= attention_mask[:, None, :] > 0
-    masks = (number > seen) & used[:, None, :]
+    masks = (rank > last_visible) & used[:, None, :]
     pairs = jnp.concatenate([content, masks, jnp.zeros_like(masks)], axis=2)[:, None]
     in_row = jnp.broadcast_to(jnp.arange(length), (rows, length))
     positions = jnp.concatenate([in_row, permuted.positions, permuted.positions], axis=1)

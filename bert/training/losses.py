@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, Num
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.electra import MaskedTokens
-from bert.model.encoder import Packing
+from bert.model.mask import Packing
 from bert.model.pretraining import PermutedTokens
 
 Batch = Mapping[str, Array]

@@ -17,7 +17,8 @@ from bert.data.pretraining.loader import masked_batch
 from bert.data.pretraining.masking import Masking, philox_uint64
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, pack_rows
 from bert.model.dropout import Dropout
-from bert.model.encoder import Bert, Packing
+from bert.model.encoder import Bert
+from bert.model.mask import Packing
 from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
 from bert.training.pretraining.objectives import build_model_and_loss

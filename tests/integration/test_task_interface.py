@@ -22,7 +22,7 @@ from bert.data import encoding
 from bert.data.rows import IGNORE_INDEX, TokenRows
 from bert.model.encoder import Bert
 from bert.model.heads import HEADS
-from bert.model.layers import dense
+from bert.model.linear import dense
 from bert.tasks import TASKS, find_task
 from bert.tasks.base import Task
 from bert.training.finetuning.kinds import TASK_KINDS, TaskKind, register_kind

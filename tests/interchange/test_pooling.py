@@ -10,7 +10,7 @@ import pytest
 import bert
 from bert.errors import UserError
 from bert.interchange.pooling import TANH, read_pooling
-from bert.model.pooling import MODES, Dense, Pooling
+from bert.model.pooling import MODES, PooledDense, Pooling
 from tests.interchange.hf_folders import edit
 
 IDENTITY = "torch.nn.modules.linear.Identity"
@@ -48,7 +48,7 @@ def test_tokens_of_a_prompt_are_left_out(mode: str) -> None:
 
 
 def test_layers_scaling_and_truncation_are_applied_in_this_order() -> None:
-    layer = Dense(np.eye(2, 3, dtype=np.float32), np.array([0, 0, 4], np.float32), IDENTITY)
+    layer = PooledDense(np.eye(2, 3, dtype=np.float32), np.array([0, 0, 4], np.float32), IDENTITY)
     found = Pooling("cls", normalize=True, dense=(layer,), truncate_dim=2)(HIDDEN, MASK)
     np.testing.assert_allclose(found, [[1 / 9, 8 / 9]], rtol=1e-6)
 
@@ -61,8 +61,8 @@ ALL = Pooling(
     include_prompt=False,
     truncate_dim=5,
     dense=(
-        Dense(np.random.default_rng(0).normal(size=(24, 7)).astype(np.float32), np.ones(7, np.float32), TANH),
-        Dense(np.random.default_rng(1).normal(size=(7, 6)).astype(np.float32), None, IDENTITY),
+        PooledDense(np.random.default_rng(0).normal(size=(24, 7)).astype(np.float32), np.ones(7, np.float32), TANH),
+        PooledDense(np.random.default_rng(1).normal(size=(7, 6)).astype(np.float32), None, IDENTITY),
     ),
 )
 

@@ -15,7 +15,7 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Encoder
 from bert.model.execution import LayerExecution
 from bert.model.mask import Mask
-from bert.model.positions import Disentangled, disentangled_buckets
+from bert.model.positions import Disentangled, buckets_by_distance
 
 pytestmark = pytest.mark.medium
 
@@ -112,7 +112,7 @@ def test_decoding_with_a_cache() -> None:
 
 def test_buckets_by_hand() -> None:
     """Of 16 to both sides: 0 to 4 alone, and 5 to 7 by the logarithm up to the longest distance, 31."""
-    found = disentangled_buckets(16, 32)
+    found = buckets_by_distance(16, 31, round_up=True)
     edges = 4 * (31 / 4) ** (np.arange(1, 4) / 3)  # the last distances of the buckets that grow
     assert found.tolist() == [*range(5), *(5 + int(np.sum(d > edges + 1e-4)) for d in range(5, 32))]
     positions = Disentangled.of_distances(jnp.zeros((16, 12)), jnp.array([[[-40, -3, 0, 4, 31]]]), 32)

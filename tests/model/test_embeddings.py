@@ -9,8 +9,7 @@ import pytest
 
 from bert.config import ModelConfig
 from bert.model.encoder import Bert
-from bert.model.layers import position_initializer
-from bert.model.positions import sinusoidal_position_table
+from bert.model.positions import position_initializer, sinusoidal_position_table
 from bert.model.pretraining import BertForMaskedLM, BertForPreTraining
 
 CONFIG = ModelConfig(
@@ -67,7 +66,7 @@ def test_scaled_words_by_hand_and_a_tied_decoder_that_reads_the_table_as_it_is()
     angles = np.arange(12)[:, None] / 10_000 ** (2 * np.arange(16) / 32)
     waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(12, 32)
     hidden = words[np.asarray(IDS)] * np.sqrt(32) + waves
-    summed = model.apply({"params": params}, IDS, method=lambda m, ids: m.bert.embed(ids, None, None, None, None))
+    summed = model.apply({"params": params}, IDS, method=lambda m, ids: m.bert.embeddings.look_up(ids))
     np.testing.assert_allclose(summed, hidden, atol=1e-5)
     logits = model.apply({"params": params}, hidden, method=lambda m, x: m.predictions(x, m.bert.embedding_table()))
     np.testing.assert_allclose(logits, hidden @ words.T, atol=1e-4)
@@ -83,5 +82,5 @@ def test_an_embedding_size_that_is_the_hidden_size_has_no_projection() -> None:
 
 
 def test_a_sequence_over_the_position_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="25 tokens do not fit a position table of 24"):
+    with pytest.raises(ValueError, match="25 tokens, but max_position_embeddings is 24"):
         jax.eval_shape(Bert(CONFIG).init, jax.random.key(0), jnp.zeros((1, 25), jnp.int32))

@@ -14,7 +14,7 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Encoder
 from bert.model.execution import LayerExecution
 from bert.model.heads import BertForSequenceClassification
-from bert.model.layers import truncated_normal_init
+from bert.model.linear import truncated_normal_init
 from bert.model.mask import Mask
 from bert.model.pretraining import BertForMaskedLM, BertForPreTraining
 from bert.training.loop import count_parameters

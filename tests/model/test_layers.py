@@ -9,7 +9,8 @@ import pytest
 
 from bert.config import ModelConfig
 from bert.model.encoder import Encoder
-from bert.model.layers import ACTIVATIONS, Attention
+from bert.model.layers import Attention
+from bert.model.linear import ACTIVATIONS
 from bert.model.mask import Mask
 
 CONFIG = ModelConfig(

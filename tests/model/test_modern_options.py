@@ -11,12 +11,13 @@ import pytest
 
 from bert.config import ModelConfig
 from bert.model.attention import make_cache
-from bert.model.encoder import Bert, Encoder, Packing
+from bert.model.encoder import Bert, Encoder
 from bert.model.execution import LayerExecution
 from bert.model.heads import BertForTokenClassification
-from bert.model.layers import ACTIVATIONS, Layer, LayerNorm, Transform
-from bert.model.mask import Mask
-from bert.model.positions import FARTHEST, Rotation, relative_attention_bias, relative_buckets
+from bert.model.layers import Layer
+from bert.model.linear import ACTIVATIONS, LayerNorm, Transform
+from bert.model.mask import Mask, Packing
+from bert.model.positions import MAX_RELATIVE_DISTANCE, Rotation, buckets_by_distance, relative_attention_bias
 from tests.helpers import OPTIONS
 
 CONFIG = ModelConfig(
@@ -244,9 +245,9 @@ RELATIVE = dataclasses.replace(
 @pytest.mark.medium
 def test_buckets_by_hand() -> None:
     """Of 8 to both sides: 0 and 1 alone, the rest of 4 a side by the logarithm of the distance."""
-    found = relative_buckets(8)
+    found = buckets_by_distance(8, MAX_RELATIVE_DISTANCE)
     edge = 2 * 64**0.5  # where the third bucket of a side ends
-    assert found[[0, 1, 2, int(edge) - 1, int(edge) + 1, FARTHEST]].tolist() == [0, 1, 2, 2, 3, 3]
+    assert found[[0, 1, 2, int(edge) - 1, int(edge) + 1, MAX_RELATIVE_DISTANCE]].tolist() == [0, 1, 2, 2, 3, 3]
     table = jnp.arange(8.0)[:, None] * jnp.array([1.0, 10.0])
     bias = relative_attention_bias(table, Mask().distances(2, 40))
     assert bias.shape == (1, 2, 2, 40)
@@ -268,7 +269,7 @@ def test_relative_positions_in_every_way_of_running_the_layers() -> None:
     query, key = ((X @ attention[name]["kernel"]).reshape(3, 9, 4, 8) for name in ("query", "key"))
     scores = np.einsum("btnh,bsnh->bnts", query, key) / 8**0.5
     for t, s in np.ndindex(9, 9):
-        scores[:, :, t, s] += table[relative_buckets(8)[abs(t - s)] + 4 * (s > t)]
+        scores[:, :, t, s] += table[buckets_by_distance(8, MAX_RELATIVE_DISTANCE)[abs(t - s)] + 4 * (s > t)]
     allowed = kept[:, None, None] & (np.arange(9)[:, None] >= np.arange(9))
     by_hand = np.exp(scores) * allowed / (np.exp(scores) * allowed).sum(-1, keepdims=True)
     np.testing.assert_allclose(states.attentions[0], by_hand, atol=1e-5)

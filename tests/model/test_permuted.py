@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bert.config import ModelConfig
-from bert.model.encoder import Packing
 from bert.model.execution import LayerExecution
+from bert.model.mask import Packing
 from bert.model.pretraining import BertForMaskedLM, BertForPermutedLM, PermutedTokens, permutation_mask
 
 T, P, V, MASK = 12, 4, 40, 4

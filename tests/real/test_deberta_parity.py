@@ -10,7 +10,7 @@ import bert
 from bert.commands.finetune import main as finetune
 from bert.config import TokenizerConfig
 from bert.interchange import families
-from bert.model.positions import disentangled_buckets
+from bert.model.positions import buckets_by_distance
 from bert.tokenizer.unigram import TRAINED_SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer, train_tokenizer
 from tests.helpers import REPOSITORY
@@ -87,7 +87,7 @@ def test_buckets_are_those_of_transformers(buckets: int, length: int) -> None:
     theirs = transformers.models.deberta_v2.modeling_deberta_v2.build_relative_position(
         rows, rows, bucket_size=buckets // 2, max_position=length
     )[0].numpy()
-    ours = disentangled_buckets(buckets, length)
+    ours = buckets_by_distance(buckets, length - 1, round_up=True)
     np.testing.assert_array_equal(ours, theirs[:, 0])
     np.testing.assert_array_equal(-ours, theirs[0])
 

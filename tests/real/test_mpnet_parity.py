@@ -9,7 +9,7 @@ import pytest
 import bert
 from bert.commands.pretrain import main as pretrain
 from bert.interchange import families
-from bert.model.positions import relative_buckets
+from bert.model.positions import MAX_RELATIVE_DISTANCE, buckets_by_distance
 from tests.conftest import SMALL_RUN
 from tests.helpers import english
 from tests.real.hf_models import (
@@ -78,7 +78,8 @@ def test_mpnet_in_and_out(architecture: str, tmp_path: Path) -> None:
 def test_buckets_are_those_of_transformers(buckets: int) -> None:
     distances = torch.arange(-300, 301)
     theirs = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(-distances, buckets).numpy()
-    ours = relative_buckets(buckets)[np.minimum(np.abs(distances), 128)] + (distances.numpy() < 0) * (buckets // 2)
+    ours = buckets_by_distance(buckets, MAX_RELATIVE_DISTANCE)[np.minimum(np.abs(distances), 128)]
+    ours = ours + (distances.numpy() < 0) * (buckets // 2)
     np.testing.assert_array_equal(ours, theirs)
 
 
