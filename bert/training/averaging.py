@@ -44,7 +44,7 @@ class ParameterAverage:
         self.window: list[tuple[int, Params]] = []
 
     def add(self, step: int, params: Params) -> bool:
-        """Takes the parameters at an evaluation; returns whether that of the step was missing."""
+        """Adds the parameters at an evaluation. Returns False if the window has this step already."""
         if self.window and step <= self.window[-1][0]:
             return False
         self.replace([*self.window, (step, params)][-self.size :])

@@ -52,14 +52,14 @@ def initialize_state(
         restore: shapes of a state -> step and state of the newest good checkpoint, or None.
         source: name and parameters of another run, or None.
         modules: modules to copy from the source if it has them, such as ``bert`` (with its pooler) and the heads.
-        log: logs what came from where.
-        prepare: what is done to random weights before those of ``source`` take their place.
-        input_shape: of token ids that the model can read.
+        log: receives a line for each part that is loaded, drawn or skipped.
+        prepare: changes the random weights before the weights of ``source`` replace them.
+        input_shape: shape of token ids that the model accepts.
         trained: parameters of the model, or their shapes -> those of the state.
         rows: output layers among ``modules`` that are copied label by label; see `match_head`.
 
     Returns:
-        The state as NumPy arrays: the devices are left to the loop.
+        The state as NumPy arrays; the loop puts it onto the devices.
 
     Raises:
         UserError: a checkpoint or the source does not fit the model.
@@ -156,12 +156,12 @@ def _copy_rows(own: Params, given: Params, rows: Sequence[int | None]) -> Params
 
 
 def is_cross_attention(path: ParameterPath) -> bool:
-    """Whether a parameter is one of a decoder that encoders lack."""
+    """Returns whether a parameter belongs to cross-attention, which encoders do not have."""
     return not {"cross_attention", "cross_norm"}.isdisjoint(path)
 
 
 def _shared_modules(params: Params, source: Params, modules: Sequence[str]) -> list[str]:
-    """Those of the modules that both have."""
+    """Returns the modules that both have."""
     requested = (*modules, *([POOLER] if "bert" in modules else []))
     return [module for module in requested if module in params and module in source]
 

@@ -67,9 +67,9 @@ def pretrain(
     Args:
         config: name of a recipe, path of a YAML file, or a configuration.
         init: run, folder or hub name of the model to start from; None starts from random weights.
-        output_dir: folder of the run; None takes runs/ and the name of the recipe.
+        output_dir: folder of the run. Defaults to runs/ and the name of the recipe.
         overrides: values by dotted key, ``{"training.steps": 100}``, or nested, ``{"training": {"steps": 100}}``.
-        callbacks: `Callback` objects that are told how the run goes, and may end it.
+        callbacks: `Callback` objects that receive the metrics and may end the run.
 
     Raises:
         UserError: wrong keys, values or data: one sentence that says what to change.
@@ -91,7 +91,7 @@ def prepare_pretraining(
     overrides: Mapping[str, Any] | None = None,
     swept: Mapping[str, Any] = MappingProxyType({}),
 ) -> RunRequest[PretrainConfig]:
-    """What `pretrain` is asked for; ``swept`` has the values of a trial by dotted key."""
+    """Resolves the arguments of `pretrain`; ``swept`` has the values of a trial by dotted key."""
     return RunRequest(*_configure(PretrainConfig, config, overrides, {"init": init, "output_dir": output_dir}, swept))
 
 
@@ -114,9 +114,9 @@ def finetune(
             a ``pandas.DataFrame`` or a ``datasets.Dataset``. They are written to rows/ in the run's folder.
         dev: the same for the rows that choose the best checkpoint; None holds a share of ``train`` out, if there is no
             file.
-        output_dir: folder of the run; None takes runs/ and the name of the recipe.
+        output_dir: folder of the run. Defaults to runs/ and the name of the recipe.
         overrides: values by dotted key, ``{"training.epochs": 2}``, or nested, ``{"training": {"epochs": 2}}``.
-        callbacks: `Callback` objects that are told how the run goes, and may end it.
+        callbacks: `Callback` objects that receive the metrics and may end the run.
 
     Raises:
         UserError: wrong keys, values or data: one sentence that says what to change.
@@ -147,7 +147,7 @@ def prepare_finetuning(
     overrides: Mapping[str, Any] | None = None,
     swept: Mapping[str, Any] = MappingProxyType({}),
 ) -> RunRequest[FinetuneConfig]:
-    """What `finetune` is asked for; ``swept`` has the values of a trial by dotted key."""
+    """Resolves the arguments of `finetune`; ``swept`` has the values of a trial by dotted key."""
     given = {"train": train, "dev": dev}
     tables: dict[str, str] = {}
     for name, rows in given.items():
@@ -193,7 +193,7 @@ def start_or_resume(
 
     Args:
         request: the run.
-        callbacks: are told how the run goes.
+        callbacks: receive the metrics and may end the run.
         repeat: whether a run that has ended is evaluated again.
         within: the mirror of the sweep that the run is a part of; None unless that has a URL.
 

@@ -53,13 +53,13 @@ class TrainLoop:
         config: intervals, micro-batches and the limit of skipped steps.
         end_step: the last step of the run or of its phase.
         schedule: update number -> learning rate, for the log.
-        evaluate: parameters on the devices -> metrics; may raise `EvaluationInterrupted` between two batches.
+        evaluate: parameters on the devices -> metrics. It may raise `EvaluationInterrupted` between two batches.
         early_stopping: None for a run to ``end_step`` that keeps no best checkpoint.
         profiler: None for no trace.
-        loss_factors: those of the `Loss`, for the log.
-        decide: number of the step -> how many steps the run is to have, if that is decided there; the loop then ends.
-        is_last: whether the run ends at ``end_step``, and not only a phase.
-        average: whose mean is evaluated in place of the parameters that are trained; None for these.
+        loss_factors: factors of the `Loss`, for the log.
+        decide: step -> the total number of steps if it is decided at this step, else None. The loop then ends.
+        is_last: whether ``end_step`` ends the run and not only a phase.
+        average: its mean is evaluated in place of the trained parameters; None to evaluate these.
         before_save: called with the step before each save.
     """
 
@@ -95,7 +95,7 @@ class TrainLoop:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a callback has asked to end the run."""
+        """True if a callback has ended the run."""
         return self._stop_reason is not None
 
     def run(self, state: TrainState) -> TrainState:

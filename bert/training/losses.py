@@ -24,22 +24,22 @@ WeightedSum = tuple[Num[Array, ""], Num[Array, ""]]
 """A sum and its weight."""
 WeightedSums = dict[str, WeightedSum]
 Apply = Callable[[Any, Batch, Dropout | None], Array]
-"""(params, batch, dropout or None) -> what a task's head gives."""
+"""(params, batch, dropout or None) -> the outputs of a task's head."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a step minimises: the sum over its losses of (sum / weight), each times its factor.
+    """The quantity that a step minimises: the sum of its losses (sum / weight), each times its factor.
 
     Attributes:
         forward: (params, batch, dropout or None) -> losses and counts by name, each (sum, weight).
-        weights: batch -> weight of each loss by name; of the data alone, so that the losses of a micro-batch on one
-            device can be scaled by the weight of the whole batch on all devices before they are differentiated. The
-            arrays are [k, b, ...] of k micro-batches there.
-        metrics: the names ``forward`` yields; those of losses end in ``_loss``.
-        factors: factor of a loss in the sum, by name; 1 for those that are not named.
-        over_micro_batches: whether ``forward`` takes all micro-batches at once, arrays [k, b, ...], for a loss that
-            compares their rows with each other.
+        weights: batch [k, b, ...] of k micro-batches -> weight of each loss by name. It depends on the data alone, so
+            that the losses of a micro-batch on one device can be divided by the weight of the whole batch
+            on all devices before they are differentiated.
+        metrics: names of the results of ``forward``; names of losses end in ``_loss``.
+        factors: factor of a loss in the sum, by name; the default is 1.
+        over_micro_batches: whether ``forward`` receives all micro-batches at once, arrays [k, b, ...], for a loss that
+            compares their rows.
     """
 
     forward: Callable[[Any, Batch, Dropout | None], tuple[WeightedSums, WeightedSums]]
@@ -100,7 +100,7 @@ def weighted_accuracy_sum(
 def apply_to_batch(
     apply: Callable[..., Any], params: Any, batch: Batch, dropout: Dropout | None, **options: Any
 ) -> Any:
-    """What a model with an MLM head makes of a pretraining batch; ``options`` are passed on to Flax' ``apply``."""
+    """Applies a model with an MLM head to a pretraining batch; ``options`` are passed on to Flax' ``apply``."""
     return apply(
         {"params": params},
         batch["input_ids"],
@@ -231,7 +231,7 @@ def binary_cross_entropy(
 
 
 def get_packing(batch: Batch) -> Packing | None:
-    """Where the examples of packed rows lie; None for rows of one example."""
+    """Returns the positions of the examples in packed rows; None for rows of one example."""
     if "example_ids" not in batch:
         return None
     return Packing(batch["example_ids"], batch["position_ids"], batch["cls_positions"])
@@ -351,7 +351,7 @@ def with_class_weights(loss: TaskLoss, class_weights: Sequence[float]) -> TaskLo
 
 
 def make_task_loss(loss: TaskLoss, apply: Apply) -> Loss:
-    """The loss of a task, of ``apply``: (params, batch, dropout or None) -> what the head gives."""
+    """Returns the loss of a task; ``apply`` computes the outputs of its head."""
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
         (name, first), *counts = zip(loss.metrics, loss.sums(apply(params, batch, dropout), batch), strict=True)
@@ -361,5 +361,5 @@ def make_task_loss(loss: TaskLoss, apply: Apply) -> Loss:
 
 
 def label_logits(logits: Float[Array, "*places L"], labels: Int[Array, "*places"]) -> Float[Array, "*places"]:
-    """[..., L] at [...] -> [...]: the logit of each label."""
+    """Returns the logit of each label: [..., L] at [...] -> [...]."""
     return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]

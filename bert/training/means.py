@@ -18,14 +18,16 @@ from bert.training.losses import WeightedSums, total_loss
 
 
 def compute_means(sums: dict[str, Any], factors: Mapping[str, float] = MappingProxyType({})) -> Metrics:
-    """(sum, weight) pairs -> means, and ``loss``: the losses' sum, by the factors of the `Loss`. A weight of 0
-    gives 0."""
+    """Returns the means of (sum, weight) pairs, and ``loss``: the sum of the losses, each times its factor.
+
+    A weight of 0 gives 0.
+    """
     means = {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
     return {"loss": total_loss(means, factors), **means}
 
 
 def accumulate_sums(batches: Iterable[WeightedSums], parallel: Parallelism) -> dict[str, np.ndarray]:
-    """Sums of evaluation batches, added in float64."""
+    """Adds the sums of evaluation batches in float64."""
     totals: dict[str, np.ndarray] = {}
     for sums in batches:
         for name, pair in parallel.to_host(sums).items():
@@ -34,7 +36,7 @@ def accumulate_sums(batches: Iterable[WeightedSums], parallel: Parallelism) -> d
 
 
 def should_stop_early(scores: Sequence[float | None], patience: int, higher: bool = True) -> bool:
-    """Whether the last ``patience`` scores, in order of time, are all no better than the best one before them."""
+    """Returns whether none of the last ``patience`` scores is better than the best score before them."""
     before, last = scores[:-patience], scores[-patience:]
     return bool(before) and not any(all(metrics.is_better(score, other, higher) for other in before) for score in last)
 
@@ -57,7 +59,7 @@ class EarlyStopping:
         self._scores: dict[int, float | None] = {line["step"]: line[metric] for line in lines}
 
     def update(self, step: int, scores: Metrics) -> bool:
-        """Takes the scores of an evaluation; returns whether it is the best so far."""
+        """Adds the scores of an evaluation. Returns whether it is the best so far."""
         score = broadcast_from_main(lambda: to_jsonable(scores[self._metric]))
         earlier = [other for other_step, other in self._scores.items() if other_step < step]
         self._scores[step] = score
@@ -73,7 +75,7 @@ class EarlyStopping:
         return best
 
     def should_stop(self, step: int) -> bool:
-        """Whether the evaluations up to ``step`` end the run there."""
+        """Returns whether the evaluations up to ``step`` end the run."""
         scores = [score for other_step, score in self._scores.items() if other_step <= step]
         return self._patience is not None and should_stop_early(scores, self._patience, self._higher)
 

@@ -64,8 +64,10 @@ MUON_RMS = 0.2
 
 
 def is_matrix_of_layer(path: ParameterPath) -> bool:
-    """Whether Muon applies to a parameter: to the matrices of layers, not to embeddings, pooler, heads and projections
-    to a teacher's width."""
+    """Returns whether Muon applies to a parameter.
+
+    It applies to the matrices of layers, and not to embeddings, pooler, heads and projections to a teacher's width.
+    """
     in_layer = any(re.fullmatch(r"layer_\d+", str(name)) for name in path)
     return in_layer and path[-1] == "kernel" and path[0] != PROJECTIONS
 
@@ -109,7 +111,7 @@ def make_direction(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def is_decayed(path: ParameterPath) -> bool:
-    """Whether weight decay (and LAMB's trust ratio) applies to a parameter: not to biases, not to LayerNorm."""
+    """Returns whether weight decay (and LAMB's trust ratio) applies to a parameter: not to biases and LayerNorm."""
     return path[-1] not in ("bias", "scale")
 
 
@@ -224,7 +226,7 @@ def scale_by_layer_depth(decay: float) -> optax.GradientTransformation:
 def make_frozen_predicate(
     num_frozen_layers: int | None, num_feature_layers: int | None
 ) -> Callable[[ParameterPath], bool] | None:
-    """Which parameters stay as they are; None where all are trained.
+    """Returns a predicate for the parameters that are not trained; None if all are trained.
 
     Args:
         num_frozen_layers: the embeddings and so many lower layers; None for none.

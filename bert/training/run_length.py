@@ -70,7 +70,7 @@ def check_extension(run: RunFolder[Any], steps_per_epoch: float, log: Log) -> Ru
 
 
 def discard_results(run: RunFolder[Any]) -> None:
-    """Removes what a run writes at its end, since it is to be trained further."""
+    """Removes the files that a run writes at its end, because it is trained further."""
     (run.path / RESULTS).unlink(missing_ok=True)
     shutil.rmtree(run.path / TRANSFER, ignore_errors=True)
 
@@ -82,7 +82,7 @@ def num_equal_steps(
     steps_after: int,
     limit: int,
 ) -> int:
-    """How many of the first ``limit`` steps have the same learning rate and the same phase in two runs.
+    """Returns how many of the first ``limit`` steps have the same learning rate and phase in two runs.
 
     Args:
         steps_before, steps_after: of the two runs, which may be shorter than ``limit``.
@@ -106,7 +106,7 @@ def _steps_of(config: PretrainConfig | FinetuneConfig, total_steps: int, limit: 
 
 
 def _other_schedule(run: RunFolder[Any], checkpoints: list[int], before: int, after: int, same: int) -> str:
-    """The sentence for a schedule that differs after ``same`` steps."""
+    """Returns the error message for a schedule that differs after ``same`` steps."""
     config, step, fixes = run.config, checkpoints[-1], []
     previous = require(run.previous, "the configuration so far")
     change = f"{before} to {after} steps" if before != after else f"optimizer.schedule {config.optimizer.schedule}"
@@ -139,10 +139,10 @@ class Timed:
 
 
 LATER_SECONDS, MAX_LATER_CALLS = 0.5, 8
-"""How long, and how often at most, a function is called without waiting."""
+"""Seconds and maximum number of calls for which a function is called without waiting for its results."""
 
 LONG_CALL_SECONDS = 5.0
-"""What a call takes that is not made again only to be timed."""
+"""Calls that take longer are not repeated for a second measurement."""
 
 
 def timed(call: Callable[[], Any]) -> Timed:
@@ -198,7 +198,7 @@ def _losses(train_step: Callable[..., Any], state: Any, sharded: dict[str, jax.A
 
 @dataclass(frozen=True)
 class StepCosts:
-    """How the time of a run is spread over its steps.
+    """Seconds of the steps and evaluations of a run.
 
     Attributes:
         phases: last step, and seconds of each step, of each phase.

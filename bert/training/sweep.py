@@ -52,7 +52,7 @@ OTHER_LOSS = (
     *(f"data.{name}" for name in (*OF_HELD_OUT_ROWS, "sequence_length", "max_predictions_per_sequence")),
     *("phases", "tokenizer.", "electra.", "distillation.", "training.objective", "training.label_smoothing"),
 )
-"""How keys begin that decide which loss pretraining has on held-out text, or on which rows."""
+"""Prefixes of keys that determine which loss pretraining computes on held-out text, or on which rows."""
 OTHER_ROWS = ("data.train", "data.near_duplicates")
 """Keys that decide it if the held-out text is a share of the training text."""
 
@@ -227,7 +227,7 @@ class Trial:
             jax.clear_caches()  # the programs of this trial, and what they hold in memory
 
     def read(self) -> dict[str, Any]:
-        """What sweep.json has of the trial once it has ended."""
+        """Returns the entry of a finished trial in sweep.json."""
         path = self.folder.path / self.name
         results = read_results(path) or {}
         evaluations = read_scores(path, self.metric)
@@ -279,7 +279,7 @@ def table(ranked: Sequence[dict[str, Any]], metric: str, config: PretrainConfig 
 
 
 DIGITS = 4
-"""Significant digits of a suggested number: more would say nothing, and make long names."""
+"""Significant digits of a suggested number: more would only make names longer."""
 
 Scores = Sequence[float | None]
 
@@ -317,8 +317,10 @@ def suggest(
 def should_prune(
     space: Mapping[str, Choices], history: Sequence[Mapping[str, Any]], higher_is_better: bool, scores: Scores
 ) -> bool:
-    """Whether a trial with these scores so far is worse than the median of the trials before, of which the first five
-    are not pruned."""
+    """Returns whether a trial with these scores so far is worse than the median of the earlier trials.
+
+    The first five trials are not pruned.
+    """
     with _study(space, history, higher_is_better, 0) as study:
         trial = study.ask(_distributions(space))
         for index, score in enumerate(scores):

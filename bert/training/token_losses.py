@@ -119,7 +119,7 @@ def sequence_loss(label_smoothing: float, vocab_size: int) -> TaskLoss:
 
 
 class TokenSums(NamedTuple):
-    """What `decoded_loss` and `token_sums` give, each (sum, weight), in nats.
+    """Result of `decoded_loss` and `token_sums`: (sum, weight) pairs in nats.
 
     Attributes:
         loss: cross-entropy with the smoothed labels, which a step minimises.
@@ -194,7 +194,7 @@ def decoded_loss(
 Targets = tuple[Array, Array]
 """Labels and weights."""
 Sums = tuple[Array, Array, Array]
-"""Of the loss, the unsmoothed loss, and hits."""
+"""Sums of the loss, the unsmoothed loss, and correct tokens."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

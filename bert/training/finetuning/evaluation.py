@@ -182,7 +182,7 @@ class SequenceEvaluator(BatchedEvaluator):
         return self._compiled(params, batch)
 
     def _batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, np.ndarray]:
-        """With the number of each text, on which samples depend, and that of its sample."""
+        """Adds the text index and the sample index, which seed the sampler."""
         batch = super()._batch(split, rows, length)
         numbers = np.zeros((len(batch["weights"]), 2), np.int32)
         numbers[: len(rows), 0] = rows

@@ -112,7 +112,7 @@ def match_head(task: Head, source: Head, name: str) -> HeadStart:
 
 
 def _difference(task: Head, source: Head) -> str | None:
-    """Why a source's head is none that the task could use; None if it may be."""
+    """Returns why the task cannot use a source's head; None if it can."""
     if task.architecture != source.architecture:
         return f"it is the head of {source.architecture}, and the task trains {task.architecture}"
     if task.num_feature_layers != source.num_feature_layers:
@@ -149,14 +149,14 @@ def _label_rows(task: Head, given: Sequence[str]) -> tuple[int | None, ...]:
 
 
 def _unique(labels: Iterable[str]) -> dict[str, int]:
-    """The numbers of the labels that occur once."""
+    """Returns the indices of the labels that occur once."""
     labels = list(labels)
     counts = Counter(labels)
     return {label: number for number, label in enumerate(labels) if counts[label] == 1}
 
 
 def _are_numbered(labels: Sequence[str]) -> bool:
-    """Whether a model has numbers in place of the names of its labels."""
+    """Returns whether a model has numbers in place of label names."""
     return list(labels) == [f"LABEL_{number}" for number in range(len(labels))]
 
 

@@ -73,7 +73,7 @@ def log_summary(
 
 
 def _tokens_per_step(config: FinetuneConfig) -> str:
-    """A cell of that table."""
+    """Returns the cell "tokens per step" of the table."""
     training, length = config.training, config.data.max_length
     if training.tokens_per_batch is not None:
         return f"up to {training.tokens_per_batch:,}, in as many rows as fit"
@@ -120,7 +120,7 @@ def curves_subject(config: FinetuneConfig, setup: Setup) -> Subject:
 
 
 class Scores(NamedTuple):
-    """What the best checkpoint reaches.
+    """Scores of the best checkpoint.
 
     Attributes:
         by_split: scores of each split with labels.

@@ -46,13 +46,13 @@ DEFAULT_MAX_TO_KEEP = 1
 
 
 class InitialModel(NamedTuple):
-    """What the model starts as: sizes, vocabulary, and weights (None for random ones).
+    """The initial model: sizes, vocabulary, and weights (None for random weights).
 
     Attributes:
-        target_tokenizer: of the targets of a decoder; None if they have that of the sources.
-        pooling: that the model declares; None for a model that declares none.
+        target_tokenizer: vocabulary of a decoder's targets; None if sources and targets share one.
+        pooling: the pooling that the model declares, if any.
         head: the head that the weights belong to; None for random weights.
-        pair_truncation: how its rows of pairs are cut; None for the tokenizer's own way.
+        pair_truncation: how pairs are truncated; None for the tokenizer's default.
     """
 
     config: ModelConfig
@@ -227,7 +227,7 @@ def _source_texts(config: FinetuneConfig, train: Any) -> Iterable[str]:
 
 
 def task_model_config(config: FinetuneConfig, source: ModelConfig, name: str) -> ModelConfig:
-    """The source's sizes; of its decoder, for a task that has one. Raises UserError."""
+    """Returns the source's sizes, with its decoder's if the task has a decoder. Raises UserError."""
     model = model_config_from_source(config.model, source, name)
     if not TASK_KINDS[find_task(config.task).kind].has_decoder or model.decoder_layers is not None:
         return model

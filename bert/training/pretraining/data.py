@@ -65,7 +65,7 @@ class PhaseData:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the training rows come from a stream; the examples are then those of its head."""
+        """True if the training rows come from a stream; the examples are then built from its first documents."""
         return isinstance(self.loader, StreamLoader)
 
     @property
@@ -220,7 +220,7 @@ def _steps_per_epoch(config: PretrainConfig, examples: PretrainingDataset) -> fl
 
 
 def _tokens_per_byte(data: PhaseData, byte_counts: np.ndarray) -> float | None:
-    """Of the held-out tokens that are predicted; None if they stand for no text."""
+    """Returns predicted held-out tokens per byte of text; None if there is no text."""
     tokens, size = 0, 0
     for batch in data.eval_batches():
         predicted = batch["next_token_ids"][batch["next_token_weights"] > 0]
@@ -284,7 +284,7 @@ Starts = Mapping[str, Sequence[Sequence[Start]]]
 
 
 def read_starts(run: RunFolder[Any]) -> Starts:
-    """Those of the run's checkpoints, as the main process finds them; without the file, readers begin at the start."""
+    """Reads the positions of checkpoints on the main process. Without the file, readers begin at the start."""
     known = broadcast_from_main(lambda: _read(run.path / STREAM_FILE))
     return {name: [[_to_start(one) for one in checkpoint] for checkpoint in of_name] for name, of_name in known.items()}
 
@@ -299,7 +299,7 @@ def _read(path: Path) -> dict[str, list[list[list[int]]]]:
 
 
 def _to_integers(start: Start, groups: int) -> list[int]:
-    """As many for each start; that of the whole stream has no places of the groups of files yet."""
+    """Returns a start as integers, the same number for each start; the first one has no positions of files yet."""
     places = start.state or [astuple(ReadPosition())] * groups
     return [start.chunk, start.block, start.first_row, *itertools.chain.from_iterable(places)]
 

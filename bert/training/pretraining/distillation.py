@@ -323,7 +323,7 @@ def squared_distance(ours: Float[Array, "*places D"], theirs: Float[Array, "*pla
 
 
 DISTANCES = {"cosine": cosine_distance, "mse": squared_distance}
-"""By the name that distillation.hidden_loss takes."""
+"""Values of distillation.hidden_loss."""
 
 
 def mean_of_examples(hidden: Float[Array, "B T D"], batch: Batch) -> Float[Array, "B K D"]:
@@ -340,7 +340,7 @@ def _tokens_of_examples(batch: Batch) -> Float[Array, "*rows T K"]:
 
 
 def _places(batch: Batch) -> dict[str, Array]:
-    """Where each loss is taken: at predicted tokens [..., P], at tokens [..., T], for examples [..., K]."""
+    """Returns the weights of each loss: of predicted tokens [..., P], tokens [..., T] and examples [..., K]."""
     return {
         TOKENS: batch["masked_lm_weights"],
         HIDDEN: batch["attention_mask"].astype(jnp.float32),

@@ -18,7 +18,7 @@ from bert.training.run_length import timed
 
 
 class PretrainingEvaluator:
-    """Means of the objective over the held-out rows of a phase: parameters on the devices -> metrics."""
+    """Computes the mean losses over the held-out rows of a phase: parameters on the devices -> metrics."""
 
     def __init__(
         self,
@@ -44,6 +44,6 @@ class PretrainingEvaluator:
             yield self._eval_step(params, self._parallel.shard_batch(batch))
 
     def seconds(self, params: Any) -> float:
-        """Seconds of an evaluation, by timing one batch."""
+        """Estimates the seconds of an evaluation by timing one batch."""
         batch = self._parallel.shard_batch(next(self._data.eval_batches(self._parallel.process)))
         return timed(partial(self._eval_step, params, batch)).call * self._data.num_eval_batches

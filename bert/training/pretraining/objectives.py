@@ -124,7 +124,7 @@ def masked_baselines(
 def replaced_baselines(
     batches: Iterable[Batch], input_format: InputFormat, counts: np.ndarray, scores: Metrics
 ) -> dict[str, Any]:
-    """As `masked_baselines`, of the generator; and the accuracy of taking no token for replaced, or every one."""
+    """Returns the generator's `masked_baselines`, and the accuracy of the better constant answer."""
     share = scores["replaced_share"]
     return {**masked_baselines(batches, input_format, counts, scores), "disc_majority_accuracy": max(share, 1 - share)}
 

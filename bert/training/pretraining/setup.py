@@ -106,7 +106,7 @@ def _notes_on_predictions(config: PretrainConfig) -> Iterator[str]:
 
 
 def has_begun(run: RunFolder[Any]) -> bool:
-    """Whether a run has a checkpoint and its vocabulary, and no longer needs the model that it started from."""
+    """Returns whether a run has a checkpoint and its vocabulary, and so no longer needs its initial model."""
 
     def has_files() -> bool:
         return bool(CheckpointDirectory(run.checkpoints).steps()) and (run.path / "tokenizer.json").is_file()
