@@ -53,7 +53,7 @@ def runs(pretrained: Path) -> list[str]:
     """An ended run, and two that have not ended: other logging, other rows, and names that collide."""
     shutil.copytree(pretrained, "a/run")
     make_run(pretrained, "b/run", {"eval_every": 7, "learning_rate": 0.5}, pretraining_lines(7, 2.0))
-    make_run(pretrained, "c", {"sequence_length": 16, "objective": "full_sentences"}, pretraining_lines(10, 1.0))
+    make_run(pretrained, "c", {"sequence_length": 16, "input_format": "full_sentences"}, pretraining_lines(10, 1.0))
     return ["a/run", "b/run", "c"]
 
 
