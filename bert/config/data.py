@@ -1,4 +1,4 @@
-"""The corpus and its examples."""
+"""Configuration of the pretraining corpus and its examples."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from bert.config.validation import (
 from bert.errors import UserError
 
 DOCSTRINGS_PREFIX = "docstrings:"
-"""Start of a ``data.train`` that names the embedded corpus, the prose of installed packages:
+"""Prefix of a ``data.train`` that names the embedded corpus, docstrings of installed packages:
 docstrings:[PACKAGE,...][:SPLIT]."""
 
 HUB_PREFIX = "hub:"
-"""Start of a ``data.train`` that names a data set on the Hugging Face hub: hub:ORG/NAME[:CONFIG][:SPLIT]."""
+"""Prefix of a ``data.train`` that names a data set on the Hugging Face hub: hub:ORG/NAME[:CONFIG][:SPLIT]."""
 
 LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
-"""Of a code of a language. To one that is unknown the rules of English apply."""
+"""Language codes such as de or pt-br. Unknown languages use the English sentence rules."""
 
 InputFormatName = Literal["nsp", "sop", "full_sentences", "doc_sentences", "blocks"]
 INPUT_FORMATS: tuple[str, ...] = get_args(InputFormatName)
@@ -37,7 +37,7 @@ PAIR_FORMATS = ("nsp", "sop")
 """Input formats whose rows are pairs of segments with a label."""
 
 OF_STREAMS = ("stream_readers", "shuffle_buffer")
-"""Keys that only streams use."""
+"""Keys for streams only."""
 
 OF_HELD_OUT_ROWS = (
     *("verbatim", "document_per_line", "text_field", "one_sentence_per_line", "language"),
@@ -46,10 +46,10 @@ OF_HELD_OUT_ROWS = (
 """Keys of the section ``data`` that decide what is predicted of a held-out text, except the lengths of its rows."""
 
 UNUSED_BY_STREAMS = ("near_duplicates", "static_masking", "dupe_factor")
-"""Keys that compare or count the documents or rows of a whole corpus."""
+"""Keys that need the whole corpus, to compare its documents or to count its rows."""
 
 UNUSED_BY_BLOCKS = ("one_sentence_per_line", "language")
-"""Keys of sentences, which blocks do not look for."""
+"""Keys of sentence boundaries, which blocks ignore."""
 
 UNUSED_BY_CLM = (
     "max_predictions_per_sequence",
@@ -58,81 +58,81 @@ UNUSED_BY_CLM = (
     "static_masking",
     "dupe_factor",
 )
-"""Keys of masks, and of examples that differ by their masks."""
+"""Keys of masks, which causal language modelling does not have."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The corpus, and the examples made of it."""
+    """The pretraining corpus and its examples."""
 
     train: list[str] | str = field(default_factory=list)
-    """Corpus: files, globs or folders of .txt (an empty line ends a document), of .jsonl with a "text" field, either
-    also as .gz, .bz2, .xz or .zst, of .parquet with a "text" column (see text_field); folders that datasets saved;
-    URLs of these; hub:ORG/NAME[:CONFIG][:SPLIT]; docstrings:[PACKAGE,...][:SPLIT] is the prose in the docstrings of
-    what is installed (stdlib stands for the standard library), and its split dev one module in ten."""
+    """Corpus: files, globs, folders or URLs. Formats: .txt (an empty line ends a document) and .jsonl with a "text"
+    field, both also as .gz, .bz2, .xz or .zst; .parquet with a "text" column (see text_field); folders saved by
+    datasets. hub:ORG/NAME[:CONFIG][:SPLIT] names a data set on the hub. docstrings:[PACKAGE,...][:SPLIT] is the prose
+    in docstrings of installed packages (stdlib: the standard library); its split dev is one module in ten."""
     mixture_weights: list[PositiveFloat] | None = None
-    """Share of the training text for each entry of data.train: those that have less are repeated; null takes each
-    document once."""
+    """Share of the training text for each entry of data.train; entries with too little text are repeated. null: use
+    each document once."""
     eval: list[str] | str | None = None
-    """Held-out corpus in the same forms; null holds out a share of data.train instead."""
+    """Held-out corpus, in the formats of data.train. null: hold out a share of data.train (eval_fraction)."""
     eval_fraction: Fraction = 0.05
-    """Share of the documents of data.train that is held out when data.eval is null."""
+    """Share of the documents of data.train that is held out if data.eval is null."""
     near_duplicates: Annotated[float, Range(above=0, most=1)] | None = None
-    """Documents of data.train are left out if this share of their runs of five words, and of those of an earlier
-    document, occurs in both (about; by MinHash, extra dedup); null keeps all."""
+    """Removes documents of data.train that share at least this fraction of their five-word sequences with an earlier
+    document (estimated by MinHash; needs the extra dedup). null: keep all documents."""
     streaming: bool = False
-    """Train while data.train is read, pass after pass: URLs and data sets on the hub are not copied to disk. Needs
-    data.eval, whose examples are built."""
+    """Train while data.train is being read, without copying URLs and hub data sets to disk. Needs data.eval."""
     stream_readers: Positive = 4
-    """Processes, of all hosts together, that read a stream; each reads its own files, if there are enough, and gives
-    its share of every batch."""
+    """Number of processes on all hosts that read a stream. Each reads its own files, if there are enough, and provides
+    an equal share of every batch."""
     shuffle_buffer: Positive = 64
-    """Megabytes of text among which the rows of a stream are mixed, of all readers together; at least 4 each."""
+    """Megabytes of text, over all readers, in which the rows of a stream are shuffled; at least 4 per reader."""
     verbatim: bool = False
-    """Read documents as they are, with white space and empty lines: a .txt file is then one document (needs
-    data.input_format blocks)."""
+    """Keep white space and empty lines: each .txt file is one document. Needs data.input_format blocks."""
     document_per_line: bool = False
-    """Each line of a .txt file is a document, as in logs and collections of short texts."""
+    """Each line of a .txt file is a document, as in logs or collections of short texts."""
     text_field: list[str] | str = "text"
-    """Field of .jsonl, or column of .parquet and data sets, with the text; several are joined by line ends. Null and
-    empty ones are skipped."""
+    """Field of .jsonl, or column of .parquet and data sets, that holds the text. Several are joined by line breaks;
+    null and empty values are skipped."""
     one_sentence_per_line: bool = False
-    """The corpus already has one sentence a line: do not look for sentence boundaries."""
+    """The corpus has one sentence per line: do not detect sentence boundaries."""
     language: list[str] | str = "en"
-    """Language code by which sentence boundaries are found; several: one for each entry of data.train."""
+    """Language code for sentence boundaries, such as de; or a list with one code for each entry of data.train."""
     input_format: InputFormatName = "nsp"
     """Input format, how rows are made of text. Pairs of segments with a label: nsp (next sentence prediction: does B
     follow A, or is it from another document) and sop (sentence order prediction: are two consecutive segments swapped,
     as in ALBERT). Rows without a label: full_sentences and doc_sentences (rows filled with whole sentences across
     documents or within one, as in RoBERTa), and blocks (rows of exactly sequence_length tokens, as in GPT-2)."""
     sequence_length: Annotated[int, Range(least=8)] = 128
-    """Tokens T a row, special ones included."""
+    """Tokens T per row, including special tokens."""
     max_predictions_per_sequence: Positive | None = None
     """Maximum number of predictions P per row, or per example of packed rows. null: masked_lm_prob x sequence_length,
     rounded up, and at most sequence_length - 1."""
     masked_lm_prob: InnerFraction = 0.15
     """Share of a row's tokens that are predicted."""
     whole_word_masking: bool = False
-    """Mask whole words or none of their tokens; each token is still replaced as 80/10/10 has it."""
+    """Mask all tokens of a word or none of them. Each token is still replaced by the 80/10/10 rule."""
     static_masking: bool = False
-    """Mask a row in the same way at every visit; with dupe_factor each copy has its own masks."""
+    """Mask a row the same way in every epoch. With dupe_factor, each copy has its own masks."""
     dupe_factor: Positive = 1
-    """Times the training text is made into examples, each time with other pairs (Google's dupe_factor); full rows get
-    other frozen masks."""
+    """Number of times that examples are made from the training text, each time with other pairs, or, in rows without
+    pairs, with other static masks (Google's dupe_factor)."""
     short_seq_prob: Fraction = 0.1
-    """Share of pairs with a random shorter target length, so that short inputs are learned too; full rows have none."""
+    """Share of pairs with a random shorter length, so that the model also learns short inputs."""
     packing: bool = False
-    """Put several short examples into one training row (histogram packing): each sees itself alone, begins at position
-    0, and has its own [CLS], label and masks. Held-out rows stay one example each, so that runs compare."""
+    """Put several short examples into one training row (histogram packing). Each attends only to itself, starts at
+    position 0, and has its own [CLS], label and masks. Held-out rows have one example, so that losses are
+    comparable."""
     max_sequences_per_pack: Annotated[int, Range(least=2)] = 8
-    """Most examples K of a packed row; more of them where examples are shorter than an eighth of sequence_length."""
+    """Maximum number of examples K in a packed row. Raise it if most examples are shorter than an eighth of
+    sequence_length."""
     seed: Seed = 12345
-    """Seed of the document order, the held-out share and the sentence pairs; the examples are cached by it."""
+    """Seed of the document order, the held-out share and the sentence pairs. Part of the key of cached examples."""
     num_workers: Positive | None = None
-    """Processes that build the examples; null takes one a core. The result does not depend on it."""
+    """Number of processes that build the examples. Defaults to one per core. The result does not depend on it."""
     cache_dir: str | None = None
-    """Folder for built examples; null takes bert-jax/examples in the user's cache folder. A URL of gs:// or s3:// is
-    that of a copy of this folder, which machines share."""
+    """Folder for built examples. Defaults to bert-jax/examples in the user's cache folder. A gs:// or s3:// URL names
+    a copy of that folder that several machines share."""
 
     @property
     def predictions_per_row(self) -> int:
@@ -143,7 +143,7 @@ class DataConfig:
         return min(math.ceil(share * self.sequence_length), self.sequence_length - 1)
 
     def check(self) -> None:
-        """Raises UserError for values no example can be built with."""
+        """Raises UserError for values that no examples can be built with."""
         check_fields("data.", self)
         if not self.train:
             raise UserError(
@@ -166,11 +166,11 @@ class DataConfig:
         self._check_streaming()
         if self.packing and self.input_format in ("full_sentences", "blocks"):
             raise UserError(
-                f"data.packing is true, and the rows of data.input_format {self.input_format} are full already: leave "
-                "packing out, or choose nsp, sop or doc_sentences"
+                f"data.packing is true, but the rows of data.input_format {self.input_format} are full already: remove "
+                "data.packing, or set data.input_format to nsp, sop or doc_sentences"
             )
         if not self.packing:
-            no_packs = "and data.packing is false: remove it, or set data.packing"
+            no_packs = "but data.packing is false: remove it, or set data.packing"
             check_unused("data.", self, no_packs, ["max_sequences_per_pack"])
         if self.eval_fraction == 0 and self.eval is None:
             raise UserError("data.eval_fraction is 0 and data.eval is not set: set one of them")
@@ -179,7 +179,7 @@ class DataConfig:
         """Raises UserError for keys that the input format does not use."""
         if self.verbatim and self.input_format != "blocks":
             raise UserError(
-                f"data.verbatim is true, and data.input_format {self.input_format} makes rows of sentences: set "
+                f"data.verbatim is true, but data.input_format {self.input_format} makes rows of sentences: set "
                 "data.input_format to blocks, or remove data.verbatim"
             )
         if self.document_per_line and self.verbatim:
@@ -191,27 +191,25 @@ class DataConfig:
                 "full_sentences"
             )
         if self.input_format not in PAIR_FORMATS:
-            no_pairs = f"and the rows of data.input_format {self.input_format} have no pairs: remove it"
+            no_pairs = f"but the rows of data.input_format {self.input_format} have no pairs: remove it"
             check_unused("data.", self, no_pairs, ["short_seq_prob"])
         if self.input_format == "blocks":
-            check_unused(
-                "data.", self, "and data.input_format blocks does not look for sentences: remove it", UNUSED_BY_BLOCKS
-            )
+            check_unused("data.", self, "but data.input_format blocks ignores sentences: remove it", UNUSED_BY_BLOCKS)
 
     def _check_streaming(self) -> None:
-        """Raises UserError for keys that need the whole corpus, if it is a stream, and for those of a stream if not."""
+        """Raises UserError for keys that streams do not support, or that only streams use."""
         if not self.streaming:
-            check_unused("data.", self, "and data.streaming is false: remove it, or set data.streaming", OF_STREAMS)
+            check_unused("data.", self, "but data.streaming is false: remove it, or set data.streaming", OF_STREAMS)
             return
         if self.eval is None:
             raise UserError(
-                "data.streaming is true and data.eval is null: set data.eval, a stream has no held-out share"
+                "data.streaming is true, but data.eval is null: set data.eval, a stream has no held-out share"
             )
-        unknown = "and data.streaming does not know the whole corpus: remove it, or set data.streaming to false"
+        unknown = "but data.streaming does not know the whole corpus: remove it, or set data.streaming to false"
         check_unused("data.", self, unknown, UNUSED_BY_STREAMS)
 
     def _check_entries(self) -> None:
-        """What is given for each entry of data.train must be as many."""
+        """Raises UserError for lists that do not have one value for each entry of data.train."""
         sources = [("data.train", self.train)]
         if isinstance(self.language, list) and self.eval is not None:
             sources.append(("data.eval", self.eval))
@@ -220,6 +218,6 @@ class DataConfig:
                 entries = len(source) if isinstance(source, list) else 1
                 if isinstance(values, list) and len(values) != entries:
                     raise UserError(
-                        f"{name} has {len(values)} values and {key} {entries}: give one for each (quote globs, so that "
-                        "the shell does not make many of one)"
+                        f"{name} has {len(values)} values, but {key} has {entries}: set one for each (quote globs, so "
+                        "that the shell does not expand them)"
                     )

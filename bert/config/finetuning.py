@@ -1,4 +1,4 @@
-"""A fine-tuning run and its labelled data."""
+"""Configuration of a fine-tuning run and its labelled data."""
 
 from __future__ import annotations
 
@@ -25,41 +25,42 @@ from bert.errors import UserError
 
 @dataclass(frozen=True)
 class ColumnsConfig:
-    """Names of the columns, or of the fields in JSONL, of a custom task."""
+    """Names of the columns (JSONL: fields) of a custom task."""
 
     text_a: str = "text"
-    """The text; of a pair the first one."""
+    """The text, or the first text of a pair."""
     text_b: str | None = None
-    """The second text of a pair; null for single texts."""
+    """The second text of a pair. null: single texts."""
     label: str = "label"
-    """The label, or the score; multi-label: a list of labels, or labels with ; between; a test file may do without."""
+    """The label or score. Multilabel: a list of labels, or labels separated by ;. Optional in test files."""
     id: str | None = None
-    """What predictions are numbered by, each once; null counts the rows from 0."""
+    """Unique identifier of a row in predictions. Defaults to the row number, from 0."""
     words: str | None = None
-    """Tagging: in JSONL the list of a sentence's words, null takes words; in columns named by
-    data.column_names or their own first row, the one with the word, null takes words or the first."""
+    """Tagging: the list of a sentence's words (JSONL), or the column with the word (TSV, CSV). Defaults to words, in
+    TSV and CSV otherwise to the first column."""
     tags: str | None = None
-    """Tagging: the list of its tags, null takes tags; or the column with the tag, null takes tags or the last."""
+    """Tagging: the list of tags, or the column with the tag. Defaults to tags, in TSV and CSV otherwise to the last
+    column."""
     question: str = "question"
     """Spans: the question."""
     context: str = "context"
-    """Spans: the text that has the answer."""
+    """Spans: the text that contains the answer."""
     answer: str = "answer"
-    """Spans: the answer's text, or a list of right ones; empty where the context has none."""
+    """Spans: the answer's text, or a list of correct answers; empty if the context has none."""
     answer_start: str | None = "answer_start"
-    """Spans: the answer's first character in the context, from 0; null takes the first place that has its text."""
+    """Spans: offset of the answer in the context, in characters from 0. null: the first occurrence of its text."""
     source: str = "source"
-    """Sequence to sequence: the text that is read."""
+    """Sequence to sequence: the source text."""
     target: str = "target"
-    """Sequence to sequence: the text that is written; a test file may do without."""
+    """Sequence to sequence: the target text. Optional in test files."""
     query: str = "query"
-    """Embedding, reranker: the text that is searched for."""
+    """Embedding, reranker: the query."""
     positive: str = "positive"
-    """Embedding, reranker: the document that answers it."""
+    """Embedding, reranker: a document that answers the query."""
     negatives: str = "negatives"
-    """Embedding, reranker: a document that does not, or in JSONL a list of these; rows may do without."""
+    """Embedding, reranker: a document that does not answer the query, or a list of them in JSONL. Optional."""
     references: str | None = None
-    """Sequence to sequence: in JSONL of dev and test, a list of further targets that are as good; null for none."""
+    """Sequence to sequence: in JSONL files for dev and test, a list of further correct targets. null: none."""
 
 
 @dataclass(frozen=True)
@@ -67,85 +68,86 @@ class TaskDataConfig:
     """The labelled data of a task."""
 
     dir: str | None = None
-    """Folder with the task's original files (train.tsv, dev.tsv, test.tsv; for SQuAD its JSON, and so on), or that
-    datasets saved with all splits; hub:nyu-mll/glue and its like, hub:ORG/NAME[:CONFIG]."""
+    """Folder with the task's original files (train.tsv, dev.tsv, test.tsv; JSON for SQuAD, and so on) or with a data
+    set saved by datasets; or a data set on the hub, hub:ORG/NAME[:CONFIG], such as hub:nyu-mll/glue."""
     train: str | None = None
-    """For a custom task, as all keys from here to columns: training file in data.dir (or with a path), .tsv, .csv
-    or .jsonl, also as .gz, .bz2, .xz, .zst; of a data set the split; null takes train with any of these ends."""
+    """Custom tasks, like all keys from here to columns: training file in data.dir, or its path (.tsv, .csv or .jsonl,
+    also as .gz, .bz2, .xz or .zst); for a data set, the split. Defaults to train with any of these suffixes."""
     dev: str | None = None
-    """Its file to choose checkpoints by; null takes dev with any end, of a data set the split validation; without one,
-    dev_fraction of the training rows are held out."""
+    """File or split for evaluation and for the choice of checkpoints. Defaults to dev with any suffix, or the split
+    validation; if there is none, dev_fraction of the training rows are held out."""
     test: str | None = None
-    """Its file to predict, and to score where it has labels; null takes test with any end where there is one."""
+    """File or split for the final predictions, scored if it has labels. Defaults to test with any suffix, if it
+    exists."""
     column_names: list[str] | None = None
-    """Names of the columns of TSV and CSV files whose first line does not tell them."""
+    """Names of the columns of TSV and CSV files without a header line."""
     metrics: list[str] | None = None
-    """Scores, the first one chooses the best checkpoint; classification: accuracy, f1 (of the second of two labels),
-    macro_f1, matthews; multilabel: micro_f1, macro_f1; regression: pearson, spearman; null takes accuracy, or both."""
+    """Scores; the first one selects the best checkpoint. Classification: accuracy, f1 (of the second of two labels),
+    macro_f1, matthews. Multilabel: micro_f1, macro_f1. Regression: pearson, spearman. Defaults to accuracy, or both."""
     class_weights: list[str] | str | None = None
-    """Classification, multilabel: factor of the loss of rows with a label, for rare ones: balanced takes it from the
-    shares of the labels in the training rows, LABEL=FACTOR ... sets it; null weighs all rows the same."""
+    """Classification, multilabel: weights of the loss by label, for rare labels: balanced (computed from the
+    frequencies of the labels in the training rows), or LABEL=FACTOR .... null: all rows have the same weight."""
     label_thresholds: list[Annotated[float, Range(least=0, most=1)]] | None = None
-    """Multilabel: least probability of a label that is predicted, one for each label or one for all; null tunes them on
-    dev for the first of metrics and writes them into results.json."""
+    """Multilabel: minimum probability of a predicted label, one for each label or one for all. null: tuned on dev for
+    the first of metrics, and written to results.json."""
     score_range: list[Annotated[float, Range()]] | None = None
-    """Least and greatest score of a regression, or of pairs for embeddings and rerankers: others are refused in files.
-    Predictions of a regression are cut to them."""
+    """Minimum and maximum score in regression, or of pairs for embeddings and rerankers. Other scores in files are an
+    error; predictions of a regression are clipped."""
     source: str | None = None
-    """Sequence to sequence: the end of the names of parallel files with a text on each line, such as de for train.de,
-    val.de and test*.de; null reads columns."""
+    """Sequence to sequence: suffix of parallel files with one text per line, such as de for train.de, val.de and
+    test*.de. null: read columns."""
     target: str | None = None
-    """Sequence to sequence: the same for the target, such as en."""
+    """Sequence to sequence: suffix of the target files, such as en."""
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     """the columns of a custom task"""
     max_length: Annotated[int, Range(least=8)] = 128
-    """Longest row in tokens, special ones included. Longer inputs are cut, the longer text first; those of SQuAD and
-    of tagging are read through several rows."""
+    """Maximum length of a row in tokens, including special tokens. Longer inputs are truncated, the longer text first;
+    SQuAD and tagging split them into several rows."""
     pair_truncation: PairTruncation | None = None
-    """How pairs are cut: google takes tokens from the longer text, of equals from the second, as google-research/bert;
-    longest_first gives an odd token to the longer text, of equals to the second, as transformers. Defaults to the
-    way of init: longest_first for a published Hugging Face model, else google."""
+    """Truncation of pairs. google: remove tokens from the longer text, from the second if they are equal, as
+    google-research/bert does. longest_first: give an odd token to the longer text, to the second if they are equal, as
+    transformers does. Defaults to the rule of init: longest_first for a Hugging Face model, else google."""
     max_target_length: Annotated[int, Range(least=2)] | None = None
-    """Sequence to sequence: longest target in training, in tokens, with its start or its end; longer ones are cut. It
-    is never over max_length, which null takes."""
+    """Sequence to sequence: maximum length of a target in training, in tokens with its start or end token; longer ones
+    are truncated. At most max_length, which is the default."""
     buckets: list[Positive] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
-    """Lengths that batches are padded to: each costs one compilation and saves padding."""
+    """Lengths that batches are padded to. Each costs one compilation and saves padding."""
     max_train_samples: Positive | None = None
-    """Train on a random sample of so many training rows; of questions, sentences or choices likewise."""
+    """Train on a random sample of this size (rows, questions, sentences or choices)."""
     max_dev_samples: Positive | None = None
-    """Score on a random sample of so many dev rows."""
+    """Evaluate on a random sample of dev rows of this size."""
     dev_fraction: InnerFraction | None = None
-    """Hold out this share of the training rows as dev, and read no dev file; questions about one context stay together.
-    null reads the dev file; a custom task without one holds out 0.1."""
+    """Hold out this share of the training rows as dev instead of reading a dev file; questions about one context stay
+    together. null: read the dev file; custom tasks without one hold out 0.1."""
     sample_seed: Seed | None = None
-    """Seed of these samples; null takes seed, for several seeds the first one, so that all have the same dev rows."""
+    """Seed of these samples. Defaults to seed; several seeds share the first one, and so the dev rows."""
     labels: list[str] | None = None
-    """Labels in the order of their numbers, for tasks that have none of their own; null: the labels that a data set
-    declares, or those of the training file sorted alphabetically or numerically. Multilabel: if the file has no column
-    label, the names of the columns of the labels."""
+    """Labels of a custom task, in the order of their indices. Defaults to the labels that a data set declares, or to
+    those of the training file sorted alphabetically or numerically. Multilabel: if the file has no column label, the
+    names of the columns of the labels."""
     invalid_tags: Literal["error", "count"] = "error"
-    """Tagging: tags that the file's scheme does not allow there, such as I-PER after O, are an error, or counted
-    (count) and read as conlleval reads them."""
+    """Tagging: tags that violate the file's scheme, such as I-PER after O, are an error (error), or are counted and
+    interpreted like conlleval does (count)."""
     clitics: list[str] | None = None
-    """Tagging: word endings such as 's and n't that are separate words in the texts of bert predict; null: those that
-    are separate words in the training data."""
+    """Tagging: word endings such as 's and n't that are separate words in the texts of bert predict. Defaults to the
+    ones that are separate words in the training data."""
     doc_stride: Positive = 128
-    """SQuAD: tokens between the starts of two windows over a long context."""
+    """SQuAD: tokens between the starts of two windows of a long context."""
     max_query_length: Positive = 64
-    """SQuAD: longest question in tokens; longer ones are cut."""
+    """SQuAD: maximum length of a question in tokens; longer ones are truncated."""
     max_answer_length: Positive = 30
-    """SQuAD: longest answer in tokens."""
+    """SQuAD: maximum length of an answer in tokens."""
     n_best_size: Positive = 20
-    """SQuAD: most answers listed for each question in nbest_predictions.json."""
+    """SQuAD: maximum number of answers per question in nbest_predictions.json."""
     null_score_diff_threshold: Annotated[float, Range()] | None = None
-    """SQuAD v2.0: no answer is given where its score is better than the best answer's by more than this; null tunes it
-    for the best F1 on dev and writes it into results.json."""
+    """SQuAD v2.0: a question has no answer if the null score exceeds the best answer's score by more than this. null:
+    tuned for the best F1 on dev, and written to results.json."""
     misaligned_answers: Literal["skip", "error"] = "skip"
-    """SQuAD: training questions whose answers do not stand where the file says are skipped and counted (skip), or an
-    error (error), in dev too."""
+    """SQuAD: training questions with a wrong answer offset are skipped and counted (skip), or are an error, in dev as
+    well (error)."""
 
     def check(self) -> None:
-        """Raises UserError for values no feature can be built with."""
+        """Raises UserError for values that no features can be built with."""
         check_fields("data.", self)
         if self.dir is None and self.train is None:
             raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
@@ -168,54 +170,55 @@ class FinetuneConfig:
     """A fine-tuning run."""
 
     task: str = "sst2"
-    """The task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli of GLUE; squad (v1.1) or squad2 (v2.0); ner for
-    CoNLL columns, conll2003 and wnut17 among them; multiple_choice for SWAG's CSV or CommonsenseQA's JSONL, swag and
-    commonsenseqa among them; translation and summarization, which write a text for a text (sequence to sequence),
-    multi30k and aeslc among them; packages, the installed package that a docstring is from; for custom data
-    classification, multilabel, regression, tagging or span (docs/own_task.md), embedding (docs/embeddings.md) and
+    """Task. GLUE: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli. Questions: squad (v1.1), squad2 (v2.0). CoNLL
+    columns: ner, conll2003, wnut17. SWAG's CSV or CommonsenseQA's JSONL: multiple_choice, swag, commonsenseqa. Sequence
+    to sequence: translation, summarization, multi30k, aeslc. packages: the package that a docstring is from. Custom
+    data: classification, multilabel, regression, tagging or span (docs/own_task.md), embedding (docs/embeddings.md) and
     reranker (docs/reranking.md)."""
     output_dir: str | None = None
-    """Folder of the run, or its URL in a bucket (gs://, s3://); null takes runs/ and the name of the recipe. Run
-    again, it resumes."""
+    """Folder of the run, or its URL in a bucket (gs://, s3://). Defaults to runs/ and the name of the recipe. The same
+    command resumes the run."""
     init: str | None = None
-    """Run, Hugging Face folder, folder of google-research/bert or hub name to start from; "none" trains from random
-    weights, the control that shows what pretraining gave."""
+    """Run, Hugging Face folder, folder of google-research/bert or hub name to start from. none: train from random
+    weights, as a control that shows the effect of pretraining."""
     architecture_from: str | None = None
-    """With init none: the run or model whose sizes and vocabulary to take, without its weights."""
+    """With init none: the run or model whose sizes and vocabulary are used, without its weights."""
     seed: Seed = 0
-    """Seed of the head's initialisation, order of data and dropout."""
+    """Seed of the initial head, the order of the data and dropout."""
     num_seeds: Positive = 1
-    """Runs of this many seeds, the first one seed, each in a sub-folder; results.json tells mean and deviation."""
+    """Number of runs with consecutive seeds from seed on, each in its own subfolder. results.json has their mean and
+    standard deviation."""
     patience: Positive | None = None
-    """Stop after so many evaluations in a row without a better main metric; null trains to the end."""
+    """Stop after this number of consecutive evaluations without a better main metric. null: train to the end."""
     classifier_dropout: Fraction | None = None
-    """Dropout before the classifier; null takes hidden_dropout_prob. Those of squad, squad2 and span have none."""
+    """Dropout rate before the classifier. Defaults to hidden_dropout_prob. squad, squad2 and span have none."""
     language_model_weight: NonNegativeFloat = 0.0
-    """Factor of the loss of the next tokens of each row, which is added to that of a task that classifies or scores
-    texts; 0.5 in GPT. Of a model that reads left to right (model.causal)."""
+    """Weight of the loss of the next tokens of each row, added to the loss of a task that classifies or scores texts;
+    0.5 in GPT. For causal models (model.causal)."""
     head_init: Literal["source", "none"] = "source"
-    """With init: the head starts as the source's head, if both are for the same kind of task (source), or from random
-    weights (none). Labels are matched by name; new labels start from random weights."""
+    """With init: initial weights of the head. source: the source's head, if it is for the same kind of task; labels are
+    matched by name, and new labels start from random weights. none: random weights."""
     decoder_init: Literal["encoder", "none"] = "encoder"
-    """With init, and for sequence to sequence: the decoder starts as the source's encoder (encoder; BERT2BERT of Rothe
-    et al. 2020), or from random weights (none; BERT2Rnd). Cross-attention starts from random weights."""
+    """Sequence to sequence with init: initial weights of the decoder. encoder: the source's encoder (BERT2BERT of Rothe
+    et al. 2020). none: random weights (BERT2Rnd). Cross-attention starts from random weights."""
     num_frozen_layers: NonNegative | None = None
-    """Lower encoder layers that stay as they are, and with them the embeddings (0: these alone); null trains all."""
+    """Number of lower encoder layers that are frozen, together with the embeddings; 0: the embeddings only. null: train
+    all."""
     num_feature_layers: Positive | None = None
-    """Train the head alone, on the outputs of so many last layers side by side (4 in the paper); null trains all."""
+    """Train only the head, on the concatenated outputs of the last n layers (4 in the paper). null: train all."""
     loggers: list[LoggerName] | None = None
-    """Where metrics go besides metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow, or several with commas
-    between them; null takes tensorboard where tensorboardX is installed, [] none."""
+    """Loggers of metrics besides metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow, or several separated by
+    commas; [] for none. Defaults to tensorboard if tensorboardX is installed."""
     profile: bool = False
-    """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
+    """Write a profile of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     """the labelled data"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """the vocabulary, where init is none and architecture_from is not set"""
+    """the vocabulary, if init is none and architecture_from is not set"""
     target_tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """sequence to sequence: a vocabulary of the target's own, where any of these is set"""
+    """sequence to sequence: the target's own vocabulary, if any of these is set"""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """the encoder, where init is none and architecture_from is not set"""
+    """the encoder, if init is none and architecture_from is not set"""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """the optimizer"""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
@@ -230,7 +233,7 @@ class FinetuneConfig:
     """sequence to sequence: how the final predictions are generated"""
 
     def check(self) -> None:
-        """Raises UserError at the first value, or pair of values, that cannot work."""
+        """Raises UserError for the first invalid value or combination of values."""
         check_paths(self)
         check_fields("", self)
         parts = (self.model, self.tokenizer, self.data, self.embedding, self.reranker, self.optimizer, self.lora)
@@ -276,7 +279,7 @@ class FinetuneConfig:
             )
 
     def batches(self) -> list[tuple[str, int, int]]:
-        """Key, rows and micro-batches of the batches whose number of rows is set."""
+        """Returns (key, rows, micro-batches) of the batches with a fixed number of rows."""
         training = self.training
         evaluation = ("training.eval_batch_size", training.rows_per_evaluation, 1)
         if training.tokens_per_batch is not None:
@@ -285,11 +288,11 @@ class FinetuneConfig:
 
     @property
     def has_target_tokenizer(self) -> bool:
-        """Whether the target of a sequence-to-sequence model has a vocabulary of its own."""
+        """Whether the target of a sequence-to-sequence model has its own vocabulary."""
         return not self.target_tokenizer.is_unset
 
     def _check_decoder(self) -> None:
-        """Raises UserError for settings of a decoder, of its vocabulary or of its answers that cannot work."""
+        """Raises UserError for invalid settings of a decoder, its vocabulary or its output."""
         self.target_tokenizer.check("target_tokenizer")
         self.decoding.check("decoding.")
         if self.decoding.num_samples > 1:
@@ -320,7 +323,7 @@ class FinetuneConfig:
             )
 
     def _check_lora(self) -> None:
-        """Raises UserError for adapters of weights that are random or not trained."""
+        """Raises UserError for adapters of weights that are random or frozen in another way."""
         if self.lora.rank is None:
             return
         for name, value in (("init", self.init), ("decoder_init", self.decoder_init)):
@@ -336,12 +339,11 @@ class FinetuneConfig:
                 )
 
     def check_model(self) -> None:
-        """Raises UserError if the model, once its sizes are known, has too few layers, rows are too long for it, or it
-        is none that ``language_model_weight`` is for."""
+        """Raises UserError if the model, whose sizes are known now, does not fit the other settings."""
         if self.language_model_weight and not self.model.causal:
             raise UserError(
-                f"language_model_weight is {self.language_model_weight}, and the model does not read left to right "
-                "(model.causal is false): remove it, or set init to a left-to-right model"
+                f"language_model_weight is {self.language_model_weight}, but model.causal is false: remove it, or set "
+                "init to a causal model"
             )
         self.training.check_kernel(self.model)
         self.training.check_mesh_sizes(self.model)

@@ -1,4 +1,4 @@
-"""The encoder and its vocabulary."""
+"""Configuration of the model and its vocabulary."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ StripAccents = bool | Literal["european"] | None
 PairTruncation = Literal["google", "longest_first"]
 
 LEAST_BYTE_LEVEL_SIZE = 256 + 5
-"""Tokens of a byte-level vocabulary without merges: the bytes and the special tokens."""
+"""Size of a byte-level vocabulary without merges: 256 bytes and the special tokens."""
 
 LEAST_BLOCK = 32
-"""Fewest positions of a block of local attention: products of smaller ones are slow."""
+"""Minimum number of positions in a block of local attention: products of smaller blocks are slow."""
 
 MAX_BUCKETS = 256
-"""Of relative positions: a bucket for each distance below 64 to either side, and as many for those up to 128."""
+"""Maximum of relative_attention_buckets: one for each distance below 64 to either side, and as many up to 128."""
 
 DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
-"""Keys of ``model`` that describe a decoder, which an encoder-decoder alone has."""
+"""Keys of ``model`` that only an encoder-decoder uses."""
 
 MAX_SIZE = 2**24
-"""Largest size of any kind, far above those of all models, so that no shape or count of elements overflows."""
+"""Upper limit of every size, so that no shape or number of elements overflows."""
 
 MODEL_KEYS_KEPT_WITH_INIT = (
     "hidden_dropout_prob",
@@ -45,7 +45,7 @@ MODEL_KEYS_KEPT_WITH_INIT = (
     "position_embedding_init",
     *DECODER_KEYS,
 )
-"""`model` fields that a run may override when it is initialized from another model."""
+"""Fields of ``model`` that may be set when a run is initialized from another model."""
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "elu", "tanh"]
 
@@ -55,117 +55,116 @@ class ModelConfig:
     """The encoder."""
 
     vocab_size: int | None = None
-    """Rows V of the word embedding; null takes the size of the vocabulary."""
+    """Rows V of the word embedding. Defaults to the size of the vocabulary."""
     hidden_size: Positive = 128
     """Width D of the hidden states."""
     num_hidden_layers: Positive = 2
     """Number of encoder layers."""
     num_attention_heads: Positive = 2
-    """Attention heads N a layer; must divide hidden_size."""
+    """Number of attention heads N per layer; must divide hidden_size."""
     intermediate_size: Positive = 512
-    """Width F of the feed-forward layer; 4 x hidden_size in the paper."""
+    """Width F of the feed-forward layer; 4 x hidden_size in BERT."""
     hidden_act: Activation = "gelu"
-    """Activation: gelu (the erf form), gelu_tanh (as Google's code computes it), relu, silu, elu, tanh."""
+    """Activation: gelu (the exact erf form), gelu_tanh (the tanh approximation of Google's BERT), relu, silu, elu or
+    tanh."""
     pooler_act: Literal["tanh", "gelu", "relu"] = "tanh"
-    """Activation of the pooled output: tanh (the paper's), gelu as the classifiers of ELECTRA have it, or relu as those
-    of DistilBERT."""
+    """Activation of the pooler: tanh (BERT), gelu (ELECTRA's classifiers) or relu (DistilBERT's classifiers)."""
     pooler_type: Literal["dense", "transform"] = "dense"
-    """The pooled output is a dense layer and pooler_act (dense), or a dense layer, hidden_act and LayerNorm, as the MLM
-    head's transform (transform). Heads over every token read it, too, in this form, as in ModernBERT."""
+    """Pooler: a dense layer with pooler_act (dense), or a dense layer with hidden_act and LayerNorm like the transform
+    of the MLM head, which is also applied to every token before token-level heads, as in ModernBERT (transform)."""
     pooler_input: Literal["first", "mean"] = "first"
-    """Hidden state that the pooled output is made of: that of the first token (first), or the mean over all tokens of
-    the row (mean)."""
+    """Input of the pooler: the hidden state of the first token (first), or the mean over all tokens (mean)."""
     pooler_dropout: bool | None = None
     """Dropout before the pooler of a classifier, besides the one after it, as in RoBERTa and ELECTRA. Defaults to true
     if position_offset is set or pooler_act is gelu, except with disentangled positions, and to false otherwise."""
     hidden_dropout_prob: Fraction = 0.1
-    """Dropout after embeddings, attention output and feed-forward output."""
+    """Dropout rate after the embeddings, the attention output and the feed-forward output."""
     attention_probs_dropout_prob: Fraction = 0.1
-    """Dropout on the attention weights."""
+    """Dropout rate of the attention weights."""
     max_position_embeddings: Positive = 512
-    """The longest sequence the model can read: rows of the position table, if there is one, less position_offset."""
+    """Maximum number of tokens per row: the rows of the position table, if there is one, minus position_offset."""
     position_offset: NonNegative = 0
-    """Row of the position table that the first token takes: 0 in BERT, one after the padding id in RoBERTa."""
+    """Row of the position table for the first token: 0 in BERT, the padding id + 1 in RoBERTa."""
     type_vocab_size: NonNegative = 2
-    """Number of segments; 0 for a model without segment embeddings, as GPT-2."""
+    """Number of segments; 0: no segment embeddings, as in GPT-2."""
     initializer_range: NonNegativeFloat = 0.02
-    """Standard deviation of the truncated-normal initialisation."""
+    """Standard deviation of the truncated normal distribution of initial weights."""
     position_embedding_init: Literal["normal", "sinusoidal"] = "normal"
-    """How the learned position table starts: as random numbers (normal), or as sinusoids of the same deviation."""
+    """Initial values of the learned position table: random (normal), or sinusoids of the same standard deviation."""
     layer_norm_eps: PositiveFloat = 1e-12
     """Epsilon of LayerNorm."""
     norm_type: Literal["layer", "rms"] = "layer"
-    """Normalization in all places of LayerNorm: LayerNorm itself (layer), or RMSNorm (rms), which subtracts no mean."""
+    """Type of all normalization layers: LayerNorm (layer), or RMSNorm, which does not subtract the mean (rms)."""
     norm_bias: bool = True
-    """A bias in each LayerNorm; false has none, as ModernBERT."""
+    """LayerNorm layers have a bias; false in ModernBERT."""
     use_bias: bool = True
-    """A bias in each dense layer but the last of a head; false has none, as ModernBERT."""
+    """Dense layers have a bias; false in ModernBERT. The last layer of a head always has one."""
     tie_word_embeddings: bool = True
-    """The MLM head decodes with the word embeddings, as published; false gives it its own matrix."""
+    """The decoder of the MLM head shares the word embeddings, as in BERT; false: it has its own matrix."""
     embedding_size: Positive | None = None
-    """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size (ALBERT); null makes
-    it hidden_size, without one."""
+    """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size, as in ALBERT.
+    Defaults to hidden_size, without a projection."""
     position_embedding_type: Literal["learned", "sinusoidal", "rotary", "disentangled", "none"] = "learned"
-    """Positions by a learned table (learned), by fixed sinusoids that are no parameters (sinusoidal), by rotations of
-    queries and keys, so that attention sees distances alone (rotary; Su et al. 2021), by a vector for each bucket of
-    distances, which has queries and keys as tokens have (disentangled; He et al. 2021), or not at all (none)."""
+    """Position encoding: a learned table (learned); fixed sinusoids (sinusoidal); rotations of queries and keys, so
+    that attention depends on distances only (rotary; Su et al. 2021); a vector for each bucket of distances, with its
+    own queries and keys (disentangled; He et al. 2021); or none."""
     rotary_base: PositiveFloat = 10_000.0
-    """Base of rotary positions: the slowest rotation takes 2 pi times this many positions."""
+    """Base of rotary positions: the slowest rotation has a period of 2 pi x rotary_base positions."""
     local_rotary_base: PositiveFloat | None = None
-    """Base of rotary positions in local layers, which attention_window makes; null takes rotary_base."""
+    """Base of rotary positions in local layers (see attention_window). Defaults to rotary_base."""
     attention_window: Positive | None = None
-    """Farthest position to each side that a token of a local layer attends to, itself included at distance 0; null has
-    no local layers (Beltagy et al. 2020). ModernBERT's windows of 128 tokens are 64 here."""
+    """Maximum distance, to each side, at which a token of a local layer attends (Beltagy et al. 2020). null: all layers
+    are global. The value is one-sided: ModernBERT's window of 128 is 64 here."""
     global_attention_every: Annotated[int, Range(least=2)] | None = None
-    """With attention_window: every so-many-th layer, from the first on, attends to the whole row, 3 in ModernBERT; null
-    makes all layers local."""
+    """With attention_window: every n-th layer, starting with the first, is global; 3 in ModernBERT. null: all layers
+    are local."""
     relative_attention_buckets: Positive | None = None
-    """Buckets of distances between two tokens, one bias of the attention scores for each bucket and head, which all
-    layers share (Raffel et al. 2020, section 2.1): near distances have buckets of their own, far ones share them, and
-    the last is from 128 tokens on. MPNet has 32, next to a position table; null has none. With disentangled positions
-    each bucket has a vector in place of the biases, and the last is the longest distance: DeBERTa-v3 has 512."""
+    """Number of buckets of distances between two tokens. Each bucket has a bias of the attention scores per head,
+    shared by all layers (Raffel et al. 2020, section 2.1). Small distances have their own buckets, large ones share
+    them, and the last bucket starts at 128 tokens; 32 in MPNet. null: no biases. With disentangled positions, each
+    bucket has a vector instead, and the last one is the longest distance; 512 in DeBERTa-v3."""
     gated_feed_forward: bool = False
-    """The activated feed-forward layer is multiplied by a second one of the same width, elementwise (Shazeer 2020):
-    GeGLU with hidden_act gelu, SwiGLU with silu."""
+    """Multiply the activated feed-forward layer elementwise by a second one of the same width (Shazeer 2020): GeGLU
+    with hidden_act gelu, SwiGLU with silu."""
     layer_groups: Positive | None = None
-    """Groups of consecutive layers that share their parameters; must divide num_hidden_layers. 1 applies one layer over
-    and over, as ALBERT (Lan et al. 2019); null gives each layer its own."""
+    """Number of groups of consecutive layers that share parameters; must divide num_hidden_layers. 1: all layers share
+    one set, as in ALBERT (Lan et al. 2019). null: each layer has its own."""
     step_embedding: bool = False
-    """Sinusoids of a layer's number are added to its input, so that layers that share parameters differ (Universal
-    Transformer; Dehghani et al. 2018)."""
+    """Add sinusoids of the layer number to the input of each layer, so that layers with shared parameters differ
+    (Universal Transformer; Dehghani et al. 2018)."""
     pre_layer_norm: bool = False
-    """LayerNorm before attention and feed-forward, and one after the last layer; false has it after each (the paper's),
-    which needs a longer warm-up."""
+    """LayerNorm before attention and feed-forward, and after the last layer (pre-LN). false: after each of them, as in
+    BERT (post-LN), which needs a longer warm-up."""
     first_layer_norm: bool = True
-    """With pre_layer_norm: LayerNorm before the attention of the first layer; false has none, as ModernBERT, whose
-    embeddings have one."""
+    """With pre_layer_norm: LayerNorm before the attention of the first layer. false in ModernBERT, whose embeddings
+    have one."""
     scale_embeddings: bool = False
-    """Word embeddings times the root of their width, and fixed sinusoids of amplitude 1, as in the Transformer (Vaswani
-    et al. 2017); a tied decoder reads the table as it is."""
+    """Multiply word embeddings by the square root of their width, and use sinusoids of amplitude 1, as in the
+    Transformer (Vaswani et al. 2017). A tied decoder uses the unscaled table."""
     embedding_norm: bool = True
-    """LayerNorm after the sum of the embeddings; false has none, as GPT-2."""
+    """LayerNorm after the sum of the embeddings; false in GPT-2."""
     prediction_transform: bool = True
-    """A dense layer, its activation and LayerNorm in the MLM head before the decoder; false decodes the hidden states
-    themselves, as GPT-2."""
+    """The MLM head has a dense layer, an activation and LayerNorm before the decoder. false: it decodes the hidden
+    states directly, as in GPT-2."""
     residual_init: Literal["plain", "scaled"] = "plain"
-    """Kernels whose output is added to the residual start as all others (plain), or with a standard deviation divided
-    by the root of their number, 2 x num_hidden_layers (scaled), as in GPT-2."""
+    """Initial standard deviation of kernels whose output is added to the residual: initializer_range (plain), or
+    initializer_range divided by the square root of 2 x num_hidden_layers, as in GPT-2 (scaled)."""
     causal: bool = False
-    """A token attends to itself and those before it, as in GPT; false lets it attend to all of the row."""
+    """Tokens attend to themselves and earlier tokens, as in GPT; false: to the whole row."""
     prediction_bias: bool = True
-    """A bias for each token of the vocabulary in the MLM head's decoder; false has none, as GPT-2."""
+    """The decoder of the MLM head has a bias for each token of the vocabulary; false in GPT-2."""
     decoder_layers: Positive | None = None
-    """Layers of the decoder, which tasks from sequence to sequence have; null takes num_hidden_layers."""
+    """Number of decoder layers in sequence-to-sequence tasks. Defaults to num_hidden_layers."""
     share_decoder: Literal["none", "embeddings", "all"] = "none"
-    """Parameters that the decoder has in common with the encoder: none; those of the embeddings (embeddings), as in
-    Vaswani et al. 2017; all but cross-attention (all; BERTShare of Rothe et al. 2020)."""
+    """Parameters that the decoder shares with the encoder: none; the embeddings, as in Vaswani et al. 2017
+    (embeddings); or all except cross-attention (all; BERTShare of Rothe et al. 2020)."""
     decoder_vocab_size: Positive | None = None
-    """Rows of the decoder's word embedding, if target_tokenizer gives the target a vocabulary of its own; null takes
-    the size of that vocabulary, or vocab_size without one."""
+    """Rows of the decoder's word embedding. Defaults to the size of target_tokenizer's vocabulary, or to vocab_size if
+    there is none."""
 
     @property
     def known_vocab_size(self) -> int:
-        """V, as a number: once the vocabulary has been read."""
+        """V, known once the vocabulary has been read."""
         return require(self.vocab_size, "model.vocab_size")
 
     @property
@@ -198,12 +197,12 @@ class ModelConfig:
 
     @property
     def num_distinct_layers(self) -> int:
-        """Layers that have parameters: as many as groups, or all."""
+        """Number of layers with their own parameters."""
         return self.layer_groups or self.num_hidden_layers
 
     @property
     def layers_per_group(self) -> int:
-        """Uses of the same parameters, one after the other."""
+        """Number of consecutive layers that share parameters."""
         return self.num_hidden_layers // self.num_distinct_layers
 
     def group_of(self, layer: int) -> int:
@@ -216,15 +215,17 @@ class ModelConfig:
         return self.attention_window is not None and (every is None or layer % every != 0)
 
     def local_block(self, length: int) -> int | None:
-        """Positions of the blocks in which local layers attend to themselves and their neighbours; None if rows of
-        ``length`` tokens are no longer than these, and at once."""
+        """Block size of local attention, in which each block attends to itself and its neighbours.
+
+        None if rows of ``length`` tokens are at most three blocks long, and are computed at once.
+        """
         if self.attention_window is None:
             return None
         size = max(self.attention_window, LEAST_BLOCK)
         return size if length > 3 * size else None
 
     def keys_per_query(self, layer: int, length: int) -> int:
-        """Keys that each query of a layer is multiplied with, in rows of ``length`` tokens."""
+        """Number of keys per query of a layer in rows of ``length`` tokens."""
         block = self.local_block(length) if self.is_local(layer) else None
         return length if block is None else (2 if self.causal else 3) * block
 
@@ -250,7 +251,7 @@ class ModelConfig:
             )
 
     def check_depths(self, layerwise_lr_decay: float, num_frozen_layers: int = 0) -> None:
-        """Raises UserError for what treats layers by their number, if layers share parameters."""
+        """Raises UserError for settings that depend on the layer number if layers share parameters."""
         if self.layers_per_group == 1:
             return
         given = {"optimizer.layerwise_lr_decay": layerwise_lr_decay != 1, "num_frozen_layers": num_frozen_layers > 0}
@@ -352,32 +353,32 @@ class TokenizerConfig:
     """The vocabulary."""
 
     kind: VocabularyKind = "wordpiece"
-    """Kind of a trained vocabulary: wordpiece (BERT's), or byte_level, whose tokens are bytes and merges of them, as in
-    GPT-2 and RoBERTa: it reads every text without loss, with case and accents, and needs no [UNK]; or unigram, which
-    reads words as their most probable tokens, as in ALBERT and XLM-RoBERTa."""
+    """Kind of a trained vocabulary: wordpiece (BERT); byte_level, with bytes and merges of them as tokens, which reads
+    every text without loss and needs no [UNK] (GPT-2, RoBERTa); or unigram, which splits words into their most
+    probable tokens (ALBERT, XLM-RoBERTa)."""
     path: str | None = None
-    """vocab.txt, tokenizer.json, a SentencePiece file, or a folder that holds one (a run, say); null trains one on the
-    corpus. With init, the source's vocabulary extended by new words, whose rows start as the mean of their old tokens;
-    null takes it as it is."""
+    """vocab.txt, tokenizer.json, a SentencePiece file, or a folder with one of them, such as a run. null: train a
+    vocabulary on the corpus. With init: the vocabulary of init extended by new words, whose embeddings start as the
+    mean of their old tokens; null: the vocabulary of init."""
     vocab_size: Annotated[int, Range(least=32, below=2**24)] = 30522
-    """Number of tokens to train, special ones included; the result is smaller where the corpus has fewer."""
+    """Number of tokens to train, including special tokens. A small corpus gives fewer."""
     lowercase: bool = True
-    """Lower-case all text; of kind wordpiece and unigram."""
+    """Lower-case all text. For kinds wordpiece and unigram."""
     strip_accents: StripAccents = "european"
-    """Remove combining marks. european: those of Latin, Greek and Cyrillic letters when lower-casing; the same as null
-    for a corpus almost all in these scripts, and with a vocab.txt of tokenizer.path. null: those of all scripts when
-    lower-casing, as BERT's own vocabularies do, which removes vowels of Thai, Hindi and Arabic."""
+    """Remove combining marks (accents). european: when lower-casing, from Latin, Greek and Cyrillic letters; like null
+    if the corpus is almost entirely in these scripts, or with a vocab.txt in tokenizer.path. null: when lower-casing,
+    in all scripts, as in BERT's vocabularies, which removes vowels of Thai, Hindi and Arabic."""
     min_frequency: Positive = 2
-    """Rarest pair of tokens that is still merged, and rarest character that is kept, when a vocabulary is trained."""
+    """Minimum frequency of merged token pairs and of characters in a trained vocabulary."""
     num_unused_tokens: NonNegative = 0
-    """Slots [unused0], [unused1], ... of a trained vocabulary, for words that are added later without new weights."""
+    """Number of tokens [unused0], [unused1], ... in a trained vocabulary, for words that are added later."""
     limit_alphabet: Positive | None = None
-    """Most characters that a trained vocabulary knows, the most common; null takes what fits a quarter of it. Of kind
+    """Maximum number of characters in a trained vocabulary. Defaults to a quarter of the vocabulary. For kinds
     wordpiece and unigram."""
 
     @property
     def is_unset(self) -> bool:
-        """Whether all values are defaults, of this version or of an earlier one."""
+        """Whether all values are defaults of this or an earlier version."""
         return not any(fields_that_differ(self))
 
     def check(self, section: str = "tokenizer") -> None:

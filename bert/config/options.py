@@ -23,7 +23,7 @@ from bert.config.validation import (
 from bert.errors import UserError
 
 GENERATOR_HEAD_SIZE = 64
-"""Features of a generator's head, as published."""
+"""Size of the generator's attention heads in the paper."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class ElectraConfig:
     """Replaced-token detection (Clark et al. 2020); names as in google-research/electra configure_pretraining.py."""
 
     generator_hidden_size: Annotated[float, Range(above=0, most=1)] = 0.25
-    """Width of the generator as a share of model.hidden_size; its feed-forward layer is 4 times as wide, its heads have
-    64 features, its number of layers is the model's."""
+    """Width of the generator as a share of model.hidden_size. Its feed-forward layer is 4 times as wide, its heads have
+    64 features, and it has as many layers as the model."""
     disc_weight: PositiveFloat = 50.0
-    """Weight of the discriminator's loss next to the generator's."""
+    """Weight of the discriminator's loss relative to the generator's."""
 
     def generator_width(self, model: ModelConfig) -> int:
         """Width of the generator's hidden states."""
@@ -66,40 +66,40 @@ class ElectraConfig:
 
 
 def generator_heads(width: int) -> int:
-    """Heads of a generator of this width; they have `GENERATOR_HEAD_SIZE` features as far as they divide it
+    """Returns the number of heads of a generator of this width, of `GENERATOR_HEAD_SIZE` features if that divides it
     (google-research/electra run_pretraining.py, get_generator_config)."""
     return next(n for n in range(max(1, width // GENERATOR_HEAD_SIZE), 0, -1) if width % n == 0)
 
 
 @dataclass(frozen=True)
 class DistillationConfig:
-    """A teacher, and what the model learns of it next to training.objective."""
+    """A teacher, and the losses that are added to that of training.objective."""
 
     teacher: str | None = None
-    """Run, Hugging Face folder, folder of google-research/bert or hub name to learn from, --teacher for short: its
-    vocabulary is taken, its weights stay as they are; null trains without a teacher."""
+    """Run, Hugging Face folder, folder of google-research/bert or hub name of the teacher (short: --teacher). The
+    student uses its vocabulary. null: no teacher."""
     checksum: str | None = None
-    """SHA-256 of the teacher's weights, filled in at the start: a run resumes only with the same weights."""
+    """SHA-256 of the teacher's weights, filled in at the start. A run resumes only with the same weights."""
     initial_weights: Literal["teacher", "random"] = "teacher"
-    """Start of the student, if init is null: the teacher's embeddings, of which a narrower model takes the principal
-    components, and in a model of the teacher's width and shape of layers as many of its layers (DistilBERT); or random
-    numbers. A model that is wider than its teacher starts with random ones."""
+    """Initial weights of the student if init is null. teacher: the teacher's embeddings, or their principal components
+    if the student is narrower, and some of its layers if they have the same shape (DistilBERT). A student that is wider
+    than its teacher starts from random weights."""
     temperature: PositiveFloat = 2.0
-    """Temperature that softens both distributions over tokens (Hinton et al. 2015)."""
+    """Temperature of both distributions over tokens (Hinton et al. 2015)."""
     token_weight: NonNegativeFloat = 1.0
-    """Weight of the KL divergence from the teacher's distribution at the predicted places, times the square of the
-    temperature; without effect if the teacher has no MLM head."""
+    """Weight of the KL divergence from the teacher's distribution at the predicted positions, times the squared
+    temperature. No effect if the teacher has no MLM head."""
     hidden_weight: NonNegativeFloat = 1.0
-    """Weight of the distance between hidden states of real tokens, the mean over the pairs of layers."""
+    """Weight of the mean distance between hidden states of tokens, over all pairs of layers."""
     hidden_loss: Literal["cosine", "mse"] = "cosine"
-    """That distance: 1 - cosine (DistilBERT) or the mean of the squared differences (TinyBERT)."""
+    """Distance of hidden states: 1 - cosine (DistilBERT), or the mean squared difference (TinyBERT)."""
     sentence_weight: NonNegativeFloat = 1.0
-    """Weight of 1 - cosine between the means of the last hidden states over the tokens of a row."""
+    """Weight of 1 - cosine between the mean last hidden states of a row."""
     student_layers: list[NonNegative] | None = None
-    """Layers that learn the hidden states of distillation.teacher_layers, one each; 0 is the embeddings; null is the
-    last layer. Where the widths differ, a linear projection of the student's states is learned with them."""
+    """Student layers that learn the hidden states of teacher_layers, one each; 0: the embeddings. Defaults to the last
+    layer. If the widths differ, a linear projection of the student's states is learned as well."""
     teacher_layers: list[NonNegative] | None = None
-    """The teacher's layers, as many; null is the last one."""
+    """Teacher layers for student_layers, as many. Defaults to the last layer."""
 
     def check(self) -> None:
         """Raises UserError for values that cannot work."""
@@ -124,39 +124,37 @@ class DistillationConfig:
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """The task embedding: one vector for each text, whose cosines are trained."""
+    """Task embedding: one vector per text, trained by cosines."""
 
     loss: Literal["in_batch", "triplet", "margin_mse", "cosent", "cosine", "same_label"] = "in_batch"
-    """Rows of a query, a positive and negatives: in_batch, in which the documents of all other rows of the batch, on
-    all devices, are negatives too (InfoNCE); triplet, the margin between the positive and the row's own negatives; or
-    margin_mse, the differences of the scores that a teacher gives these (Hofstätter et al. 2020). Pairs with a score:
-    cosent, the order of the cosines (CoSENT), or cosine, the squared error of the cosine from the score, whose range
-    is mapped to 0 to 1. Texts with a label: same_label, in which the texts of the batch with the same label are
-    positives, and all others negatives (SupCon)."""
+    """Loss. For rows of a query, a positive and negatives: in_batch (the documents of all other rows of the batch, on
+    all devices, are negatives too; InfoNCE), triplet (margin between the positive and the row's negatives) or
+    margin_mse (differences of a teacher's scores; Hofstätter et al. 2020). For pairs with a score: cosent (order of the
+    cosines; CoSENT) or cosine (squared error of the cosine, with scores mapped to 0 to 1). For texts with a label:
+    same_label (texts of the batch with the same label are positives, all others negatives; SupCon)."""
     temperature: PositiveFloat = 0.05
-    """All losses but triplet and cosine: cosines are divided by it."""
+    """All losses except triplet and cosine: divisor of the cosines."""
     margin: PositiveFloat = 0.2
-    """triplet: how far the cosine of a negative should be below that of the positive."""
+    """triplet: minimum difference between the cosines of the positive and a negative."""
     num_negatives: Positive | None = None
-    """Rows of a query: most negatives of a row, its first ones; null takes all. Each adds a text to every row of a
-    batch."""
+    """Rows with a query: maximum number of negatives per row, the first ones. null: use all. Each adds a text to every
+    row of a batch."""
     matryoshka: list[Positive] | None = None
-    """Widths to which embeddings may be cut: the loss is the mean of those of the whole embedding and of its first
-    numbers (Kusupati et al. 2022); null trains the whole embedding alone."""
+    """Widths to which embeddings may be truncated: the loss is the mean over the whole embedding and these prefixes
+    (Kusupati et al. 2022). null: train the whole embedding only."""
     pooling: Literal["mean", "cls", "max"] | None = None
-    """How the hidden states of the tokens become an embedding: their mean, the first one (cls), or the largest value of
-    each feature; null takes that which init declares, else mean."""
+    """Pooling of the tokens' hidden states: mean, first token (cls), or maximum of each feature (max). Defaults to the
+    setting of init, or mean."""
     normalize: bool | None = None
-    """Whether embeddings have length 1; losses and scores are of cosines in any case. null takes what init declares,
-    else true."""
+    """Scale embeddings to length 1. Losses and scores always use cosines. Defaults to the setting of init, or true."""
     lowercase: bool | None = None
-    """Lower-case texts first, whatever the vocabulary does; null takes what init declares, else false."""
+    """Lower-case texts before tokenization. Defaults to the setting of init, or false."""
 
     query_prompt: str | None = None
-    """What queries, or the first texts of pairs, begin with, such as "query: "; null takes what init declares, else
-    nothing. A search puts it before its queries."""
+    """Prefix of queries, or of the first texts of pairs, such as "query: ". Also used by search. Defaults to the
+    setting of init, or no prefix."""
     document_prompt: str | None = None
-    """What documents, or the second texts of pairs, begin with; null takes what init declares, else nothing."""
+    """Prefix of documents, or of the second texts of pairs. Defaults to the setting of init, or no prefix."""
 
     @property
     def has_scores(self) -> bool:
@@ -184,15 +182,14 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True)
 class RerankerConfig:
-    """The task reranker: one score for a query together with a document (a cross-encoder)."""
+    """Task reranker: one score for a query and a document read together (a cross-encoder)."""
 
     loss: Literal["binary", "ordinal", "listwise"] = "binary"
-    """binary: the cross-entropy of each document's relevance, 0 to 1, and the sigmoid of its score. ordinal: that of
-    the order of each two documents of a query of which one is more relevant (RankNet). listwise: that of the softmax
-    over all documents of a query (ListNet)."""
+    """Cross-entropy of the relevance (0 to 1) of each document (binary), of the order of each two documents of a query
+    with different relevance (ordinal; RankNet), or of the softmax over all documents of a query (listwise; ListNet)."""
     num_negatives: Positive | None = None
-    """Training rows with a positive: most negatives of a row, its first ones; null takes all. A batch has room for as
-    many documents a query as the query with the most of them has. Dev and test are scored with all."""
+    """Training rows with a positive: maximum number of negatives per row, the first ones. null: use all. Every query of
+    a batch has room for the largest number of documents. Dev and test always use all documents."""
 
     def check(self) -> None:
         """Raises UserError for values that cannot work."""
@@ -205,18 +202,18 @@ PROJECTIONS = ("query", "key", "value", "output")
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank adapters (Hu et al. 2021) next to a frozen encoder."""
+    """Low-rank adapters (Hu et al. 2021) of a frozen encoder."""
 
     rank: Positive | None = None
-    """Rank r of the adapters, 8 in the paper for GLUE: only these, the pooler and the head are trained, and checkpoints
-    hold only these; null trains all. Adapters want a higher learning rate: 4e-4 or more."""
+    """Rank r of the adapters; 8 in the paper for GLUE. Only adapters, pooler and head are trained and stored in
+    checkpoints. Use a higher learning rate than without adapters: 4e-4 or more. null: train all parameters."""
     alpha: PositiveFloat = 8.0
-    """An adapter is multiplied by alpha / rank, so that another rank needs no other learning rate."""
+    """Adapters are scaled by alpha / rank, so that the learning rate does not depend on the rank."""
     projections: list[str] = field(default_factory=lambda: ["query", "value"])
-    """Projections of each self-attention that have adapters: query, key, value, output. The paper's experiments adapt
-    query and value, the best use of a given number of parameters (its table 5)."""
+    """Projections of self-attention with adapters: query, key, value, output. The paper adapts query and value, the
+    best use of a given number of parameters (table 5)."""
     checksum: str | None = None
-    """SHA-256 of the frozen weights, filled in at the start: a run resumes only with the same weights."""
+    """SHA-256 of the frozen weights, filled in at the start. A run resumes only with the same weights."""
 
     def check(self) -> None:
         """Raises UserError for values that cannot work."""
@@ -231,7 +228,7 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """Factor of the product of an adapter's two matrices; of a run with adapters."""
+        """Factor of the product of an adapter's two matrices."""
         return self.alpha / (self.rank or 1)
 
 
@@ -241,7 +238,7 @@ TYPES: dict[type, tuple[type, str]] = {
     float: (numbers.Real, "a number"),
     str: (str, "text"),
 }
-"""What a value may be in Python, NumPy's numbers among them, and its name in messages."""
+"""Accepted Python types (including NumPy's numbers) by field type, with their names in messages."""
 
 
 @dataclass(frozen=True)
@@ -249,34 +246,35 @@ class Decoding:
     """Greedy decoding (the default), sampling if ``temperature`` is set, or beam search if ``beams`` is over 1."""
 
     max_tokens: Positive = 64
-    """Longest continuation, in tokens, the end token included."""
+    """Maximum length of a continuation in tokens, including the end token."""
     beams: Positive = 1
-    """Hypotheses that beam search keeps of each text."""
+    """Number of hypotheses per text in beam search."""
     length_penalty: Annotated[float, Range()] = 1.0
-    """Exponent of the length by which beam search divides a sum of log-probabilities; 0 compares the sums."""
+    """Exponent of the length that beam search divides the sum of log-probabilities by; 0: no normalization."""
     length_norm: Literal["length", "gnmt"] = "length"
-    """That length: the generated tokens (length), or (5 + tokens) / 6 (gnmt; Wu et al. 2016, section 7)."""
+    """Length in length_penalty: the generated tokens (length), or (5 + tokens) / 6 (gnmt; Wu et al. 2016, section
+    7)."""
     early_stopping: bool = False
-    """Beam search ends at as many finished hypotheses as beams, not when no better one is possible."""
+    """End beam search when as many hypotheses as beams are finished, instead of when no better one is possible."""
     temperature: NonNegativeFloat = 0.0
-    """Divisor of the logits that tokens are sampled from; 0 takes the most likely token."""
+    """Sampling temperature: divisor of the logits. 0: choose the most likely token."""
     top_k: Positive | None = None
-    """Sample from so many of the most likely tokens; without it, from all."""
+    """Sample from the k most likely tokens. null: from all tokens."""
     top_p: Annotated[float, Range(above=0, most=1)] = 1.0
-    """Sample from the fewest tokens that have this probability together (Holtzman et al. 2019)."""
+    """Sample from the smallest set of tokens with at least this total probability (Holtzman et al. 2019)."""
     repetition_penalty: PositiveFloat = 1.0
-    """Divisor of the logits above 0, and factor of those below, of tokens that a text already has, prompt included
-    (Keskar et al. 2019); beam search applies it to log-probabilities."""
+    """Divisor of positive logits, and factor of negative ones, for tokens that already occur in the text or the prompt
+    (Keskar et al. 2019). Beam search applies it to log-probabilities."""
     no_repeat_ngram_size: NonNegative = 0
-    """Length of the token sequences that may not occur twice in a text, prompt included; 0 allows all repetitions."""
+    """Length of token sequences that may occur only once in the text and its prompt; 0: no limit."""
     min_tokens: NonNegative = 0
-    """Fewest tokens in front of the end token."""
+    """Minimum number of tokens before the end token."""
     stop: list[str] | None = None
-    """Texts that end a continuation, which is cut in front of them. On the command line it may be repeated."""
+    """Texts that end a continuation, and are removed from it. May be repeated on the command line."""
     num_samples: Positive = 1
-    """Continuations of each text: samples, or the best of beam search."""
+    """Number of continuations per text: samples, or the best hypotheses of beam search."""
     seed: Seed = 0
-    """Seed of the samples: a token depends on it, the numbers of the text and of the sample, and the position alone."""
+    """Seed of sampling. A token depends only on it, the position, and the numbers of the text and the sample."""
 
     def check(self, prefix: str = "") -> None:
         """Raises UserError for values that cannot work.

@@ -35,12 +35,12 @@ from bert.errors import UserError
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """One phase of a run; what it leaves out it takes from the rest of the configuration."""
+    """One phase of a run; unset keys default to the rest of the configuration."""
 
     share: InnerFraction | None = None
-    """Share of training.steps; the last phase has neither share nor steps, and takes what is left."""
+    """Share of training.steps. The last phase has neither share nor steps: it has the remaining steps."""
     steps: Positive | None = None
-    """Steps, in place of a share."""
+    """Number of steps, instead of a share."""
     sequence_length: Annotated[int, Range(least=8)] | None = None
     """Tokens T per row. Defaults to data.sequence_length."""
     max_predictions_per_sequence: Positive | None = None
@@ -57,10 +57,10 @@ class PhaseConfig:
     training.micro_batch_size."""
 
     def check(self, name: str, is_last: bool) -> None:
-        """Raises UserError for values that no phase can have; ``name`` is its place in the list."""
+        """Raises UserError for invalid values; ``name`` is the key of the phase, such as phases.2."""
         given = [key for key in ("share", "steps") if getattr(self, key) is not None]
         if is_last and given:
-            raise UserError(f"{name}.{given[0]} is set, but the last phase takes the steps that are left: leave it out")
+            raise UserError(f"{name}.{given[0]} is set, but the last phase has the remaining steps: remove it")
         if not is_last and len(given) != 1:
             state = "are both set" if given else "are both null"
             raise UserError(f"{name}.share and {name}.steps {state}: set exactly one of them, as another phase follows")
@@ -72,32 +72,31 @@ class PretrainConfig:
     """A pretraining run."""
 
     output_dir: str | None = None
-    """Folder of the run, or its URL in a bucket (gs://, s3://); null takes runs/ and the name of the recipe. Run
-    again, it resumes."""
+    """Folder of the run, or its URL in a bucket (gs://, s3://). Defaults to runs/ and the name of the recipe. The same
+    command resumes the run."""
     init: str | None = None
-    """Run, Hugging Face folder, folder of google-research/bert or hub name to start from: weights and vocabulary; null
-    starts from random weights."""
+    """Run, Hugging Face folder, folder of google-research/bert or hub name to start from, with its weights and
+    vocabulary. null: random weights."""
     init_state: bool = False
-    """Continue from the whole training state of init, which is RUN@STEP: weights, optimizer, number of steps and place
-    in the data. training.steps then counts the steps of init as well. Every key may differ except those of the model
-    and the kind of the optimizer."""
+    """Continue from the whole training state of init, which is RUN@STEP: weights, optimizer, step and data position.
+    training.steps then includes the steps of init. All keys may differ except the model's and optimizer.name."""
     seed: Seed = 0
-    """Seed of initialisation, order of data, masks and dropout."""
+    """Seed of the initial weights, the order of the data, masks and dropout."""
     mlm_bias_init: Literal["unigram", "zeros"] = "unigram"
-    """Start of the MLM head's output bias, if it has one: log frequencies of the tokens (unigram), or, as published,
-    zeros."""
+    """Initial output bias of the MLM head, if it has one: log frequencies of the tokens (unigram), or zeros, as in
+    BERT."""
     phases: list[PhaseConfig] | None = None
-    """Phases of the run, one after the other, each with its own rows and batches; null is a single one. In YAML a
-    list, each phase with some of the keys below; null on the command line drops a recipe's."""
+    """Consecutive phases of the run with their own rows and batches: in YAML a list, each phase with some of the keys
+    below. null: one phase; on the command line, this drops the phases of a recipe."""
     transfer: str | None = None
-    """Fine-tuning recipe, or its YAML file, to run at the end: from the pretrained encoder and, as controls, from
-    random weights of the same sizes and as TF-IDF with a linear model. Scores are in results.json, the runs in
-    transfer/ in the run's folder; null for none. If data.train is set, a recipe's transfer is left out."""
+    """Fine-tuning recipe, or YAML file, to run at the end: from the pretrained encoder and, as controls, from random
+    weights of the same sizes and with TF-IDF and a linear model. Scores are in results.json, runs in transfer/ in the
+    run's folder. null: none. A recipe's transfer is dropped if data.train is set elsewhere."""
     loggers: list[LoggerName] | None = None
-    """Where metrics go besides metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow, or several with commas
-    between them; null takes tensorboard where tensorboardX is installed, [] none."""
+    """Loggers of metrics besides metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow, or several separated by
+    commas; [] for none. Defaults to tensorboard if tensorboardX is installed."""
     profile: bool = False
-    """Write a trace of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
+    """Write a profile of a few early steps to profile/ in the run's folder, for TensorBoard and Perfetto."""
     data: DataConfig = field(default_factory=DataConfig)
     """the corpus and its examples"""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -114,7 +113,7 @@ class PretrainConfig:
     """the training loop"""
 
     def check(self) -> None:
-        """Raises UserError at the first value, or pair of values, that cannot work."""
+        """Raises UserError for the first invalid value or combination of values."""
         check_paths(self)
         check_fields("", self)
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.distillation, self.training):
@@ -149,7 +148,7 @@ class PretrainConfig:
         self.training.check_mesh_batches(self.batches())
 
     def batches(self) -> list[tuple[str, int, int]]:
-        """Key, rows and micro-batches of the training and evaluation batches of each phase."""
+        """Returns (key, rows, micro-batches) of the training and evaluation batches of each phase."""
         batches = []
         for number, config in enumerate(phase_configs(self), 1):
             training, section = config.training, "training" if self.phases is None else f"phases.{number}"
@@ -158,8 +157,7 @@ class PretrainConfig:
         return batches
 
     def capped_predictions(self, section: str = "data") -> str | None:
-        """A sentence where a full row has fewer predicted tokens than ``masked_lm_prob`` says; the most of them is set
-        in ``section``."""
+        """Returns a message if ``max_predictions_per_sequence`` of ``section`` limits the predictions of full rows."""
         data = self.data
         tokens, most = data.sequence_length - 2, data.predictions_per_row  # a row begins and ends with a token
         if self.training.objective == "clm" or data.packing or int(data.masked_lm_prob * tokens + 0.5) <= most:
@@ -183,7 +181,7 @@ class PretrainConfig:
             check_unused("data.", self.data, no_masks, UNUSED_BY_CLM)
 
     def _check_max_minutes(self) -> None:
-        """Raises UserError if steps that are done would depend on a number of steps that is not known yet."""
+        """Raises UserError if ``max_minutes`` is set and the schedule depends on the unknown number of steps."""
         if self.training.max_minutes is None:
             return
         fixes = []
@@ -195,16 +193,16 @@ class PretrainConfig:
             fixes.append("phases to null, or their steps in place of share")
         if fixes:
             raise UserError(
-                f"training.max_minutes is {self.training.max_minutes:g}, and how many steps fit is not known before "
-                f"they are measured: set {', and '.join(fixes)}"
+                f"training.max_minutes is {self.training.max_minutes:g}, but the number of steps is not known in "
+                f"advance: set {', and '.join(fixes)}"
             )
 
     def _check_init_state(self) -> None:
-        """Raises UserError if ``init`` names no checkpoint, or one at or after the last step of the run."""
+        """Raises UserError if ``init`` names no checkpoint, or one that is not before the last step of the run."""
         run, _, step = (self.init or "").rpartition("@")
         if not run or not (step.isascii() and step.isdigit()):
             raise UserError(
-                f"init is {'not set' if self.init is None else self.init}, and init_state needs the checkpoint of a "
+                f"init is {'not set' if self.init is None else self.init}, but init_state needs the checkpoint of a "
                 "pretraining run: name it as RUN@STEP, such as runs/mini@1000, or remove init_state"
             )
         if self.training.steps is not None and self.training.steps <= int(step):
@@ -214,21 +212,21 @@ class PretrainConfig:
             )
 
     def _check_streaming(self) -> None:
-        """Raises UserError if the number of steps or the batches do not fit a stream."""
+        """Raises UserError if the number of steps or the batches do not work with a stream."""
         if self.training.steps is None:
             raise UserError(
-                "training.epochs is set, and data.streaming does not know how long an epoch is: set training.steps "
+                "training.epochs is set, but data.streaming does not know the length of an epoch: set training.steps "
                 "instead"
             )
         for config in phase_configs(self):
             if config.training.batch_size % self.data.stream_readers:
                 raise UserError(
-                    f"data.stream_readers is {self.data.stream_readers}, and a batch of {config.training.batch_size} "
-                    "rows has no equal share for each: use a divisor of training.batch_size"
+                    f"data.stream_readers is {self.data.stream_readers}, but does not divide training.batch_size "
+                    f"({config.training.batch_size}): use a divisor of it"
                 )
 
     def check_model(self) -> None:
-        """Raises UserError if the model does not fit the rest; with ``init``, its settings come with the weights."""
+        """Raises UserError if the model, whose sizes are known now, does not fit the other settings."""
         self._check_direction()
         self.model.check_depths(self.optimizer.layerwise_lr_decay)
         self.training.check_kernel(self.model)
@@ -248,21 +246,21 @@ class PretrainConfig:
                 )
 
     def _check_direction(self) -> None:
-        """Raises UserError if the model reads the text in another direction than training.objective needs."""
+        """Raises UserError if model.causal does not fit training.objective."""
         objective = self.training.objective
         if objective == "clm" and not self.model.causal:
             raise UserError(
-                "model.causal is false, and training.objective clm needs a model that does not see the tokens it "
-                "predicts: set model.causal to true, or training.objective to mlm"
+                "model.causal is false, but training.objective clm needs a causal model: set model.causal to true, or "
+                "training.objective to mlm"
             )
         if objective != "clm" and self.model.causal:
             raise UserError(
-                f"model.causal is true, and training.objective {objective} needs a model that sees the tokens on both "
-                "sides: set model.causal to false, or training.objective to clm"
+                f"model.causal is true, but training.objective {objective} needs attention in both directions: set "
+                "model.causal to false, or training.objective to clm"
             )
         if self.training.label_smoothing and objective != "clm":
             raise UserError(
-                f"training.label_smoothing is {self.training.label_smoothing}, and training.objective {objective} does "
+                f"training.label_smoothing is {self.training.label_smoothing}, but training.objective {objective} does "
                 "not use it: remove it"
             )
 
@@ -273,8 +271,8 @@ class Phase:
 
     Attributes:
         number: from 1 on.
-        first, end: its steps are first + 1 to end, as they are counted in metrics and checkpoints.
-        config: of a run that is this phase alone.
+        first, end: its steps are first + 1 to end, as counted in metrics and checkpoints.
+        config: configuration of a run that consists of this phase.
     """
 
     number: int
@@ -284,26 +282,26 @@ class Phase:
 
 
 def resolve_phases(config: PretrainConfig, total_steps: int) -> list[Phase]:
-    """The phases of a run of ``total_steps``, one where the configuration has none."""
+    """Returns the phases of a run of ``total_steps``; a configuration without phases has one."""
     ends = _phase_boundaries(config.phases or [PhaseConfig()], total_steps)
     spans = itertools.pairwise([0, *ends])
     return [Phase(i, *span, one) for i, (span, one) in enumerate(zip(spans, phase_configs(config), strict=True), 1)]
 
 
 def phase_configs(config: PretrainConfig) -> list[PretrainConfig]:
-    """The configuration of each phase; of a run without phases its own."""
+    """Returns the configuration of each phase, or the configuration itself if it has no phases."""
     return [config] if config.phases is None else [_config_for_phase(config, phase) for phase in config.phases]
 
 
 def check_phases(config: PretrainConfig) -> None:
-    """Raises UserError where the phases cannot follow one another, or one does not fit the model."""
+    """Raises UserError if the phases contradict each other, or one does not fit the model."""
     phases = config.phases
     if not phases:
         raise UserError("phases is an empty list: describe at least one phase, or set it to null")
     if config.training.steps is None:
         raise UserError(
-            "phases are set, but training.steps is not, and rows of several lengths have no epochs in common: set "
-            "training.steps instead of training.epochs, or phases to null"
+            "phases are set, but training.steps is not: set training.steps instead of training.epochs, or phases to "
+            "null"
         )
     for number, phase in enumerate(phases, 1):
         phase.check(f"phases.{number}", is_last=number == len(phases))
@@ -313,21 +311,21 @@ def check_phases(config: PretrainConfig) -> None:
     for number, (phase, end, alone) in enumerate(zip(phases, boundaries, phase_configs(config), strict=True), 1):
         if end <= first:
             raise UserError(
-                f"phases.{number} is left without a step, since those before it take {first:,} and training.steps is "
-                f"{total:,}: enlarge training.steps, or set phases to null"
+                f"phases.{number} has no steps, since the phases before it have {first:,} and training.steps is "
+                f"{total:,}: raise training.steps, or set phases to null"
             )
         first = end
         if alone.training.objective == "clm" and phase.max_predictions_per_sequence is not None:
             raise UserError(
-                f"phases.{number}.max_predictions_per_sequence is {phase.max_predictions_per_sequence}, which "
-                "training.objective clm does not use: remove it, no token is masked"
+                f"phases.{number}.max_predictions_per_sequence is {phase.max_predictions_per_sequence}, but "
+                "training.objective clm masks no tokens: remove it"
             )
         _check_lengths(alone, f"phases.{number}")
         alone.training.check_micro_batches(f"phases.{number}")
 
 
 def _check_lengths(config: PretrainConfig, section: str) -> None:
-    """Raises UserError if rows are too long for any model, or for their predictions too short."""
+    """Raises UserError if rows are too long for any model, or too short for their predictions."""
     length, predictions = config.data.sequence_length, config.data.predictions_per_row
     config.model.check_length(f"{section}.sequence_length", length)
     if predictions >= length and config.training.objective != "clm":
@@ -338,8 +336,8 @@ def _check_lengths(config: PretrainConfig, section: str) -> None:
 
 
 def _phase_boundaries(phases: list[PhaseConfig], total_steps: int) -> list[int]:
-    """The last step of each phase; shares are added up before they are rounded, so that no step is lost. One with a
-    share leaves a step for each that follows."""
+    """Returns the last step of each phase. Shares are summed before they are rounded, so that no step is lost. A phase
+    with a share leaves at least one step for each later phase."""
     ends, share, steps = [], 0.0, 0
     for number, phase in enumerate(phases[:-1], 1):
         share, steps = share + (phase.share or 0.0), steps + int(phase.steps or 0)
@@ -349,7 +347,7 @@ def _phase_boundaries(phases: list[PhaseConfig], total_steps: int) -> list[int]:
 
 
 def _config_for_phase(config: PretrainConfig, phase: PhaseConfig) -> PretrainConfig:
-    """The configuration of a run that is this phase alone."""
+    """Returns the configuration of a run that consists of this phase."""
     data, training, optimizer = config.data, config.training, config.optimizer
     length = phase.sequence_length or data.sequence_length
     predictions = phase.max_predictions_per_sequence or data.max_predictions_per_sequence

@@ -1,4 +1,4 @@
-"""The optimizer and the training loop."""
+"""Configuration of the optimizer and the training loop."""
 
 from __future__ import annotations
 
@@ -30,47 +30,48 @@ ROW_SHARES = "shares of rows (data x fsdp)"
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizer and its learning rate over time."""
+    """The optimizer and its learning rate schedule."""
 
     name: Literal["adamw", "lamb", "lion", "adafactor", "muon"] = "adamw"
-    """adamw (BERT's), lamb (for batches of thousands), lion (one moment; beta2 0.99 in the paper), adafactor (little
-    memory, no betas), or muon (orthogonal updates of the layers' matrices, and adamw for the rest)."""
+    """Optimizer: adamw (as in BERT), lamb (for batches of thousands of rows), lion (one moment; beta2 0.99 in the
+    paper), adafactor (little memory, no betas) or muon (orthogonal updates of the layers' matrices, adamw for the
+    rest)."""
     learning_rate: PositiveFloat = 1e-4
-    """Peak learning rate; of adafactor relative to the size of each tensor (1e-2 in the paper); of lion 3 to 10 times
-    below adamw's."""
+    """Peak learning rate. adafactor: relative to the scale of each tensor (1e-2 in the paper). lion: 3 to 10 times
+    lower than for adamw."""
     warmup_steps: NonNegative | None = None
-    """Steps of linear warm-up; null takes warmup_ratio of all steps."""
+    """Steps of linear warm-up. Defaults to warmup_ratio of all steps."""
     warmup_ratio: Fraction = 0.1
-    """Share of the steps that warm up if warmup_steps is null, rounded down to whole steps."""
+    """Share of all steps that warm up if warmup_steps is null, rounded down."""
     schedule: Literal["linear", "cosine", "inverse_sqrt", "constant", "warmup_stable_decay"] = "linear"
-    """How the learning rate falls after the warm-up: in a line (linear), along half a cosine (cosine), in proportion
-    to 1 / sqrt(step), whatever the number of steps (inverse_sqrt, the Transformer's), not at all (constant), or in a
-    line at the end of the run (warmup_stable_decay)."""
+    """Decay of the learning rate after the warm-up: linear; half a cosine (cosine); 1 / sqrt(step), independent of the
+    number of steps, as in the Transformer (inverse_sqrt); none (constant); or linear over the last decay_ratio of the
+    steps (warmup_stable_decay)."""
     decay_ratio: InnerFraction = 0.1
-    """Share of the steps in which the learning rate falls; of the schedule warmup_stable_decay."""
+    """warmup_stable_decay: share of the steps in which the learning rate decays."""
     final_rate: Fraction = 0.0
-    """Learning rate at the end, as a share of the peak; of the schedules linear, cosine and warmup_stable_decay."""
+    """linear, cosine, warmup_stable_decay: final learning rate as a share of the peak."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay; not applied to biases and LayerNorm."""
     beta1: Fraction = 0.9
-    """Decay of the first moment."""
+    """Decay rate of the first moment."""
     beta2: Fraction = 0.999
-    """Decay of the second moment."""
+    """Decay rate of the second moment."""
     epsilon: NonNegativeFloat = 1e-6
-    """Added to the root of the second moment."""
+    """Constant added to the square root of the second moment."""
     bias_correction: bool = False
-    """Correct the moments' bias towards zero; Google's BERT does not."""
+    """Correct the bias of the moments towards zero; Google's BERT does not."""
     max_grad_norm: NonNegativeFloat = 1.0
     """Clip the gradient to this global norm; 0 turns clipping off."""
     layerwise_lr_decay: Annotated[float, Range(above=0, most=1)] = 1.0
-    """Factor of the learning rate from each encoder layer to the one below; 1 gives all layers the same rate."""
+    """Learning rate of each encoder layer as a factor of the rate of the layer above; 1: the same rate for all."""
 
     def check(self) -> None:
         """Raises UserError for values that cannot train."""
         check_fields("optimizer.", self)
         if self.final_rate and self.schedule in ("inverse_sqrt", "constant"):
             raise UserError(
-                f"optimizer.final_rate is {self.final_rate}, and optimizer.schedule {self.schedule} has no last rate: "
+                f"optimizer.final_rate is {self.final_rate}, but optimizer.schedule {self.schedule} has no final rate: "
                 "remove it, or set optimizer.schedule to linear or cosine"
             )
         if self.schedule != "warmup_stable_decay":
@@ -92,72 +93,73 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long, how much at a time, and how often to look."""
+    """The training loop: steps, batches, execution, logging and checkpoints."""
 
     objective: ObjectiveName = "mlm"
     """Pretraining objective: mlm (masked language modelling, as in BERT), rtd (replaced token detection, as in
     ELECTRA), plm (permuted language modelling, as in XLNet and MPNet) or clm (causal language modelling, as in GPT;
     needs model.causal). All except mlm need a data.input_format without pairs."""
     steps: Positive | None = None
-    """Optimizer steps; null takes training.epochs."""
+    """Number of optimizer steps. null: use training.epochs."""
     epochs: PositiveFloat | None = None
-    """Passes over the training rows, where training.steps is null."""
+    """Number of passes over the training rows if training.steps is null."""
     max_minutes: PositiveFloat | None = None
-    """Pretraining: minutes that all sessions of the run may take together, from the preparation of its data to
-    results.json, without transfer. training.steps is then the maximum. The learning rate of optimizer.schedule
-    warmup_stable_decay falls in time; with constant and inverse_sqrt the run ends in time. null sets no limit."""
+    """Pretraining: time limit in minutes over all sessions of the run, from data preparation to results.json, without
+    transfer. training.steps is the maximum number of steps. With optimizer.schedule warmup_stable_decay, the learning
+    rate decays before the limit; with constant and inverse_sqrt, the run just ends. null: no limit."""
     batch_size: Positive = 32
-    """Rows B of one optimizer step, over all devices."""
+    """Rows B per optimizer step, over all devices."""
     tokens_per_batch: Positive | None = None
-    """Fine-tuning: tokens of one optimizer step in place of batch_size, over all devices, padding included; a batch has
-    as many rows of about one length as fit. null takes batch_size rows."""
+    """Fine-tuning: tokens per optimizer step, over all devices, including padding. A batch has as many rows of similar
+    length as fit. null: use batch_size."""
     eval_batch_size: Positive | None = None
-    """Rows of one evaluation batch, over all devices; null takes those of a micro-batch."""
+    """Rows per evaluation batch, over all devices. Defaults to the rows of a micro-batch."""
     gradient_accumulation_steps: Positive = 1
     """Micro-batches per batch, computed one after the other to save memory. The result does not depend on it."""
     micro_batch_size: Positive | None = None
     """Maximum number of rows in a micro-batch, over all devices: sets gradient_accumulation_steps to the smallest
     number of equal micro-batches with at most so many rows. null: use gradient_accumulation_steps."""
     label_smoothing: Fraction = 0.0
-    """Share of a next token's probability that is spread evenly over the vocabulary; of training.objective clm, and of
-    sequence to sequence. The logged lm_loss, or nll, is without it."""
+    """training.objective clm and sequence to sequence: share of the probability of the next token that is spread evenly
+    over the vocabulary. The logged lm_loss or nll does not include it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Computation in float32 or bfloat16; parameters stay float32."""
+    """Data type of the computation; parameters are always float32."""
     preset: Literal["reference", "fast"] = "reference"
-    """reference keeps the paper's computation; fast sets dtype to bfloat16, model.attention_probs_dropout_prob to 0 and
-    pad_vocab_to_multiple_of to 64, each unless it is set next to the preset, and computes attention in one kernel,
-    cuDNN's on NVIDIA GPUs."""
+    """reference: the paper's computation. fast: sets dtype to bfloat16, model.attention_probs_dropout_prob to 0 and
+    pad_vocab_to_multiple_of to 64, except where they are set explicitly, and computes attention in one kernel (cuDNN on
+    NVIDIA GPUs)."""
     attention_implementation: Literal["auto", "xla", "cudnn", "splash"] = "auto"
-    """Attention as xla compiles it, by cuDNN's kernel (cudnn) in bfloat16 and without packed rows, or by JAX's kernel
-    for TPUs (splash); both without dropout on the weights. auto leaves it to preset."""
+    """Attention: compiled by XLA (xla), cuDNN's kernel (cudnn; bfloat16, no packed rows) or JAX's kernel for TPUs
+    (splash). The kernels have no dropout of attention weights. auto: chosen by preset."""
     pad_vocab_to_multiple_of: Positive = 1
-    """The masked-LM head decodes to a multiple of this, which GPUs multiply faster; what is beyond the vocabulary has
-    no probability, no parameters, and no place in checkpoints and exports."""
+    """Pad the output of the MLM head to a multiple of this number, which is faster on GPUs. The padding has no
+    probability and no parameters, and is not part of checkpoints and exports."""
     dropout_rng: Literal["hash", "threefry"] = "hash"
-    """Dropout bits from a counter hash (fast) or from JAX's threefry (the reference)."""
+    """Random bits of dropout: a counter hash (fast), or JAX's threefry."""
     mesh: str | None = None
-    """Devices as DATAxFSDPxTENSOR, 2x4x1 say: rows over the first two axes, parameters and optimizer state over the
-    second, heads and feed-forward over the third; null keeps a copy of the model on every device (pmap)."""
+    """Devices as DATAxFSDPxTENSOR, such as 2x4x1: rows are sharded over the first two axes, parameters and optimizer
+    state over the second, heads and feed-forward over the third. null: a copy of the model on every device (pmap)."""
     remat: Remat = "none"
-    """What the backward pass computes again instead of storing: none; all but the results of linear layers (dots); each
-    layer from its input (full)."""
+    """Values that the backward pass recomputes to save memory: none; all except outputs of linear layers (dots); or all
+    inside a layer (full)."""
     scan_layers: bool = False
-    """Compile one layer and loop over it: quick to compile, with a stacked copy of the layers' weights in memory."""
+    """Compile one layer and loop over it: compiles faster, but keeps a stacked copy of all layers' weights in
+    memory."""
     log_every: Positive = 100
-    """Steps between two lines of training metrics."""
+    """Steps between two log lines of training metrics."""
     eval_every: Positive | None = None
-    """Steps between two evaluations; null: at every epoch in fine-tuning, at every checkpoint in pretraining."""
+    """Steps between two evaluations. Defaults to one epoch in fine-tuning and to checkpoint_every in pretraining."""
     checkpoint_every: Positive = 1000
     """Steps between two checkpoints."""
     average_checkpoints: Positive = 1
-    """Fine-tuning: evaluate, choose and keep the mean of the parameters at so many last evaluations, in place of the
-    parameters at the last one; 5 in the Transformer's base models."""
+    """Fine-tuning: evaluate, select and keep the mean of the parameters at the last n evaluations; 5 in the
+    Transformer's base models."""
     max_to_keep: Positive | None = None
-    """Checkpoints kept that a run can resume from, the newest ones; null: 3 in pretraining, 1 in fine-tuning, which
-    keeps the parameters of the best checkpoint besides."""
+    """Number of newest checkpoints to keep for resuming. Defaults to 3 in pretraining and 1 in fine-tuning, which also
+    keeps the parameters of the best checkpoint."""
     max_consecutive_nonfinite_steps: Positive = 10
-    """Stop after so many steps in a row whose loss, gradient or update was NaN or infinite; fewer are skipped, and
-    their batches written to nonfinite/ in the run's folder."""
+    """Stop after this number of consecutive steps with a NaN or infinite loss, gradient or update. Fewer such steps are
+    skipped, and their batches are written to nonfinite/ in the run's folder."""
 
     def check(self) -> None:
         """Raises UserError for values that contradict each other."""
@@ -187,12 +189,12 @@ class TrainingConfig:
 
     @property
     def rows_per_evaluation(self) -> int:
-        """Rows of one evaluation batch: ``eval_batch_size``, or those of a micro-batch if that is null."""
+        """Rows per evaluation batch: ``eval_batch_size``, or the rows of a micro-batch if that is null."""
         return self.eval_batch_size or max(1, self.batch_size // self.gradient_accumulation_steps)
 
     @property
     def mesh_shape(self) -> tuple[int, int, int] | None:
-        """``mesh`` as numbers; None where it is null, or no three numbers."""
+        """``mesh`` as numbers; None if it is null or does not have three numbers."""
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", self.mesh or "")
         return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
@@ -209,8 +211,8 @@ class TrainingConfig:
         ):
             if wrong:
                 raise UserError(
-                    f"{name} is {value}, which training.attention_implementation {kernel} cannot do: set it to {fix}, "
-                    "or the other to xla"
+                    f"{name} is {value}, which training.attention_implementation {kernel} does not support: set it to "
+                    f"{fix}, or training.attention_implementation to xla"
                 )
 
     def check_kernel(self, model: ModelConfig) -> None:

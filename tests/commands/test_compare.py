@@ -247,7 +247,7 @@ def test_only_a_picture_of_its_own_is_replaced(runs, fails) -> None:
     Path("other.png").write_bytes(b"\x89PNG")
     Path("folder.png").mkdir()
     for name in ("other.png", "folder.png"):
-        assert "is no picture of bert compare: pass another --output" in fails(main, "c", "--output", name)
+        assert "is not a picture of bert compare: pass another --output" in fails(main, "c", "--output", name)
     assert "does not end in .png" in fails(main, "c", "--output", "x.pdf")
     assert "none is not a folder" in fails(main, "c", "--output", "none/x.png")
     assert Path("other.png").read_bytes() == b"\x89PNG"

@@ -157,7 +157,7 @@ def test_other_models_and_tasks_are_refused(
 ) -> None:
     arguments = [f"--data.dir={sst2}", f"--output_dir={tmp_path / 'run'}", "--language_model_weight=0.5"]
     message = fails(finetune, "--config=sst2", f"--init={pretrained}", *arguments, "--data.max_length=32")
-    assert "language_model_weight is 0.5, and the model does not read left to right (model.causal is false)" in message
+    assert "language_model_weight is 0.5, but model.causal is false" in message
     message = fails(finetune, "--config=sst2", f"--init={continued}", *arguments, "--num_feature_layers=1")
     assert "language_model_weight and num_feature_layers are both set" in message
     ner = tmp_path / "ner"

@@ -335,8 +335,8 @@ def test_help_of_all_explains_every_key_with_its_default(config_class, capsys, m
     for key in keys_of(config_class):
         assert f"--{key} " in words
     assert ("--phases.K.share X Share of training.steps" in words) == (config_class is PretrainConfig)
-    assert "Decay of the first moment. (default: 0.9)" in words
-    assert "Lower-case all text; of kind wordpiece and unigram. (default: true)" in words
+    assert "Decay rate of the first moment. (default: 0.9)" in words
+    assert "Lower-case all text. For kinds wordpiece and unigram. (default: true)" in words
     assert "--training.remat none|dots|full " in words
     assert "--optimizer.name adamw|lamb|lion|adafactor|muon " in words
     assert "--loggers tensorboard|wandb|mlflow,... " in words

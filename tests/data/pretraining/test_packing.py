@@ -293,5 +293,5 @@ def test_what_cannot_be_packed_is_one_sentence() -> None:
         DataConfig(train="docstrings:stdlib", input_format="full_sentences", packing=True).check()
     with pytest.raises(UserError, match=r"data\.max_sequences_per_pack is 1: it must be at least 2"):
         DataConfig(train="docstrings:stdlib", packing=True, max_sequences_per_pack=1).check()
-    with pytest.raises(UserError, match=r"max_sequences_per_pack is 4, and data\.packing is false: remove it"):
+    with pytest.raises(UserError, match=r"max_sequences_per_pack is 4, but data\.packing is false: remove it"):
         DataConfig(train="docstrings:stdlib", max_sequences_per_pack=4).check()

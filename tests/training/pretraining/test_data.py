@@ -63,13 +63,13 @@ def test_values_that_cannot_work_are_one_sentence() -> None:
         ({"eval": None}, r"data\.eval is null: set data\.eval, a stream has no held-out share"),
         (
             {"near_duplicates": 0.8},
-            r"data\.near_duplicates is 0\.8, and data\.streaming does not know the whole corpus",
+            r"data\.near_duplicates is 0\.8, but data\.streaming does not know the whole corpus",
         ),
-        ({"static_masking": True}, r"data\.static_masking is True, and data\.streaming"),
-        ({"dupe_factor": 2}, r"data\.dupe_factor is 2, and data\.streaming"),
-        ({"stream_readers": 3}, r"data\.stream_readers is 3, and a batch of 32 rows has no equal share"),
+        ({"static_masking": True}, r"data\.static_masking is True, but data\.streaming"),
+        ({"dupe_factor": 2}, r"data\.dupe_factor is 2, but data\.streaming"),
+        ({"stream_readers": 3}, r"data\.stream_readers is 3, but does not divide training\.batch_size \(32\)"),
         ({"training": {"steps": None, "epochs": 1.0}}, r"training\.epochs is set, .*: set training\.steps instead"),
-        ({"streaming": False, "shuffle_buffer": 1}, r"data\.shuffle_buffer is 1, and data\.streaming is false"),
+        ({"streaming": False, "shuffle_buffer": 1}, r"data\.shuffle_buffer is 1, but data\.streaming is false"),
     ):
         with pytest.raises(UserError, match=message):
             check(**changes)

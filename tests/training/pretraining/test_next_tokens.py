@@ -242,8 +242,8 @@ def test_another_run_starts_from_it(continued, pretrained, corpus, tmp_path, cap
     assert main([*arguments, *rows, f"--init={continued}"]) == 0  # its settings come with the weights
     assert f"from {continued}, step 6: bert (" in capsys.readouterr().out
     arguments[-1] = f"--output_dir={tmp_path / 'other'}"
-    assert "model.causal is false, and training.objective clm" in fails(main, *arguments, *rows, f"--init={pretrained}")
-    assert "model.causal is true, and training.objective mlm" in fails(
+    assert "model.causal is false, but training.objective clm" in fails(main, *arguments, *rows, f"--init={pretrained}")
+    assert "model.causal is true, but training.objective mlm" in fails(
         main, *arguments, "--data.input_format=full_sentences", f"--init={continued}"
     )
 
@@ -283,9 +283,9 @@ def test_plan_compiles_the_step(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model.causal=false"], "model.causal is false, and training.objective clm needs a model that does not see"),
-        (["--training.objective=mlm"], "model.causal is true, and training.objective mlm needs a model that sees"),
-        (["--training.objective=rtd"], "model.causal is true, and training.objective rtd needs a model that sees"),
+        (["--model.causal=false"], "model.causal is false, but training.objective clm"),
+        (["--training.objective=mlm"], "model.causal is true, but training.objective mlm"),
+        (["--training.objective=rtd"], "model.causal is true, but training.objective rtd"),
         (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective clm does not learn"),
         (["--data.packing=true"], "the rows of data.input_format blocks are full already"),
         (

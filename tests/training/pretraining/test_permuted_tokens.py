@@ -192,10 +192,10 @@ CUDNN = ["--training.attention_implementation=cudnn", "--training.dtype=bfloat16
     ("more", "message"),
     [
         (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective plm does not learn"),
-        (["--model.causal=true"], "model.causal is true, and training.objective plm needs a model that sees"),
+        (["--model.causal=true"], "model.causal is true, but training.objective plm"),
         (
             [*CUDNN, "--model.attention_probs_dropout_prob=0"],
-            "training.objective is plm, which training.attention_implementation cudnn cannot do: set it to mlm",
+            "training.objective is plm, which training.attention_implementation cudnn",
         ),
     ],
 )

@@ -93,13 +93,13 @@ def test_no_step_is_lost_between_shares_and_steps(total: int) -> None:
         ([], ["phases is an empty list"]),
         ([PhaseConfig(), PhaseConfig()], ["phases.1.share and phases.1.steps are both null"]),
         ([PhaseConfig(0.5, 3), PhaseConfig()], ["phases.1.share and phases.1.steps are both set"]),
-        ([PhaseConfig(0.9), PhaseConfig(0.1)], ["phases.2.share is set", "takes the steps that are left"]),
+        ([PhaseConfig(0.9), PhaseConfig(0.1)], ["phases.2.share is set", "the remaining steps"]),
         ([PhaseConfig(1.0), PhaseConfig()], ["phases.1.share is 1.0", "below 1"]),
         (
             [PhaseConfig(steps=10), PhaseConfig()],
-            ["phases.2 is left without a step", "10", "training.steps"],
+            ["phases.2 has no steps", "10", "training.steps"],
         ),
-        ([PhaseConfig(0.01), PhaseConfig()], ["phases.1 is left without a step"]),
+        ([PhaseConfig(0.01), PhaseConfig()], ["phases.1 has no steps"]),
         ([PhaseConfig(sequence_length=1024)], ["phases.1.sequence_length (1024)", "max_position_embeddings (512)"]),
         ([PhaseConfig(sequence_length=4)], ["phases.1.sequence_length is 4", "at least 8"]),
         (
