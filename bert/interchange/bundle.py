@@ -1,4 +1,4 @@
-"""A model's data without its methods: readers return it, writers take it."""
+"""A model as plain data: readers return it, and writers accept it."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ from bert.model.pooling import Pooling
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBundle:
-    """A model's sizes, parameters and vocabulary, and how its outputs are read.
+    """Sizes, parameters and vocabulary of a model, and how to read its outputs.
 
     Attributes:
         config: sizes of the encoder.
-        params: nested dict of float32 arrays: the encoder and the heads that are there.
-        tokenizer: its vocabulary.
-        architecture: name of our module that the heads fill, a key of `bert.model.names.ARCHITECTURES`.
-        labels: names of the classes of a classifier, by number; () without one.
-        problem_type: of a sequence classifier, as in config.json; None where it says nothing.
+        params: nested dict of float32 arrays: the encoder, and the heads that the model has.
+        tokenizer: the vocabulary.
+        architecture: name of the module in `bert.model`, a key of `bert.model.names.ARCHITECTURES`.
+        labels: names of a classifier's classes, by number; () for other models.
+        problem_type: as in config.json, for sequence classifiers; None if it is unset.
         classifier_dropout: rate before a task's dense layer in training; None for ``hidden_dropout_prob``.
-        null_score_diff_threshold: of a model that answers questions: there is no
-            answer above this difference of the null score from the best answer's; None if it always answers.
-        label_thresholds: of a classifier of several labels at once: from which probability on each is predicted; () if
-            there are none.
-        score_activation: of a classifier with one output: the class of PyTorch that a cross-encoder of
-            sentence-transformers declares for its score, by its full name; None for none.
-        texts_per_input: of a sequence classifier: 1, or 2 of pairs; None where it is unknown.
+        null_score_diff_threshold: for question answering: largest null score minus best score for which there is an
+            answer; None if there always is.
+        label_thresholds: for several labels at once: the probability from which each is predicted; () for none.
+        score_activation: for one output: full name of the PyTorch class that a cross-encoder of sentence-transformers
+            applies to its score; None for none.
+        texts_per_input: for sequence classifiers: 1, or 2 for pairs; None if unknown.
         pair_truncation: how pairs are cut to a row: "google" or "longest_first"; None for the tokenizer's own way.
-        clitics: of a tagger: word endings that are separate words in texts; None where they are unknown.
-        pooling: how embeddings are made, as a sentence-transformers folder declares it; None for any other.
-        target_tokenizer: of an encoder-decoder with two vocabularies: that of its targets; None if ``tokenizer`` is.
-        decoding: of a model that generates: the settings it was evaluated or published with; None if there are none.
-        source: the folder or hub name the model was read from.
-        step: the checkpoint it was read from; None if it is not a run's.
-        dtype: what it computes in; its parameters are float32.
+        clitics: for taggers: word endings that are separate words; None if unknown.
+        pooling: how embeddings are made, from a sentence-transformers folder; None for other models.
+        target_tokenizer: vocabulary of the targets of an encoder-decoder; None if it is ``tokenizer``.
+        decoding: settings with which a generating model was evaluated or published; None if there are none.
+        source: folder or hub name that the model was read from.
+        step: step of the run's checkpoint; None if the model is not from a run.
+        dtype: type of the computation; parameters are float32.
     """
 
     config: ModelConfig
@@ -69,29 +68,29 @@ class ModelBundle:
 
     @property
     def longest_text(self) -> int:
-        """Tokens of the longest text that is read; an embedding may cut texts before its positions end."""
+        """Maximum number of tokens of a text; embeddings may have a smaller one than the model."""
         positions = self.config.max_position_embeddings
         return positions if self.pooling is None else min(positions, self.pooling.max_length or positions)
 
     @property
     def embedding_size(self) -> int:
-        """E, the width of an embedding."""
+        """Width of an embedding."""
         return (self.pooling or Pooling()).embedding_size(self.config.hidden_size)
 
     @property
     def origin(self) -> str:
-        """The source and a run's step, for messages."""
+        """Source and step, for messages."""
         source = on_one_line(self.source)
         return source if self.step is None else f"{source}, step {self.step:,}"
 
     @property
     def title(self) -> str:
-        """The name of the source's folder, for headings. Names that are not UTF-8 are escaped."""
+        """Name of the source folder, for headings. Names that are not UTF-8 are escaped."""
         return on_one_line(Path(self.source).resolve().name)
 
 
 OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
-"""L of the heads whose outputs have no names: start and end, and one score a choice."""
+"""Number of outputs of heads without labels: start and end, and one score per choice."""
 
 
 MODULE_HOMES = {
@@ -102,11 +101,11 @@ MODULE_HOMES = {
     "BertForCausalLM": decoders,
     "BertForSequenceToSequence": decoders,
 }
-"""Where the architectures are that are not among `bert.model.heads`."""
+"""Modules with architectures that are not in `bert.model.heads`."""
 
 
 def build_module(model: ModelBundle) -> Any:
-    """The Flax module that the parameters fill."""
+    """Returns the Flax module for the parameters."""
     if model.architecture == "Bert":
         return Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
     module = getattr(MODULE_HOMES.get(model.architecture, heads), model.architecture)
@@ -116,7 +115,7 @@ def build_module(model: ModelBundle) -> Any:
 
 
 def describe_labels(model: ModelBundle) -> str:
-    """Its labels for a README.md, and from which probability on each is predicted where there are such thresholds."""
+    """Returns the labels, with their thresholds if there are any, for a README.md."""
     if not model.label_thresholds:
         return ", ".join(map(_code_span, model.labels))
     pairs = zip(model.labels, model.label_thresholds, strict=True)
@@ -125,7 +124,7 @@ def describe_labels(model: ModelBundle) -> str:
 
 
 def _code_span(text: str) -> str:
-    """A text in Markdown that stays code: its fence is longer than any run of backticks in it, and it is one line."""
+    """Returns a text as Markdown code on one line, with a fence longer than any backticks in it."""
     text = on_one_line(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if text.strip("` ") != text or not text else ""

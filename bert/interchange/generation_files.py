@@ -78,13 +78,13 @@ def read_target_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None
     return None
 
 
-def read_decoding(folder: Path, tokenizer: Tokenizer, say: Callable[[str], None]) -> Decoding:
+def read_decoding(folder: Path, tokenizer: Tokenizer, log: Callable[[str], None]) -> Decoding:
     """The settings of generation in generation_config.json, or, of older versions, in config.json.
 
     Args:
         folder: of the model.
         tokenizer: of the target.
-        say: called with settings that are not applied.
+        log: called with settings that are not applied.
 
     Raises:
         UserError: a value that cannot work, or texts that begin or end with other tokens than ours.
@@ -102,7 +102,7 @@ def read_decoding(folder: Path, tokenizer: Tokenizer, say: Callable[[str], None]
             )
     for key, value in NOT_APPLIED.items():
         if content.get(key, value) not in (value, None):
-            say(WarningText(f"{file}: {key} {content[key]} is not applied"))
+            log(WarningText(f"{file}: {key} {content[key]} is not applied"))
     names = {**KEYS, **CONTROL_KEYS}
     values = {names[key]: content[key] for key in names if content.get(key) is not None}
     if isinstance(shortest := content.get("min_length"), int) and shortest > 1:  # with the start token
@@ -110,7 +110,7 @@ def read_decoding(folder: Path, tokenizer: Tokenizer, say: Callable[[str], None]
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]]
     if values.get("early_stopping") == "never":
-        say(WarningText(f"{file}: early_stopping never is not applied, and read as false"))
+        log(WarningText(f"{file}: early_stopping never is not applied, and read as false"))
         values["early_stopping"] = False
     if content.get("do_sample") is True:
         values |= {"temperature": 1.0} | {key: content[key] for key in SAMPLING_KEYS if content.get(key) is not None}
@@ -146,7 +146,7 @@ def _checked(values: dict[str, Any], file: Path) -> Decoding:
     )
 
 
-def warn_unread_decoding(folder: Path, say: Callable[[str], None]) -> None:
+def warn_unread_decoding(folder: Path, log: Callable[[str], None]) -> None:
     """Reports settings of generation_config.json of a left-to-right model: `generate` does not use them."""
     file = folder / GENERATION_CONFIG
     content = read_json(file) if file.is_file() else {}
@@ -154,7 +154,7 @@ def warn_unread_decoding(folder: Path, say: Callable[[str], None]) -> None:
     if isinstance(content, dict):
         unread = [key for key, value in plain.items() if content.get(key, value) not in (value, None)]
         if unread:
-            say(WarningText(f"{file}: {', '.join(unread)}: not applied, pass them to generate"))
+            log(WarningText(f"{file}: {', '.join(unread)}: not applied, pass them to generate"))
 
 
 def generation_config(model: ModelBundle) -> dict[str, Any]:

@@ -18,7 +18,7 @@ TEXT_SETTINGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Files that say how long texts may be and whether they are lower-cased, all but the first one of older versions."""
+"""Files with the maximum length of texts and their casing; all except the first are of older versions."""
 
 
 PROMPTS = "config_sentence_transformers.json"
@@ -66,12 +66,12 @@ def encoder_folder(folder: Path) -> Path:
     return modules[0][1] if modules else folder
 
 
-def read_pooling(folder: Path, say: Callable[[str], None]) -> Pooling | None:
+def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
     """Reads what modules.json of a sentence-transformers folder declares.
 
     Args:
         folder: the sentence-transformers folder, or any other.
-        say: called with what is declared and not applied here.
+        log: called with what is declared and not applied here.
 
     Returns:
         None if there is no modules.json, or if it is a cross-encoder's.
@@ -84,11 +84,11 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> Pooling | None:
         return None
     folder_of = dict(modules)
     settings_files = [place / name for place in (modules[0][1], folder) for name in TEXT_SETTINGS]
-    length, lowercase = next((_text_settings(file, say) for file in settings_files if file.is_file()), (None, False))
-    query_prompt, document_prompt, truncate_dim = _model_settings(folder / PROMPTS, say)
+    length, lowercase = next((_text_settings(file, log) for file in settings_files if file.is_file()), (None, False))
+    query_prompt, document_prompt, truncate_dim = _model_settings(folder / PROMPTS, log)
     mode, include_prompt = Pooling.mode, Pooling.include_prompt
     if "Pooling" in folder_of:
-        mode, include_prompt = _pooling_settings(folder_of["Pooling"] / "config.json", say)
+        mode, include_prompt = _pooling_settings(folder_of["Pooling"] / "config.json", log)
     if "Normalize" in folder_of and (file := folder_of["Normalize"] / "config.json").is_file():
         check_names(file, _settings(file))
     return Pooling(
@@ -101,7 +101,7 @@ def read_pooling(folder: Path, say: Callable[[str], None]) -> Pooling | None:
         include_prompt=include_prompt,
         truncate_dim=truncate_dim,
         dense=tuple(
-            read_dense(place, _settings(place / "config.json"), say) for name, place in modules if name == "Dense"
+            read_dense(place, _settings(place / "config.json"), log) for name, place in modules if name == "Dense"
         ),
     )
 
@@ -174,16 +174,16 @@ def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
     return files
 
 
-def _model_settings(file: Path, say: Callable[[str], None]) -> tuple[str, str, int | None]:
+def _model_settings(file: Path, log: Callable[[str], None]) -> tuple[str, str, int | None]:
     """The prompts of queries and of documents, "" for none, and the number of features that are kept."""
     content = _settings(file) if file.is_file() else {}
     if content.get("default_prompt_name"):
-        say(WarningText(f"{file}: default_prompt_name is not used: put the prompt before the texts yourself"))
+        log(WarningText(f"{file}: default_prompt_name is not used: put the prompt before the texts yourself"))
     if (similarity := content.get("similarity_fn_name")) not in (None, "cosine"):
-        say(WarningText(f"{file}: similarity_fn_name is {similarity}, which is not used: searches compare by cosine"))
+        log(WarningText(f"{file}: similarity_fn_name is {similarity}, which is not used: searches compare by cosine"))
     if (kind := content.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
-        say(WarningText(f"{file}: model_type is {kind}, whose vectors are not read: embed gives pooled ones"))
-    warn_unknown(file, content, KNOWN_SETTINGS, say)
+        log(WarningText(f"{file}: model_type is {kind}, whose vectors are not read: embed gives pooled ones"))
+    warn_unknown(file, content, KNOWN_SETTINGS, log)
     prompts = content.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise UserError(f"{file}: prompts is {str(prompts)[:40]!r}: map names to texts")
@@ -194,7 +194,7 @@ def _model_settings(file: Path, say: Callable[[str], None]) -> tuple[str, str, i
     return prompts.get("query") or "", document, truncate_dim
 
 
-def _text_settings(file: Path, say: Callable[[str], None]) -> tuple[int | None, bool]:
+def _text_settings(file: Path, log: Callable[[str], None]) -> tuple[int | None, bool]:
     """Most tokens of a text, and whether texts are lower-cased."""
     content = _settings(file)
     length, lowercase = content.get("max_seq_length"), content.get("do_lower_case") or False
@@ -204,8 +204,8 @@ def _text_settings(file: Path, say: Callable[[str], None]) -> tuple[int | None, 
         raise UserError(f"{file}: do_lower_case is {lowercase!r}: set it to true or false")
     for key, plain in TEXT_SETTINGS_READ.items():
         if content.get(key, plain) not in (plain, None):
-            say(WarningText(f"{file}: {key} is {str(content[key])[:80]}, which is not applied"))
-    warn_unknown(file, content, ("max_seq_length", "do_lower_case", "unpad_inputs", *TEXT_SETTINGS_READ), say)
+            log(WarningText(f"{file}: {key} is {str(content[key])[:80]}, which is not applied"))
+    warn_unknown(file, content, ("max_seq_length", "do_lower_case", "unpad_inputs", *TEXT_SETTINGS_READ), log)
     return length, lowercase
 
 
@@ -225,7 +225,7 @@ def _settings(file: Path) -> dict[str, Any]:
     return content
 
 
-def _pooling_settings(file: Path, say: Callable[[str], None]) -> tuple[str, bool]:
+def _pooling_settings(file: Path, log: Callable[[str], None]) -> tuple[str, bool]:
     """The mode, as `Pooling` has it, and whether the tokens of a prompt are pooled."""
     content = _settings(file)
     chosen, prefix = content.get("pooling_mode"), "pooling_mode_"
@@ -245,7 +245,7 @@ def _pooling_settings(file: Path, say: Callable[[str], None]) -> tuple[str, bool
         file,
         content,
         {"word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *known},
-        say,
+        log,
     )
     return CONCATENATED.join(modes), include_prompt
 
@@ -268,13 +268,13 @@ FEATURES = "sentence_embedding"
 """The name of the vector that the modules read and write."""
 
 
-def read_dense(folder: Path, content: dict[str, Any], say: Callable[[str], None]) -> PooledDense:
+def read_dense(folder: Path, content: dict[str, Any], log: Callable[[str], None]) -> PooledDense:
     """Reads the weights of a module's folder.
 
     Args:
         folder: of the module.
         content: of its config.json.
-        say: called with keys that are not applied.
+        log: called with keys that are not applied.
 
     Raises:
         UserError: an activation or a setting that `PooledDense` does not compute, or weights of another form.
@@ -288,7 +288,7 @@ def read_dense(folder: Path, content: dict[str, Any], say: Callable[[str], None]
         raise UserError(f"{file}: use_residual is {content['use_residual']!r}, and only false is read")
     check_names(file, content)
     known_keys = ("in_features", "out_features", "bias", "activation_function", "use_residual", *NAMES)
-    warn_unknown(file, content, known_keys, say)
+    warn_unknown(file, content, known_keys, log)
     tensors, source = read_tensors(folder)
     weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
     if weight is None or set(tensors) - {"linear.weight", "linear.bias"}:
@@ -305,7 +305,7 @@ def read_dense(folder: Path, content: dict[str, Any], say: Callable[[str], None]
 
 
 def read_score_activation(
-    folder: Path, content: Mapping[str, Any], settings: str, num_labels: int, say: Callable[[str], None]
+    folder: Path, content: Mapping[str, Any], settings: str, num_labels: int, log: Callable[[str], None]
 ) -> str | None:
     """The class of PyTorch that a cross-encoder of sentence-transformers applies to its score; None for none.
 
@@ -314,7 +314,7 @@ def read_score_activation(
         content: of its config.json.
         settings: name of the file with the settings of sentence-transformers.
         num_labels: outputs of the model. The activation is read of a single one.
-        say: called with an activation that is not applied.
+        log: called with an activation that is not applied.
     """
     file, declared = folder / "config.json", content.get("sbert_ce_default_activation_function")
     if isinstance(nested := content.get(CROSS_ENCODER), dict):
@@ -326,7 +326,7 @@ def read_score_activation(
         return None
     if num_labels == 1 and find_activation(declared) is not None:
         return str(declared)
-    say(WarningText(f"{file}: activation_fn is {str(declared)[:80]}, which is not applied"))
+    log(WarningText(f"{file}: activation_fn is {str(declared)[:80]}, which is not applied"))
     return None
 
 
@@ -340,10 +340,10 @@ def check_names(file: Path, content: dict[str, Any]) -> None:
             raise UserError(f"{file}: {key} is {str(content[key])[:80]!r}, and only {FEATURES} is read")
 
 
-def warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], say: Callable[[str], None]) -> None:
+def warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], log: Callable[[str], None]) -> None:
     """Reports keys of a file that have no effect here."""
     if unknown := sorted(content.keys() - set(known)):
-        say(WarningText(f"not loaded from {file}: {', '.join(unknown)}"))
+        log(WarningText(f"not loaded from {file}: {', '.join(unknown)}"))
 
 
 def dense_config(layer: PooledDense) -> dict[str, Any]:

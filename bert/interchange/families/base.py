@@ -29,20 +29,20 @@ ParametersByPath = dict[str, Any]
 
 
 class Limit(NamedTuple):
-    """The only value of a setting that a family has, and the reason, as a clause."""
+    """The only value of a setting that a family supports, and the reason, as a clause."""
 
     value: Any
     reason: str
 
 
 INITIAL = {"position_embedding_init": "normal", "residual_init": "plain"}
-"""Settings of how BERT's parameters start, of which config.json says nothing."""
+"""Settings of BERT's initialization, which config.json does not have."""
 
 SEPARATE_LAYERS = {
     "layer_groups": Limit(None, "each of its layers has parameters of its own"),
     "step_embedding": Limit(False, "its layers read nothing of their number"),
 }
-"""The limits of all families but those that share layers."""
+"""The limits of all families except the ones that share layers."""
 
 CLASSIC_LIMITS = {
     **SEPARATE_LAYERS,
@@ -71,7 +71,7 @@ BERT_LIMITS = {
 """The limits that BERT's descendants share."""
 
 ABSOLUTE_POSITIONS = {"position_embedding_type": "absolute"}
-"""What is ``fixed`` of families whose classes have, or had, other positions by this key."""
+"""``Family.fixed`` of families whose classes support, or supported, other positions with this key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,35 +79,31 @@ class Family:
     """A model family: one file of this package, and one entry of `bert.interchange.families.FAMILIES`.
 
     Attributes:
-        model_type: of config.json.
-        title: its name in messages.
-        prefix: what stands before the names of the encoder's parameters; files of a bare encoder leave it out.
-        classes: our architectures that it has, and transformers' classes of them.
-        vocabulary: the kind of vocabulary that it alone is written with; None for any.
-        own_tokenizer: how transformers' tokenizer of the family differs from BERT's, which reads a vocab.txt here; None
-            if it does not.
-        names: of its parameters.
-        decoder_bias: the second name of the MLM head's bias, as the decoder's own; None if it has one name.
+        model_type: in config.json.
+        title: name for messages.
+        prefix: prefix of the names of the encoder's parameters; files of a bare encoder omit it.
+        classes: supported architectures, and their classes in transformers.
+        vocabulary: the only kind of vocabulary that is exported as this family; None for any.
+        own_tokenizer: how the family's tokenizer in transformers differs from BERT's; None if it does not.
+        names: names of the parameters.
+        decoder_bias: second name of the MLM head's bias, in the decoder; None if it has one name.
         keys: fields of `ModelConfig` and their keys in config.json, in the order in which they are written.
-        more_sizes: further keys of config.json that have to hold whole numbers, for ``read_config``.
-        limits: settings of `ModelConfig` that it has in one value alone.
+        more_sizes: further keys of config.json with whole numbers, for ``read_config``.
+        limits: settings of `ModelConfig` with a single supported value.
         prediction_act: activation of the MLM head; None for the model's ``hidden_act``.
-        fixed: settings of config.json of which this value alone is read.
-        settings: further ones of an architecture of ``classes``.
-        initial: settings of `ModelConfig` that only say how parameters start, as ``read_config`` has them.
-        constants: pattern of the names of tensors that are no parameters, and are not read.
-        has_form: whether a model of ours, by its sizes and architecture, is written as this family.
-        read_config: config.json, whose values of ``keys`` and ``more_sizes`` are checked -> the fields of `ModelConfig`
-            that ``keys`` alone does not give. Raises UserError.
+        fixed: settings of config.json with a single supported value.
+        settings: the same for an architecture of ``classes``.
+        initial: settings of `ModelConfig` that only affect how parameters are initialized, as ``read_config`` has them.
+        constants: pattern of the names of tensors that are not parameters and are skipped.
+        has_form: whether a model with these sizes and this architecture is exported as this family.
+        read_config: checked config.json -> the fields of `ModelConfig` that ``keys`` does not give. Raises UserError.
         write_config: the inverse, as keys of config.json.
-        flatten: config.json -> the same with all settings at its top, where a family has several models in it. Raises
-            UserError.
-        nest: the inverse, with the sizes and the special tokens of the target.
-        separate: sizes, parameters, padding id -> those of the same model without shared parameters, which the files
-            have.
+        flatten: config.json with several models -> one with all settings at the top. Raises UserError.
+        nest: the inverse, given sizes and special tokens of the target.
+        separate: sizes, parameters, padding id -> sizes and parameters without sharing, as in the files.
         share: the inverse: equal copies become shared parameters.
-        to_files: sizes and tensors by their names there -> those of its files, whose features may have another order
-            (``share`` undoes it), and constants that transformers does not make by itself.
+        to_files: sizes and tensors by their names in files -> tensors of the files, which may order features otherwise
+            (``share`` restores the order), and constants that transformers does not make itself.
     """
 
     model_type: str
@@ -139,38 +135,38 @@ class Family:
 
     @property
     def class_prefix(self) -> str:
-        """The beginning of its classes' names."""
+        """Prefix of the names of the classes."""
         return next(iter(self.classes.values())).removesuffix("Model")
 
     def class_of(self, architecture: str) -> str:
-        """The class of an architecture of ours; of one that transformers lacks, as it would be named."""
+        """Returns the class of an architecture; the name it would have if transformers lacks it."""
         return self.classes.get(architecture) or self.class_prefix + architecture.removeprefix("Bert")
 
     def architecture_of(self, name: str) -> str | None:
-        """Our architecture of a class of transformers; None for one that is not read."""
+        """Returns the architecture of a class of transformers; None for an unsupported class."""
         return next((ours for ours, theirs in self.classes.items() if theirs == name), None)
 
     def current_name(self, name: str) -> str:
-        """A tensor's name as today's versions write it: the prefix of a bare encoder, gamma and beta of old files."""
+        """Returns the name that current versions write for a tensor of an old file or a bare encoder."""
         name = re.sub(r"(LayerNorm|layer_norm)\.gamma$", r"\1.weight", name)
         name = re.sub(r"(LayerNorm|layer_norm)\.beta$", r"\1.bias", name)
         return f"{self.prefix}.{name}" if self.is_bare(name) else name
 
     def is_bare(self, name: str) -> bool:
-        """Whether a tensor's name is one of the encoder's without the prefix."""
+        """Whether a name is of an encoder's tensor without the prefix."""
         start = f"{self.prefix}."
         inside = (theirs.removeprefix(start) for theirs in self.names.modules.values() if theirs.startswith(start))
         return name.split(".")[0] in {theirs.split(".")[0] for theirs in inside}
 
 
 def class_names(prefix: str, *heads: str) -> dict[str, str]:
-    """Classes of a family: the encoder's, those of ``heads`` and of the heads that every family has."""
+    """Returns the classes of a family: the encoder, ``heads``, and the heads that every family has."""
     common = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
     return {"Bert": f"{prefix}Model"} | {f"BertFor{head}": f"{prefix}For{head}" for head in (*heads, *common)}
 
 
 def encoder_names(prefix: str) -> dict[str, str]:
-    """The names of the embeddings, the layers and the outputs of tasks that BERT's descendants share."""
+    """Returns the names of embeddings, layers and task outputs that BERT's descendants share."""
     embeddings, layer = f"{prefix}.embeddings", f"{prefix}.encoder.layer.{{}}"
     return {
         "bert/embeddings/word": f"{embeddings}.word_embeddings",

@@ -58,7 +58,7 @@ _SIZES = (
     "type_vocab_size",
 )
 _RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-# The configurations of the multilingual and the Chinese model say these of a pooler that modeling.py does not build.
+# The configurations of the multilingual and the Chinese model describe a pooler that modeling.py does not build.
 _WITHOUT_EFFECT = ("directionality", "pooler_")
 
 
@@ -67,10 +67,10 @@ def is_google(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or any(folder.glob(f"{CHECKPOINT}.*"))
 
 
-def read_google_model(folder: Path, say: Log = log_message) -> ModelBundle:
+def read_google_model(folder: Path, log: Log = log_message) -> ModelBundle:
     """`read_params` and `read_tokenizer`; the labels of a classifier, which these files do not name, are numbered."""
-    config, params = read_params(folder, say)
-    tokenizer = read_tokenizer(folder, config, say)
+    config, params = read_params(folder, log)
+    tokenizer = read_tokenizer(folder, config, log)
     make = partial(ModelBundle, config=config, params=params, tokenizer=tokenizer, pair_truncation="google")
     if names.CLASSIFIER in params:
         labels = tuple(f"LABEL_{label}" for label in range(len(params[names.CLASSIFIER]["bias"])))
@@ -80,12 +80,12 @@ def read_google_model(folder: Path, say: Log = log_message) -> ModelBundle:
     return make(architecture=names.pretraining_architecture(set(params), config))
 
 
-def read_params(folder: Path, say: Log = log_message) -> tuple[ModelConfig, Params]:
+def read_params(folder: Path, log: Log = log_message) -> tuple[ModelConfig, Params]:
     """The encoder, and those heads that the checkpoint has.
 
     Args:
         folder: with ``bert_config.json`` and one checkpoint.
-        say: called with what was read and what was left out.
+        log: called with what was read and what was left out.
 
     Returns:
         The sizes, and a nested dict of float32 arrays: ``bert``, and of ``predictions``, ``seq_relationship``,
@@ -94,7 +94,7 @@ def read_params(folder: Path, say: Log = log_message) -> tuple[ModelConfig, Para
     Raises:
         UserError: a file is missing, damaged or malformed; a tensor is missing, unknown or of another shape.
     """
-    config = read_config(folder / CONFIG, say)
+    config = read_config(folder / CONFIG, log)
     bundle = Bundle(_checkpoint(folder))
     name = f"{bundle.prefix}.index"
     entries = {key: entry for key, entry in bundle.entries.items() if not _is_of_training(key, entry.shape)}
@@ -127,13 +127,13 @@ def read_params(folder: Path, say: Log = log_message) -> tuple[ModelConfig, Para
         arrays |= tensor.split(array)
     params = traverse_util.unflatten_dict(arrays, sep="/")
     count = sum(array.size for array in arrays.values())
-    say(f"read {bundle.prefix}: {', '.join(params)} ({len(arrays)} tensors, {count:,} parameters)")
+    log(f"read {bundle.prefix}: {', '.join(params)} ({len(arrays)} tensors, {count:,} parameters)")
     if slots := len(bundle.entries) - len(entries):
-        say(f"not loaded from {bundle.prefix}: {slots} tensors of the training program, such as the optimizer's")
+        log(f"not loaded from {bundle.prefix}: {slots} tensors of the training program, such as the optimizer's")
     return config, params
 
 
-def read_config(file: Path, say: Log = log_message) -> ModelConfig:
+def read_config(file: Path, log: Log = log_message) -> ModelConfig:
     """``bert_config.json`` as our sizes; rates and activation may be left out there, and are then Google's defaults.
 
     Keys that google-research/bert does not know have no effect there, and none here: they are said.
@@ -149,7 +149,7 @@ def read_config(file: Path, say: Log = log_message) -> ModelConfig:
     _raise_if_any(str(file), "lacks", (key for key in _SIZES if key not in given))
     unknown = sorted(given.keys() - {*_SIZES, *_RATES, "hidden_act"})
     if others := [key for key in unknown if not key.startswith(_WITHOUT_EFFECT)]:
-        say(WarningText(f"not loaded from {file}: {', '.join(others)}"))
+        log(WarningText(f"not loaded from {file}: {', '.join(others)}"))
     for key in (*_SIZES, *_RATES):
         whole = key in _SIZES
         value = given.get(key, 0.0)
@@ -171,19 +171,19 @@ def read_config(file: Path, say: Log = log_message) -> ModelConfig:
     return config
 
 
-def read_tokenizer(folder: Path, config: ModelConfig, say: Log = log_message) -> Tokenizer:
-    """The vocabulary. Google's files do not say whether to lower-case: the folder's name or the tokens decide, unless
+def read_tokenizer(folder: Path, config: ModelConfig, log: Log = log_message) -> Tokenizer:
+    """The vocabulary. Google's files do not state whether to lower-case: the folder's name or the tokens decide, unless
     there is a ``tokenizer.json`` or ``tokenizer_config.json``.
 
     Args:
         folder: with ``vocab.txt``.
         config: whose ``vocab_size`` the vocabulary must fit.
-        say: called with whether text is lower-cased, and why.
+        log: called with whether text is lower-cased, and why.
 
     Raises:
         UserError: no vocabulary, a malformed one, or one with more tokens than the embedding has rows.
     """
-    tokenizer = load_tokenizer(folder, log=say, detect_casing=True)
+    tokenizer = load_tokenizer(folder, log=log, detect_casing=True)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     return tokenizer
 

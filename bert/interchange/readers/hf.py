@@ -72,21 +72,24 @@ MULTI_LABEL = "multi_label_classification"
 PROBLEM_TYPES = (None, "regression", "single_label_classification", MULTI_LABEL)
 
 NULL_THRESHOLD = "null_score_diff_threshold"
-"""A key of our own in config.json, which transformers keeps and does not use: of models that may give no answer."""
+"""A key that only this package uses in config.json; transformers keeps it. For models that may give no answer."""
 
 LABEL_THRESHOLDS = "label_thresholds"
-"""Another one: the probability from which on each label is predicted, of several labels at once."""
+"""The second such key: the probability from which each label is predicted, for several labels at once."""
 
 TEXTS_PER_INPUT = "texts_per_input"
-"""The third: 1 of a classifier of single texts, 2 of one of pairs."""
+"""The third: 1 for classifiers of single texts, 2 for classifiers of pairs."""
 
 CLITICS = "clitics"
-PAIR_TRUNCATION = "pair_truncation"
-PAIR_CLASSIFIERS = ("BertForSequenceClassification", "BertForMultipleChoice")
 """The fourth: word endings that a tagger reads as separate words."""
 
+PAIR_TRUNCATION = "pair_truncation"
+"""The fifth: how pairs are cut to a row, for `PAIR_CLASSIFIERS`."""
+
+PAIR_CLASSIFIERS = ("BertForSequenceClassification", "BertForMultipleChoice")
+
 MAX_LABELS = 2**20
-"""Labels of a classifier, above which a number in config.json is damage."""
+"""Maximum number of labels; a larger number in config.json is damage."""
 
 
 def is_hf_folder(folder: Path) -> bool:
@@ -94,15 +97,15 @@ def is_hf_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file() or (folder / "modules.json").is_file() or is_adapter(folder)
 
 
-def read_hf_model(folder: Path, say: Log) -> ModelBundle:
-    """Reads a folder, saying what was read, what was left out and which parts are randomly initialized.
+def read_hf_model(folder: Path, log: Log) -> ModelBundle:
+    """Reads a folder, and logs what was read, what was left out and which parts are randomly initialized.
 
     Raises:
-        UserError: a file that is missing or damaged; a model of another family; a tensor without a
-            place, a parameter without a tensor, a shape that is not config.json's.
+        UserError: a file is missing or damaged, the family is not supported, a tensor has no parameter, a parameter has
+            no tensor, or a shape differs from config.json.
     """
-    pooling, folder = read_pooling(folder, say), encoder_folder(folder)
-    adapter = read_adapter(folder, say) if is_adapter(folder) else None
+    pooling, folder = read_pooling(folder, log), encoder_folder(folder)
+    adapter = read_adapter(folder, log) if is_adapter(folder) else None
     texts = folder if adapter is None else adapter.tokenizer_folder
     folder = folder if adapter is None else adapter.base
     file = folder / "config.json"
@@ -129,7 +132,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         check_dense_widths(pooling, config.hidden_size, folder)
     if pooling is not None and (pooling.max_length or 0) > longest:
         text = f"max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut"
-        say(WarningText(f"{folder}: {text}"))
+        log(WarningText(f"{folder}: {text}"))
     classifier_dropout = _classifier_dropout(content, file)
     problem_type = _problem_type(content, file) if labels else None
     label_thresholds = _label_thresholds(content, len(labels), file)
@@ -141,7 +144,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
             f"{folder / SETTINGS} names no other tokenizer_class than transformers' own for {family.title}, which "
             f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that"
         )
-    tokenizer = load_tokenizer(texts, log=say, settings=settings)
+    tokenizer = load_tokenizer(texts, log=log, settings=settings)
     has_types = settings.model_input_names is None or "token_type_ids" in settings.model_input_names
     if is_wordpiece(tokenizer) and config.type_vocab_size > 1 and not has_types:
         set_one_token_type(tokenizer)
@@ -149,13 +152,13 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
     target_tokenizer, decoding = None, None
     if architecture == "BertForCausalLM":
-        warn_unread_decoding(folder, say)
+        warn_unread_decoding(folder, log)
     if names.has_decoder(architecture):
         target_tokenizer = read_target_tokenizer(folder, config)
-        decoding = read_decoding(folder, target_tokenizer or tokenizer, say)
+        decoding = read_decoding(folder, target_tokenizer or tokenizer, log)
     stored, source = read_tensors(folder)
     stored = stored if adapter is None else adapter.merge(stored, family)
-    arrays, config = _rename_tensors(stored, source, config, family, architecture, say)
+    arrays, config = _rename_tensors(stored, source, config, family, architecture, log)
     parts = _check_tensors(arrays, source, config, family, architecture, labels)
     if names.PREDICTIONS in parts and family.prediction_act not in (None, config.hidden_act):
         raise UserError(
@@ -163,11 +166,11 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
             f"{family.prediction_act}: name another model"
         )
     size = sum(array.size for array in arrays.values())
-    say(f"read {source}: {', '.join(sorted(parts))} ({len(arrays)} tensors, {size:,} parameters)")
+    log(f"read {source}: {', '.join(sorted(parts))} ({len(arrays)} tensors, {size:,} parameters)")
     if inferred:
-        say(WarningText(f"{file}: architectures is missing: read as {inferred[0]}, by the names of the tensors"))
+        log(WarningText(f"{file}: architectures is missing: read as {inferred[0]}, by the names of the tensors"))
     if fresh := [part for part in names.parts_of(architecture, config) if part not in parts]:
-        say(f"not in {source}, randomly initialized: {', '.join(fresh)}")
+        log(f"not in {source}, randomly initialized: {', '.join(fresh)}")
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
         architecture, labels = names.pretraining_architecture(parts, config), ()
     config, arrays = family.share(config, arrays)
@@ -183,7 +186,7 @@ def read_hf_model(folder: Path, say: Log) -> ModelBundle:
         if architecture == "BertForQuestionAnswering"
         else None,
         label_thresholds=label_thresholds if labels else (),
-        score_activation=read_score_activation(folder, content, PROMPTS, len(labels), say)
+        score_activation=read_score_activation(folder, content, PROMPTS, len(labels), log)
         if labels and architecture == "BertForSequenceClassification"
         else None,
         texts_per_input=texts_per_input if labels else None,
@@ -373,7 +376,7 @@ def _problem_type(content: dict[str, Any], file: Path) -> str | None:
 
 
 def _rename_tensors(
-    stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: Family, architecture: str, say: Log
+    stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: Family, architecture: str, log: Log
 ) -> tuple[dict[str, np.ndarray], ModelConfig]:
     """Tensors under our names, as float32, and the config with what the decoder turned out to be."""
     layers = (config.num_distinct_layers, config.decoder.num_distinct_layers)
@@ -405,7 +408,7 @@ def _rename_tensors(
         if word is not None and np.array_equal(decoder, word):
             del by_name[_their_name(table, "predictions/decoder")]
         else:
-            say(f"{source}: the MLM decoder differs from the word embeddings, and stays untied")
+            log(f"{source}: the MLM decoder differs from the word embeddings, and stays untied")
             config = dataclasses.replace(config, tie_word_embeddings=False)
     second = by_name.pop(family.decoder_bias or "", None)
     if second is not None:
@@ -431,9 +434,9 @@ def _rename_tensors(
             raise UserError(f"{source}: {name} is {array.dtype.name}, and {', '.join(FLOATS)} are read: convert it")
         arrays |= table[theirs].split(array)
     if halves := sorted({stored[name].dtype.name for name in by_name.values()} - {"float32"}):
-        say(f"{source}: {' and '.join(halves)} becomes float32, and is written as float32")
+        log(f"{source}: {' and '.join(halves)} becomes float32, and is written as float32")
     if left_out:
-        say(f"not loaded from {source}: {', '.join(sorted(left_out))}")
+        log(f"not loaded from {source}: {', '.join(sorted(left_out))}")
     return arrays, config
 
 

@@ -122,12 +122,12 @@ def tokenizer_folder(folder: Path) -> Path:
     return _base(folder, _settings(folder / CONFIG))
 
 
-def read_adapter(folder: Path, say: Callable[[str], None]) -> Adapter:
+def read_adapter(folder: Path, log: Callable[[str], None]) -> Adapter:
     """Reads an adapter and finds its base model.
 
     Args:
         folder: with both files.
-        say: called with what was read.
+        log: called with what was read.
 
     Raises:
         UserError: an adapter of another kind, a file that is missing or damaged, or a base model that is not here.
@@ -148,7 +148,7 @@ def read_adapter(folder: Path, say: Callable[[str], None]) -> Adapter:
                 f"{weights} holds {name}, which is not read: merge the adapter with PEFT's merge_and_unload"
             )
         tensors[plain] = array
-    say(f"read {weights}: an adapter of {base}, added to its weights ({len(tensors)} tensors)")
+    log(f"read {weights}: an adapter of {base}, added to its weights ({len(tensors)} tensors)")
     return Adapter(folder, base, settings, tensors)
 
 

@@ -64,7 +64,7 @@ SAMPLES = (
 """Texts that tokenizers read differently if anything differs."""
 
 
-def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
+def export(model: ModelBundle, out: Path, log: Callable[[str], None]) -> None:
     """Writes ``out`` as a whole or not at all: config.json, model.safetensors, tokenizer files and a model card.
 
     The folder is read back and compared tensor by tensor, and by logits where transformers is installed.
@@ -80,10 +80,10 @@ def export(model: ModelBundle, out: Path, say: Callable[[str], None]) -> None:
         model = dataclasses.replace(model, pooling=pooling)
     with atomic_directory(out) as draft:
         _write(model, draft)
-        say(_verify(model, draft))
+        log(_verify(model, draft))
     if (text := unexpressed_decoding(model.decoding)) is not None:
-        say(WarningText(text))
-    say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+        log(WarningText(text))
+    log(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
 def to_transformers_compatible(model: ModelBundle) -> ModelBundle:

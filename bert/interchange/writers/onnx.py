@@ -57,14 +57,14 @@ LACKS = (
 
 
 def export(
-    model: ModelBundle, out: Path, say: Callable[[str], None], *, accept: Callable[[Path, Path], str] | None = None
+    model: ModelBundle, out: Path, log: Callable[[str], None], *, accept: Callable[[Path, Path], str] | None = None
 ) -> None:
     """Writes ``out`` as a whole or not at all: the graph, config.json, tokenizer files, signature.json and README.md.
 
     Args:
         model: what to export; the outputs are its architecture's.
         out: a folder that is not there yet, or an empty one.
-        say: called with what was written and how far its outputs are from ours.
+        log: called with what was written and how far its outputs are from ours.
         accept: writes the weights in 8 bits if it is given. It is called with the files of the float graph and of the
             int8 one, compares them, and returns a paragraph for README.md, or raises ExportError.
 
@@ -77,18 +77,18 @@ def export(
     with atomic_directory(out) as draft:
         folder = draft if accept is None else draft / FLOAT_FOLDER
         folder.mkdir(exist_ok=True)
-        _write_verified(model, folder / GRAPH, given, say)
+        _write_verified(model, folder / GRAPH, given, log)
         text = _usage(model, given)
         if accept is not None:
             write_int8(folder / GRAPH, draft / GRAPH)
             comparison = accept(folder / GRAPH, draft / GRAPH)
             shutil.rmtree(folder)
-            say(comparison)
+            log(comparison)
             text += ["Its weights have 8 bits. Next to float weights, on the machine of the export:", comparison]
         write_metadata_files(model, draft, given, "int64", text)
         config = json.dumps(published_config(model), indent=2, ensure_ascii=False)
         write_atomic(draft / "config.json", config + "\n")
-    say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+    log(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
 def check_exportable(model: ModelBundle) -> None:
@@ -106,7 +106,7 @@ def check_exportable(model: ModelBundle) -> None:
         raise UserError(f"{model.source} has model.{key} {value}, which the ONNX graph lacks: use format stablehlo")
 
 
-def _write_verified(model: ModelBundle, file: Path, given: Signature, say: Callable[[str], None]) -> None:
+def _write_verified(model: ModelBundle, file: Path, given: Signature, log: Callable[[str], None]) -> None:
     """Writes the float graph, and compares what ONNX Runtime makes of it. Raises ExportError."""
     import onnx
 
@@ -117,7 +117,7 @@ def _write_verified(model: ModelBundle, file: Path, given: Signature, say: Calla
     longest = model.config.max_position_embeddings
     sizes = ((1, longest), (3, (longest + 1) // 2))
     samples = (sample_inputs(model.config, given.inputs, *size, np.int64) for size in sizes)
-    say(verify_outputs(model, samples, lambda inputs: dict(zip(output_names, session.run(None, inputs), strict=True))))
+    log(verify_outputs(model, samples, lambda inputs: dict(zip(output_names, session.run(None, inputs), strict=True))))
 
 
 def write_int8(source: Path, target: Path) -> None:

@@ -45,7 +45,7 @@ GRAPH, WEIGHTS = "model.jaxexport", "model.safetensors"
 def export(
     model: ModelBundle,
     out: Path,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     *,
     length: int | None = None,
     dynamic_length: bool = False,
@@ -55,7 +55,7 @@ def export(
     Args:
         model: what to export; the outputs are its architecture's.
         out: a folder that is not there yet, or an empty one.
-        say: called with what was written and how far its outputs are from ours.
+        log: called with what was written and how far its outputs are from ours.
         length: T of every input; None for the longest that the model reads.
         dynamic_length: leave T free, up to that longest.
 
@@ -80,8 +80,8 @@ def export(
         weights = load_file(draft / WEIGHTS)
         sizes = ((1, full), (3, (full + 1) // 2 if dynamic_length else full))
         samples = (sample_inputs(model.config, given.inputs, *size) for size in sizes)
-        say(verify_outputs(model, samples, lambda inputs: jax.device_get(graph(weights, inputs))))
-    say(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+        log(verify_outputs(model, samples, lambda inputs: jax.device_get(graph(weights, inputs))))
+    log(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
 def serialized(model: ModelBundle, given: Signature) -> bytes:
