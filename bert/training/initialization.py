@@ -77,10 +77,10 @@ def initialize_state(
     shapes = traverse_util.flatten_dict(_split_pooler(expected))
     moved: set[ParameterPath] = set()
     if source is not None:
-        given = _split_source(source[1], expected)
-        taken = _shared_modules(_split_pooler(expected), given, modules)
+        loaded = _split_source(source[1], expected)
+        taken = _shared_modules(_split_pooler(expected), loaded, modules)
         whole = {module for module in taken if None not in rows.get(module, ())}
-        moved = {path for path in traverse_util.flatten_dict(given) if path[0] in whole}
+        moved = {path for path in traverse_util.flatten_dict(loaded) if path[0] in whole}
 
     def fresh(key: jax.Array) -> dict[ParameterPath, jax.Array]:
         flat = traverse_util.flatten_dict(_split_pooler(init(key)))
@@ -118,41 +118,41 @@ def load_pretrained_params(
     source = {**source, **copied}
     if "bert" not in taken:
         raise UserError(f"{name} has no encoder to start from: name another model or run")
-    expected, given = (
+    expected, loaded = (
         traverse_util.flatten_dict({module: tree[module] for module in taken}) for tree in (params, source)
     )
-    given = {path: leaf for path, leaf in given.items() if path in expected or not is_cross_attention(path)}
-    wrong = sorted(path for path in set(expected) ^ set(given) if not is_cross_attention(path))
-    wrong += [key for key in expected if key in given and expected[key].shape != given[key].shape]
+    loaded = {path: leaf for path, leaf in loaded.items() if path in expected or not is_cross_attention(path)}
+    wrong = sorted(path for path in set(expected) ^ set(loaded) if not is_cross_attention(path))
+    wrong += [key for key in expected if key in loaded and expected[key].shape != loaded[key].shape]
     if wrong:
         shown = ", ".join(map("/".join, wrong[:5]))
         raise UserError(f"{name} does not fit the model: {shown} differ ({len(wrong)} in all): name another")
-    size = sum(array.size for array in given.values())
+    size = sum(array.size for array in loaded.values())
     names = ", ".join(module for module in taken if module != POOLER)
-    log(f"from {name}: {names} ({len(given)} tensors, {size:,} parameters)")
+    log(f"from {name}: {names} ({len(loaded)} tensors, {size:,} parameters)")
     fresh, unused = sorted(set(params) - set(taken)), sorted(set(source) - set(taken))
-    if set(expected) - set(given):
+    if set(expected) - set(loaded):
         fresh.append("cross-attention")
     if fresh:
         log(f"randomly initialized: {', '.join(fresh)}")
     if unused:
         log(f"not loaded: {', '.join(unused)}")
-    return _merge_pooler({**params, **traverse_util.unflatten_dict({**expected, **given})})
+    return _merge_pooler({**params, **traverse_util.unflatten_dict({**expected, **loaded})})
 
 
-def _copy_rows(own: Params, given: Params, rows: Sequence[int | None]) -> Params:
-    """An output layer whose last axis has the given rows in this order; a row that is None is the layer's own."""
+def _copy_rows(own: Params, source: Params, rows: Sequence[int | None]) -> Params:
+    """Returns an output layer with these rows of the source on its last axis; rows that are None keep their values."""
     kept = [label for label, row in enumerate(rows) if row is not None]
     taken = [row for row in rows if row is not None]
 
-    def copy(own: Any, given: Any) -> Any:
+    def copy(own: Any, source: Any) -> Any:
         if len(kept) == len(rows):
-            return np.take(given, taken, axis=-1)
+            return np.take(source, taken, axis=-1)
         layer = np.array(own)
-        layer[..., kept] = np.take(given, taken, axis=-1)
+        layer[..., kept] = np.take(source, taken, axis=-1)
         return layer
 
-    return {name: copy(own[name], leaf) if name in own else leaf for name, leaf in given.items()}
+    return {name: copy(own[name], leaf) if name in own else leaf for name, leaf in source.items()}
 
 
 def is_cross_attention(path: ParameterPath) -> bool:
@@ -200,11 +200,11 @@ def model_config_from_source(requested: ModelConfig, source: ModelConfig, name: 
     """
     defaults, source = ModelConfig(), source.resolved
     for field in dataclasses.fields(ModelConfig):
-        value, given = getattr(requested, field.name), getattr(source, field.name)
-        if field.name not in MODEL_KEYS_KEPT_WITH_INIT and value not in (getattr(defaults, field.name), given):
+        value, source_value = getattr(requested, field.name), getattr(source, field.name)
+        if field.name not in MODEL_KEYS_KEPT_WITH_INIT and value not in (getattr(defaults, field.name), source_value):
             raise UserError(
-                f"model.{field.name} is {value}, but {name} was trained with {given}: leave it out, sizes come with "
-                "the weights"
+                f"model.{field.name} is {value}, but {name} was trained with {source_value}: "
+                "leave it out, sizes come with the weights"
             )
     kept = {key: getattr(requested, key) for key in MODEL_KEYS_KEPT_WITH_INIT}
     return dataclasses.replace(source, **kept)

@@ -148,11 +148,11 @@ def prepare_finetuning(
     swept: Mapping[str, Any] = MappingProxyType({}),
 ) -> RunRequest[FinetuneConfig]:
     """Resolves the arguments of `finetune`; ``swept`` has the values of a trial by dotted key."""
-    given = {"train": train, "dev": dev}
+    inputs = {"train": train, "dev": dev}
     tables: dict[str, str] = {}
-    for name, rows in given.items():
+    for name, rows in inputs.items():
         tables |= {} if _is_path(rows) else table_files(rows, name)
-    arguments = {"init": init, "output_dir": output_dir, **_data_arguments(given, tables)}
+    arguments = {"init": init, "output_dir": output_dir, **_data_arguments(inputs, tables)}
     configured, notes = _configure(FinetuneConfig, config, overrides, arguments, swept)
     if tables:
         task = find_task(configured.task)
@@ -170,12 +170,12 @@ def _is_path(rows: Any) -> bool:
     return rows is None or isinstance(rows, str | os.PathLike)
 
 
-def _data_arguments(given: Mapping[str, Any], tables: Mapping[str, str]) -> dict[str, PathLike | None]:
+def _data_arguments(inputs: Mapping[str, Any], tables: Mapping[str, str]) -> dict[str, PathLike | None]:
     """The keys of ``data`` for rows in memory, in the folder `ROWS`, and for paths, which are relative to no folder."""
-    if "dev.jsonl" in tables and given["train"] is None:
+    if "dev.jsonl" in tables and inputs["train"] is None:
         raise UserError("dev is given as rows, and train is not given: pass both")
     keys: dict[str, PathLike | None] = {"data.dir": ROWS if tables else None}
-    for name, rows in given.items():
+    for name, rows in inputs.items():
         file = f"{name}.jsonl"
         if file not in tables:
             file = rows if rows is None or is_url(rows) else os.path.abspath(rows)
@@ -231,15 +231,15 @@ def _configure(
 ) -> tuple[Config, list[str]]:
     """The checked configuration of a call, and notes on it; ``arguments`` are keys that have their own argument."""
     keys = keys_of(config_class)
-    given = parse_dict({} if overrides is None else overrides, "overrides", keys)
+    values = parse_dict({} if overrides is None else overrides, "overrides", keys)
     for name, value in arguments.items():
         if value is not None:
-            if name in given:
+            if name in values:
                 raise UserError(f"{name} is set by an argument and by the overrides: remove one of the two")
-            given |= parse_dict({name: path_text(value, name)}, "arguments", keys)
-    if double := [name for name in swept if name in given]:
+            values |= parse_dict({name: path_text(value, name)}, "arguments", keys)
+    if double := [name for name in swept if name in values]:
         raise UserError(f"{double[0]} is set and swept: remove one of the two")
-    given |= parse_dict(swept, "space", keys)
+    values |= parse_dict(swept, "space", keys)
     names, base = [], {}
     if isinstance(config, config_class):
         base = parse_dict(dataclasses.asdict(config), "config", keys)
@@ -250,7 +250,7 @@ def _configure(
     else:
         raise UserError(f"config is {config!r:.60}: pass the name of a recipe, a path or a {config_class.__name__}")
     notes: list[str] = []
-    resolved = resolve_config(config_class, names, given, "config", base, notes.append)
+    resolved = resolve_config(config_class, names, values, "config", base, notes.append)
     resolved.check()
     if resolved.config.output_dir is not None:
         return resolved.config, notes

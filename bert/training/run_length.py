@@ -266,18 +266,18 @@ class TimeBudget:
     def __exit__(self, *_: object) -> None:
         self._record()
 
-    def start(self, most_steps: int, step: int, costs: StepCosts, compilation: float, state: Any) -> None:
+    def start(self, max_steps: int, step: int, costs: StepCosts, compilation: float, state: Any) -> None:
         """Training starts.
 
         Args:
-            most_steps: maximum number of steps.
+            max_steps: maximum number of steps.
             step: steps done.
-            costs: of all steps up to ``most_steps``.
+            costs: of all steps up to ``max_steps``.
             compilation: seconds in which the steps are compiled. They are compiled again once the steps are decided on,
                 and the model that makes the examples of results.json takes about as long.
             state: the training state, on the host.
         """
-        self._most_steps, self._first, self._costs = most_steps, step, costs
+        self._max_steps, self._first, self._costs = max_steps, step, costs
         self._first_time = self._clock()
         size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state))
         _, _, evaluation = costs.evaluations[-1]
@@ -300,10 +300,10 @@ class TimeBudget:
 
     def _decide(self, step: int) -> int | None:
         self._record()
-        if self._costs is None or step >= self._most_steps or self._decay_start(self._most_steps) < step:
+        if self._costs is None or step >= self._max_steps or self._decay_start(self._max_steps) < step:
             return None
         left = self._limit - (self._clock() - self._begin)
-        low, high = self._least_steps(step), self._most_steps
+        low, high = self._min_steps(step), self._max_steps
         if self._seconds(step, high) <= left:
             return None
         fits = bisect.bisect_right(range(low, high), left, key=partial(self._seconds, step)) + low - 1
@@ -326,11 +326,11 @@ class TimeBudget:
         slowness = measured / expected if expected > 0 else 1.0
         return slowness * costs.cost(step, steps) + self._end_seconds
 
-    def _least_steps(self, step: int) -> int:
+    def _min_steps(self, step: int) -> int:
         """The fewest steps of a run whose learning rate is still at its peak after this step."""
         config = self._run.config
-        last = resolve_phases(config, self._most_steps)[-1]
-        first = max(step, config.optimizer.num_warmup_steps(self._most_steps) + 1, last.first + 1)
+        last = resolve_phases(config, self._max_steps)[-1]
+        first = max(step, config.optimizer.num_warmup_steps(self._max_steps) + 1, last.first + 1)
         return next(steps for steps in itertools.count(first) if self._decay_start(steps) >= step)
 
     def _decay_start(self, steps: int) -> int:

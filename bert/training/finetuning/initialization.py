@@ -125,23 +125,23 @@ def _difference(task: Head, source: Head) -> str | None:
     return None
 
 
-def _label_rows(task: Head, given: Sequence[str]) -> tuple[int | None, ...]:
+def _label_rows(task: Head, source_labels: Sequence[str]) -> tuple[int | None, ...]:
     """The row of each of the task's labels among the labels of a source, or None.
 
     The same spelling wins over another case, and a label's name over the word that the data has for it. Labels that the
     source only numbers (LABEL_0, LABEL_1) are the data's if these are the same numbers.
     """
     words = task.words or task.names
-    numbered = {str(row): row for row in range(len(given))}
-    if _are_numbered(given) and set(words) == set(numbered):
+    numbered = {str(row): row for row in range(len(source_labels))}
+    if _are_numbered(source_labels) and set(words) == set(numbered):
         return tuple(numbered[word] for word in words)
     rows: dict[int, int] = {}
     used: set[int] = set()
     for spelling in (str, str.casefold):
         for labels in (task.names, words):
-            theirs = _unique(map(spelling, given))
+            indices = _unique(map(spelling, source_labels))
             for spelled, label in _unique(map(spelling, labels)).items():
-                row = theirs.get(spelled)
+                row = indices.get(spelled)
                 if row is not None and label not in rows and row not in used:
                     rows[label] = row
                     used.add(row)
@@ -227,14 +227,14 @@ def _unshared(config: ModelConfig, source: Params, shared: str, name: str) -> Pa
     encoder, decoder = source["bert"], source.get("decoder", {})
     layers = decoder.get("encoder", encoder["encoder"])
     tokens = len(decoder.get("embeddings", encoder["embeddings"])["word"]["embedding"])
-    given = {
+    pairs = {
         "model.decoder_layers": (config.decoder.num_distinct_layers, sum(_layer(part) >= 0 for part in layers)),
         "model.decoder_vocab_size": (config.decoder.known_vocab_size, tokens),
     }
-    for key, (ours, theirs) in given.items():
-        if ours != theirs:
+    for key, (value, source_value) in pairs.items():
+        if value != source_value:
             raise UserError(
-                f"{key} is {ours}, but the decoder of {name} has {theirs}: set decoder_init to none, or "
+                f"{key} is {value}, but the decoder of {name} has {source_value}: set decoder_init to none, or "
                 "init to another model"
             )
     if config.share_decoder == shared:

@@ -17,7 +17,7 @@ from bert.model.dropout import Dropout
 from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
 from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
 
-LEAST = jnp.finfo(jnp.float32).min
+FLOAT_MIN = jnp.finfo(jnp.float32).min
 """Logit of what has no share in a softmax."""
 
 
@@ -85,7 +85,7 @@ def in_batch_loss(
     numbers, answered, is_there = (array.reshape(-1) for array in (numbers, answered, is_there))
     is_negative = is_there & (numbers != document_numbers[:, :1]) & (answered != query_numbers[:, None])
     cosines = jnp.einsum("bd,nd->bn", queries, documents)
-    logits = jnp.where(is_negative, cosines / temperature, LEAST)
+    logits = jnp.where(is_negative, cosines / temperature, FLOAT_MIN)
     right = jnp.sum(queries * positives, axis=-1) / temperature
     losses = jax.nn.logsumexp(jnp.concatenate([right[:, None], logits], axis=1), axis=1) - right
     hits = (right > jnp.max(logits, axis=1)).astype(jnp.float32)
@@ -115,9 +115,9 @@ def margin_mse_loss(embeddings: Float[Array, "B texts D"], batch: Batch, tempera
         embeddings, batch: as of `in_batch_loss`, with the teacher's scores of the documents [B, C] as ``labels``.
     """
     cosines, is_there = _own_cosines(embeddings, batch)
-    margins, wanted = ((scores[:, :1] - scores[:, 1:]) for scores in (cosines / temperature, batch["labels"]))
+    margins, expected = ((scores[:, :1] - scores[:, 1:]) for scores in (cosines / temperature, batch["labels"]))
     weights = batch["weights"]
-    return ((_sum_of_rows(jnp.square(margins - wanted), is_there, weights), jnp.sum(weights)),)
+    return ((_sum_of_rows(jnp.square(margins - expected), is_there, weights), jnp.sum(weights)),)
 
 
 def _own_cosines(
@@ -151,7 +151,7 @@ def same_label_loss(
     vectors, labels, is_there = gather_rows_if_axis((own, batch["labels"], weights > 0), axis)
     other = is_there & (batch["labels"][:, None, 1] != labels[:, 1])
     same = other & (batch["labels"][:, None, 0] == labels[:, 0])
-    logits = jnp.where(other, own @ vectors.T / temperature, LEAST)
+    logits = jnp.where(other, own @ vectors.T / temperature, FLOAT_MIN)
     log_shares = logits - jax.nn.logsumexp(logits, axis=1, keepdims=True)
     positives = jnp.sum(same, axis=1)
     anchors = weights * (positives > 0)
@@ -174,8 +174,8 @@ def cosent_loss(
     cosines = jnp.sum(embeddings[:, 0] * embeddings[:, 1], axis=-1)
     weights = batch["weights"]
     cosines, scores, is_there = gather_rows_if_axis((cosines, batch["labels"], weights > 0), axis)
-    wanted = (scores[:, None] > scores[None, :]) & is_there[:, None] & is_there[None, :]
-    logits = jnp.where(wanted, (cosines[None, :] - cosines[:, None]) / temperature, LEAST)
+    expected = (scores[:, None] > scores[None, :]) & is_there[:, None] & is_there[None, :]
+    logits = jnp.where(expected, (cosines[None, :] - cosines[:, None]) / temperature, FLOAT_MIN)
     loss = jax.nn.logsumexp(jnp.append(logits.reshape(-1), 0.0))
     rows = jnp.sum(weights)
     return ((loss * rows, rows),)
@@ -201,10 +201,10 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
         return jnp.asarray(model.apply(variables, *inputs, dropout=dropout))
     rows, count, length = batch["document_ids"].shape
 
-    def embed(given: tuple[Array, ...], texts: Array) -> Any:
+    def embed(inputs_of_texts: tuple[Array, ...], texts: Array) -> Any:
         """``texts`` [rows, ...] number the texts of the batch, each of which draws as a row."""
         source = None if dropout is None else dropout.replace(rows=texts.reshape(-1))
-        return model.apply(variables, *given, dropout=source)
+        return model.apply(variables, *inputs_of_texts, dropout=source)
 
     first = jnp.arange(rows) if dropout is None else dropout.rows
     numbers = first[:, None] * (1 + count) + jnp.arange(1 + count)
@@ -256,7 +256,7 @@ def reranker_loss(settings: RerankerConfig) -> TaskLoss:
     def sums(logits: Float[Array, "B C"], batch: Batch) -> tuple[WeightedSum, ...]:
         relevance, is_there, weights = batch["labels"], batch["choice_mask"] > 0, batch["weights"]
         losses = of_queries(logits, relevance, is_there)
-        best = jnp.argmax(jnp.where(is_there, logits, LEAST), axis=1, keepdims=True)
+        best = jnp.argmax(jnp.where(is_there, logits, FLOAT_MIN), axis=1, keepdims=True)
         most = jnp.max(jnp.where(is_there, relevance, 0), axis=1)
         hits = (jnp.take_along_axis(relevance, best, axis=1)[:, 0] >= most).astype(jnp.float32)
         counted = jnp.sum(weights)
@@ -287,9 +287,9 @@ def listwise_losses(
 ) -> Float[Array, "B"]:
     """The cross-entropy of the softmax over a query's documents, of which each should have the share that its relevance
     has in the sum of all (ListNet with shares of relevance; Cao et al. 2007, section 4.2)."""
-    log_shares = jax.nn.log_softmax(jnp.where(is_there, logits, LEAST), axis=1)
-    wanted = relevance / jnp.maximum(jnp.sum(relevance, axis=1, keepdims=True), 1e-9)
-    return -jnp.sum(jnp.where(is_there, wanted * log_shares, 0), axis=1)
+    log_shares = jax.nn.log_softmax(jnp.where(is_there, logits, FLOAT_MIN), axis=1)
+    expected = relevance / jnp.maximum(jnp.sum(relevance, axis=1, keepdims=True), 1e-9)
+    return -jnp.sum(jnp.where(is_there, expected * log_shares, 0), axis=1)
 
 
 def _mean(values: Array, counted: Array, axes: tuple[int, ...]) -> Array:

@@ -290,8 +290,8 @@ def run_with_states(
     flat = traverse_util.flatten_dict(captured["intermediates"])
     # Layers that share parameters are calls of one module, in their order.
     calls = {layer: 0 if layer in ends else (layer - 1) % config.layers_per_group for layer in layers}
-    found = {layer: flat[path][calls[layer]] for layer, path in paths.items()}
-    states = {layer: value[0] if isinstance(value, tuple) else value for layer, value in found.items()}
+    outputs = {layer: flat[path][calls[layer]] for layer, path in paths.items()}
+    states = {layer: value[0] if isinstance(value, tuple) else value for layer, value in outputs.items()}
     return output, {layer: state.astype(jnp.float32) for layer, state in states.items()}
 
 
@@ -305,21 +305,21 @@ def token_divergence(
     logits: Float[Array, "B P V"], targets: Float[Array, "B P V"], temperature: float
 ) -> Float[Array, "B P"]:
     """temperature² * KL(teacher || student) of the softened distributions (Hinton et al. 2015, section 2.1)."""
-    ours, theirs = (jax.nn.log_softmax(one / temperature, axis=-1) for one in (logits, targets))
-    return temperature**2 * jnp.sum(jnp.exp(theirs) * (theirs - ours), axis=-1)
+    student, teacher = (jax.nn.log_softmax(one / temperature, axis=-1) for one in (logits, targets))
+    return temperature**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
 
 
-def cosine_distance(ours: Float[Array, "*places D"], theirs: Float[Array, "*places D"]) -> Float[Array, "*places"]:
+def cosine_distance(student: Float[Array, "*places D"], teacher: Float[Array, "*places D"]) -> Float[Array, "*places"]:
     """1 - cosine; 1 for a zero vector, and no gradient."""
-    ours, theirs = (
-        x * jax.lax.rsqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-12)) for x in (ours, theirs)
+    student, teacher = (
+        x * jax.lax.rsqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-12)) for x in (student, teacher)
     )
-    return 1 - jnp.sum(ours * theirs, axis=-1)
+    return 1 - jnp.sum(student * teacher, axis=-1)
 
 
-def squared_distance(ours: Float[Array, "*places D"], theirs: Float[Array, "*places D"]) -> Float[Array, "*places"]:
+def squared_distance(student: Float[Array, "*places D"], teacher: Float[Array, "*places D"]) -> Float[Array, "*places"]:
     """Mean of the squared differences."""
-    return jnp.mean(jnp.square(ours - theirs), axis=-1)
+    return jnp.mean(jnp.square(student - teacher), axis=-1)
 
 
 DISTANCES = {"cosine": cosine_distance, "mse": squared_distance}

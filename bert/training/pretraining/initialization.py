@@ -126,17 +126,17 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, lo
         teacher: its vocabulary is the student's.
         log: logs what the student starts from.
     """
-    own, given = params["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
-    words = np.asarray(given["word"]["embedding"], np.float32)
+    own, source = params["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
+    words = np.asarray(source["word"]["embedding"], np.float32)
     width = own["word"]["embedding"].shape[-1]
     if width > words.shape[-1]:
         return params
     basis = np.eye(width, dtype=np.float32) if width == words.shape[-1] else principal_directions(words, width)
     offsets = {"position": (config.position_offset, teacher.config.position_offset)}
     tables = {
-        name: {"embedding": _with_rows(own[name], given[name], basis, *offsets.get(name, (0, 0)))}
+        name: {"embedding": _with_rows(own[name], source[name], basis, *offsets.get(name, (0, 0)))}
         for name in ("word", "position", "segment")
-        if name in own and name in given
+        if name in own and name in source
     }
     encoder = {**params["bert"], "embeddings": {**own, **tables}}
     if width == words.shape[-1]:
@@ -162,28 +162,28 @@ def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> tupl
     Returns:
         The encoder, and which layers of the teacher are in it, from 1.
     """
-    given = teacher.params["bert"]
+    source = teacher.params["bert"]
     fields_agree = all(getattr(config, name) == getattr(teacher.config, name) for name in LAYER_FIELDS)
     if not fields_agree or config.num_distinct_layers > teacher.config.num_distinct_layers:
         return encoder, []
     sources = taken_layers(config.num_distinct_layers, teacher.config.num_distinct_layers)
-    names = {f"layer_{layer}": f"layer_{source}" for layer, source in enumerate(sources)}
+    names = {f"layer_{layer}": f"layer_{number}" for layer, number in enumerate(sources)}
     layers = {
-        name: _of_one_shape(own, given["encoder"].get(names.get(name, name)))
+        name: _of_one_shape(own, source["encoder"].get(names.get(name, name)))
         for name, own in encoder["encoder"].items()
     }
     embeddings = {**encoder["embeddings"]}
     if "norm" in embeddings:
-        embeddings["norm"] = _of_one_shape(embeddings["norm"], given["embeddings"].get("norm"))
+        embeddings["norm"] = _of_one_shape(embeddings["norm"], source["embeddings"].get("norm"))
     fitting = [
-        source + 1 for name, source in zip(names, sources, strict=True) if layers[name] is not encoder["encoder"][name]
+        number + 1 for name, number in zip(names, sources, strict=True) if layers[name] is not encoder["encoder"][name]
     ]
     return {**encoder, "encoder": layers, "embeddings": embeddings}, fitting
 
 
-def _of_one_shape(own: Params, given: Params | None) -> Params:
-    """The given parameters if they have the names and shapes of the student's own, else these."""
-    return given if given is not None and jax.tree.map(np.shape, own) == jax.tree.map(np.shape, given) else own
+def _of_one_shape(own: Params, source: Params | None) -> Params:
+    """The source parameters if they have the names and shapes of the student's own, else these."""
+    return source if source is not None and jax.tree.map(np.shape, own) == jax.tree.map(np.shape, source) else own
 
 
 def principal_directions(table: np.ndarray, width: int) -> np.ndarray:
@@ -192,9 +192,9 @@ def principal_directions(table: np.ndarray, width: int) -> np.ndarray:
     return np.ascontiguousarray(vectors[:, ::-1][:, :width], np.float32)
 
 
-def _with_rows(own: Params, given: Params, basis: np.ndarray, first: int, given_first: int) -> np.ndarray:
+def _with_rows(own: Params, source: Params, basis: np.ndarray, first: int, first_source: int) -> np.ndarray:
     """The student's table with the teacher's rows in place of its own, as far as both have them."""
-    table, rows = np.array(own["embedding"]), np.asarray(given["embedding"], np.float32)[given_first:]
+    table, rows = np.array(own["embedding"]), np.asarray(source["embedding"], np.float32)[first_source:]
     size = min(len(table) - first, len(rows))
     table[first : first + size] = rows[:size] @ basis
     return table

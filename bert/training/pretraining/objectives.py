@@ -151,8 +151,8 @@ def continue_some_rows(model: Pretrained, rows: RowSource, count: int = 3, token
             samples.append({"text": text, "truth": truth})
     if not samples:
         return []
-    found = model.generate([sample["text"] for sample in samples], max_tokens=tokens)
-    return [{**sample, "continuation": text} for sample, text in zip(samples, found, strict=True)]
+    continuations = model.generate([sample["text"] for sample in samples], max_tokens=tokens)
+    return [{**sample, "continuation": text} for sample, text in zip(samples, continuations, strict=True)]
 
 
 def fill_some_masks(model: Pretrained, rows: RowSource, count: int = 3) -> list[dict[str, Any]]:

@@ -112,14 +112,14 @@ def remarks(name: str, loss: float | None, baselines: Mapping[str, Any], diverge
         baselines: of results.json.
         divergence: a sentence if the training loss ended far above its start.
     """
-    found = [] if divergence is None else [divergence]
+    sentences = [] if divergence is None else [divergence]
     expected = baselines["unigram"].get("loss")
     if expected is not None and (loss is None or not loss < expected):
-        found.append(
+        sentences.append(
             f"nothing was learned: held-out {name} is {math.nan if loss is None else loss:.4g}, and token frequencies "
             f"alone have {expected:.4g}; train longer, or with another optimizer.learning_rate, before starting from it"
         )
-    return found
+    return sentences
 
 
 def write_results(
@@ -156,14 +156,14 @@ def write_results(
     scores = scores_of_line(read_eval_metrics(run.path)[-1])
     baselines = objective.baselines(last.eval_batches(), input_format, counts, scores)
     loss = scores[objective.perplexity_loss]
-    found = remarks(objective.perplexity_loss, loss, baselines, divergence)
+    sentences = remarks(objective.perplexity_loss, loss, baselines, divergence)
     results: dict[str, Any] = {
         "steps": step,
         **({"teacher": {"source": config.teacher, "checksum": config.checksum}} if config.teacher else {}),
         "eval": scores,
         "corpus": {**_counts_of_text(last), "fingerprint": last.examples.corpus},
         "baselines": baselines,
-        **({"remarks": found} if found else {}),
+        **({"remarks": sentences} if sentences else {}),
         # Weights that are not finite predict nothing.
         objective.examples_name: [] if loss is None else objective.examples(model, last.eval_rows),
         "seconds": round(time.perf_counter() - start_time, 1),
