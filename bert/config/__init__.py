@@ -1,4 +1,4 @@
-"""What a run is made of: frozen dataclasses, their checks, and where recipes lie. Imports no JAX.
+"""Configuration of runs: frozen dataclasses, their checks, recipes and files. Imports no JAX.
 
 Field names follow Google's ``bert_config.json`` where it has one. The text under each field is its ``--help=all``.
 """

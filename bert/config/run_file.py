@@ -31,13 +31,13 @@ from bert.files import load_json, write_atomic
 CONFIG_FILE, DIGEST_FILE = "config.yaml", "config.digest"
 
 VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "target_tokenizer/tokenizer.json", "target_tokenizer/vocab.txt")
-"""Files of a run's vocabularies, whose digests are kept too."""
+"""Files of a run's vocabularies, whose digests are stored as well."""
 
 FREE_KEYS = {*PATHS, "lora.checksum", "distillation.checksum"}
-"""Keys without a digest: data and models may be moved, and a checksum is compared with the weights themselves."""
+"""Keys without a digest: data and models may be moved, and checksums are compared with the weights."""
 
 LAST_KEYS = ("training.max_consecutive_nonfinite_steps", "decoding.seed")
-"""Keys at the end of config.yaml, which tell whether that of an older version, without config.digest, is whole."""
+"""Last keys of config.yaml: without config.digest (older versions), a missing one shows that the file was cut off."""
 
 Digests: TypeAlias = dict[str, str]
 """Digests of values by dotted key, and of files by name."""
@@ -115,7 +115,7 @@ def check_run_file(path: Path) -> None:
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values under dotted keys; the dictionaries of a list are counted from 1."""
+    """Returns values by dotted key; dictionaries in a list are counted from 1."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):
@@ -267,12 +267,12 @@ RESUMABLE = (
     _of_schedule("optimizer.decay_ratio", "steps done so far had the same rates"),
     _of_schedule("optimizer.final_rate", "steps done so far had the same rates"),
 )
-"""Every remedy of `bert.errors.OUT_OF_MEMORY` is one of these."""
+"""Keys that may change on resume, including every remedy of `bert.errors.OUT_OF_MEMORY`."""
 
 RESUMABLE_KEYS = tuple(entry.key for entry in RESUMABLE)
 
 INCIDENTAL_KEYS = tuple(entry.key for entry in RESUMABLE if not entry.of_schedule)
-"""Keys that do not change what a run learns beyond rounding."""
+"""Keys that do not change the result beyond rounding."""
 
 SCHEDULE_KEYS = tuple(entry.key for entry in RESUMABLE if entry.of_schedule)
 
@@ -330,13 +330,13 @@ def _with_computed_defaults(config: PretrainConfig | FinetuneConfig) -> dict[str
 
 
 def has_other_schedule(requested: Config, stored: Config) -> bool:
-    """Whether a key differs that may change only if the schedule so far stays the same."""
+    """Returns whether a key differs that may change only if the schedule so far stays the same."""
     before, after = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(requested))
     return any(before.get(key) != after.get(key) for key in SCHEDULE_KEYS)
 
 
 def apply_resumable_keys(stored: Config, requested: Config) -> Config:
-    """The stored configuration with the requested values of `RESUMABLE_KEYS`."""
+    """Returns the stored configuration with the requested values of `RESUMABLE_KEYS`."""
     for key in RESUMABLE_KEYS:
         section, _, name = key.rpartition(".")
         if not section:
@@ -348,7 +348,7 @@ def apply_resumable_keys(stored: Config, requested: Config) -> Config:
 
 
 def _with_value(stored: Any, requested: Any, name: str) -> Any:
-    """A section, or each of a list of sections, with one value of another; as it is without such a key."""
+    """Returns a section, or each section of a list, with one value replaced, if it has such a key."""
     if isinstance(stored, list):
         return [_with_value(*pair, name) for pair in zip(stored, requested, strict=True)]
     return dataclasses.replace(stored, **{name: getattr(requested, name)}) if hasattr(requested, name) else stored

@@ -36,7 +36,7 @@ VOCAB_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class ResolvedConfig(Generic[Config]):
-    """A configuration with the places of its values.
+    """A configuration and the sources of its values.
 
     Attributes:
         config: not checked yet.
@@ -68,7 +68,7 @@ def resolve_config(
     defaults: Mapping[str, UserValue],
     say: Callable[[str], None],
 ) -> ResolvedConfig[Config]:
-    """The configuration of files and overrides.
+    """Combines files and overrides into one configuration.
 
     Args:
         config_class: kind of the configuration.
@@ -206,7 +206,7 @@ def num_micro_batches(rows: int, max_rows: int) -> int:
 
 
 def find_config(name: str, option: str) -> Path:
-    """The file of a recipe's name or a path. Raises UserError if there is none."""
+    """Returns the file of a recipe's name or a path. Raises UserError if it does not exist."""
     if name in recipe_names():
         return recipe_folder() / f"{name}.yaml"
     path = Path(fetch(name, option))
@@ -223,7 +223,7 @@ def find_config(name: str, option: str) -> Path:
 
 
 def _read(name: str, path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
-    """The values of a file; the error for a recipe of another command names that command."""
+    """Returns the values of a file. The error for a recipe of another command names that command."""
     try:
         check_run_file(path)
         return read_yaml(path, keys)
@@ -235,7 +235,7 @@ def _read(name: str, path: Path, keys: dict[str, ConfigField]) -> dict[str, User
 
 
 def _without_recipe_sizes_if_init(given: dict[str, UserValue], recipes: Container[str]) -> dict[str, UserValue]:
-    """Drops the model sizes of recipes if ``init`` is set: the initial model brings its own."""
+    """Drops the model sizes of recipes if ``init`` is set, since sizes come with the initial model."""
     if "init" not in given or given["init"].value in (*NULLS, "none"):
         return given
 
@@ -249,7 +249,7 @@ def _without_recipe_sizes_if_init(given: dict[str, UserValue], recipes: Containe
 def _without_transfer_if_other_corpus(
     given: dict[str, UserValue], recipes: Mapping[str, str], say: Callable[[str], None]
 ) -> dict[str, UserValue]:
-    """Drops a recipe's ``transfer`` if ``data.train`` is set elsewhere: it measures what the recipe's corpus gives.
+    """Drops a recipe's ``transfer`` if ``data.train`` is set elsewhere, since it belongs to the recipe's corpus.
 
     ``recipes`` has the names of recipes by the sources of their values.
     """
@@ -264,15 +264,15 @@ def _without_transfer_if_other_corpus(
 
 
 def _keys_overriding_preset(given: dict[str, UserValue], sources: list[str]) -> set[str]:
-    """The keys that win over the preset: those of the source that sets it, as a run's config.yaml does, and of later
-    sources."""
+    """Returns the keys that override the preset: those set by the source of the preset, such as a run's config.yaml, or
+    by later sources."""
     source = given["training.preset"].source if "training.preset" in given else None
     earlier = sources[: sources.index(source)] if source in sources else []
     return {key for key, entry in given.items() if entry.source not in earlier}
 
 
 def _fill_missing(config: Config) -> Config:
-    """The configuration with some value for each key that a run has to set, to check all other keys."""
+    """Returns the configuration with placeholders for required keys, so that all other keys can be checked."""
     training = config.training
     if training.steps is None and training.epochs is None:
         training = replace(training, steps=10**9)
@@ -286,7 +286,7 @@ def _fill_missing(config: Config) -> Config:
 
 
 def _with_location(sentence: str, given: Mapping[str, UserValue]) -> str:
-    """The sentence of a check, after the locations of the values that it names."""
+    """Returns the message of a check, preceded by the locations of the values that it names."""
     words = re.findall(r"[\w.]*\w", sentence)
     # Names without a section, such as seed and like, are words too: they count as the first word only.
     named = [given[word] for i, word in enumerate(words) if word in given and ("." in word or i == 0)]

@@ -1,4 +1,4 @@
-"""The space of a sweep: keys with the values, or the ranges of values, that its trials take. Imports no JAX."""
+"""Search space of a sweep: keys with lists or ranges of values. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ NOT_SWEPT = {
         "trials are scored on the same rows",
     ),
 }
-"""Keys without a sweep, and the reason."""
+"""Keys that cannot be swept, with the reason."""
 
 LONGEST_NAME = 150
-"""Characters of a trial's name before it is cut."""
+"""Maximum length of a trial's name before it is shortened."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Range:
 
 Choices = list[Any] | Range
 Space = dict[str, Choices]
-"""Values as the configuration has them, by dotted key."""
+"""Converted values by dotted key."""
 
 
 def parse_space_options(texts: Sequence[str], keys: dict[str, ConfigField], source: str) -> Space:
-    """The space of options ``KEY=V1,V2,...`` and ``KEY=LOW..HIGH``; ``source`` names them in messages.
+    """Parses options ``KEY=V1,V2,...`` and ``KEY=LOW..HIGH``; ``source`` names them in messages.
 
     Raises:
         UserError: a key, or one of its values, cannot be swept.
@@ -82,7 +82,7 @@ def parse_space_options(texts: Sequence[str], keys: dict[str, ConfigField], sour
 
 
 def parse_space(values: Mapping[str, Any], keys: dict[str, ConfigField], source: str) -> Space:
-    """The space of a dictionary with lists of values, or texts such as ``"1e-5..1e-4"``, by dotted key.
+    """Parses a dictionary with lists of values, or ranges such as ``"1e-5..1e-4"``, by dotted key.
 
     Raises:
         UserError: a key, or one of its values, cannot be swept.
@@ -106,7 +106,7 @@ def parse_space(values: Mapping[str, Any], keys: dict[str, ConfigField], source:
 
 
 def _choices(name: str, items: Sequence[Any], keys: dict[str, ConfigField], source: str) -> Choices:
-    """The values of a key, converted to its type."""
+    """Converts the values of a key to its type."""
     field = key_of(name, keys)
     if field is None:
         raise UserError(f"{source}: {unknown_key(name, sibling_keys(name, keys))}")
@@ -129,13 +129,13 @@ def _choices(name: str, items: Sequence[Any], keys: dict[str, ConfigField], sour
 
 
 def _convert(name: str, item: Any, field: ConfigField, source: str) -> Any:
-    """A value as the user wrote it -> as the configuration has it."""
+    """Converts a value from the user's text."""
     is_item = isinstance(item, str) and field.takes_list and str not in field.members and item not in NULLS
     return convert_value(UserValue([item] if is_item else item, source, None, f"{name}={item}"), field)
 
 
 def grid(space: Mapping[str, Choices]) -> Iterator[dict[str, Any]]:
-    """All combinations of the values, of which the last key changes fastest.
+    """Yields all combinations of the values; the last key changes fastest.
 
     Raises:
         UserError: a key has a range.
@@ -150,7 +150,7 @@ def grid(space: Mapping[str, Choices]) -> Iterator[dict[str, Any]]:
 
 
 def corners(space: Mapping[str, Choices]) -> list[dict[str, Any]]:
-    """Two trials of a space with ranges: the first and the last value of every key."""
+    """Returns two trials of a space with ranges: the first and the last value of every key."""
     ends = {
         name: (choices.low, choices.high) if isinstance(choices, Range) else (choices[0], choices[-1])
         for name, choices in space.items()
@@ -159,14 +159,15 @@ def corners(space: Mapping[str, Choices]) -> list[dict[str, Any]]:
 
 
 def describe_space(space: Mapping[str, Choices]) -> dict[str, Any]:
-    """The space as JSON has it."""
+    """Returns the space as JSON values."""
     return {name: str(choices) if isinstance(choices, Range) else choices for name, choices in space.items()}
 
 
 def trial_name(values: Mapping[str, Any]) -> str:
-    """The folder of a trial, such as ``learning_rate=2e-5,batch_size=16``. It depends on nothing but the values.
+    """Returns the folder name of a trial, such as ``learning_rate=2e-5,batch_size=16``.
 
-    Characters that are special in file names are replaced, long names are cut; these get a digest.
+    The name depends only on the values. Special characters are replaced and long names are shortened; such names
+    end in a digest.
     """
     name = ",".join(
         f"{key}={value_text(value)}" for key, value in zip(short_names(values), values.values(), strict=True)
@@ -176,14 +177,14 @@ def trial_name(values: Mapping[str, Any]) -> str:
 
 
 def short_names(keys: Iterable[str]) -> list[str]:
-    """The last part of each dotted key, or the whole key where another one has the same."""
+    """Returns the last part of each dotted key, or the whole key if that is ambiguous."""
     keys = list(keys)
     last = [key.rpartition(".")[2] for key in keys]
     return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]
 
 
 def value_text(value: Any) -> str:
-    """A value on one line: 2e-5, true, null, a list as 32+64."""
+    """Formats a value on one line: 2e-5, true, null, a list as 32+64."""
     if isinstance(value, list):
         return "+".join(map(value_text, value))
     if isinstance(value, float) and 0 < abs(value) < 0.01:
@@ -192,5 +193,5 @@ def value_text(value: Any) -> str:
 
 
 def option_text(value: Any) -> str:
-    """A value as an option of the command line takes it."""
+    """Formats a value as an option of the command line."""
     return json.dumps(value) if isinstance(value, list) else value_text(value)

@@ -1,4 +1,4 @@
-"""What the checks of all sections share: numbers out of range are one sentence."""
+"""Checks that all sections share, and keys and defaults of earlier versions."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from bert.files import local_path
 from bert.remote import readable_path, writable_path
 
 MAX_LENGTH = 2**16 - 1
-"""Tokens of a row: its places have 16 bits where masks are drawn (`bert.data.pretraining.masking`)."""
+"""Maximum number of tokens per row: masks have 16-bit positions (`bert.data.pretraining.masking`)."""
 
 
 PATHS = (
     "output_dir", "init", "architecture_from", "transfer", "tokenizer.path", "target_tokenizer.path", "data.dir",
     "data.train", "data.dev", "data.test", "data.eval", "data.cache_dir", "distillation.teacher",
 )  # fmt: skip
-"""Options that take a path, of pretraining and of fine-tuning."""
+"""Keys with a path, in pretraining and fine-tuning."""
 
 LOCAL = ("transfer",)
-"""Those that take no URL."""
+"""Paths that cannot be URLs."""
 
 WRITTEN = ("output_dir", "data.cache_dir")
-"""Those that take a URL of a store that can be written."""
+"""Paths that are written to; URLs must name a writable store."""
 
 
 def _is_finite(value: float) -> bool:
@@ -38,7 +38,7 @@ def _is_finite(value: float) -> bool:
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a number may have, as metadata of its type: ``Annotated[int, Range(least=1)]``."""
+    """Allowed values of a number, as metadata of its type: ``Annotated[int, Range(least=1)]``."""
 
     least: float | None = None
     above: float | None = None
@@ -88,7 +88,7 @@ def check_fields(prefix: str, config: object) -> None:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """The texts that a type takes, alone, in a list or next to None: those of its Literal; () for other types."""
+    """Returns the texts of a Literal, alone, in a list or with None; () for other types."""
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
     members = [member for member in typing.get_args(hint) if member is not type(None)]
@@ -96,14 +96,14 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 
 def _ranges(hint: Any) -> Iterator[Range]:
-    """The ranges in a type, also inside its unions and lists."""
+    """Yields the ranges in a type, including its unions and lists."""
     yield from (item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Range))
     for member in typing.get_args(hint):
         yield from _ranges(member)
 
 
 class Renaming(NamedTuple):
-    """The current name of a key, and the current names of its values that have others now."""
+    """Current name of a key, and current names of its renamed values."""
 
     key: str
     values: Mapping[str, str] = {}
@@ -115,10 +115,10 @@ RENAMED = {
         "training.objective", {"masked": "mlm", "replaced": "rtd", "permuted": "plm", "next": "clm"}
     ),
 }
-"""Keys of earlier versions, which are read from files, runs, dictionaries and the command line."""
+"""Renamed keys of earlier versions. They are accepted in files, runs, dictionaries and on the command line."""
 
 EARLIER_DEFAULTS: dict[str, Any] = {"strip_accents": None, "max_predictions_per_sequence": 20}
-"""Defaults of earlier versions by field name. The config.yaml of an older run records them."""
+"""Defaults of earlier versions by field name, as recorded in config.yaml of older runs."""
 
 
 def fields_that_differ(config: object) -> Iterator[str]:

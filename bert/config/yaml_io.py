@@ -1,4 +1,4 @@
-"""Configurations as YAML files and as dictionaries: every value keeps its place, every mistake is one sentence.
+"""Configurations as YAML files and dictionaries; error messages name the file and line of a value.
 
 A value stays the text that the user wrote, in a file or on the command line (`bert.commands.cli.arguments`), until
 `build_config` converts it to the type of its field. Imports no JAX.
@@ -42,7 +42,7 @@ class ConfigField(NamedTuple):
 
     @property
     def members(self) -> tuple[Any, ...]:
-        """The types that the field takes: (list[str], str, NoneType) of ``list[str] | str | None``."""
+        """Types that the field accepts: (list[str], str, NoneType) of ``list[str] | str | None``."""
         is_union = typing.get_origin(self.type) in (types.UnionType, typing.Union)
         return typing.get_args(self.type) if is_union else (self.type,)
 
@@ -52,23 +52,23 @@ class ConfigField(NamedTuple):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The texts that the field takes, alone or in a list; () if it takes others as well."""
+        """Texts that the field accepts, alone or in a list; () if it also accepts others."""
         return choices_of(self.type)
 
     @property
     def section(self) -> type | None:
-        """The dataclass of a field that has keys itself."""
+        """The dataclass of a section."""
         return self.type if isinstance(self.type, type) and dataclasses.is_dataclass(self.type) else None
 
     @property
     def item(self) -> type | None:
-        """The dataclass of which the field takes a list: PhaseConfig of ``list[PhaseConfig] | None``."""
+        """The dataclass of the field's list items: PhaseConfig of ``list[PhaseConfig] | None``."""
         arguments = (argument for member in self.members for argument in typing.get_args(member))
         return next((argument for argument in arguments if dataclasses.is_dataclass(argument)), None)
 
 
 class UserValue(NamedTuple):
-    """A value as the user wrote it; line is None for one that is in no file."""
+    """A value as the user wrote it; line is None if it is not from a file."""
 
     value: Any
     source: str
@@ -85,7 +85,7 @@ def _where(source: str, line: int | None) -> str:
 
 
 def fields_of(config_class: Any) -> Mapping[str, ConfigField]:
-    """The fields of a dataclass; a section has its dataclass as type."""
+    """Returns the fields of a dataclass; the type of a section is its dataclass."""
     hints, fields = typing.get_type_hints(config_class), {}
     for field in dataclasses.fields(config_class):
         factory = field.default_factory
@@ -95,7 +95,7 @@ def fields_of(config_class: Any) -> Mapping[str, ConfigField]:
 
 
 def keys_of(config_class: type, prefix: str = "") -> dict[str, ConfigField]:
-    """Every field below a dataclass under its dotted name, in the order of the dataclasses."""
+    """Returns all fields of a dataclass and its sections by dotted name, in order."""
     keys: dict[str, ConfigField] = {}
     for name, field in fields_of(config_class).items():
         keys |= keys_of(field.section, f"{prefix}{name}.") if field.section else {prefix + name: field}
@@ -103,12 +103,12 @@ def keys_of(config_class: type, prefix: str = "") -> dict[str, ConfigField]:
 
 
 def key_of(name: str, keys: dict[str, ConfigField]) -> ConfigField | None:
-    """The key of a dotted name, also inside a list, whose items are counted from 1: ``phases.2.steps``."""
+    """Returns the field of a dotted name, also inside a list, whose items are counted from 1: ``phases.2.steps``."""
     return keys.get(name) or sibling_keys(name, keys).get(name)
 
 
 def sibling_keys(name: str, keys: dict[str, ConfigField]) -> dict[str, ConfigField]:
-    """The keys among which a name belongs: those of one item where it points into a list, else all."""
+    """Returns the keys of the list item that a name points to, or all keys."""
     match = re.fullmatch(r"(.+)\.([1-9]\d?)(\..*)?", name)
     if match is None or match[1] not in keys or (item := keys[match[1]].item) is None:
         return keys
@@ -116,7 +116,7 @@ def sibling_keys(name: str, keys: dict[str, ConfigField]) -> dict[str, ConfigFie
 
 
 def help_texts(config_class: type) -> dict[str, str]:
-    """The text under each field of a dataclass, on one line."""
+    """Returns the docstring of each field of a dataclass, on one line."""
     [definition] = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body
     texts = {}
     for field, text in itertools.pairwise(ast.iter_child_nodes(definition)):
@@ -126,7 +126,7 @@ def help_texts(config_class: type) -> dict[str, str]:
 
 
 def read_yaml(path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
-    """What a YAML file gives, by dotted key. Raises UserError for anything but known keys, each once."""
+    """Returns the values of a YAML file by dotted key. Raises UserError for unknown and repeated keys."""
     return parse_yaml(read_text(path), display_path(path), keys)
 
 
@@ -175,7 +175,7 @@ def parse_dict(values: Mapping[str, Any], source: str, keys: dict[str, ConfigFie
 
 
 class _Representer(yaml.representer.SafeRepresenter):
-    """Python values as YAML nodes, which have no lines; paths and the scalars of NumPy too."""
+    """Represents Python values, paths and NumPy scalars as YAML nodes without lines."""
 
     def represent_other(self, value: Any) -> yaml.Node:
         if isinstance(value, os.PathLike):
@@ -189,7 +189,7 @@ _Representer.add_multi_representer(object, _Representer.represent_other)
 
 
 def _parse_mapping(root: yaml.Node, text: str, source: str, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
-    """The values below a mapping; ``text`` is what it was read from."""
+    """Returns the values below a mapping; ``text`` is its source."""
     given: dict[str, UserValue] = {}
     for name, line, node in _entries(root, keys):
         where = _where(source, line)
@@ -265,12 +265,12 @@ def _line(node: yaml.Node) -> int | None:
 
 
 def display_path(path: Path) -> str:
-    """A file's path in messages: relative if it is below the working directory."""
+    """Returns a path for messages: relative if it is below the working directory."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
-    """The end of the sentence on a key that does not exist, with the nearest one that does."""
+    """Returns the end of an error message about an unknown key, with the most similar key."""
     of_section = next((key for key in keys if key.startswith(f"{name}.")), None)
     if of_section is not None:
         return f"{prefix}{name} is a section: set its keys one by one, for example {prefix}{of_section}"
@@ -290,18 +290,18 @@ def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
 
 
 def _initials(name: str) -> str:
-    """The usual abbreviation of a name of several words, such as lr of learning_rate; "" for a name of one word."""
+    """Returns the initials of a name of several words, such as lr of learning_rate; "" for a single word."""
     return "".join(word[:1] for word in name.split("_")) if "_" in name else ""
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that is spelled most alike, of equals the first in the alphabet; None if none is near."""
+    """Returns the most similar name, the first in alphabetical order if several are equal; None if none is similar."""
     near = sorted(difflib.get_close_matches(name, names, 3))
     return max(near, key=lambda one: difflib.SequenceMatcher(None, one, name).ratio(), default=None)
 
 
 def _compose(text: str, source: str) -> yaml.Node | None:
-    """The YAML nodes of a text, which know their lines; plain dicts do not."""
+    """Returns the YAML nodes of a text, which have line numbers."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is not None:
@@ -343,7 +343,7 @@ def _require_tree(root: yaml.Node, source: str) -> None:
 
 
 def parse_list(text: str) -> list[str] | None:
-    """The texts of a YAML list on one line; None for anything else."""
+    """Returns the texts of a one-line YAML list; None for anything else."""
     try:
         value = _value(_compose(text, ""))
     except UserError:
@@ -352,7 +352,7 @@ def parse_list(text: str) -> list[str] | None:
 
 
 def parse_items(text: str) -> list[Any] | None:
-    """The items of a YAML list without its brackets: texts, lists of texts, None; None for anything else."""
+    """Returns the items (texts, lists of texts, None) of a YAML list without brackets; None for anything else."""
     try:
         node = _compose(f"[{text}]", "")
     except UserError:
@@ -361,7 +361,7 @@ def parse_items(text: str) -> list[Any] | None:
 
 
 def _value(node: yaml.Node | None) -> Any:
-    """A leaf as the text that the user wrote, so that `no` stays a language and 1e-4 is a number."""
+    """Returns a leaf as the text that the user wrote, so that `no` stays a language and 1e-4 is a number."""
     if isinstance(node, yaml.ScalarNode):
         return None if node.tag == NULL_TAG else node.value
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
@@ -372,7 +372,7 @@ def _value(node: yaml.Node | None) -> Any:
 
 
 def _snippet(node: yaml.Node, text: str) -> str:
-    """The node as the file has it, or would have it, on one line and not too long."""
+    """Returns the source text of a node, shortened and on one line."""
     if node.start_mark is None:
         content = yaml.serialize(node, Dumper=yaml.SafeDumper).removesuffix("...\n")
     else:
@@ -382,7 +382,7 @@ def _snippet(node: yaml.Node, text: str) -> str:
 
 
 def dump(config: Any) -> str:
-    """The configuration as YAML; ``load_config`` reads it back into an equal object."""
+    """Returns a configuration as YAML, from which ``load_config`` restores an equal object."""
     return yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
@@ -396,12 +396,12 @@ _Dumper.add_representer(
 
 
 def load_config(config_class: type[Config], path: Path | str) -> Config:
-    """The configuration in a YAML file, defaults filled in, ``check`` not called. Raises UserError."""
+    """Loads a configuration from a YAML file, with defaults, without calling ``check``. Raises UserError."""
     return build_config(config_class, read_yaml(Path(path), keys_of(config_class)))
 
 
 def build_config(config_class: Callable[..., Config], given: Mapping[str, UserValue], prefix: str = "") -> Config:
-    """The dataclass from what the user wrote, by dotted key; defaults fill in the rest.
+    """Builds a dataclass from the user's values by dotted key, and defaults.
 
     Raises:
         UserError: a value is not of its field's type.
@@ -419,7 +419,7 @@ def build_config(config_class: Callable[..., Config], given: Mapping[str, UserVa
 
 
 def _build_items(name: str, field: ConfigField, item_class: type, given: Mapping[str, UserValue]) -> list[Any] | None:
-    """The dataclasses of a list, each from what the user wrote for it; the field's default if there is nothing."""
+    """Builds the dataclasses of a list from the user's values; returns the field's default if there are none."""
     inside = [key for key in given if key.startswith(f"{name}.")]
     count = max((int(key.removeprefix(f"{name}.").partition(".")[0]) for key in inside), default=0)
     if name in given:
@@ -437,7 +437,7 @@ def _build_items(name: str, field: ConfigField, item_class: type, given: Mapping
 
 
 def convert_value(entry: UserValue, field: ConfigField) -> Any:
-    """The value of one field. Raises UserError if the text is not of the field's type."""
+    """Converts a text to the type of a field. Raises UserError if that is impossible."""
     if entry.value in NULLS and type(None) in field.members:
         return None
     if entry.value not in NULLS:
@@ -448,7 +448,7 @@ def convert_value(entry: UserValue, field: ConfigField) -> Any:
 
 
 def _convert(value: Any, hint: Any) -> Any:
-    """A text, or a list of texts, as a value of a type that is no union. Raises ValueError."""
+    """Converts a text, or a list of texts, to a type that is not a union. Raises ValueError."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is list and choices_of(hint):  # no choice has a comma
         texts = value if isinstance(value, list) else [value]

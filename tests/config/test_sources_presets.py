@@ -213,7 +213,7 @@ def test_the_kernel_for_tpus_is_asked_for_by_its_name() -> None:
     assert LayerExecution.from_config(asked, heads_of(12), [TPU, TPU]).attention == "splash"
     assert LayerExecution.from_config(TrainingConfig(preset="fast"), heads_of(64), [TPU]).attention == "xla"
     for devices in ([CPU], [TPU, AMPERE]):
-        with pytest.raises(UserError, match="splash, which is for TPUs, and the devices are none: set it to xla"):
+        with pytest.raises(UserError, match="splash, which requires TPUs"):
             LayerExecution.from_config(asked, None, devices)
     biased = dataclasses.replace(heads_of(64), relative_attention_buckets=8)
     with pytest.raises(UserError, match=r"adds nothing to the scores, and model\.relative_attention_buckets is 8: set"):
