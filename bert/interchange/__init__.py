@@ -1,9 +1,9 @@
-"""Checkpoints of others, by a file for each model family (`families`). Imports no JAX by itself."""
+"""Reads and writes checkpoints of other libraries, with one file per model family. Does not import JAX by itself."""
 
 from bert.errors import UserError
 
 FORMATS = ("hf", "stablehlo", "onnx")
-"""What a model can be written as."""
+"""Export formats."""
 
 
 class ExportError(UserError):

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder has for generation: generation_config.json, and a target vocabulary in a subfolder."""
+"""Files of a Hugging Face folder for generation: generation_config.json, and a target vocabulary in a subfolder."""
 
 from __future__ import annotations
 

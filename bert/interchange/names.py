@@ -1,6 +1,7 @@
-"""How files of others name and store our parameters, and the shapes that these must have.
+"""How files of other libraries name and store parameters, and the expected shapes of parameters.
 
-The names of each model family are in `bert.interchange.families`; our own ones in `bert.model.names`.
+The names of each model family are in `bert.interchange.families`; names of the model's own parameters in
+`bert.model.names`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ ENCODER_MODULES = {
     "bert/encoder/relative_attention_embeddings": "table",
     "bert/encoder/relative_attention_norm": "norm",
 }
-"""The modules of `MODULES` that a decoder has as well."""
+"""Modules that encoders and decoders have."""
 
 
 MODULES = {
@@ -80,11 +81,11 @@ MODULES = {
     CLASSIFIER: "output",
     QA_OUTPUTS: "output",
 }
-"""Our modules and single arrays, and the kind of each: a key of `Arrays`."""
+"""Modules and single arrays of the model, and the kind of each, a key of `Arrays`."""
 
 
 Arrays = Mapping[str, tuple[tuple[str, str, bool], ...]]
-"""Arrays of each kind of module: ends of our and of their names, and whether theirs is transposed."""
+"""Arrays of each kind of module: suffix of the parameter, suffix in the file, and whether the file transposes it."""
 
 
 HF_ARRAYS: Arrays = {
@@ -94,15 +95,15 @@ HF_ARRAYS: Arrays = {
     "norm": (("/scale", ".weight", False), ("/bias", ".bias", False)),
     "array": (("", "", False),),
 }
-"""Arrays as PyTorch's modules hold them."""
+"""Arrays of PyTorch's modules."""
 
 
 class Tensor(NamedTuple):
     """One array of a file.
 
     Attributes:
-        paths: of our parameters that it holds: one, or several side by side along their last axis.
-        theirs: its name in the file.
+        paths: paths of its parameters: one, or several that are concatenated along their last axis.
+        theirs: name in the file.
         transposed: whether the file holds it transposed.
     """
 
@@ -112,17 +113,17 @@ class Tensor(NamedTuple):
 
     @property
     def part(self) -> str:
-        """The part of `ARCHITECTURES` that it belongs to; ``bert`` for the encoder."""
+        """Part of `ARCHITECTURES` to which it belongs; ``bert`` for the encoder."""
         return part_of(self.paths[0])
 
     def split(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """The file's array -> ours by path, as float32; uneven ones of an array whose shape is wrong."""
+        """Splits the file's array into float32 parameters by path. If its shape is wrong, they are uneven."""
         array = array.T if self.transposed else array
         parts = [array] if len(self.paths) == 1 else np.array_split(np.atleast_1d(array), len(self.paths), axis=-1)
         return {path: np.ascontiguousarray(part, np.float32) for path, part in zip(self.paths, parts, strict=True)}
 
     def join(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The inverse of `split`, of any arrays that have ``paths``."""
+        """Joins the parameters at ``paths`` to the file's array, the inverse of `split`."""
         parts = [np.asarray(arrays[path]) for path in self.paths]
         array = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         return array.T if self.transposed else array
@@ -130,13 +131,13 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a model's parameters in a kind of file, read in both directions.
+    """Names of a model's parameters in one kind of file, for reading and writing.
 
     Attributes:
-        modules: names of those of `MODULES` that the file may hold. Those of one name are one module there, whose
-            arrays hold theirs side by side.
-        heads: names that differ in an architecture, a key of `ARCHITECTURES`; None for what it does not have.
-        arrays: how it stores them.
+        modules: names of the modules of `MODULES` that the file may have. Modules with the same name are one module
+            there, with concatenated arrays.
+        heads: names that differ in an architecture, a key of `ARCHITECTURES`; None for modules that it lacks.
+        arrays: how the file stores them.
     """
 
     modules: Mapping[str, str]
@@ -144,9 +145,9 @@ class Names:
     arrays: Arrays = field(default_factory=lambda: HF_ARRAYS)
 
     def tensors(self, layers: int, architecture: str, decoder_layers: int = 0) -> list[Tensor]:
-        """Every array that a file may hold for a model of ``layers`` layers, and ``decoder_layers`` of a decoder.
+        """Returns every array that a file may have for a model with these numbers of layers.
 
-        Several architectures name their classifiers alike: the result has only those of ``architecture``.
+        Several architectures give their classifiers the same name; the result has only the ones of ``architecture``.
         """
         parts = {ENCODER, POOLER, PREDICTIONS, SEQ_RELATIONSHIP, DETECTION, *ARCHITECTURES[architecture]}
         modules: dict[str, list[str]] = {}
@@ -162,16 +163,16 @@ class Names:
 
 
 def _number_of_layers(path: str, layers: int, decoder_layers: int) -> int:
-    """Of the modules of a path; 1 for one that is not in a layer."""
+    """Returns how many layers have the module of a path; 1 if it is not in a layer."""
     if "{}" not in path:
         return 1
     return decoder_layers if part_of(path) == DECODER else layers
 
 
 def check_layers(layers: int, held: int, source: Path | str, config: Path | str) -> None:
-    """Raises UserError where ``source`` holds fewer arrays than the configuration has layers.
+    """Raises UserError if ``source`` has fewer arrays than the configuration has layers.
 
-    To be called before the names of all layers are written out: a number that is wrong may be so by millions.
+    Call it before listing the names of all layers, because a wrong number may be in the millions.
     """
     if layers > held:
         raise UserError(
@@ -184,17 +185,17 @@ INNER_LAYER = "/layer_1/"
 
 
 ARCHITECTURES_WITH_LABELS = ("BertForSequenceClassification", "BertForTokenClassification")
-"""Architectures with as many outputs as there are labels."""
+"""Architectures with one output per label."""
 
 
 @lru_cache(maxsize=16)
 def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter that `Names.tensors` may name, by its path.
+    """Returns the shape of every parameter that `Names.tensors` may list, by path.
 
     Args:
         config: sizes of the encoder.
         architecture: a key of `bert.model.names.ARCHITECTURES`.
-        num_labels: L, where the architecture is one of `ARCHITECTURES_WITH_LABELS`.
+        num_labels: L, for `ARCHITECTURES_WITH_LABELS`.
     """
     # All layers have the same shapes, but the first may lack a LayerNorm.
     shallow = dataclasses.replace(config, num_hidden_layers=2, layer_groups=None, decoder_layers=None)

@@ -1,1 +1,1 @@
-"""Flax modules: attention, layers, encoder, heads. Knows no task and no training loop."""
+"""Flax modules: attention, layers, encoder, heads, decoders. Independent of tasks and training."""

@@ -1,4 +1,4 @@
-"""The types in the core's signatures. An array is JAX's, or NumPy's, which every function takes as well."""
+"""Types in the signatures of the core. Every function accepts arrays of JAX and of NumPy."""
 
 from __future__ import annotations
 

@@ -192,7 +192,8 @@ class Encoder(nn.Module):
         for number in range(num_unrolled):
             layer, context = groups[config.group_of(number)], contexts[config.is_local(number)]
             layer_cache = None if cache is None else cache[number]
-            x, layer_states = self._run_layer(layer, x, number, context, dropout, memory, layer_cache)
+            x, source = self._layer_inputs(x, number, dropout)
+            x, layer_states = layer(x, context.mask, source, memory, layer_cache, context.positions)
             hidden_states.append(x)
             states.append(layer_states)
         if num_unrolled < config.num_hidden_layers:
@@ -211,21 +212,14 @@ class Encoder(nn.Module):
             cross_attentions=tuple(layer.cross_weights for layer in states if layer.cross_weights is not None),
         )
 
-    def _run_layer(
-        self,
-        layer: Callable[..., Any],
-        x: Float[Array, "B T D"],
-        number: int | Int[Array, ""],
-        context: AttentionContext,
-        dropout: Dropout | None,
-        memory: Memory | None,
-        cache: LayerCache | None = None,
-    ) -> tuple[Float[Array, "B T D"], LayerStates]:
-        """Applies the layer of a number, counted from 0."""
+    def _layer_inputs(
+        self, x: Float[Array, "B T D"], number: int | Int[Array, ""], dropout: Dropout | None
+    ) -> tuple[Float[Array, "B T D"], Dropout | None]:
+        """Returns the hidden states and the dropout of a layer, given by its number from 0 on."""
+        source = None if dropout is None else dropout.fold_in(number)
         if self.config.step_embedding:
             x = x + step_embeddings(self.config)[number].astype(x.dtype)
-        source = None if dropout is None else dropout.fold_in(number)
-        return layer(x, context.mask, source, memory, cache, context.positions)
+        return x, source
 
     def _scan_layers(
         self,
@@ -242,9 +236,10 @@ class Encoder(nn.Module):
         def run(
             x: Float[Array, "B T D"], number: Int[Array, ""], is_local: Bool[Array, ""], params: dict[str, Any]
         ) -> Float[Array, "B T D"]:
+            x, source = self._layer_inputs(x, number, dropout)
             apply = partial(layer.apply, {"params": params})
             branches = [
-                lambda x, context=contexts[kind]: self._run_layer(apply, x, number, context, dropout, memory)[0]
+                lambda x, context=contexts[kind]: apply(x, context.mask, source, memory, None, context.positions)[0]
                 for kind in sorted(contexts)
             ]
             return branches[0](x) if len(branches) == 1 else jax.lax.cond(is_local, *reversed(branches), x)

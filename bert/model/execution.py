@@ -21,7 +21,7 @@ REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-"""What the backward pass keeps of a layer and does not recompute.
+"""Policies for the activations of a layer that the backward pass keeps; it recomputes the others.
 
 Attention scores are recomputed by both: they are products with a batch dimension and grow with T squared.
 """

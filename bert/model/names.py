@@ -1,4 +1,4 @@
-"""The names of parameters that other packages rely on, and the parts of a model that they belong to.
+"""Names of parameters that other packages rely on, and the parts of a model to which they belong.
 
 A path names modules from the top of the parameters, with ``/`` between them. ``{}`` is the number of a layer.
 """
@@ -23,7 +23,7 @@ LAYER, DECODER_LAYER = "bert/encoder/layer_{}", "decoder/encoder/layer_{}"
 
 
 CROSS = "cross_"
-"""Beginning of the names of the modules of a layer that read the source."""
+"""Prefix of the names of a layer's modules for cross-attention."""
 
 
 ARCHITECTURES: dict[str, tuple[str, ...]] = {
@@ -39,36 +39,36 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "BertForMultipleChoice": (POOLER, CLASSIFIER),
     "BertForSequenceToSequence": (DECODER, PREDICTIONS),
 }
-"""Our modules, and the parts each has in addition to the encoder. A part is complete or randomly initialized."""
+"""Modules of this package, and their parts in addition to the encoder. A part is complete or randomly initialized."""
 
 ENCODER_DECODER = "BertForSequenceToSequence"
 
 
 def output_layer(architecture: str) -> str | None:
-    """The module with the outputs of a fine-tuned head; None for an architecture without such a head."""
+    """Returns the output layer of a fine-tuned head; None for an architecture without one."""
     return next((part for part in ARCHITECTURES.get(architecture, ()) if part in (CLASSIFIER, QA_OUTPUTS)), None)
 
 
 def has_decoder(architecture: str) -> bool:
-    """Whether a model reads a source and writes a target."""
+    """Whether an architecture is an encoder-decoder."""
     return DECODER in ARCHITECTURES[architecture]
 
 
 def word_embeddings(architecture: str) -> str:
-    """The path of the table that the head decodes with if it has no matrix of its own."""
+    """Returns the path of the word embeddings that a tied decoder uses."""
     return f"{DECODER if has_decoder(architecture) else ENCODER}/embeddings/word/embedding"
 
 
 def part_of(path: str) -> str:
-    """The part of `ARCHITECTURES` that a parameter of ours belongs to, by its path; ``bert`` for the encoder."""
+    """Returns the part of `ARCHITECTURES` to which a path belongs; ``bert`` for the encoder."""
     return POOLER if f"{path}/".startswith(f"{POOLER}/") else path.split("/")[0]
 
 
 def parts_of(architecture: str, config: ModelConfig) -> tuple[str, ...]:
-    """The parts of `ARCHITECTURES` that have parameters in a model of these settings.
+    """Returns the parts of `ARCHITECTURES` that have parameters in a model with this configuration.
 
-    The head of GPT-2 has none, and a model that reads left to right no pooler: its first token has seen no other. A
-    decoder that shares all has its parameters within the encoder's. Heads over every token may read the pooler.
+    The head of GPT-2 has no parameters, and causal models have no pooler. The parameters of a decoder that shares all
+    are in the encoder. Heads over every token may read the pooler.
     """
     has_head = config.prediction_transform or config.prediction_bias or not config.tie_word_embeddings
     absent: set[str] = {POOLER} if config.causal else set()
@@ -81,7 +81,7 @@ def parts_of(architecture: str, config: ModelConfig) -> tuple[str, ...]:
 
 
 def pretraining_architecture(parts: set[str], config: ModelConfig) -> str:
-    """The module of the pretraining heads that are among the parts."""
+    """Returns the architecture of the pretraining heads among the parts."""
     if DECODER in parts:
         return "BertForSequenceToSequence"
     if config.causal and parts.issuperset(parts_of("BertForCausalLM", config)):

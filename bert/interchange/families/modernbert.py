@@ -20,7 +20,7 @@ POOLING = {"first": "cls", "mean": "mean"}
 """``pooler_input`` and their ``classifier_pooling``."""
 
 DEFAULT_WINDOW, DEFAULT_EVERY = 128, 3
-"""Of transformers' ModernBertConfig: tokens of a window, both sides together, and the distance of global layers."""
+"""Defaults of ModernBertConfig in transformers: window size of both sides, and interval of global layers."""
 
 BASES = {GLOBAL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 10_000.0)}
 """Keys of transformers 4 for the bases of rotary positions, and their defaults."""

@@ -13,7 +13,7 @@ from bert.tokenizer.special_tokens import SpecialTokenIds
 
 BLOCK = "mpnet.encoder.layer.{}.attention"
 OFFSET, BUCKETS = 2, 32
-"""Of transformers' code, which reads neither from config.json."""
+"""Constants of the code in transformers, which config.json does not have."""
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:

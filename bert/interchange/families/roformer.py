@@ -17,7 +17,7 @@ CLASSES = {ours: name for ours, name in class_names("RoFormer").items() if ours 
 """All but the one of multiple choice, whose classifier reads the last token."""
 
 POOLER_ACTIVATIONS = ("gelu", "relu", "tanh")
-"""Of heads over a row."""
+"""Architectures with a head over a row."""
 
 ROTATED = re.compile(r".*/attention/(query|key)/(kernel|bias)")
 THEIR_ROTATED = re.compile(r".*\.self\.(query|key)\.(weight|bias)")

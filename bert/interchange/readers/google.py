@@ -63,7 +63,7 @@ _WITHOUT_EFFECT = ("directionality", "pooler_")
 
 
 def is_google(folder: Path) -> bool:
-    """Whether this looks like one of Google's folders, be it a whole one or not."""
+    """Whether this looks like one of Google's folders, complete or not."""
     return (folder / CONFIG).is_file() or any(folder.glob(f"{CHECKPOINT}.*"))
 
 

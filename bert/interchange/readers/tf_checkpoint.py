@@ -41,7 +41,7 @@ _MASK_DELTA = 0xA282EAD8  # added to a stored checksum
 
 
 class _Damaged(Exception):
-    """What is wrong with a file; its name is added where it is known."""
+    """An error in a file; the caller adds its name."""
 
 
 class _Unsupported(_Damaged):
@@ -50,7 +50,7 @@ class _Unsupported(_Damaged):
 
 @dataclass(frozen=True)
 class Entry:
-    """What the index says of a tensor.
+    """The entry of a tensor in the index.
 
     Attributes:
         dtype: TensorFlow's number of its type.

@@ -229,7 +229,7 @@ def _generation(model: ModelBundle) -> str:
 
 
 def _front_matter(model: ModelBundle, recipe: dict[str, Any]) -> str:
-    """What the hub reads. The license is left out: it is the user's to choose."""
+    """Returns the front matter for the hub, without a license, which the user chooses."""
     family = family_of(model).model_type
     fields: dict[str, Any] = {"library_name": "transformers", "tags": [family, "jax", "bert-jax"]}
     if (pipeline := PIPELINES.get(model.architecture)) is not None:

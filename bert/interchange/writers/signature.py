@@ -1,4 +1,4 @@
-"""What an exported graph takes and gives, by name: the same for every format, and the README.md that says so.
+"""Named inputs and outputs of an exported graph, the same for every format, and the README.md that describes them.
 
 Names are those of Hugging Face transformers' models, so that its tokenizers' output can be fed as it is.
 """
