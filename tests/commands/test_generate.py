@@ -133,7 +133,7 @@ def test_other_models_and_files_that_exist_are_refused(folder: Path, finetuned: 
 
 def test_no_prompt_and_one_that_is_too_long_are_one_sentence(folder: Path, monkeypatch, capsys) -> None:
     feed(monkeypatch, b"")
-    for prompt, words in (("-", "standard input holds no input"), ("e" * 500, "has 500 tokens, and")):
+    for prompt, words in (("-", "standard input holds no input"), ("e" * 500, "has 500 tokens, but")):
         assert main(["generate", str(folder), prompt]) == 2
         assert words in capsys.readouterr().err.splitlines()[-1]
 
@@ -186,4 +186,4 @@ def test_what_cannot_be_measured_is_one_sentence(folder: Path, finetuned: Path, 
     assert "none.txt does not exist" in fails(evaluate, str(folder), str(tmp_path / "none.txt"))
     assert "--stride is 0" in fails(evaluate, str(folder), str(tmp_path / "a.txt"), "--stride", "0")
     assert main(["evaluate", str(folder), str(tmp_path / "a.txt"), "--stride", "99"]) == 2
-    assert "stride is 99, and" in capsys.readouterr().err.splitlines()[-1]
+    assert "stride is 99, but" in capsys.readouterr().err.splitlines()[-1]
