@@ -86,7 +86,7 @@ def test_a_mask_is_filled_with_bars(models, chromium, tmp_path, width: str) -> N
         ask(page, "Fill a mask", "a b c")
         message = page.get_by_test_id("toast-text")
         message.wait_for()
-        assert message.inner_text() == "no [MASK] in 'a b c': put one where a word is to be guessed"
+        assert message.inner_text() == "no [MASK] in 'a b c': put one where a word is to be predicted"
 
 
 @pytest.mark.parametrize("width", WIDTHS)
