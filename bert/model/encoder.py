@@ -138,8 +138,11 @@ class Embeddings(nn.Module):
         """[B, T, E] -> [B, T, D]."""
         return constrain_activation(x if self.config.embedding_width == self.config.hidden_size else self.projection(x))
 
-    def _position_ids(self, length: int, packing: Packing | None) -> Int[Array, "#B T"]:
-        """Rows of the position table: 0, 1, ... in each row or, for packed rows, in each example."""
+    def _position_ids(self, length: Any, packing: Packing | None) -> Int[Array, "#B T"]:
+        """Rows of the position table: 0, 1, ... in each row or, for packed rows, in each example.
+
+        ``length`` is symbolic while a model is exported.
+        """
         if packing is not None:
             return self.config.position_offset + packing.position_ids
         if length > self.config.max_position_embeddings:
