@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import io
 import os
@@ -162,6 +163,28 @@ def test_paths_and_links_exist() -> None:
                     titles = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
                     anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
                     assert heading in anchors, f"{page.name}: {target}"
+
+
+def test_routes_through_the_code_name_what_exists() -> None:
+    """Each route also has at most the files that a reader can be asked to open."""
+    section = (
+        (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8").split("## Three routes through the code")[1]
+    )
+    routes = [re.findall(r"^- `([\w/]+\.py):([\w.]+)`", part, re.MULTILINE) for part in section.split("**")[2:7:2]]
+    limits = (35, 25, 15)
+    for route, limit in zip(routes, limits, strict=True):
+        assert 0 < len({file for file, _ in route}) <= limit
+        for file, name in route:
+            nodes: list[ast.stmt] = ast.parse((ROOT / "bert" / file).read_text(encoding="utf-8")).body
+            for part in name.split("."):
+                defined = [node for node in nodes if part in _defined_names(node)]
+                assert defined, f"{file} has no {name}"
+                nodes = getattr(defined[0], "body", [])
+
+
+def _defined_names(node: ast.stmt) -> set[str]:
+    targets = [*getattr(node, "targets", []), getattr(node, "target", None)]
+    return {getattr(node, "name", ""), *(target.id for target in targets if isinstance(target, ast.Name))}
 
 
 def test_pages_that_files_name_exist() -> None:

@@ -111,7 +111,7 @@ class ClassificationTask(LabelTask):
     def write_details(
         self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples
     ) -> list[Path]:
-        """Writes errors.tsv, most confident errors first, and confusion_matrix.png; SPLIT_... for other splits."""
+        """Writes errors.tsv, most confident errors first, and confusion_matrix.png; with a prefix for test splits."""
         labels = examples.known_labels
         shares = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
         wrong = np.flatnonzero(predictions.labels != labels)
