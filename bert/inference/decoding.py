@@ -39,7 +39,7 @@ class Prompts(struct.PyTreeNode):
         numbers: [B, 2] int32, numbers of the text and of its sample, which seed the sampler.
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     tokens: Array
     mask: Array

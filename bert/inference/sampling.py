@@ -25,7 +25,7 @@ BLOCK = 256
 class DecodingArrays(struct.PyTreeNode):
     """`Decoding` as scalar arrays; ``end`` is the id of the end token."""
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     end: Array
     temperature: Array

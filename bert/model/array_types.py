@@ -1,4 +1,4 @@
-"""Types in the signatures of the core. Every function accepts arrays of JAX and of NumPy."""
+"""Array types for the signatures of the model. Every function accepts JAX and NumPy arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Num
 
 if TYPE_CHECKING:
-    Array = jax.Array  # what JAX makes of either
+    Array = jax.Array  # JAX converts NumPy arrays
 else:
     Array = jax.Array | np.ndarray
 

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: written out, by fused kernels, and over cached keys and values.
+"""Scaled dot-product attention: explicit, with fused kernels, and over cached keys and values.
 
 Shapes as in `bert.model.encoder`.
 """
@@ -41,7 +41,7 @@ def dot_product_attention(
             equally to all positions and does not give NaN.
         bias: added to the scores; broadcasts to [B, N, T, S].
         dropout: source of dropout on the weights; None for none.
-        dropout_rate: rate of that dropout.
+        dropout_rate: dropout rate of the weights.
 
     Returns:
         The weighted sums of values, [B, T, N, H], and the weights before dropout, [B, N, T, S] float32.
@@ -66,7 +66,7 @@ def cached_attention(
 
     Args:
         query: [B, T, N, H].
-        keys, values: [R, H, S] and [R, S, H] with R = B * N, as in `KeysValues`.
+        keys, values: [R, H, S] and [R, S, H] with R = B * N, see `KeysValues`.
         mask, bias: see `dot_product_attention`.
     """
     rows, length, heads, size = query.shape
@@ -102,9 +102,9 @@ def fused_attention(
         query: [B, T, N, H].
         key: [B, S, N, H].
         value: [B, S, N, H].
-        mask: which keys a query attends to. The result of a fully masked query is finite, but depends on the kernel.
-        implementation: "cudnn", for GPUs and bfloat16; "splash", for TPUs and self-attention; or "xla", which also
-            replaces both for masks that they do not support.
+        mask: which keys a query attends to. The result for a fully masked query is finite but depends on the kernel.
+        implementation: "cudnn" (GPUs, bfloat16), "splash" (TPUs, self-attention) or "xla". Masks that the first two do
+            not support use "xla".
 
     Returns:
         [B, T, N, H].
@@ -116,17 +116,17 @@ def fused_attention(
     arguments = mask.kernel_arguments(query.shape[1], key.shape[1])
     is_odd = query.shape[1] % 2 or key.shape[1] % 2
     if implementation == "cudnn" and is_odd and (mask.bias is not None or "mask" in arguments):
-        implementation = "xla"  # cuDNN's backward pass takes these only for an even number of positions
-    bias = None if mask.bias is None else mask.bias.astype(query.dtype)  # cuDNN's kernel takes one type
+        implementation = "xla"  # cuDNN's backward pass supports these only for even lengths
+    bias = None if mask.bias is None else mask.bias.astype(query.dtype)  # cuDNN requires one dtype
     return jax.nn.dot_product_attention(query, key, value, bias, implementation=cast(Any, implementation), **arguments)
 
 
 SPLASH_BLOCKS = (512, 384, 256, 128)
-"""Block sizes of the kernel in positions. The length is padded to a multiple of the last; the first divisor is used."""
+"""Candidate block sizes in positions. Lengths are padded to a multiple of the last; the first divisor is used."""
 
 
 def splash_supports(mask: Mask, num_queries: int, num_keys: int) -> bool:
-    """Whether splash attention supports a mask: self-attention by padding, examples, order or window."""
+    """Whether splash attention supports a mask: self-attention with padding, packed, causal or local masks."""
     unsupported = (mask.pairs, mask.bias, mask.positions, mask.start)
     return num_queries == num_keys and all(condition is None for condition in unsupported)
 
@@ -139,21 +139,21 @@ def splash_attention(
     *,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
-    """Computes `fused_attention` with JAX's Pallas kernel for TPUs, on each device for its rows and heads.
+    """Computes `fused_attention` with JAX's Pallas kernel for TPUs. Each device computes its rows and heads.
 
-    The kernel skips the blocks that a window or a causal mask excludes, and does not store scores.
+    The kernel skips blocks that a local or causal mask excludes, and does not store the scores.
 
     Args:
         query: [B, T, N, H].
         key: [B, T, N, H].
         value: [B, T, N, H].
-        mask: one that `splash_supports` accepts. Padding attends to padding.
+        mask: a mask that `splash_supports` accepts. Padding attends to padding.
         interpret: run the kernel without a TPU, slowly, for tests.
 
     Returns:
         [B, T, N, H].
     """
-    # Importing Pallas takes time, and nothing else needs it.
+    # Imported here because importing Pallas is slow.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
     length, size = query.shape[1], query.shape[-1]
@@ -184,7 +184,7 @@ def splash_attention(
 
 
 def _splash_segments(mask: Mask) -> Int[Array, "B T"] | None:
-    """Returns segment numbers: a query attends only to keys of its own segment. None if there is one segment."""
+    """Returns segment ids: a query attends only to keys of the same segment. None if all keys are visible."""
     if mask.keys is None or mask.examples is None:
         segments = mask.examples if mask.keys is None else mask.keys
         return None if segments is None else segments.astype(jnp.int32)
@@ -192,7 +192,7 @@ def _splash_segments(mask: Mask) -> Int[Array, "B T"] | None:
 
 
 def _make_splash_kernel(heads: int, length: int, mask: Mask, interpret: bool) -> Callable[..., Any]:
-    """Returns the kernel for one row of [N, T, H] queries, keys and values, with the window and the causal mask."""
+    """Returns the kernel for one row of queries, keys and values [N, T, H], with the local or causal mask built in."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -203,7 +203,7 @@ def _make_splash_kernel(heads: int, length: int, mask: Mask, interpret: bool) ->
     else:
         allowed = masks.CausalMask(shape) if mask.causal else masks.FullMask(shape)
     block = next(size for size in SPLASH_BLOCKS if length % size == 0)
-    # The kernel that fuses both parts of the backward pass would keep a query's gradient for each block of keys.
+    # The fused backward kernel would store a gradient of the queries for every block of keys.
     names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
     sizes: dict[str, Any] = {f"block_{name}": block for name in names}
     return kernels.make_splash_mha_single_device(
@@ -216,15 +216,15 @@ def _make_splash_kernel(heads: int, length: int, mask: Mask, interpret: bool) ->
 class KeysValues(struct.PyTreeNode):
     """Projected keys and values of an attention layer over S positions.
 
-    The first axis has R = B * N entries: the heads of row 0, then the heads of row 1, and so on. Each entry is a matrix
-    that a query is multiplied by without a transposition, which would cost a CPU a copy in every step.
+    The first axis has R = B * N entries: the heads of row 0, then the heads of row 1, and so on. The matrices are
+    stored in the orientation of the products with queries and weights, which saves a CPU one copy per step.
 
     Attributes:
         keys: [R, H, S].
         values: [R, S, H].
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     keys: Array
     values: Array
@@ -236,7 +236,7 @@ class KeysValues(struct.PyTreeNode):
 
     @classmethod
     def from_heads(cls, keys: Float[Array, "B S N H"], values: Float[Array, "B S N H"]) -> KeysValues:
-        """Arranges projected keys and values [B, S, N, H]."""
+        """Makes the cache layout from projected keys and values [B, S, N, H]."""
         rows, length, heads, size = keys.shape
         return cls(
             jnp.transpose(keys, (0, 2, 3, 1)).reshape(rows * heads, size, length),
@@ -244,13 +244,13 @@ class KeysValues(struct.PyTreeNode):
         )
 
     def split_heads(self, num_rows: int) -> Float[Array, "B S N H"]:
-        """Returns the keys as they were projected, [B, S, N, H] with B = ``num_rows``."""
+        """Returns the keys in their projected layout, [B, S, N, H] with B = ``num_rows``."""
         return jnp.transpose(self.keys.reshape(num_rows, -1, *self.keys.shape[1:]), (0, 3, 1, 2))
 
     def write(self, new: KeysValues, start: Int[Array, ""] | int | None) -> KeysValues:
-        """Returns a copy with the keys and values of T new positions at ``start`` (None: 0).
+        """Returns a copy with T new positions written at ``start`` (None: 0).
 
-        ``start`` + T must not exceed S: `jax.lax.dynamic_update_slice` would write at an earlier position.
+        ``start`` + T must not exceed S, because `jax.lax.dynamic_update_slice` clamps the start index.
         """
         start = 0 if start is None else start
         update = jax.lax.dynamic_update_slice_in_dim
@@ -260,7 +260,7 @@ class KeysValues(struct.PyTreeNode):
         )
 
     def take_rows(self, rows: Int[Array, "rows"], num_rows: int) -> KeysValues:
-        """Returns the keys and values of the given rows, of B = ``num_rows``; rows may be repeated."""
+        """Selects rows, which may repeat, from B = ``num_rows`` rows."""
 
         def take(x: Array) -> Array:
             return x.reshape(num_rows, -1, *x.shape[1:])[rows].reshape(-1, *x.shape[1:])
@@ -271,15 +271,15 @@ class KeysValues(struct.PyTreeNode):
 class LayerCache(struct.PyTreeNode):
     """Keys and values that a layer keeps between decoding steps.
 
-    The shapes of ``own`` never change, so that one compiled step serves all positions. With a memory there are two: the
-    first step and the others.
+    The shapes of ``own`` never change, so one compiled step serves all positions. With a memory there are two compiled
+    steps: the first one and all later ones.
 
     Attributes:
         own: keys and values of self-attention; S is the maximum number of positions.
         memory: keys and values of cross-attention; None before the first step, which computes them.
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     own: KeysValues
     memory: KeysValues | None = None
@@ -288,14 +288,14 @@ class LayerCache(struct.PyTreeNode):
 class Memory(struct.PyTreeNode):
     """Input of cross-attention: hidden states [B, S, D], usually of an encoder, and the mask over them."""
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     hidden_states: Array
     mask: Mask = Mask()
 
 
 def make_cache(config: ModelConfig, num_rows: int, num_positions: int, dtype: DTypeLike) -> tuple[LayerCache, ...]:
-    """Returns an empty cache of B rows and S positions for each layer."""
+    """Returns an empty cache for each layer, with B rows and S positions."""
     heads = config.num_attention_heads
     zeros = jnp.zeros((num_rows, num_positions, heads, config.hidden_size // heads), dtype)
     return tuple(LayerCache(KeysValues.from_heads(zeros, zeros)) for _ in range(config.num_hidden_layers))

@@ -24,12 +24,12 @@ from bert.model.pretraining import LanguageModel, MaskedLMHead
 class BertForCausalLM(LanguageModel):
     """The left-to-right language model: the MLM head predicts the next token at every position.
 
-    The configuration has ``causal`` true. GPT (Radford et al. 2018) and GPT-2 (Radford et al. 2019) are settings of it:
-    GPT-2 has ``pre_layer_norm`` and neither ``embedding_norm``, ``prediction_transform``, ``prediction_bias`` nor
-    segments (``type_vocab_size`` 0).
+    The configuration sets ``causal``. GPT (Radford et al. 2018) and GPT-2 (Radford et al. 2019) are special cases:
+    GPT-2 has ``pre_layer_norm``, but no ``embedding_norm``, ``prediction_transform``, ``prediction_bias`` or segments
+    (``type_vocab_size`` 0).
 
     The logits [B, T, V] of all positions are the largest array of a training step. A loss that decodes a few positions
-    at a time calls `hidden_states` and `decoder_weights` in one ``apply`` instead::
+    at a time calls `hidden_states` and `decoder_weights` in one ``apply``::
 
         def read(model, *inputs, **options):
             return model.hidden_states(*inputs, **options), *model.decoder_weights()
@@ -62,7 +62,7 @@ class BertForCausalLM(LanguageModel):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B T E"]:
-        """Returns [B, T, E], the vectors that the decoder multiplies by its matrix. Arguments: see `Bert`."""
+        """Returns the inputs of the decoder matrix, [B, T, E]. Arguments: see `Bert`."""
         inputs = (input_ids, token_type_ids, attention_mask, position_ids)
         return self.predictions.decoder_input(self.bert(*inputs, packing=packing, dropout=dropout).last_hidden_state)
 
@@ -78,16 +78,16 @@ class BertForCausalLM(LanguageModel):
         cache: tuple[LayerCache, ...],
         last_only: bool = False,
     ) -> tuple[Float[Array, "B P padded_V"], tuple[LayerCache, ...]]:
-        """Decodes T more tokens: first the prompt in one call, then one token per call, all with one compiled program.
+        """Decodes T more tokens: the prompt in one call, then one token per call. Later calls share one program.
 
         Args:
             input_ids: [B, T] integers.
-            position_ids: [B, T] rows of the position table. The first token of a text has ``position_offset``, so the
-                positions of left-padded prompts are position_offset + cumsum(attention mask) - 1, at least 0.
-            mask: causal, with ``start``, the index of the first of these tokens in the cache, as an array. ``keys``
-                [B, S] is 0 for padding, and 1 for tokens and for entries not yet written, which the causal mask
-                excludes. Padding may be on the left (``right_padded`` false).
-            cache: from `make_cache`, or from the previous step.
+            position_ids: [B, T] rows of the position table. The first token of a text has ``position_offset``.
+                Left-padded prompts therefore have position_offset + max(cumsum(attention mask) - 1, 0).
+            mask: a causal mask. Its ``start`` is the cache index of the first of these tokens, as an array. Its
+                ``keys`` [B, S] are 0 for padding, and 1 for tokens and for entries not yet written, which the causal
+                mask excludes. Padding may be on the left (``right_padded`` false).
+            cache: the cache from `make_cache` or from the previous step.
             last_only: whether to compute only the logits of the last position.
 
         Returns:
@@ -101,8 +101,9 @@ class BertForCausalLM(LanguageModel):
 class ClassifierWithLanguageModel(nn.Module):
     """A causal `BertForSequenceClassification` and a language model over the same hidden states.
 
-    Both are trained at once (Radford et al. 2018, section 3.2). The parameters are the ones of the two models, and the
-    attributes the ones of the classifier.
+    Both are trained jointly (Radford et al. 2018, section 3.2). The parameters are the union of both models'
+    parameters.
+    Attributes: see `BertForSequenceClassification`.
     """
 
     config: ModelConfig
@@ -124,7 +125,7 @@ class ClassifierWithLanguageModel(nn.Module):
         *,
         dropout: Dropout | None = None,
     ) -> tuple[Float[Array, "B L"], Float[Array, "B T E"], Float[Array, "padded_V E"], Float[Array, "padded_V"]]:
-        """Returns float32 logits of the labels [B, L], and input [B, T, E], matrix and bias of the decoder."""
+        """Returns the label logits [B, L] in float32, and the decoder's input [B, T, E], matrix and bias."""
         hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).last_hidden_state
         rate = self.config.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
         features = maybe_dropout(last_token(hidden, attention_mask), dropout, rate, "classifier")
@@ -137,13 +138,14 @@ SourceMask = Num[Array, "B S"] | Bool[Array, "B S"]
 
 
 class BertForSequenceToSequence(nn.Module):
-    """An encoder of the source, and a decoder of the target with cross-attention to the source.
+    """An encoder for the source, and a decoder for the target with cross-attention to the source.
 
     This is the Transformer of Vaswani et al. 2017. The decoder may share parameters with the encoder (Rothe et al.
     2020).
 
     Attributes:
-        config: of the encoder; ``decoder_layers``, ``share_decoder`` and ``decoder_vocab_size`` are of the decoder.
+        config: the configuration of the encoder, with ``decoder_layers``, ``share_decoder`` and ``decoder_vocab_size``
+            for the decoder.
         dtype: type of the computation.
         execution: how the layers run.
     """
@@ -192,7 +194,7 @@ class BertForSequenceToSequence(nn.Module):
         *,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B T E"]:
-        """Returns [B, T, E], the vectors that the decoder multiplies by its matrix. Arguments: see `__call__`."""
+        """Returns the inputs of the decoder matrix, [B, T, E]. Arguments: see `__call__`."""
         memory = self.encode(input_ids, attention_mask, dropout=dropout)
         mask = Mask(keys=target_mask, causal=True, right_padded=True)
         source = None if dropout is None else dropout.fold_in("decoder")
@@ -227,10 +229,10 @@ class BertForSequenceToSequence(nn.Module):
         cache: tuple[LayerCache, ...],
         memory: Memory,
     ) -> tuple[Float[Array, "B T padded_V"], tuple[LayerCache, ...]]:
-        """Decodes T more tokens of the target. The first step puts the keys and values of the source into the cache.
+        """Decodes T more tokens of the target. The first step caches the keys and values of the source.
 
         Args:
-            input_ids, position_ids, mask, cache: see `BertForCausalLM.step`.
+            memory: the output of `encode`. Later steps read only its mask.
             memory: from `encode`. Later steps read only its mask.
         """
         output = self._decode(input_ids, position_ids, mask, memory, cache=cache)

@@ -1,7 +1,7 @@
-"""Dropout whose bits are a function of (seed, step, layer, site, row of the global batch, index in the row).
+"""Dropout with random bits that depend only on (seed, step, layer, site, row of the global batch, index in the row).
 
 The same row gets the same mask for any number of devices, hosts and micro-batches. The default generator is a counter
-hash. It is elementwise like the multiplication that follows, so XLA fuses both. JAX's threefry is the reference.
+hash. It is elementwise, so XLA fuses it with the multiplication that follows. JAX's threefry is the reference.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bert.model.array_types import Array
 
 
 class Dropout(struct.PyTreeNode):
-    """Source of dropout for one training step. Modules that get ``None`` instead do not drop.
+    """Source of dropout for one training step. Modules called with ``None`` instead apply no dropout.
 
     Attributes:
-        key: [2] uint32, from (seed, step) and everything folded in so far.
-        rows: [B] int32, number of each row in the global batch.
+        key: [2] uint32, the hash of (seed, step) and everything folded in so far.
+        rows: [B] int32, index of each row in the global batch.
         generator: "hash" or "threefry".
     """
 
@@ -40,12 +40,12 @@ class Dropout(struct.PyTreeNode):
         return cls(_fold(key, 0x5EED), rows, generator)
 
     def fold_in(self, name: str | int | jax.Array) -> Dropout:
-        """Returns the source for a part of the model: the number of a layer, or the name of a module."""
+        """Returns the source for a part of the model, given the number of a layer or the name of a module."""
         number = zlib.crc32(name.encode()) if isinstance(name, str) else name
         return self.replace(key=_fold(self.key, number))
 
     def split_rows(self, parts: int) -> Dropout:
-        """Returns the source for a batch whose rows are split into ``parts`` rows each, which drop separately."""
+        """Returns the source for a batch whose rows are split into ``parts`` rows each, with independent masks."""
         return self.replace(rows=(self.rows[:, None] * parts + jnp.arange(parts)).reshape(-1))
 
     def __call__(self, x: jax.Array, rate: float, site: str) -> jax.Array:
@@ -53,7 +53,7 @@ class Dropout(struct.PyTreeNode):
         if rate == 0.0:
             return x
         keep = self.keep_mask(x.shape, rate, site)
-        # In bfloat16 the factor 1 / 0.9 would be 1.109375, and kept values 0.16% too small.
+        # In bfloat16 the factor 1 / 0.9 would be rounded to 1.109375, so kept values would be 0.16% too small.
         wide = jnp.promote_types(x.dtype, jnp.float32)
         scaled = (x.astype(wide) * jnp.asarray(1.0 / (1.0 - rate), wide)).astype(x.dtype)
         return jnp.where(keep, scaled, jnp.zeros((), x.dtype))
@@ -68,7 +68,7 @@ class Dropout(struct.PyTreeNode):
 def _hash_bits(key: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns [B, ...] uint32: lowbias32 (Wellons 2018) of the index in the row, with two keys per row.
 
-    The second key enters between the multiplications: with a single key, two rows with close keys would share shifted
+    The second key enters between the multiplications. With a single key, two rows with similar keys would share shifted
     parts of one sequence.
     """
     if math.prod(shape[1:]) > 2**32:
@@ -99,17 +99,18 @@ def _threefry_bits(key: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> j
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """Applies lowbias32, a bijection of 32 bits in which each input bit flips each output bit half of the time."""
+    """Applies lowbias32, a bijection on 32 bits in which each input bit flips each output bit with probability 1/2."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 
 def _fold(key: jax.Array, number: int | jax.Array) -> jax.Array:
-    """Returns a new [2] key, in which each half depends on both halves of the old one.
+    """Returns a new [2] key. Each half depends on both halves of the old key.
 
-    The barrier keeps the computation of a key out of the loops that use it. LLVM's vectorizer follows every path of
-    such a chain of scalars, 600 times as many with each fold, and would not finish after five.
+    The barrier keeps the computation of a key out of the loops that use it. Without it, LLVM's vectorizer visits every
+    path through the chain of scalars: 600 times as many paths per fold, so compilation does not finish after five
+    folds.
     """
     low = _mix(key[0] ^ jnp.asarray(number, jnp.uint32))
     high = _mix(key[1] + low + jnp.uint32(0x9E3779B9))

@@ -27,25 +27,25 @@ from bert.model.pooling import at_positions
 from bert.model.pretraining import MaskedLMHead
 
 BLOCK = 128
-"""Tokens per block in `sample_tokens`."""
+"""Block size in `sample_tokens`, in tokens."""
 
 
 class DetectionHead(nn.Module):
-    """One logit per token: a dense layer, the encoder's activation, and a dense layer to one feature."""
+    """One logit per token: a dense layer, the encoder's activation, and a dense layer with one output."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
 
     @nn.compact
     def __call__(self, hidden_states: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-        """[B, T, D] -> [B, T] float32 logits; a token counts as replaced above 0."""
+        """[B, T, D] -> [B, T] float32 logits. Tokens above 0 are predicted as replaced."""
         x = hidden_dense(self.config, self.config.hidden_size, self.dtype, "dense")(hidden_states)
         x = dense(self.config, 1, self.dtype, "output")(ACTIVATIONS[self.config.hidden_act](x))
         return x[..., 0].astype(jnp.float32)
 
 
 class BertForReplacedTokenDetection(nn.Module):
-    """The discriminator: encoder without pooler, and the head that detects replaced tokens."""
+    """The discriminator: an encoder without pooler, and the detection head."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -64,13 +64,13 @@ class BertForReplacedTokenDetection(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B T"]:
-        """[B, T] -> [B, T] float32 logits; a token counts as replaced above 0."""
+        """[B, T] -> [B, T] float32 logits. Tokens above 0 are predicted as replaced."""
         encoded = self.bert(input_ids, token_type_ids, attention_mask, packing=packing, dropout=dropout)
         return self.discriminator_predictions(encoded.last_hidden_state)
 
 
 class Generator(nn.Module):
-    """The generator: encoder and MLM head over the discriminator's embeddings."""
+    """The generator: an encoder and MLM head on top of the discriminator's embeddings."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -90,7 +90,7 @@ class Generator(nn.Module):
         word_embedding: Float[Array, "V E"],
         dropout: Dropout | None,
     ) -> Float[Array, "B P padded_V"]:
-        """[B, T, E] embeddings -> [B, P, padded V] float32 logits at the positions."""
+        """[B, T, E] embeddings -> [B, P, padded V] float32 logits at the given positions."""
         x = embedded if self.config.embedding_width == self.config.hidden_size else self.projection(embedded)
         hidden = self.encoder(x, mask, dropout).last_hidden_state
         return self.predictions(at_positions(hidden, positions), word_embedding)
@@ -100,12 +100,12 @@ class ElectraOutput(struct.PyTreeNode):
     """Output of `Electra`.
 
     Attributes:
-        prediction_logits: [B, P, V], of the generator.
+        prediction_logits: [B, P, V], from the generator.
         replaced: [B, T] float32, 1 if the discriminator's input differs from the original token.
-        detection_logits: [B, T], of the discriminator.
+        detection_logits: [B, T], from the discriminator.
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     prediction_logits: Array
     replaced: Array
@@ -119,10 +119,10 @@ class MaskedTokens(struct.PyTreeNode):
         positions: positions in the rows.
         ids: the original tokens.
         weights: 1 for a prediction, 0 for an unused entry.
-        uniforms: random numbers in [0, 1), with which tokens are sampled from the generator.
+        uniforms: random numbers in [0, 1) for sampling from the generator.
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     positions: Array
     ids: Array
@@ -131,12 +131,12 @@ class MaskedTokens(struct.PyTreeNode):
 
 
 class Electra(nn.Module):
-    """Generator and discriminator, trained together, with the same word, position and segment embeddings.
+    """Generator and discriminator, trained jointly, with shared word, position and segment embeddings.
 
     Attributes:
-        config: sizes of the discriminator, the model for fine-tuning.
-        generator_config: sizes of the generator (`make_generator_config`).
-        generator_execution: how the generator's layers run; its heads may have another size.
+        config: configuration of the discriminator, which is the model for fine-tuning.
+        generator_config: configuration of the generator (`make_generator_config`).
+        generator_execution: how the generator's layers run. Its head size may differ from the discriminator's.
     """
 
     config: ModelConfig
@@ -160,10 +160,10 @@ class Electra(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> ElectraOutput:
-        """Fills in the masked tokens with samples of the generator, and detects the replaced ones.
+        """Fills in the masked tokens with samples from the generator, and detects the replaced tokens.
 
-        There is no gradient through the samples. ``masked`` is None when a model is initialized; the first token of
-        each row is sampled then.
+        Gradients do not flow through the samples. During initialization ``masked`` is None, and the first token of each
+        row is sampled.
         """
         if masked is None:
             first = jnp.zeros_like(input_ids[:, :1])
@@ -186,7 +186,7 @@ class Electra(nn.Module):
 
 
 def make_generator_config(config: ModelConfig, hidden_size: int) -> ModelConfig:
-    """Returns the sizes of the generator for a discriminator.
+    """Returns the configuration of the generator for a discriminator.
 
     The feed-forward layer is 4 times as wide as the hidden states. The head has a transform to the width of the
     embeddings.
@@ -202,7 +202,7 @@ def make_generator_config(config: ModelConfig, hidden_size: int) -> ModelConfig:
 
 
 def extract_generator(config: ModelConfig, params: dict[str, Any]) -> tuple[ModelConfig, dict[str, Any]]:
-    """Returns the generator of an `Electra` as sizes and parameters of a `BertForMaskedLM`."""
+    """Extracts the generator of an `Electra` as the configuration and parameters of a `BertForMaskedLM`."""
     generator, embeddings = params["generator"], params["bert"]["embeddings"]
     shared = {name: table for name, table in embeddings.items() if name != "projection"}
     if "projection" in generator:
@@ -213,10 +213,10 @@ def extract_generator(config: ModelConfig, params: dict[str, Any]) -> tuple[Mode
 
 
 def sample_tokens(logits: Float[Array, "B P V"], uniforms: Float[Array, "B P"]) -> Int[Array, "B P"]:
-    """Samples tokens [B, P]: inverts the cumulative softmax at random numbers in [0, 1).
+    """Samples tokens [B, P] by inverting the cumulative softmax at random numbers in [0, 1).
 
-    This needs one random number per sample, where the maximum of V perturbed logits would need V. Probabilities are
-    summed per block first, then inside the sampled block.
+    This needs one random number per sample. The Gumbel trick would need V. Probabilities are summed per block first,
+    then within the sampled block.
     """
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     weights = jnp.pad(weights, ((0, 0), (0, 0), (0, -weights.shape[-1] % BLOCK)))
@@ -230,9 +230,9 @@ def sample_tokens(logits: Float[Array, "B P V"], uniforms: Float[Array, "B P"]) 
 def _invert_cumulative(
     weights: Float[Array, "B P n"], target: Float[Array, "B P"]
 ) -> tuple[Int[Array, "B P"], Float[Array, "B P"]]:
-    """Returns the first index [B, P] whose cumulative weight exceeds the target, and the target beyond the one before.
+    """Returns the first index [B, P] whose cumulative weight exceeds the target, and the remainder within that entry.
 
-    A target that rounding moved to the total weight or beyond is clipped below it.
+    Targets that rounding moved to the total weight or beyond are clipped.
     """
     sums = jnp.cumsum(weights, axis=-1)
     target = jnp.minimum(target, jnp.nextafter(sums[..., -1], jnp.zeros_like(target)))
@@ -242,7 +242,7 @@ def _invert_cumulative(
 
 
 def _put(x: Array, masked: MaskedTokens, values: Array) -> Array:
-    """Returns [B, T] with [B, P] values at the used positions."""
+    """Returns a copy of [B, T] with the values [B, P] at the used positions."""
     rows = jnp.arange(len(x))[:, None]
-    positions = jnp.where(masked.weights > 0, masked.positions, x.shape[1])  # beyond the row, where nothing is written
+    positions = jnp.where(masked.weights > 0, masked.positions, x.shape[1])  # an index beyond the row is dropped
     return jnp.asarray(x).at[rows, positions].set(values.astype(x.dtype), mode="drop")

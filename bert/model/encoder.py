@@ -1,15 +1,19 @@
-"""The BERT encoder (Devlin et al. 2018), in Flax Linen: embeddings, a stack of layers, and the pooler.
+"""The BERT encoder (Devlin et al. 2018) in Flax Linen: embeddings, a stack of layers, and the pooler.
 
-The parts live in their own files: `bert.model.layers` has the layer, `bert.model.positions` and `bert.model.mask` have
-what attention reads besides hidden states, `bert.model.attention` has the kernels, and `bert.model.execution` has
-rematerialization and scanning. Heads are in `bert.model.pretraining` and `bert.model.heads`, decoders in
-`bert.model.decoders`.
+The other modules of this package:
 
-Shapes, in the whole package: B batch, T query position, S key position, D hidden, N heads, H head size, F feed-forward,
-V vocabulary, E width of the embeddings (D unless ``embedding_size`` is set), K examples of a packed row.
+- `bert.model.layers`: one layer.
+- `bert.model.mask` and `bert.model.positions`: mask and position information for attention.
+- `bert.model.attention`: the attention kernels.
+- `bert.model.execution`: rematerialization and scanning over layers.
+- `bert.model.pretraining` and `bert.model.heads`: the heads.
+- `bert.model.decoders`: decoders.
 
-Parameters are float32. ``dtype`` is the type of the computation; softmax and the statistics of LayerNorm are always
-float32.
+Shapes, in the whole package: B batch, T query positions, S key positions, D hidden size, N heads, H head size,
+F feed-forward size, V vocabulary size, E embedding size (D unless ``embedding_size`` is set), K examples per packed
+row.
+
+Parameters are float32. ``dtype`` is the type of the computation. Softmax and LayerNorm statistics are always float32.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ from bert.parallel.sharding import all_gather_fsdp, constrain_activation
 
 
 class EncoderOutput(struct.PyTreeNode):
-    """Output of `Bert` and of `Encoder`.
+    """Output of `Bert` and `Encoder`.
 
     Attributes:
         last_hidden_state: [B, T, D].
@@ -56,7 +60,7 @@ class EncoderOutput(struct.PyTreeNode):
         cross_attentions: cross-attention weights of each layer of a decoder, [B, N, T, S]; () unless requested.
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     last_hidden_state: Array
     pooled_output: Array | None = None
@@ -69,8 +73,8 @@ class EncoderOutput(struct.PyTreeNode):
 class Embeddings(nn.Module):
     """Sum of word, position and segment embeddings, followed by LayerNorm and dropout.
 
-    A dense layer maps the sum to the hidden size if the embeddings have another width (ALBERT, Lan et al. 2019,
-    section 3.1). The words may be multiplied by the square root of E (Vaswani et al. 2017, section 3.4).
+    If the embedding size differs from the hidden size, a dense layer projects the sum (ALBERT, Lan et al. 2019, section
+    3.1). Word embeddings may be scaled by the square root of E (Vaswani et al. 2017, section 3.4).
     """
 
     config: ModelConfig
@@ -116,7 +120,7 @@ class Embeddings(nn.Module):
         config = self.config
         if position_ids is None or packing is not None:
             position_ids = self._position_ids(input_ids.shape[1], packing)
-        if token_type_ids is None or config.type_vocab_size == 1:  # RoBERTa has one segment, for pairs too
+        if token_type_ids is None or config.type_vocab_size == 1:  # RoBERTa has a single segment
             token_type_ids = jnp.zeros_like(input_ids)
 
         def rows(table: nn.Embed, ids: Int[Array, "B T"]) -> Float[Array, "B T E"]:
@@ -135,11 +139,11 @@ class Embeddings(nn.Module):
         return maybe_dropout(x, dropout, config.hidden_dropout_prob, "embeddings")
 
     def project(self, x: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
-        """[B, T, E] -> [B, T, D]."""
+        """Projects embeddings to the hidden size, [B, T, E] -> [B, T, D]."""
         return constrain_activation(x if self.config.embedding_width == self.config.hidden_size else self.projection(x))
 
     def _position_ids(self, length: Any, packing: Packing | None) -> Int[Array, "#B T"]:
-        """Rows of the position table: 0, 1, ... in each row or, for packed rows, in each example.
+        """Returns rows of the position table: 0, 1, ... in each row or, for packed rows, in each example.
 
         ``length`` is symbolic while a model is exported.
         """
@@ -153,10 +157,10 @@ class Embeddings(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The stack of layers. Pre-LN adds a LayerNorm after the last layer, whose output would otherwise have none.
+    """The stack of layers. With pre-LN, a LayerNorm follows the last layer, whose output is not normalized otherwise.
 
-    A causal mask turns it into the stack of a decoder. Layers may share parameters (`ModelConfig.layer_groups`); the
-    parameters are then named ``layer_0`` to ``layer_{groups - 1}``.
+    With a causal mask this is the stack of a decoder. Layers may share parameters (`ModelConfig.layer_groups`). In that
+    case the parameters are named ``layer_0`` to ``layer_{groups - 1}``.
     """
 
     config: ModelConfig
@@ -184,7 +188,7 @@ class Encoder(nn.Module):
             memory = memory.replace(mask=memory.mask.to_pairs(x.shape[1], memory.hidden_states.shape[1]))
 
         scans = self.execution.scan and not intermediates and cache is None and not self.is_initializing()
-        # A first layer without LayerNorm differs from the others and stays outside the loop.
+        # A first layer without LayerNorm differs from the others, so it stays outside the loop.
         num_unrolled = int(not config.first_layer_norm) if scans else config.num_hidden_layers
         layer_class = remat(Layer, self.execution.remat, in_loop=False)
         groups = [
@@ -218,7 +222,7 @@ class Encoder(nn.Module):
     def _layer_inputs(
         self, x: Float[Array, "B T D"], number: int | Int[Array, ""], dropout: Dropout | None
     ) -> tuple[Float[Array, "B T D"], Dropout | None]:
-        """Returns the hidden states and the dropout of a layer, given by its number from 0 on."""
+        """Returns the hidden states and the dropout source for a layer. Layers are numbered from 0."""
         source = None if dropout is None else dropout.fold_in(number)
         if self.config.step_embedding:
             x = x + step_embeddings(self.config)[number].astype(x.dtype)
@@ -233,7 +237,7 @@ class Encoder(nn.Module):
         dropout: Dropout | None,
         memory: Memory | None,
     ) -> Float[Array, "B T D"]:
-        """Runs the layers from ``first`` on as one loop over stacked parameters."""
+        """Runs the layers from ``first`` on as a loop over stacked parameters."""
         layer = remat(Layer, self.execution.remat, in_loop=True)(self.config, self.dtype, kernel, parent=None)
 
         def run(
@@ -254,10 +258,10 @@ class Bert(nn.Module):
     """Embeddings, encoder and pooler.
 
     Attributes:
-        config: sizes and options; ``vocab_size`` must be set.
+        config: model configuration; ``vocab_size`` must be set.
         dtype: type of the computation, float32 or bfloat16.
-        add_pooling_layer: whether there is a pooler. Heads over every token do not need one.
-        execution: how the layers run. It does not change the results by more than rounding.
+        add_pooling_layer: whether to add the pooler. Token-level heads do not need it.
+        execution: how the layers run. It changes results only by rounding.
     """
 
     config: ModelConfig
@@ -290,14 +294,15 @@ class Bert(nn.Module):
             input_ids: [B, T] integers.
             token_type_ids: [B, T] segments; all 0 if None.
             attention_mask: [B, T], 1 for a token and 0 for padding, which is at the end of each row; all 1 if None.
-            position_ids: [B, T] rows of the position table. If None, the first T from ``position_offset`` on. Rotary
-                positions do not read them: they are the order of the tokens, or the positions of ``mask``.
-            packing: the examples of packed rows. It replaces attention_mask and position_ids; there is one pooled
+            position_ids: [B, T] rows of the position table. If None, the first T rows from ``position_offset`` on.
+                Rotary positions ignore it and use the token order, or the positions of ``mask``.
+            packing: the examples of packed rows. It replaces attention_mask and position_ids. There is one pooled
                 output per example, [B, K, D].
             dropout: source of dropout; None in evaluation.
             intermediates: whether to return the hidden states and the attention weights of every layer.
-            mask: attention mask of the layers. It replaces the one made from attention_mask and packing.
-            cache: keys and values of earlier positions, for each layer; needs a ``mask`` (`bert.model.layers.Layer`).
+            mask: attention mask of the layers. Replaces the mask made from attention_mask and packing.
+            cache: keys and values of earlier positions, one entry per layer. Requires ``mask``
+                (`bert.model.layers.Layer`).
 
         Raises:
             ValueError: T is larger than ``max_position_embeddings``.
@@ -322,5 +327,5 @@ class Bert(nn.Module):
         return ACTIVATIONS[self.config.pooler_act](self.pooler(hidden_states))
 
     def embedding_table(self) -> Float[Array, "V E"]:
-        """Returns the word embeddings, [V, E], which the MLM head shares."""
+        """Returns the word embeddings, [V, E], which the MLM head also uses."""
         return self.embeddings.word.embedding

@@ -21,24 +21,24 @@ REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-"""Policies for the activations of a layer that the backward pass keeps; it recomputes the others.
+"""Policies for `jax.checkpoint`: which activations of a layer are kept for the backward pass.
 
-Attention scores are recomputed by both: they are products with a batch dimension and grow with T squared.
+Both recompute the attention scores, which are products with a batch dimension and grow with T squared.
 """
 
 
 @dataclass(frozen=True)
 class LayerExecution:
-    """How the layers run. Parameters do not depend on it; results and gradients only by rounding.
+    """How the layers run. Parameters do not depend on it. Results and gradients change only by rounding.
 
     Attributes:
         remat: what the backward pass recomputes: "none", "dots" (everything except linear layers) or "full" (each
             layer from its input; Chen et al. 2016).
-        scan: compile one layer and loop over stacked weights. They are stacked within the step, so that optimizer,
-            checkpoints and exports have separate parameters for each layer.
-        attention: "written" out, with dropout, any mask and attention weights; or a fused kernel without dropout and
-            weights (`bert.model.attention.fused_attention`): "cudnn", "splash" or "xla".
-        pad_vocab_to_multiple_of: multiple to which the MLM head pads its logits. Padding has no probability.
+        scan: compile one layer and loop over stacked weights. They are stacked within the step, so the optimizer,
+            checkpoints and exports still have separate parameters for each layer.
+        attention: "written" (explicit; supports dropout, any mask and attention weights), or a fused kernel without
+            dropout and weights (`bert.model.attention.fused_attention`): "cudnn", "splash" or "xla".
+        pad_vocab_to_multiple_of: multiple to which the MLM head pads its logits. Padding has probability 0.
     """
 
     remat: str = "none"
@@ -54,11 +54,11 @@ class LayerExecution:
 
         Args:
             config: the training section of a configuration.
-            model: sizes of the model; None if they are not known yet, which skips their checks.
-            devices: devices to compile for; None for JAX's.
+            model: configuration of the model; None if unknown, which skips the checks that need it.
+            devices: devices to compile for; None for `jax.devices()`.
 
         Raises:
-            UserError: the devices lack the kernel, or it does not support the model's heads or positions.
+            UserError: the kernel is not available on the devices, or does not support the model's heads or positions.
         """
         devices = local_devices() if devices is None else devices
         if model is not None:
@@ -90,7 +90,7 @@ class LayerExecution:
 
 
 def _has_cudnn(model: ModelConfig | None, devices: Sequence[Any]) -> bool:
-    """Whether cuDNN's kernel runs on the devices and supports the model's heads and positions."""
+    """Whether cuDNN's kernel is available on the devices and supports the model's heads and positions."""
     largest = max_cudnn_head_dim(devices)
     if model is None:
         return largest > 0
@@ -98,10 +98,10 @@ def _has_cudnn(model: ModelConfig | None, devices: Sequence[Any]) -> bool:
 
 
 def remat(module: ModuleClass, policy: str, in_loop: bool) -> ModuleClass:
-    """Returns a module class whose activations the backward pass recomputes, as `LayerExecution.remat` names it."""
+    """Wraps a module class in `flax.linen.remat` with the given policy of `LayerExecution.remat`."""
     if policy == "none":
         return module
-    # Inside a loop the compiler cannot merge the recomputation with the forward pass.
+    # Inside a loop, XLA's CSE cannot merge the recomputation with the forward pass.
     return nn.remat(module, prevent_cse=not in_loop, policy=REMAT_POLICIES[policy])
 
 
@@ -117,11 +117,11 @@ def scan_layers(
     Layers that share parameters run in an inner scan.
 
     Args:
-        config: of the model.
-        params: of the encoder, with ``layer_0`` and so on.
-        first: number of the first layer to run; the layers before it must not share its parameters.
+        config: model configuration.
+        params: parameters of the encoder, with ``layer_0`` and so on.
+        first: number of the first layer to run. The layers before it must not share its parameters.
         x: hidden states.
-        run_layer: (x, number of the layer, whether it is local, its parameters) -> x.
+        run_layer: maps (x, layer number, whether the layer is local, its parameters) to x.
     """
     groups = range(config.group_of(first), config.num_distinct_layers)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[f"layer_{group}"] for group in groups))

@@ -1,4 +1,4 @@
-"""The encoder with each head of fine-tuning. C choices, L labels; other shapes as in `bert.model.encoder`."""
+"""The encoder with each fine-tuning head. C choices, L labels; other shapes as in `bert.model.encoder`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from bert.model.linear import dense
 from bert.model.pooling import last_token, pool, pooler_input
 
 Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
-"""Ids, segments and mask, [B, T] each."""
+"""Token ids, segment ids and attention mask, [B, T] each."""
 
 
 class TaskModel(nn.Module):
-    """An encoder with a head: what the heads of fine-tuning have in common.
+    """Base class of encoders with a head.
 
-    Attributes:
+    num_labels: L, the number of outputs of the head.
         num_labels: L, the outputs of the head.
-        classifier_dropout: dropout rate before the head's dense layer. None: use ``hidden_dropout_prob``.
-        num_feature_layers: if set, the head reads the outputs of this many last layers, without training the encoder
+        num_feature_layers: if set, the head reads the outputs of this many last layers, and the encoder is frozen
             (Devlin et al. 2018, section 5.3, with 4 layers). None: the encoder is trained.
     """
 
@@ -36,25 +35,25 @@ class TaskModel(nn.Module):
     execution: LayerExecution = LayerExecution()
 
     def make_encoder(self, add_pooling_layer: bool) -> Bert:
-        """Returns the encoder, to be assigned to ``self.bert``."""
+        """Returns the encoder. Subclasses assign it to ``self.bert``."""
         return Bert(self.config, self.dtype, add_pooling_layer, self.execution)
 
     def token_features(self, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B T features"]:
-        """Returns what a head over tokens reads, [B, T, D], or [B, T, layers * D] with ``num_feature_layers``.
+        """Returns the inputs of a token-level head, [B, T, D], or [B, T, layers * D] with ``num_feature_layers``.
 
         A pooler of type transform is applied to every token.
         """
-        if self.num_feature_layers is not None:  # no dropout: the features of a text are always the same
+        if self.num_feature_layers is not None:  # no dropout: the features of a text are constant
             hidden_states = self.bert(*inputs, intermediates=True).hidden_states
             return jnp.concatenate(hidden_states[-self.num_feature_layers :], axis=-1)
         hidden = self.bert(*inputs, dropout=dropout).last_hidden_state
         return self.bert.pool(hidden) if self.config.pools_tokens else hidden
 
     def row_features(self, inputs: Inputs, dropout: Dropout | None) -> Float[Array, "B features"]:
-        """Returns what a head over rows reads, [B, D], or [B, layers * D] with ``num_feature_layers``.
+        """Returns the inputs of a row-level head, [B, D], or [B, layers * D] with ``num_feature_layers``.
 
-        This is the pooled output, or the features of the first token. For a causal encoder it is the last token, the
-        only one that attends to the whole row (Radford et al. 2018, section 3.2).
+        This is the pooled output, or the features of the first token. Causal encoders use the last token, because only
+        it attends to the whole row (Radford et al. 2018, section 3.2).
         """
         if self.config.causal:
             return last_token(self.token_features(inputs, dropout), inputs[2])
@@ -65,7 +64,7 @@ class TaskModel(nn.Module):
     def drop(
         self, x: Float[Array, "*shape"], dropout: Dropout | None, site: str = "classifier"
     ) -> Float[Array, "*shape"]:
-        """Applies dropout at ``classifier_dropout``."""
+        """Applies dropout with rate ``classifier_dropout``."""
         rate = self.config.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
         return maybe_dropout(x, dropout, rate, site)
 
@@ -73,9 +72,9 @@ class TaskModel(nn.Module):
 class BertForSequenceClassification(TaskModel):
     """Encoder with a dense layer over the pooled output (Devlin et al. 2018, section 4.1); L is 1 for regression.
 
-    With ``pooler_dropout`` there is dropout before the pooler, too, as in RoBERTa and ELECTRA
+    With ``pooler_dropout``, dropout is also applied before the pooler, as in RoBERTa and ELECTRA
     (RobertaClassificationHead in transformers, modeling_roberta.py). A causal encoder has no pooler, and its dense
-    layer no bias.
+    layer has no bias.
     """
 
     def setup(self) -> None:
@@ -104,7 +103,7 @@ class BertForSequenceClassification(TaskModel):
 
 
 class BertForTokenClassification(TaskModel):
-    """Encoder without pooler, and a dense layer over every token (Devlin et al. 2018, section 5.3)."""
+    """Encoder without pooler, and a dense layer applied to every token (Devlin et al. 2018, section 5.3)."""
 
     def setup(self) -> None:
         self.bert = self.make_encoder(add_pooling_layer=self.config.pools_tokens)
@@ -124,7 +123,7 @@ class BertForTokenClassification(TaskModel):
 
 
 class BertForQuestionAnswering(TaskModel):
-    """Encoder without pooler, and a dense layer that scores every token as the start and the end of the answer.
+    """Encoder without pooler, and a dense layer that scores every token as the start and end of the answer.
 
     Follows Devlin et al. 2018, section 4.2. Without ``classifier_dropout`` there is no dropout before the dense layer,
     as in google-research/bert (run_squad.py).
@@ -152,7 +151,7 @@ class BertForQuestionAnswering(TaskModel):
 
 
 class BertForMultipleChoice(TaskModel):
-    """Encoder over every choice as a separate row, and one score for each (Devlin et al. 2018, section 4.4)."""
+    """Encoder applied to each choice as a separate row, with one score per choice (Devlin et al. 2018, section 4.4)."""
 
     num_labels: int = 1
 
@@ -205,7 +204,7 @@ class BertForEmbedding(nn.Module):
         *,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B D"]:
-        """[B, T] -> [B, D] float32; padding is left out."""
+        """[B, T] -> [B, D] float32, ignoring padding."""
         encoded = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout)
         mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
         return pool(encoded.last_hidden_state.astype(jnp.float32), mask, self.pooling)
@@ -218,9 +217,9 @@ HEADS: dict[str, type[nn.Module]] = {
     "multiple_choice": BertForMultipleChoice,
     "reranker": BertForMultipleChoice,
 }
-"""The model of each kind of task that has a head over the encoder.
+"""Model class of each kind of task with a head over the encoder.
 
-All are made from (config, num_labels, classifier_dropout, dtype, num_feature_layers), have the encoder as ``bert``, and
-are called with (input_ids, token_type_ids, attention_mask, dropout=...). A module with a field ``execution`` supports
-training.remat and training.scan_layers, too.
+All are constructed with (config, num_labels, classifier_dropout, dtype, num_feature_layers), name the encoder ``bert``,
+and are called with (input_ids, token_type_ids, attention_mask, dropout=...). Modules with a field ``execution`` also
+support training.remat and training.scan_layers.
 """

@@ -1,4 +1,4 @@
-"""A layer of the encoder: attention and feed-forward, each with a residual connection and LayerNorm.
+"""One layer of the encoder: attention and feed-forward, each with a residual connection and LayerNorm.
 
 Shapes as in `bert.model.encoder`.
 """
@@ -29,15 +29,16 @@ from bert.parallel.sharding import constrain_activation
 
 
 class LayerStates(struct.PyTreeNode):
-    """Attention weights and cache that `Layer` returns with its output.
+    """Attention weights and cache that `Layer` returns in addition to its output.
 
     Attributes:
-        weights: of self-attention before dropout, [B, N, T, S]; None from a fused kernel.
-        cross_weights: of cross-attention, [B, N, T, S of the memory]; None without a memory or from a fused kernel.
-        cache: includes the keys and values of this call; None without a cache.
+        weights: self-attention weights before dropout, [B, N, T, S]; None with a fused kernel.
+        cross_weights: cross-attention weights, [B, N, T, S of the memory]; None without a memory or with a fused
+            kernel.
+        cache: the updated cache, including the keys and values of this call; None without a cache.
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     weights: Array | None
     cross_weights: Array | None = None
@@ -47,12 +48,12 @@ class LayerStates(struct.PyTreeNode):
 class Layer(nn.Module):
     """Self-attention, cross-attention if there is a memory, and feed-forward.
 
-    Each has dropout, a residual connection and LayerNorm: after the addition (post-LN, the paper's), or before the
-    sublayer, inside the residual (pre-LN; Xiong et al. 2020).
+    Each sublayer has dropout, a residual connection and LayerNorm. LayerNorm follows the addition (post-LN, as in the
+    paper), or precedes the sublayer inside the residual branch (pre-LN; Xiong et al. 2020).
 
     Attributes:
-        kernel: as `LayerExecution.attention`.
-        has_attention_norm: whether attention has its LayerNorm; see ``ModelConfig.first_layer_norm``.
+        kernel: see `LayerExecution.attention`.
+        has_attention_norm: whether attention has a LayerNorm; see ``ModelConfig.first_layer_norm``.
     """
 
     config: ModelConfig
@@ -74,11 +75,11 @@ class Layer(nn.Module):
 
         Args:
             x: hidden states of T positions.
-            mask: over the keys of self-attention, which are those of the cache if there is one.
+            mask: mask of self-attention, over the cached keys if there is a cache.
             dropout: source of dropout; None for none.
-            memory: hidden states for cross-attention; None for a layer without cross-attention.
-            cache: keys and values of earlier positions. The ones of ``x`` are written at the mask's ``start``. The mask
-                must exclude later positions, as a causal mask does.
+            memory: input of cross-attention; None for a layer without cross-attention.
+            cache: keys and values of earlier positions. The keys and values of ``x`` are written at the mask's
+                ``start``. The mask must exclude later positions, as a causal mask does.
             positions: rotary or disentangled positions of self-attention; None for none.
         """
         rate = self.config.hidden_dropout_prob
@@ -92,7 +93,7 @@ class Layer(nn.Module):
         cross_weights = cross_cache = None
         if memory is not None:
             norm = layer_norm(self.config, self.dtype, "cross_norm")
-            kernel = "xla" if self.kernel == "splash" else self.kernel  # splash has one padding for queries and keys
+            kernel = "xla" if self.kernel == "splash" else self.kernel  # splash needs as many queries as keys
             attention = Attention(self.config, self.dtype, kernel, name="cross_attention")
             source = None if dropout is None else dropout.fold_in("cross_attention")
             if cache is not None:
@@ -117,22 +118,22 @@ class Layer(nn.Module):
         return residual_dense(config, self.dtype, "output")(inner)
 
     def _norm_before(self, norm: LayerNorm, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Returns the input of a sublayer: normalized with pre-LN."""
+        """Returns the input of a sublayer, normalized with pre-LN."""
         return norm(x) if self.config.pre_layer_norm else x
 
     def _add(
         self, norm: LayerNorm, x: Float[Array, "B T D"], sublayer_output: Float[Array, "B T D"]
     ) -> Float[Array, "B T D"]:
-        """Adds the output of a sublayer to the residual stream, and normalizes the sum with post-LN."""
+        """Adds a sublayer's output to the residual stream. With post-LN, normalizes the sum."""
         x = x + sublayer_output
         return x if self.config.pre_layer_norm else norm(x)
 
 
 class Attention(nn.Module):
-    """Multi-head attention: self-attention if queries and keys have the same input, otherwise cross-attention.
+    """Multi-head attention: self-attention if queries and keys have the same input, cross-attention otherwise.
 
     Attributes:
-        kernel: as `LayerExecution.attention`.
+        kernel: see `LayerExecution.attention`.
     """
 
     config: ModelConfig
@@ -158,15 +159,15 @@ class Attention(nn.Module):
 
         Args:
             queries: [B, T, D].
-            keys_values: hidden states [B, S, D], or their projections from `keys_values`, which have no dropout and
-                ignore ``kernel``. Projections may have fewer rows than the queries, each for several consecutive rows:
-                all hypotheses of a text attend to one source.
-            mask: as many rows as the keys.
+            keys_values: hidden states [B, S, D], or projections from `keys_values`. With projections there is no
+                dropout and ``kernel`` is ignored. They may have fewer rows than the queries: each then serves several
+                consecutive rows, such as all hypotheses of one source.
+            mask: attention mask, with as many rows as the keys.
             dropout: source of dropout on the weights; None for none.
-            positions: of self-attention.
+            positions: rotary or disentangled positions; None for none.
 
         Returns:
-            [B, T, D], and the weights [B, N, T, S], which are None from fused kernels.
+            [B, T, D], and the weights [B, N, T, S], or None with a fused kernel.
         """
         query = _rotate(self._split_heads(self.query(queries)), positions)
         weights = None
@@ -185,7 +186,7 @@ class Attention(nn.Module):
         return self.output(mixed.reshape(queries.shape)), weights
 
     def keys_values(self, x: Float[Array, "B S D"], positions: Positions | None = None) -> KeysValues:
-        """Projects hidden states [B, S, D] to keys and values that can be used repeatedly."""
+        """Projects hidden states [B, S, D] to keys and values for repeated use."""
         return KeysValues.from_heads(*self._project(x, positions))
 
     def _attend(
@@ -207,7 +208,7 @@ class Attention(nn.Module):
         dropout: Dropout | None,
         positions: Positions | None,
     ) -> tuple[Float[Array, "rows queries N H"], Float[Array, "B N T S"]]:
-        """Attends to keys and values with possibly fewer rows; consecutive rows of queries are joined to one."""
+        """Attends to keys and values that may have fewer rows. Consecutive rows of queries are merged."""
         rows, length, heads, size = query.shape
         query = query.reshape(len(keys_values.values) // heads, -1, heads, size)
         if isinstance(positions, Disentangled):
@@ -226,7 +227,7 @@ class Attention(nn.Module):
         mask: Mask,
         dropout: Dropout | None,
     ) -> Float[Array, "B T N H"]:
-        """Attends under a window at a cost linear in T: each block of queries is a row of its own."""
+        """Computes local attention at a cost linear in T: each block of queries becomes a separate row."""
         block, (rows, length, *_) = require(mask.block, "the size of a block"), query.shape
         query = split_queries(query, block)
         key, value = (split_keys(x, block, self.config.causal) for x in (key, value))
@@ -249,7 +250,7 @@ class Attention(nn.Module):
         positions: Disentangled,
         dropout: Dropout | None,
     ) -> tuple[Float[Array, "B T N H"], Mask]:
-        """Returns the query, scaled for a sum of products, and the mask with the other products as its bias."""
+        """Returns the scaled query, and the mask with the scores of the distances added as its bias."""
         vectors = positions.dropped(dropout, self.config.hidden_dropout_prob)[None]
         distance_query, distance_key = (self._split_heads(project(vectors))[0] for project in (self.query, self.key))
         bias = positions.scores(query, key, distance_query, distance_key)

@@ -1,10 +1,10 @@
-"""Linear layers, normalization and activations, with their initializers and with backward passes written for CPUs.
+"""Linear layers, normalization and activations, with their initializers and custom backward passes for CPUs.
 
-On a CPU, XLA sums the columns of a matrix as wide as a vocabulary as slowly as it multiplies by the matrix. It uses the
-processor's bfloat16 instructions only if the result is float32 and no operand is transposed. The backward passes
-written here avoid both problems and give the same sums (with fewer roundings in bfloat16). They are `jax.custom_vjp`
-functions, which have no forward mode (`jax.jvp`, `jax.hessian`). Other backends differentiate the same functions with
-JAX's rules; with ``BERT_NO_CUSTOM_VJP=1`` a CPU does, too.
+XLA has two weak points on a CPU. It sums the columns of a matrix of vocabulary width as slowly as it multiplies by the
+matrix. It uses the processor's bfloat16 instructions only if the result is float32 and no operand is transposed. The
+custom backward passes avoid both and compute the same sums, with fewer roundings in bfloat16. They are
+`jax.custom_vjp` functions, which do not support forward mode (`jax.jvp`, `jax.hessian`). Other backends use JAX's own
+rules; ``BERT_NO_CUSTOM_VJP=1`` selects these on a CPU, too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LINEAR_OUTPUT = "linear"
-"""Name of the output of linear layers, for the policies of `jax.checkpoint`."""
+"""Checkpoint name of the outputs of linear layers, for the policies of `jax.checkpoint`."""
 
 
 def truncated_normal_init(config: ModelConfig, scale: float = 1.0) -> nn.initializers.Initializer:
-    """Returns a truncated normal initializer, cut at two standard deviations, as in TensorFlow.
+    """Returns a truncated normal initializer, cut at two standard deviations as in TensorFlow.
 
-    The deviation before the cut is ``scale`` times ``initializer_range``.
+    The standard deviation before truncation is ``scale`` times ``initializer_range``.
     """
     stddev = scale * config.initializer_range
 
@@ -62,20 +62,20 @@ class Dense(nn.Module):
 
 
 def dense(config: ModelConfig, features: int, dtype: Dtype, name: str, use_bias: bool = True) -> Dense:
-    """Returns a linear layer with BERT's initialization, for outputs of a head."""
+    """Returns a linear layer with BERT's initialization, for the outputs of a head."""
     return Dense(features, truncated_normal_init(config), dtype, use_bias, name=name)
 
 
 def hidden_dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> Dense:
-    """Returns a linear layer inside the model, without bias if ``use_bias`` is false."""
+    """Returns a linear layer inside the model, without a bias if ``use_bias`` is false."""
     return dense(config, features, dtype, name, config.use_bias)
 
 
 def residual_dense(config: ModelConfig, dtype: Dtype, name: str) -> Dense:
-    """Returns a linear layer to D features that are added to the residual stream.
+    """Returns a linear layer whose D outputs are added to the residual stream.
 
-    With scaled initialization, the sum over L layers of two has the same variance for any L (Radford et al. 2019,
-    section 2.3).
+    With scaled initialization, the variance of the sum over two sublayers per layer does not depend on the number of
+    layers (Radford et al. 2019, section 2.3).
     """
     scale = (2 * config.num_hidden_layers) ** -0.5 if config.residual_init == "scaled" else 1.0
     return Dense(config.hidden_size, truncated_normal_init(config, scale), dtype, config.use_bias, name=name)
@@ -86,7 +86,7 @@ class LayerNorm(nn.Module):
 
     Attributes:
         subtract_mean: false for RMSNorm (Zhang and Sennrich 2019).
-        use_bias: whether a bias is added.
+        use_bias: whether to add a bias.
     """
 
     epsilon: float
@@ -107,12 +107,12 @@ class LayerNorm(nn.Module):
 
 
 def layer_norm(config: ModelConfig, dtype: Dtype, name: str) -> LayerNorm:
-    """Returns the normalization of the configuration."""
+    """Returns the normalization layer that the configuration selects."""
     return LayerNorm(config.layer_norm_eps, dtype, config.norm_type == "layer", config.norm_bias, name=name)
 
 
 class Transform(nn.Module):
-    """A linear layer, the model's activation and LayerNorm: the pooler of ModernBERT."""
+    """A linear layer, the model's activation and LayerNorm, as in the pooler of ModernBERT."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -125,7 +125,7 @@ class Transform(nn.Module):
 
 
 def uses_custom_vjp() -> bool:
-    """Whether functions traced from now on use the backward passes written for CPUs.
+    """Whether functions traced from now on use the custom backward passes for CPUs.
 
     True if JAX's default backend is a CPU and the environment variable BERT_NO_CUSTOM_VJP is not 1.
     """
@@ -135,10 +135,10 @@ def uses_custom_vjp() -> bool:
 def cpu_vjp(
     forward: Callable[..., tuple[Any, Any]], backward: Callable[..., Any], nondiff_argnums: tuple[int, ...] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Gives a function a backward pass that is used only if `uses_custom_vjp`.
+    """Decorates a function with a backward pass that is used only if `uses_custom_vjp` is true.
 
     Args:
-        forward, backward, nondiff_argnums: see `jax.custom_vjp`; arguments are positional.
+        forward, backward, nondiff_argnums: see `jax.custom_vjp`. All arguments are positional.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -200,7 +200,7 @@ def _decoder_backward(
 
 @cpu_vjp(_decoder_forward, _decoder_backward, nondiff_argnums=(3,))
 def tied_logits(x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Computes x E^T + b, the float32 logits of every token.
+    """Computes x E^T + b, the logits of every token, in float32.
 
     Args:
         x: [..., E].
@@ -215,7 +215,7 @@ def tied_logits(x: jax.Array, table: jax.Array, bias: jax.Array, dtype: jnp.dtyp
 
 
 def _matmul(x: jax.Array, matrix: jax.Array, axis: int) -> jax.Array:
-    """Multiplies [..., K] by a matrix along one of its axes. On a CPU, bfloat16 products are summed in float32."""
+    """Multiplies [..., K] by a matrix along one of its axes. On a CPU, bfloat16 products accumulate in float32."""
     contracted = ((x.ndim - 1,), (axis,))
 
     def plain(x: jax.Array, matrix: jax.Array) -> jax.Array:
@@ -230,7 +230,7 @@ def _matmul(x: jax.Array, matrix: jax.Array, axis: int) -> jax.Array:
 
 
 def _weight_grads(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns float32 gradients of kernel [I, O] and bias [O] for inputs [..., I] and output gradients [..., O]."""
+    """Returns float32 gradients of kernel [I, O] and bias [O], given inputs [..., I] and output gradients [..., O]."""
 
     def plain(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
         return _batched_outer_sum(x, grad).astype(jnp.float32), _sum_of_rows(grad).astype(jnp.float32)
@@ -243,7 +243,7 @@ def _weight_grads(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _decoder_grads(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns float32 gradients of table [V, E] and bias [V] for inputs [..., E] and output gradients [..., V]."""
+    """Returns float32 gradients of table [V, E] and bias [V], given inputs [..., E] and output gradients [..., V]."""
 
     def plain(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
         return _batched_outer_sum(grad.astype(x.dtype), x).astype(jnp.float32), _sum_of_rows(grad)
@@ -259,9 +259,9 @@ def _decoder_grads(x: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def _as_matrix(x: jax.Array) -> jax.Array:
-    """Reshapes [..., N] to [rows, N], which saves a CPU from transposing an operand by a copy.
+    """Reshapes [..., N] to [rows, N], so that a CPU does not copy an operand to transpose it.
 
-    On TPUs it costs memory: a step of ``tiny`` at 20 predictions per row needs 0.91 GB with it, 0.48 without.
+    On TPUs this costs memory: a step of ``tiny`` with 20 predictions per row needs 0.91 GB with it, 0.48 GB without.
     """
     return x.reshape(-1, x.shape[-1])
 
@@ -277,11 +277,11 @@ def _sum_of_rows(x: jax.Array) -> jax.Array:
 
 
 def _weight_and_bias_grads(rows: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the summed outer products [M, N] of the rows [R, M] and [R, N], and the sum [N] of the latter.
+    """Returns the summed outer products [M, N] of the rows [R, M] and grads [R, N], and the summed grads [N].
 
-    Both are one product, in which a row of ones follows the first operand. The row keeps XLA from undoing the
-    transposition, which would make bfloat16 slow. The barrier keeps the computation of the operand out of the loop
-    that transposes it.
+    Both are one product, with a row of ones appended to the first operand. That row keeps XLA from undoing the
+    transposition, which would make bfloat16 slow. The barrier keeps the computation of the operand out of the loop that
+    transposes it.
     """
     rows = jax.lax.optimization_barrier(rows)
     ones = jnp.ones((1, len(rows)), rows.dtype)
@@ -310,7 +310,7 @@ def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
 
 
 gelu = jax.checkpoint(_gelu)
-"""GELU that keeps only its input for the backward pass."""
+"""GELU that stores only its input for the backward pass."""
 
 
 def _normal_cdf(x: jax.Array) -> jax.Array:
@@ -325,4 +325,4 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "elu": jax.nn.elu,
     "tanh": jnp.tanh,
 }
-"""Activations by their names in the configuration."""
+"""Activation functions by their names in the configuration."""

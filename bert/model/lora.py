@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA; Hu et al. 2021, section 4.1) as a function of parameters, independent of modules.
+"""Low-rank adapters (LoRA; Hu et al. 2021, section 4.1) as functions of parameters, independent of modules.
 
-A kernel W [D, F] with an adapter is W + scale * A B, with A [D, r] and B [r, F]. In a tree of trained parameters,
-``lora_a`` and ``lora_b`` replace the ``kernel``.
+A kernel W [D, F] with an adapter becomes W + scale * A B, with A [D, r] and B [r, F]. In a tree of trained parameters,
+``lora_a`` and ``lora_b`` replace ``kernel``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LORA_A, LORA_B = "lora_a", "lora_b"
 
 @dataclass(frozen=True)
 class FrozenWeights:
-    """The weights of a run that its adapters change and that it does not train.
+    """The weights that a run does not train, and that its adapters modify.
 
     Attributes:
-        params: the model's parameters on the host.
+        params: all parameters of the model, on the host.
         scale: factor of the adapters' products, alpha / rank.
     """
 
@@ -33,9 +33,9 @@ class FrozenWeights:
     scale: float
 
     def merge(self, trained: Params) -> Params:
-        """Returns the model's parameters on the host, with the trained parameters and adapters.
+        """Returns the model's parameters on the host, with trained parameters and adapters merged in.
 
-        Sums are in float64 and rounded once, so that the bits are the same on every machine.
+        Sums are computed in float64 and rounded once, so that the result is bitwise equal on every machine.
         """
 
         def add(kernel: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -45,10 +45,10 @@ class FrozenWeights:
         return _merge(self.params, trained, add)
 
     def merge_traced(self, params: Params, trained: Params) -> Params:
-        """Like `merge`, in a compiled function; ``params`` are the frozen weights on the devices."""
+        """Like `merge`, but traceable; ``params`` are the frozen weights on the devices."""
 
         def add(kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-            # In full float32, also if matrix products have less precision by default.
+            # Full float32, even if matrix products have a lower precision by default.
             return kernel + self.scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
         return _merge(params, trained, add)

@@ -1,6 +1,6 @@
-"""Which keys a query attends to, and with which bias: one value for every implementation of attention.
+"""Attention masks: which keys a query attends to, in one representation for all attention implementations.
 
-Shapes as in `bert.model.encoder`; C blocks per row, of ``block`` positions each.
+Shapes as in `bert.model.encoder`; C blocks per row with ``block`` positions each.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from bert.config import ModelConfig
 from bert.model.array_types import Array, PaddingMask
 
 Length = Any
-"""An int, or a symbolic dimension if a function is exported for rows of any length."""
+"""An int, or a symbolic dimension while a function is exported for any length."""
 
 BiasFromDistances = Callable[[Array], Array]
-"""Distances [B, T, S] -> bias [B, N, T, S] of the scores."""
+"""Maps distances [B, T, S] to a bias [B, N, T, S] for the scores."""
 
 
 class Packing(struct.PyTreeNode):
-    """Where the examples of packed rows are (`bert.data.pretraining.packing.packing_arrays`); K is their maximum.
+    """Locations of the examples in packed rows, made by `bert.data.pretraining.packing.packing_arrays`.
+
+    K is the maximum number of examples per row.
 
     Attributes:
-        example_ids: [B, T], the example of each token, from 1 to K; 0 for padding.
+        example_ids: [B, T], the number of each token's example, from 1 to K; 0 for padding.
         position_ids: [B, T], the position of each token in its example, from 0.
-        cls_positions: [B, K], where each example begins.
+        cls_positions: [B, K], the index of each example's first token.
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     example_ids: Array
     position_ids: Array
@@ -42,24 +44,24 @@ class Packing(struct.PyTreeNode):
 
 
 class Mask(struct.PyTreeNode):
-    """Which keys a query attends to, and the bias of its scores. All conditions that are set must hold.
+    """Attention mask and bias. A query attends to a key if all conditions that are set hold.
 
     Attributes:
         keys: [B, S], 1 for a token and 0 for padding.
-        examples: [B, S], the example of each token of packed rows. A query attends to its own example only, and padding
-            to padding.
-        pairs: [#B, #N, #T, #S] booleans, for any other condition.
+        examples: [B, S], the example of each token in packed rows. A query attends only to its own example, and padding
+            attends to padding.
+        pairs: [#B, #N, #T, #S] booleans for any other condition.
         bias: [#B, #N, #T, #S], added to the scores.
         positions: [#B, S], positions of queries and keys; None if they are in order.
-        start: position of the first query among the keys, for decoding with a cache; None for 0.
+        start: index of the first query among the keys, for decoding with a cache; None for 0.
         causal: whether a query attends only to its own position and earlier ones.
-        window: largest distance that a query attends to (Beltagy et al. 2020, section 3.1); None for any.
-        right_padded: whether padding of ``keys`` is only at the end of rows. Kernels then use lengths, not booleans.
-        block: positions per block, if rows are split into blocks (`split_queries`). Only ``pairs`` and ``bias`` apply
-            then. None for whole rows.
+        window: maximum distance between query and key (Beltagy et al. 2020, section 3.1); None for no limit.
+        right_padded: whether padding in ``keys`` is only at the end of rows. Kernels then use lengths, not booleans.
+        block: positions per block if rows are split into blocks (`split_queries`), None otherwise. With blocks, only
+            ``pairs`` and ``bias`` apply.
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     keys: Array | None = None
     examples: Array | None = None
@@ -73,7 +75,7 @@ class Mask(struct.PyTreeNode):
     block: int | None = struct.field(pytree_node=False, default=None)
 
     def booleans(self, num_queries: Length, num_keys: Length) -> Bool[Array, "#B #N #T #S"] | None:
-        """Returns booleans that broadcast to [B, N, T, S], true where a query attends to a key; None for everywhere."""
+        """Returns booleans that broadcast to [B, N, T, S], true where a query attends to a key; None if always."""
         conditions = []
         if self.keys is not None:
             conditions.append(self.keys[:, None, None, :].astype(bool))
@@ -100,13 +102,13 @@ class Mask(struct.PyTreeNode):
         return ((0 if self.start is None else self.start) + jnp.arange(num_queries))[None]
 
     def to_pairs(self, num_queries: Length, num_keys: Length) -> Mask:
-        """Returns the same mask with all conditions in ``pairs``, so that layers share the booleans."""
+        """Returns the same mask with all conditions merged into ``pairs``, which layers can share."""
         return Mask(pairs=self.booleans(num_queries, num_keys), bias=self.bias, start=self.start)
 
     def to_blocks(
         self, rows: int, length: int, block: int, bias_from_distances: BiasFromDistances | None = None
     ) -> Mask:
-        """Returns the same mask for rows split into blocks. The mask needs a window and no ``pairs``."""
+        """Returns the same mask for rows split into blocks. Requires a window and no ``pairs``."""
         real = jnp.ones((rows, length), bool) if self.keys is None else self.keys.astype(bool)
         visible = split_keys(real, block, self.causal)[:, None, :]
         if self.examples is not None:
@@ -120,10 +122,10 @@ class Mask(struct.PyTreeNode):
         return Mask(pairs=visible[:, None], bias=bias, block=block)
 
     def kernel_arguments(self, num_queries: Length, num_keys: Length) -> dict[str, Any]:
-        """Returns arguments of `jax.nn.dot_product_attention`, except the bias.
+        """Returns the arguments of `jax.nn.dot_product_attention`, except the bias.
 
-        Right-padded keys and causal masks become lengths and flags, which let cuDNN's kernel skip work. Its windows are
-        causal. All other masks become booleans.
+        Right-padded keys and causal masks become lengths and flags, so that cuDNN's kernel can skip work. It supports
+        windows only with causal masks. All other masks become booleans.
         """
         square = self.start is None and num_queries == num_keys
         has_flags = square if self.causal else self.window is None
@@ -138,7 +140,7 @@ class Mask(struct.PyTreeNode):
 
 
 def make_mask(config: ModelConfig, attention_mask: PaddingMask | None, packing: Packing | None) -> Mask:
-    """Returns the mask of an encoder's layers for padded or packed rows."""
+    """Returns the encoder's mask for padded or packed rows."""
     if packing is not None:
         return Mask(examples=packing.example_ids, causal=config.causal)
     return Mask(keys=attention_mask, causal=config.causal, right_padded=True)
@@ -155,15 +157,15 @@ def _same_example(
 
 
 def _lengths(keys: Num[Array, "B S"] | Bool[Array, "B S"]) -> Int[Array, "B"]:
-    """Returns the lengths [B] of right-padded rows; at least 1, for rows that only fill a batch."""
+    """Returns the lengths [B] of right-padded rows; at least 1, because filler rows are empty."""
     return jnp.maximum(jnp.sum(keys, axis=-1, dtype=jnp.int32), 1)
 
 
 def split_queries(x: Shaped[Array, "B T *features"], block: int) -> Shaped[Array, "blocks K *features"]:
     """Splits rows into blocks, [B, T, ...] -> [B * C, block, ...], padding the last block with zeros.
 
-    Under a window, a block attends only to itself and its neighbours (Beltagy et al. 2020, section 3.1). Each block is
-    a row of its own, so that every implementation of attention accepts it.
+    With local attention, a block attends only to itself and its neighbours (Beltagy et al. 2020, section 3.1). Blocks
+    become separate rows, which every attention implementation supports.
     """
     _, length, *features = x.shape
     padded = jnp.pad(x, [(0, 0), (0, -length % block), *((0, 0) for _ in features)])
@@ -171,9 +173,9 @@ def split_queries(x: Shaped[Array, "B T *features"], block: int) -> Shaped[Array
 
 
 def split_keys(x: Shaped[Array, "B T *features"], block: int, causal: bool) -> Shaped[Array, "blocks keys *features"]:
-    """Returns each block with its neighbours, [B, T, ...] -> [B * C, 3 block, ...].
+    """Returns each block together with its neighbours, [B, T, ...] -> [B * C, 3 block, ...].
 
-    A causal mask leaves out the following block: [B * C, 2 block, ...]. Blocks outside of the row are zeros.
+    With a causal mask the next block is omitted: [B * C, 2 block, ...]. Blocks outside of the row are zeros.
     """
     rows, length, *features = x.shape
     ends = (block, -length % block + (0 if causal else block))

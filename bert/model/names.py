@@ -1,6 +1,6 @@
-"""Names of parameters that other packages rely on, and the parts of a model to which they belong.
+"""Parameter names that other packages rely on, and the model parts to which they belong.
 
-A path names modules from the top of the parameters, with ``/`` between them. ``{}`` is the number of a layer.
+A path joins module names with ``/``, from the top of the parameters. ``{}`` stands for the number of a layer.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from bert.config import ModelConfig
 
 PROJECTIONS = "distillation"
-"""Parameters of a run that belong to no model: projections to a teacher's width (pretraining/distillation.py)."""
+"""Parameters of a run that are not part of the model: projections to a teacher's width."""
 
 
 ENCODER, POOLER = "bert", "bert/pooler"
@@ -23,7 +23,7 @@ LAYER, DECODER_LAYER = "bert/encoder/layer_{}", "decoder/encoder/layer_{}"
 
 
 CROSS = "cross_"
-"""Prefix of the names of a layer's modules for cross-attention."""
+"""Name prefix of a layer's cross-attention modules."""
 
 
 ARCHITECTURES: dict[str, tuple[str, ...]] = {
@@ -39,13 +39,13 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "BertForMultipleChoice": (POOLER, CLASSIFIER),
     "BertForSequenceToSequence": (DECODER, PREDICTIONS),
 }
-"""Modules of this package, and their parts in addition to the encoder. A part is complete or randomly initialized."""
+"""Module classes of this package, with their parts besides the encoder. A part is loaded or initialized as a whole."""
 
 ENCODER_DECODER = "BertForSequenceToSequence"
 
 
 def output_layer(architecture: str) -> str | None:
-    """Returns the output layer of a fine-tuned head; None for an architecture without one."""
+    """Returns the name of the output layer of a fine-tuning head; None for an architecture without one."""
     return next((part for part in ARCHITECTURES.get(architecture, ()) if part in (CLASSIFIER, QA_OUTPUTS)), None)
 
 
@@ -65,10 +65,10 @@ def part_of(path: str) -> str:
 
 
 def parts_of(architecture: str, config: ModelConfig) -> tuple[str, ...]:
-    """Returns the parts of `ARCHITECTURES` that have parameters in a model with this configuration.
+    """Returns the parts of `ARCHITECTURES` that have parameters for this configuration.
 
-    The head of GPT-2 has no parameters, and causal models have no pooler. The parameters of a decoder that shares all
-    are in the encoder. Heads over every token may read the pooler.
+    The head of GPT-2 has no parameters, and causal models have no pooler. A decoder that shares all parameters has none
+    besides the encoder's. Token-level heads may read the pooler.
     """
     has_head = config.prediction_transform or config.prediction_bias or not config.tie_word_embeddings
     absent: set[str] = {POOLER} if config.causal else set()
@@ -81,7 +81,7 @@ def parts_of(architecture: str, config: ModelConfig) -> tuple[str, ...]:
 
 
 def pretraining_architecture(parts: set[str], config: ModelConfig) -> str:
-    """Returns the architecture of the pretraining heads among the parts."""
+    """Returns the pretraining architecture that consists of the given parts."""
     if DECODER in parts:
         return "BertForSequenceToSequence"
     if config.causal and parts.issuperset(parts_of("BertForCausalLM", config)):

@@ -1,6 +1,6 @@
 """One vector per row: the input of the pooler, and embeddings of texts.
 
-Embeddings are pooled by JAX in the model (`pool`), and by NumPy as a sentence-transformers folder declares it
+Embeddings are pooled in JAX inside the model (`pool`), and in NumPy as configured by a sentence-transformers folder
 (`Pooling`). Shapes as in `bert.model.encoder`.
 """
 
@@ -26,7 +26,7 @@ def pooler_input(
     attention_mask: PaddingMask | None,
     packing: Packing | None = None,
 ) -> Float[Array, "B D"] | Float[Array, "B K D"]:
-    """Returns what the pooler reads: the first token or the mean of each row, [B, D], or packed example, [B, K, D]."""
+    """Returns the pooler's input, [B, D], or [B, K, D] for packed rows: the first token or the mean of the tokens."""
     if config.pooler_input == "first":
         return hidden_states[:, 0] if packing is None else at_positions(hidden_states, packing.cls_positions)
     if packing is not None:
@@ -52,14 +52,14 @@ def last_token(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMask
 def mean_over(
     hidden_states: Float[Array, "B T D"], tokens: Num[Array, "B K T"] | Bool[Array, "B K T"]
 ) -> Float[Array, "B K D"]:
-    """Averages [B, T, D] over K sets of tokens [B, K, T] in float32, giving [B, K, D]; 0 for an empty set."""
+    """Averages [B, T, D] over K sets of tokens [B, K, T] in float32, giving [B, K, D]; 0 for empty sets."""
     weights = tokens.astype(jnp.float32)
     sums = jnp.einsum("BKT,BTD->BKD", weights, hidden_states.astype(jnp.float32))
     return (sums / jnp.maximum(weights.sum(-1, keepdims=True), 1)).astype(hidden_states.dtype)
 
 
 def pool(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMask, mode: str) -> Float[Array, "B D"]:
-    """Pools [B, T, D] to [B, D]: mean of the tokens, first token (cls), or maximum of each feature (max)."""
+    """Pools [B, T, D] to [B, D]: mean of the tokens, first token (cls), or maximum per feature (max)."""
     mask = attention_mask[:, :, None] > 0
     if mode == "cls":
         return hidden_states[:, 0]
@@ -69,26 +69,31 @@ def pool(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMask, mode
 
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
-"""Pooling modes, in the order in which sentence-transformers concatenates the ones that older files switch on."""
+"""Pooling modes, in the order in which sentence-transformers concatenates the modes enabled in older files."""
 
 CONCATENATED = "+"
-"""Separator between the names of several modes, whose vectors are concatenated."""
+"""Separator between the names of concatenated modes."""
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """How hidden states become embeddings. The default is the one of sentence-transformers for a plain BERT.
+    """How hidden states become embeddings. Defaults match sentence-transformers for a plain BERT.
 
     Attributes:
-        mode: one of `MODES`, or several joined by ``+``, whose vectors are concatenated: the first token (cls), the
-            maximum of each feature (max), the mean of the tokens, their sum divided by the square root of their number
-            (mean_sqrt_len), their mean weighted by the position counted from 1 (weightedmean), or the last token.
-        normalize: whether embeddings are scaled to length 1.
-        max_length: maximum tokens of a text; None for the model's maximum.
-        lowercase: whether texts are lower-cased before tokenization, whatever the vocabulary does.
+        mode: one of `MODES`, or several joined by ``+``, whose vectors are concatenated:
+
+            - cls: the first token.
+            - max: the maximum of each feature.
+            - mean: the mean of the tokens.
+            - mean_sqrt_len: their sum divided by the square root of their number.
+            - weightedmean: their mean weighted by position, counted from 1.
+            - lasttoken: the last token.
+        normalize: whether to scale embeddings to length 1.
+        max_length: maximum number of tokens of a text; None for the model's maximum.
+        lowercase: whether to lower-case texts before tokenization, even if the tokenizer is cased.
         query_prompt: prefix of queries.
         document_prompt: prefix of documents.
-        include_prompt: whether the tokens of a prompt are pooled, too.
+        include_prompt: whether to include the tokens of a prompt in the pooling.
         truncate_dim: number of leading features to keep after scaling; None for all.
         dense: layers applied to the pooled vector, in order.
     """
@@ -105,7 +110,7 @@ class Pooling:
 
     @property
     def modes(self) -> list[str]:
-        """Modes whose vectors are concatenated."""
+        """The modes to concatenate."""
         return self.mode.split(CONCATENATED)
 
     def pooled_size(self, hidden_size: int) -> int:
@@ -125,7 +130,7 @@ class Pooling:
         Args:
             hidden_states: [B, T, D] float32.
             attention_mask: [B, T], 1 for a token and 0 for padding, which is at the end of each row.
-            skipped: [B], leading tokens of each row to leave out; None for none.
+            skipped: [B], number of leading tokens of each row to leave out; None for none.
 
         Returns:
             [B, E] float32; E is the `embedding_size`.
@@ -143,8 +148,8 @@ class Pooling:
 
         Args:
             hidden_states: [tokens, D] float32.
-            lengths: [B], tokens of each sequence, at least 1.
-            skipped: as for `__call__`.
+            lengths: [B], number of tokens of each sequence, at least 1.
+            skipped: see `__call__`.
 
         Returns:
             [B, E] float32.
@@ -198,12 +203,12 @@ def _pool_sequences(mode: str, hidden_states: np.ndarray, lengths: np.ndarray, p
 
 @dataclass(frozen=True, eq=False)
 class PooledDense:
-    """The module Dense of sentence-transformers: activation(x W + b) of a pooled vector.
+    """The sentence-transformers module Dense: activation(x W + b) of a pooled vector.
 
     Attributes:
         kernel: W [in_features, out_features] float32.
         bias: b [out_features] float32; None for none.
-        activation: full name of a class of ``torch.nn``.
+        activation: qualified name of a ``torch.nn`` class.
     """
 
     kernel: np.ndarray
@@ -240,7 +245,7 @@ Activation = Callable[[np.ndarray], np.ndarray]
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    from scipy.special import erf  # training does not need it
+    from scipy.special import erf  # imported here because training does not need it
 
     return 0.5 * x * (1 + erf(x / np.sqrt(2)))
 
@@ -259,9 +264,9 @@ ACTIVATIONS: dict[str, Activation] = {
     "Sigmoid": _sigmoid,
     "SiLU": lambda x: x * _sigmoid(x),
 }
-"""Supported activation classes of ``torch.nn``."""
+"""Supported ``torch.nn`` activation classes."""
 
 
 def find_activation(name: Any) -> Activation | None:
-    """Returns the activation of a class of ``torch.nn`` by its full name; None for an unsupported class."""
+    """Returns the activation for the qualified name of a ``torch.nn`` class; None if it is not supported."""
     return ACTIVATIONS.get(name.rsplit(".", 1)[-1]) if isinstance(name, str) and name.startswith("torch.nn.") else None

@@ -1,7 +1,7 @@
-"""Positions inside attention: rotary, relative and disentangled; and sinusoids for position tables.
+"""Position information in attention: rotary, relative and disentangled; and sinusoids for position tables.
 
-`attention_contexts` combines them with the mask into what the self-attention of each layer reads. Shapes as in
-`bert.model.encoder`; P buckets of distances.
+`attention_contexts` combines it with the mask into the input of each layer's self-attention. Shapes as in
+`bert.model.encoder`; P distance buckets.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from bert.model.mask import BiasFromDistances, Length, Mask
 
 
 class Rotation(struct.PyTreeNode):
-    """Rotary positions (Su et al. 2021, section 3.4): queries and keys are rotated by angles that grow with position.
+    """Rotary positions (Su et al. 2021, section 3.4): queries and keys are rotated by angles proportional to position.
 
-    The product of a rotated query and a rotated key depends only on their distance, so packed rows and padding on
-    either side need no positions of their own. Feature i of a head is rotated together with feature i + H / 2.
+    The product of a rotated query and a rotated key depends only on their distance. Packed and left-padded rows
+    therefore need no separate positions. Feature i of a head is rotated together with feature i + H / 2.
 
     Attributes:
-        cos, sin: [#B, T, H / 2] float32, of the angles position * base^(-2 i / H).
+        cos, sin: [#B, T, H / 2] float32, cosine and sine of position * base^(-2 i / H).
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     cos: Array
     sin: Array
@@ -43,24 +43,24 @@ class Rotation(struct.PyTreeNode):
     @classmethod
     def of_positions(cls, positions: Int[Array, "#B T"], head_size: int, base: float) -> Rotation:
         """Makes the rotation for positions [B, T]."""
-        # By NumPy, so that the frequencies are the same on every device.
+        # In NumPy, so that the frequencies are equal on all devices.
         frequencies = 1 / np.float32(base) ** (np.arange(0, head_size, 2, dtype=np.float32) / head_size)
         angles = positions[..., None].astype(jnp.float32) * frequencies
         return cls(jnp.cos(angles), jnp.sin(angles))
 
     def __call__(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
-        """Rotates queries or keys, in float32."""
+        """Rotates queries or keys. Computed in float32."""
         left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         cos, sin = self.cos[:, :, None], self.sin[:, :, None]
         return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
 
 
 MAX_RELATIVE_DISTANCE = 128
-"""Distances of at least this share a bucket of relative attention."""
+"""Distances from this value on share one bucket of relative attention."""
 
 
 def relative_attention_bias(table: Float[Array, "P N"], distances: Int[Array, "#B T S"]) -> Float[Array, "#B N T S"]:
-    """Computes biases of attention scores by distance (Raffel et al. 2020, section 2.1; Song et al. 2020).
+    """Computes the attention bias for each distance (Raffel et al. 2020, section 2.1; Song et al. 2020).
 
     Args:
         table: [P, N], a bias for each bucket and head. The second half of the buckets is for keys after the query.
@@ -76,21 +76,21 @@ def relative_attention_bias(table: Float[Array, "P N"], distances: Int[Array, "#
 
 
 NUM_PRODUCTS = 3
-"""Products that a score of disentangled attention sums; it is divided by sqrt(3 H) (He et al. 2021, section 3.1)."""
+"""Number of products in a score of disentangled attention, which is divided by sqrt(3 H) (He et al. 2021, 3.1)."""
 
 
 class Disentangled(struct.PyTreeNode):
-    """Disentangled attention (He et al. 2021): content and distance have separate vectors.
+    """Disentangled attention (He et al. 2021): content and distance have separate embeddings.
 
-    A score is the sum of the products content-content, content-distance and distance-content. Distances are in the
-    buckets of DeBERTa-v2 and v3, and share the projections of content.
+    A score is the sum of the products content-content, content-distance and distance-content. Distances use the buckets
+    of DeBERTa-v2 and v3, and share the projections of the content.
 
     Attributes:
-        embeddings: [P, D], the vector of each bucket, which all layers share.
+        embeddings: [P, D], one vector per bucket, shared by all layers.
         buckets: [#B, T, S], the bucket of the distance from each query to each key.
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     embeddings: Array
     buckets: Array
@@ -106,7 +106,7 @@ class Disentangled(struct.PyTreeNode):
         return cls(embeddings, middle + jnp.sign(distances) * table[near])
 
     def dropped(self, dropout: Dropout | None, rate: float) -> Float[Array, "P D"]:
-        """Returns the vectors of the buckets with dropout, which is the same for all rows."""
+        """Returns the embeddings with dropout. All rows share one dropout mask."""
         if dropout is None:
             return self.embeddings
         one_row = dropout.replace(rows=jnp.zeros_like(dropout.rows[:1]))
@@ -119,11 +119,11 @@ class Disentangled(struct.PyTreeNode):
         distance_query: Float[Array, "P N H"],
         distance_key: Float[Array, "P N H"],
     ) -> Float[Array, "B N T S"]:
-        """Computes content-distance plus distance-content, as float32.
+        """Computes the sum of content-distance and distance-content, in float32.
 
         Args:
-            query, key: projections of the content, [B, T, N, H] and [B, S, N, H].
-            distance_query, distance_key: the same projections of the buckets, [P, N, H].
+            query, key: projected content, [B, T, N, H] and [B, S, N, H].
+            distance_query, distance_key: projected embeddings, [P, N, H].
         """
         index = self.buckets[:, None]
         scale = jnp.asarray((NUM_PRODUCTS * query.shape[-1]) ** -0.5, query.dtype)
@@ -135,19 +135,19 @@ class Disentangled(struct.PyTreeNode):
 
 
 def buckets_by_distance(num_buckets: int, max_distance: int, round_up: bool = False) -> np.ndarray:
-    """Returns the buckets of the distances 0 to ``max_distance`` on one side, given the buckets of both sides.
+    """Returns the bucket of each distance from 0 to ``max_distance`` in one direction.
 
-    Half of the buckets hold one distance each. The others grow with the logarithm of the distance.
+    Half of the buckets hold one distance each. The size of the others grows logarithmically with the distance.
 
     Args:
-        num_buckets: buckets of both sides.
+        num_buckets: number of buckets of both directions.
         max_distance: the largest distance.
-        round_up: false as in T5 and MPNet, true as in DeBERTa, where the last bucket holds the largest distance only.
+        round_up: false for T5 and MPNet; true for DeBERTa, whose last bucket holds only the largest distance.
     """
     per_side = num_buckets // 2
     exact = per_side // 2
     distances = np.arange(max_distance + 1)
-    # Float32 and the order of operations follow other implementations: some distances are at the edge of two buckets.
+    # Float32 and the order of operations match the reference implementations: some distances lie on a bucket boundary.
     logarithms = np.log(np.maximum(distances, exact).astype(np.float32) / np.float32(exact))
     if round_up:
         log_range = np.log(np.float32(max(max_distance, exact + 1) / exact))
@@ -160,7 +160,7 @@ def buckets_by_distance(num_buckets: int, max_distance: int, round_up: bool = Fa
 
 
 Positions = Rotation | Disentangled
-"""Positions that self-attention reads."""
+"""Position information for self-attention."""
 
 
 class AttentionContext(NamedTuple):
@@ -180,21 +180,21 @@ def attention_contexts(
     kernel: str,
     may_split: bool,
 ) -> dict[bool, AttentionContext]:
-    """Makes the contexts of global layers (key False) and of local layers (key True), if the model has such layers.
+    """Makes the contexts of global layers (key False) and local layers (key True), for the kinds that the model has.
 
-    Called by `bert.model.encoder.Encoder`, which then has the parameters of relative and disentangled positions.
+    Called by `bert.model.encoder.Encoder`, which owns the parameters of relative and disentangled positions.
 
     Args:
-        config: of the model.
+        config: model configuration.
         dtype: type of the computation.
-        mask: of all layers, without the window of local ones.
+        mask: the mask of all layers, without the window of local layers.
         rows, length, num_keys: B, T and S.
-        kernel: as `LayerExecution.attention`.
+        kernel: see `LayerExecution.attention`.
         may_split: whether local layers may split rows into blocks.
     """
     bias_from_distances = _relative_bias(config)
-    # Splash attention skips what is outside a window without blocks. Other masks are made for whole rows, and the
-    # length may be symbolic.
+    # Splash attention skips positions outside the window without blocks. Masks with ``pairs`` or ``start`` need whole
+    # rows. A symbolic length cannot be split.
     may_split = may_split and kernel != "splash" and mask.pairs is None and mask.start is None
     block = config.local_block(length) if may_split and isinstance(length, int) else None
 
@@ -216,7 +216,7 @@ def attention_contexts(
 
 
 def _relative_bias(config: ModelConfig) -> BiasFromDistances | None:
-    """Returns the function of the bias of relative positions, whose table all layers share; None without one."""
+    """Returns the function that computes the relative bias from a table shared by all layers; None if there is none."""
     if config.relative_attention_buckets is None or config.position_embedding_type == "disentangled":
         return None
     buckets, heads, init = config.relative_attention_buckets, config.num_attention_heads, truncated_normal_init(config)
@@ -225,7 +225,7 @@ def _relative_bias(config: ModelConfig) -> BiasFromDistances | None:
 
 
 def _disentangled(config: ModelConfig, dtype: Dtype, distances: Int[Array, "#B T S"]) -> Disentangled:
-    """Returns the positions of disentangled attention, whose vectors all layers share."""
+    """Returns the input of disentangled attention. All layers share its embeddings."""
     buckets = require(config.relative_attention_buckets, "model.relative_attention_buckets")
     init = truncated_normal_init(config)
     table = nn.Embed(buckets, config.hidden_size, embedding_init=init, name="relative_attention_embeddings")
@@ -234,7 +234,7 @@ def _disentangled(config: ModelConfig, dtype: Dtype, distances: Int[Array, "#B T
 
 
 def sinusoids(shape: tuple[int, ...], deviation: float) -> jax.Array:
-    """Returns [positions, features] float32: alternating sines and cosines, wavelengths 2 pi to 10,000 * 2 pi."""
+    """Returns [positions, features] float32: alternating sines and cosines, with wavelengths 2 pi to 10,000 * 2 pi."""
     positions, features = shape
     frequencies = 10_000.0 ** (-2 * (jnp.arange(features) // 2) / features)
     angles = jnp.arange(positions)[:, None] * frequencies
@@ -243,10 +243,10 @@ def sinusoids(shape: tuple[int, ...], deviation: float) -> jax.Array:
 
 
 def sinusoidal_position_table(config: ModelConfig) -> jax.Array:
-    """Returns fixed positions: sinusoids [rows of a position table, E] of norm 1 (Vaswani et al. 2017, section 3.5).
+    """Returns the fixed position table [rows, E]: sinusoids of norm 1 (Vaswani et al. 2017, section 3.5).
 
-    The paper adds sinusoids of amplitude 1 to words multiplied by the square root of E. Without ``scale_embeddings``
-    both are divided by that root. The table depends on sizes only, and not on how weights are initialized.
+    The paper adds sinusoids of amplitude 1 to word embeddings multiplied by the square root of E. Without
+    ``scale_embeddings`` both are divided by that factor. The table depends only on sizes, not on the initialization.
     """
     rows = config.position_offset + config.max_position_embeddings
     deviation = 2**-0.5 if config.scale_embeddings else config.embedding_width**-0.5
@@ -254,15 +254,15 @@ def sinusoidal_position_table(config: ModelConfig) -> jax.Array:
 
 
 def step_embeddings(config: ModelConfig) -> jax.Array:
-    """Returns sinusoids of amplitude 1 for layer numbers, [layers, D] (Dehghani et al. 2018, section 2.1)."""
+    """Returns the embeddings of layer numbers: sinusoids of amplitude 1, [layers, D] (Dehghani et al. 2018, 2.1)."""
     return sinusoids((config.num_hidden_layers, config.hidden_size), 2**-0.5)
 
 
 def position_initializer(config: ModelConfig) -> nn.initializers.Initializer:
-    """Returns the initializer of learned positions: random, or sinusoids of the same deviation.
+    """Returns the initializer of learned positions: random, or sinusoids with the same standard deviation.
 
-    With sinusoids, moving by one token is the same rotation at every position, so that a head learns it from all
-    positions at once. Random rows are learned one by one.
+    With sinusoids, a shift by one token is the same rotation at every position, so a head learns it from all positions
+    at once. Random rows must be learned one by one.
     """
     if config.position_embedding_init == "normal":
         return truncated_normal_init(config)

@@ -1,6 +1,6 @@
-"""The encoder with each set of pretraining heads: masked and permuted language modelling, next sentence.
+"""The encoder with each set of pretraining heads: masked and permuted language modelling, and next sentence.
 
-Shapes as in `bert.model.encoder`; P predicted tokens, S = T + 2 P tokens of a permuted row.
+Shapes as in `bert.model.encoder`; P predicted tokens, and S = T + 2 P tokens of a permuted row.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from bert.parallel.sharding import constrain_activation
 
 
 class MaskedLMHead(nn.Module):
-    """Transform and LayerNorm, and a decoder with a bias that shares the word embeddings.
+    """Transform with LayerNorm, and a decoder with a bias whose matrix is the word embeddings.
 
-    Transform and bias are optional, and the decoder may have a matrix of its own.
+    The transform and the bias are optional. The decoder may also have a separate matrix.
 
     Attributes:
-        pad_vocab_to_multiple_of: pads the logits with the lowest float, since products of an even width are faster on
-            GPUs. The parameters are not padded.
+        pad_vocab_to_multiple_of: multiple to which the logits are padded with the lowest float, because
+            products of even width are faster on GPUs. The parameters are not padded.
     """
 
     config: ModelConfig
@@ -54,13 +54,13 @@ class MaskedLMHead(nn.Module):
         return self.decode(self.decoder_input(hidden_states), word_embedding)
 
     def decoder_input(self, hidden_states: Float[Array, "B P D"]) -> Float[Array, "B P E"]:
-        """[B, P, D] hidden states -> [B, P, E], the vectors that the decoder multiplies by its matrix."""
+        """Returns the inputs of the decoder matrix, [B, P, D] -> [B, P, E]."""
         if not self.config.prediction_transform:
             return hidden_states
         return self.norm(ACTIVATIONS[self.config.hidden_act](self.transform(hidden_states)))
 
     def decode(self, x: Float[Array, "B P E"], word_embedding: Float[Array, "V E"]) -> Float[Array, "B P padded_V"]:
-        """[B, P, E] from `decoder_input` -> [B, P, padded V] float32 logits."""
+        """Computes float32 logits from `decoder_input`, [B, P, E] -> [B, P, padded V]."""
         logits = tied_logits(x, *self.decoder_weights(word_embedding), jnp.dtype(self.dtype))
         return constrain_activation(logits, None, "tensor")
 
@@ -84,14 +84,14 @@ class PretrainingOutput(struct.PyTreeNode):
         seq_relationship_logits: [B, 2], or [B, K, 2] for packed rows.
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     prediction_logits: Array
     seq_relationship_logits: Array
 
 
 class BertForPreTraining(nn.Module):
-    """Encoder with the MLM head and the head for next sentences (Devlin et al. 2018, section 3.1) or sentence order."""
+    """Encoder with the MLM head, and the head for next sentence (Devlin et al. 2018, section 3.1) or sentence order."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -122,7 +122,7 @@ class BertForPreTraining(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """An encoder without pooler, and the MLM head: what the language models have in common."""
+    """Base class of language models: an encoder without pooler, and the MLM head."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
@@ -134,7 +134,7 @@ class LanguageModel(nn.Module):
 
 
 class BertForMaskedLM(LanguageModel):
-    """Encoder without pooler, and the MLM head, for rows without a sentence label (Liu et al. 2019, section 4.2)."""
+    """Encoder without pooler, and the MLM head, for pretraining without NSP (Liu et al. 2019, section 4.2)."""
 
     def __call__(
         self,
@@ -171,20 +171,20 @@ class BertForNextSentencePrediction(nn.Module):
         *,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B 2"]:
-        """[B, T] -> [B, 2] float32 logits: the second segment follows the first, or it is random."""
+        """[B, T] -> [B, 2] float32 logits: index 0 for a consecutive second segment, 1 for a random one."""
         pooled = self.bert(input_ids, token_type_ids, attention_mask, dropout=dropout).pooled_output
         return self.seq_relationship(require(pooled, "the pooled output")).astype(jnp.float32)
 
 
 def _at_positions(hidden_states: Float[Array, "B T D"], positions: Int[Array, "B P"] | None) -> Float[Array, "B P D"]:
-    """Selects [B, P, D] at positions [B, P]; all positions if None."""
+    """Selects [B, P, D] at positions [B, P]; returns all positions if None."""
     if positions is None:
         return hidden_states
     return at_positions(hidden_states, positions)
 
 
 class PermutedTokens(struct.PyTreeNode):
-    """The predicted tokens of a batch in the order of their prediction, [B, P] each.
+    """The predicted tokens of a batch in prediction order, [B, P] each.
 
     Made by `bert.data.pretraining.masking.PermutedMasking`.
 
@@ -194,7 +194,7 @@ class PermutedTokens(struct.PyTreeNode):
         weights: 1 for a prediction, 0 for an unused entry.
     """
 
-    __no_type_check__ = True  # in jax.tree.map a field may be anything
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
 
     positions: Array
     query_ids: Array
@@ -202,12 +202,16 @@ class PermutedTokens(struct.PyTreeNode):
 
 
 class BertForPermutedLM(LanguageModel):
-    """Predicts tokens in a random order, each given the ones before it, with the parameters of `BertForMaskedLM`.
+    """Predicts tokens in a random order, each given the earlier ones, with the parameters of `BertForMaskedLM`.
 
-    Predicted tokens become inputs of later predictions (Yang et al. 2019), and every prediction attends to a token at
-    each position of the row (Song et al. 2020). The layers read S = T + 2 P tokens: the row; a [MASK] at each predicted
-    position, for tokens that must not attend to the original yet; and a query at each predicted position, whose output
-    is decoded. So the two streams of the papers are one pass with one mask.
+    Predicted tokens become inputs of later predictions (Yang et al. 2019), and every prediction attends to one token at
+    each position of the row (Song et al. 2020). The layers read S = T + 2 P tokens:
+
+    - the row;
+    - a [MASK] at each predicted position, for tokens that must not attend to the original yet;
+    - a query at each predicted position, whose output is decoded.
+
+    The two streams of the papers thus become one pass with one mask.
     """
 
     def __call__(
@@ -220,9 +224,9 @@ class BertForPermutedLM(LanguageModel):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
     ) -> Float[Array, "B P padded_V"]:
-        """Computes float32 logits [B, P, V] of the predicted tokens, each given the ones before it in their order.
+        """Computes float32 logits [B, P, V] of the predicted tokens, each given the earlier ones.
 
-        ``permuted`` is None when a model is initialized; one token of each row is predicted then.
+        During initialization ``permuted`` is None, and one token of each row is predicted.
         """
         if permuted is None:
             first = jnp.zeros_like(input_ids[:, :1])
@@ -255,8 +259,8 @@ def permutation_mask(
 ) -> Mask:
     """Returns the mask over S tokens: the row, a [MASK] for each predicted token, and the queries.
 
-    A predicted token attends to itself and to the tokens predicted before it; its query only to the latter. Other
-    predicted tokens are replaced by their [MASK]. Nothing attends to a query.
+    A predicted token attends to itself and to the tokens predicted before it. Its query attends only to the tokens
+    predicted before it. Other predicted tokens are replaced by their [MASK]. Nothing attends to a query.
 
     Args:
         permuted: the predicted tokens.
@@ -265,10 +269,10 @@ def permutation_mask(
         attention_mask: [B, T], 1 for a token and 0 for padding; all 1 if None.
         packing: the examples of packed rows.
     """
-    rank = jnp.arange(1, permuted.positions.shape[1] + 1)  # 1 is predicted first, and 0 is never predicted
+    rank = jnp.arange(1, permuted.positions.shape[1] + 1)  # predicted tokens count from 1; 0 is never predicted
     ranks = jnp.broadcast_to(rank, permuted.positions.shape)
     used = permuted.weights > 0
-    positions = jnp.where(used, permuted.positions, length)  # beyond the row, where nothing is written
+    positions = jnp.where(used, permuted.positions, length)  # an index beyond the row is dropped
     ranks_in_row = jnp.zeros((rows, length), jnp.int32)
     ranks_in_row = ranks_in_row.at[jnp.arange(rows)[:, None], positions].set(ranks, mode="drop")
     last_visible = jnp.concatenate([ranks_in_row, jnp.zeros_like(ranks), ranks - 1], axis=1)[:, :, None]
