@@ -15,13 +15,13 @@ Params = Any
 
 
 class AveragedState(struct.PyTreeNode):
-    """A state as it is saved. The parameters of the checkpoint are the mean.
+    """A training state as it is saved. The parameters of the checkpoint are the mean.
 
     Attributes:
-        params: the mean; before the first evaluation, the parameters that are trained.
-        trained: the state that training continues from.
-        window: parameters at the last k evaluations, oldest first, then zeros if there were fewer.
-        steps: [k] int32, their steps, then zeros.
+        params: the mean; before the first evaluation, the trained parameters.
+        trained: the state from which training continues.
+        window: parameters at the last k evaluations, oldest first, followed by zeros if there were fewer.
+        steps: [k] int32, steps of these evaluations, followed by zeros.
     """
 
     params: Params
@@ -44,7 +44,7 @@ class ParameterAverage:
         self.window: list[tuple[int, Params]] = []
 
     def add(self, step: int, params: Params) -> bool:
-        """Adds the parameters at an evaluation. Returns False if the window has this step already."""
+        """Adds the parameters at an evaluation. Returns False if the window already has this step."""
         if self.window and step <= self.window[-1][0]:
             return False
         self.replace([*self.window, (step, params)][-self.size :])
@@ -57,7 +57,7 @@ class ParameterAverage:
             self.mean = jax.tree.map(_mean, *(params for _, params in window))
 
     def add_to_state(self, state: TrainState) -> AveragedState:
-        """Returns the state to save: with the window and its mean."""
+        """Returns the state to save, which includes the window and its mean."""
         missing = self.size - len(self.window)
         window = tuple(params for _, params in self.window)
         steps = np.array([*(step for step, _ in self.window), *[0] * missing], np.int32)
@@ -66,7 +66,7 @@ class ParameterAverage:
         return AveragedState(state.params if self.mean is None else self.mean, state, window, steps)
 
     def restore(self, checkpoints: Checkpoints, like: TrainState) -> tuple[int, TrainState] | None:
-        """Restores the newest good state in the structure of ``like``, and the average of its step."""
+        """Restores the newest good state in the structure of ``like``, and the average at its step."""
         whole = AveragedState(like.params, like, (like.params,) * self.size, np.zeros(self.size, np.int32))
         restored = checkpoints.restore(whole)
         if restored is None:

@@ -1,4 +1,4 @@
-"""First parameters and state of a run: its newest checkpoint, those of ``init``, or random weights."""
+"""Initial parameters and state of a run: its newest checkpoint, the weights of ``init``, or random weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LabelRows = Mapping[str, Sequence[int | None]]
 
 
 class Initializable(Protocol):
-    """A Flax module, or anything else that draws parameters."""
+    """A Flax module, or another object that draws parameters."""
 
     def init(self, key: Any, input_ids: Any, /) -> Any: ...
 
@@ -46,7 +46,7 @@ def initialize_state(
     trained: Callable[[Params], Params] = lambda params: params,
     rows: LabelRows = MappingProxyType({}),
 ) -> TrainState:
-    """Returns the run's newest good checkpoint; without one, random weights overwritten with those of ``source``.
+    """Returns the run's newest good checkpoint; without one, random weights overwritten with the weights of ``source``.
 
     Args:
         restore: shapes of a state -> step and state of the newest good checkpoint, or None.
@@ -54,8 +54,8 @@ def initialize_state(
         modules: modules to copy from the source if it has them, such as ``bert`` (with its pooler) and the heads.
         log: receives a line for each part that is loaded, drawn or skipped.
         prepare: changes the random weights before the weights of ``source`` replace them.
-        input_shape: shape of token ids that the model accepts.
-        trained: parameters of the model, or their shapes -> those of the state.
+        input_shape: a shape of token ids that the model accepts.
+        trained: maps the model's parameters, or their shapes, to the state's parameters.
         rows: output layers among ``modules`` that are copied label by label; see `match_head`.
 
     Returns:
@@ -86,7 +86,7 @@ def initialize_state(
         flat = traverse_util.flatten_dict(_split_pooler(init(key)))
         return {path: leaf for path, leaf in flat.items() if path not in moved}
 
-    # Weights that are copied are not drawn: with a small head and a large encoder that saves nearly all of the time.
+    # Copied weights are not drawn, which saves almost all of the time for a small head on a large encoder.
     drawn = jax.device_get(jax.jit(fresh)(jax.random.key(seed)))
     if source is None:
         log("starts from random weights")
@@ -104,14 +104,14 @@ def load_pretrained_params(
     log: Log,
     rows: LabelRows = MappingProxyType({}),
 ) -> Params:
-    """Returns ``params`` with the ``modules`` of ``source`` copied into it, and logs what came from where.
+    """Returns ``params`` with the ``modules`` of ``source`` copied into it, and logs the origin of each module.
 
-    Arrays of ``params`` that are overwritten as a whole may be shapes.
+    Arrays of ``params`` that are overwritten completely may be shapes.
 
     Raises:
         UserError: the encoder is missing, or a module differs in a name or a shape.
     """
-    # The pooler is a module of its own here: models that answer for every token have none.
+    # The pooler is handled as a separate module because models with an output per token have none.
     params, source = _split_pooler(params), _split_source(source, params)
     taken = _shared_modules(params, source, modules)
     copied = {module: _copy_rows(params[module], source[module], rows[module]) for module in taken if module in rows}
@@ -161,7 +161,7 @@ def is_cross_attention(path: ParameterPath) -> bool:
 
 
 def _shared_modules(params: Params, source: Params, modules: Sequence[str]) -> list[str]:
-    """Returns the modules that both have."""
+    """Returns the modules that both trees have."""
     requested = (*modules, *([POOLER] if "bert" in modules else []))
     return [module for module in requested if module in params and module in source]
 
@@ -174,8 +174,11 @@ def _split_pooler(params: Params) -> Params:
 
 
 def _split_source(source: Params, params: Params) -> Params:
-    """`_split_pooler` of what a model starts from. A pooler of the MLM head's form starts as that head's transform, as
-    in ModernBERT, if the source has no pooler."""
+    """Applies `_split_pooler` to the initial weights.
+
+    If the source has no pooler, a pooler with the form of the MLM head starts from that head's transform, as in
+    ModernBERT.
+    """
     apart, pooler = _split_pooler(source), _split_pooler(params).get(POOLER, {})
     head = source.get("predictions", {})
     if POOLER in apart or "dense" not in pooler or "transform" not in head:
@@ -193,10 +196,10 @@ def _merge_pooler(params: Params) -> Params:
 
 
 def model_config_from_source(requested: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:
-    """The source's sizes with the run's own dropout.
+    """Returns the source's sizes with the run's own dropout.
 
     Raises:
-        UserError: a size was requested that the source does not have.
+        UserError: a requested size differs from the source's.
     """
     defaults, source = ModelConfig(), source.resolved
     for field in dataclasses.fields(ModelConfig):
@@ -211,7 +214,7 @@ def model_config_from_source(requested: ModelConfig, source: ModelConfig, name: 
 
 
 def with_vocab_size(requested: ModelConfig, vocab_size: int) -> ModelConfig:
-    """The requested sizes, with the vocabulary's filled in.
+    """Returns the requested sizes with the size of the vocabulary filled in.
 
     Raises:
         UserError: the embedding would be smaller than the vocabulary.

@@ -41,7 +41,7 @@ class RunRequest(Generic[Config]):
     """A run before its folder is opened.
 
     Attributes:
-        config: checked, with ``output_dir``.
+        config: the checked configuration, with ``output_dir``.
         notes: messages to log first.
         tables: contents of the files that hold rows in memory, by file name.
     """
@@ -91,7 +91,7 @@ def prepare_pretraining(
     overrides: Mapping[str, Any] | None = None,
     swept: Mapping[str, Any] = MappingProxyType({}),
 ) -> RunRequest[PretrainConfig]:
-    """Resolves the arguments of `pretrain`; ``swept`` has the values of a trial by dotted key."""
+    """Resolves the arguments of `pretrain`; ``swept`` holds the values of a trial by dotted key."""
     return RunRequest(*_configure(PretrainConfig, config, overrides, {"init": init, "output_dir": output_dir}, swept))
 
 
@@ -110,9 +110,9 @@ def finetune(
     Args:
         config: name of a recipe, path of a YAML file, or a configuration.
         init: run, folder or hub name of the model to start from; ``"none"`` starts from random weights.
-        train: for the tasks on custom data, the path of a labelled file, or rows in memory: dictionaries by column,
-            a ``pandas.DataFrame`` or a ``datasets.Dataset``. They are written to rows/ in the run's folder.
-        dev: the same for the rows that choose the best checkpoint; None holds a share of ``train`` out, if there is no
+        train: for the tasks on custom data, the path of a labelled file, or rows in memory: dictionaries by column, a
+            ``pandas.DataFrame`` or a ``datasets.Dataset``. They are written to rows/ in the run's folder.
+        dev: the same for the rows that select the best checkpoint; None holds out a share of ``train`` if there is no
             file.
         output_dir: folder of the run. Defaults to runs/ and the name of the recipe.
         overrides: values by dotted key, ``{"training.epochs": 2}``, or nested, ``{"training": {"epochs": 2}}``.
@@ -147,7 +147,7 @@ def prepare_finetuning(
     overrides: Mapping[str, Any] | None = None,
     swept: Mapping[str, Any] = MappingProxyType({}),
 ) -> RunRequest[FinetuneConfig]:
-    """Resolves the arguments of `finetune`; ``swept`` has the values of a trial by dotted key."""
+    """Resolves the arguments of `finetune`; ``swept`` holds the values of a trial by dotted key."""
     inputs = {"train": train, "dev": dev}
     tables: dict[str, str] = {}
     for name, rows in inputs.items():
@@ -171,7 +171,7 @@ def _is_path(rows: Any) -> bool:
 
 
 def _data_arguments(inputs: Mapping[str, Any], tables: Mapping[str, str]) -> dict[str, PathLike | None]:
-    """The keys of ``data`` for rows in memory, in the folder `ROWS`, and for paths, which are relative to no folder."""
+    """Returns the keys of ``data`` for rows in memory, stored in the folder `ROWS`, and for absolute paths."""
     if "dev.jsonl" in tables and inputs["train"] is None:
         raise UserError("dev is given as rows, and train is not given: pass both")
     keys: dict[str, PathLike | None] = {"data.dir": ROWS if tables else None}
@@ -194,14 +194,14 @@ def start_or_resume(
     Args:
         request: the run.
         callbacks: receive the metrics and may end the run.
-        repeat: whether a run that has ended is evaluated again.
-        within: the mirror of the sweep that the run is a part of; None unless that has a URL.
+        repeat: whether a completed run is evaluated again.
+        within: the mirror of the sweep that contains the run; None unless the sweep has a URL.
 
     Raises:
         UserError: the folder, the data, the initial model or a checkpoint cannot be used.
-        Interrupted: a signal came; the state is saved.
+        Interrupted: a signal was received; the state is saved.
     """
-    local_devices()  # raises before the folder is made, as do the loggers
+    local_devices()  # like the loggers, it raises before the folder is created
     make_loggers(request.config.loggers)
     with open_run(request.config, within) as run:
         log = main_process_only(log_info)
@@ -229,7 +229,7 @@ def _configure(
     arguments: Mapping[str, PathLike | None],
     swept: Mapping[str, Any],
 ) -> tuple[Config, list[str]]:
-    """The checked configuration of a call, and notes on it; ``arguments`` are keys that have their own argument."""
+    """Returns the checked configuration of a call and notes on it; ``arguments`` are keys with their own argument."""
     keys = keys_of(config_class)
     values = parse_dict({} if overrides is None else overrides, "overrides", keys)
     for name, value in arguments.items():
@@ -261,7 +261,7 @@ def _configure(
 
 @contextlib.contextmanager
 def as_library_call() -> Iterator[None]:
-    """Around a call from Python: a signal that came becomes KeyboardInterrupt, or what it is without this package."""
+    """Wraps a call from Python: a received signal raises KeyboardInterrupt, or what it raises without this package."""
     use_compilation_cache()
     with system_errors_as_user_errors():
         try:
@@ -270,5 +270,5 @@ def as_library_call() -> Iterator[None]:
             sentence = f"saved at step {stop.step:,}: make the same call again to resume"
             if stop.signal_number != signal.SIGINT:
                 LOGGER.info(sentence)
-                signal.raise_signal(stop.signal_number)  # its own handler is back
+                signal.raise_signal(stop.signal_number)  # the signal's own handler is installed again
             raise KeyboardInterrupt(sentence) from None

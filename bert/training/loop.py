@@ -1,4 +1,4 @@
-"""The training loop that pretraining and fine-tuning share."""
+"""The training loop of pretraining and fine-tuning."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Loader(Protocol):
     def batch(self, step: int) -> dict[str, np.ndarray]: ...
 
     def row_indices(self, step: int) -> np.ndarray:
-        """[B] indices of the batch's rows in the training data."""
+        """Returns the [B] indices of the batch's rows in the training data."""
 
 
 @dataclass(kw_only=True, eq=False)
 class TrainLoop:
     """Trains from a state to ``end_step``, or to the step where ``early_stopping`` or a callback ends the run.
 
-    The host never waits for the step it has just dispatched: meanwhile it makes the next batch and puts it onto the
+    The host never waits for the step it has just dispatched. Meanwhile it builds the next batch and puts it onto the
     devices. At most `Parallelism.steps_in_flight` steps are in flight, which bounds memory use and the delay before a
-    signal is handled. A state that is due is saved before it is evaluated: evaluations can be long, and a resumed run
+    signal is handled. A state is saved before it is evaluated, because evaluations can be long and a resumed run
     repeats a missing one.
 
     Attributes:
@@ -54,12 +54,12 @@ class TrainLoop:
         end_step: the last step of the run or of its phase.
         schedule: update number -> learning rate, for the log.
         evaluate: parameters on the devices -> metrics. It may raise `EvaluationInterrupted` between two batches.
-        early_stopping: None for a run to ``end_step`` that keeps no best checkpoint.
+        early_stopping: None trains to ``end_step`` and keeps no best checkpoint.
         profiler: None for no trace.
         loss_factors: factors of the `Loss`, for the log.
         decide: step -> the total number of steps if it is decided at this step, else None. The loop then ends.
-        is_last: whether ``end_step`` ends the run and not only a phase.
-        average: its mean is evaluated in place of the trained parameters; None to evaluate these.
+        is_last: whether ``end_step`` ends the run rather than only a phase.
+        average: the average whose mean is evaluated; None evaluates the trained parameters.
         before_save: called with the step before each save.
     """
 
@@ -99,18 +99,18 @@ class TrainLoop:
         return self._stop_reason is not None
 
     def run(self, state: TrainState) -> TrainState:
-        """Trains from a state on the host; returns the last one, on the devices.
+        """Trains from a state on the host and returns the last state, on the devices.
 
         Raises:
-            Interrupted: after a signal; the state is saved by the time that the checkpointer is closed.
+            Interrupted: after a signal; the state is saved when the checkpointer is closed.
             UserError: too many consecutive steps were skipped, or data cannot be read; the state is saved.
-            Exception: of a callback; the state is saved.
+            Exception: an error of a callback; the state is saved.
         """
         self._step = int(state.step)
         self._saved_step: int | None = self._step
         self._state = self.parallel.put_state(state)
         if self.early_stopping is not None and self.early_stopping.best_step is not None:
-            # A killed process may have named a step whose checkpoint was never completed.
+            # A killed process may have recorded a best step whose checkpoint was never completed.
             self.checkpoints.set_best(self.early_stopping.best_step)
         self._log_if_missing()
         self._evaluate_if_missing()
@@ -154,14 +154,14 @@ class TrainLoop:
         return self._step >= self.end_step or stopped_early or self.is_stopped or is_decided
 
     def _log_if_missing(self) -> None:
-        """Logs the last steps of a run that was shortened to the steps that were done."""
+        """Logs the last steps of a run that was shortened to the steps already done."""
         if self._step < self.end_step or broadcast_from_main(partial(self.report.has_line, self._step, "train")):
             return
         if self.parallel.to_host(self._state.sums)["grad_norm"][1]:
             self._log()
 
     def _evaluate_if_missing(self) -> None:
-        """Evaluates a restored state if a signal or a kill came between its checkpoint and its evaluation."""
+        """Evaluates a restored state if the run stopped between its checkpoint and its evaluation."""
         if self._step > 0 and self._is_due(self._eval_every):
             self._evaluate_once()
 
@@ -173,14 +173,14 @@ class TrainLoop:
             self._raise_if_interrupted()
 
     def _end_if_stopped(self) -> None:
-        """Evaluates the last step of a run that a callback has ended, and raises the error of one that has failed."""
+        """Evaluates the last step of a run that a callback ended, and raises the error of a callback that failed."""
         if self._stop_reason == "asked":
             self._evaluate_once()
         if self._stop_reason == "error":
             self.report.raise_error()
 
     def _update_average(self) -> None:
-        """Adds the parameters of a step that is to be evaluated, before its state is saved."""
+        """Adds the parameters of a step that will be evaluated, before its state is saved."""
         is_evaluated = self._is_due(self._eval_every) or self._stop_reason == "asked"
         if self.average is not None and is_evaluated:
             with self._timer.paused():
@@ -214,7 +214,7 @@ class TrainLoop:
                 self._report_skipped(step, self.parallel.to_host(metrics))
 
     def _report_skipped(self, step: int, metrics: StepMetrics) -> None:
-        """Reports a skipped step with its batch, which is made again: batches follow from the step."""
+        """Reports a skipped step with its batch, which is rebuilt: batches are a function of the step."""
         skipped = SkippedStep(
             step=step,
             loss=float(metrics.loss),
@@ -240,7 +240,7 @@ class TrainLoop:
         metrics["tokens_per_second"] = self._timer.lap()
         self._report_metrics("train", metrics)
         if self.is_last and self._step == self.end_step and self._step % self.config.log_every:
-            return  # if the run is extended, these steps belong to the next log line
+            return  # if the run is extended, these steps are part of the next log line
         zeros = {name: np.zeros(2, np.float32) for name in self._state.sums}
         self._state = self._state.replace(sums=self.parallel.put_state(zeros))
 
@@ -249,7 +249,7 @@ class TrainLoop:
         self._drain()  # a resumed run would not report these steps
         if self._saved_step != self._step:
             with self._timer.paused():
-                # The average is of whole arrays, so its checkpoints are.
+                # The average holds whole arrays, and so do its checkpoints.
                 self.before_save(self._step)
                 if self.average is None:
                     self.checkpoints.save(self._step, self.parallel.take_state(self._state))
@@ -278,15 +278,15 @@ class TrainLoop:
                 self._save()
                 self.checkpoints.set_best(self._step)
             release_free_memory()
-            self._report_metrics("eval", metrics)  # last: a resumed run repeats all if this line is missing
+            self._report_metrics("eval", metrics)  # last: without this line, a resumed run repeats all
 
     def _report_metrics(self, split: str, metrics: Metrics) -> None:
-        """Reports metrics, of which the callbacks of the main process may end the run on every host."""
+        """Reports metrics; callbacks of the main process may end the run on every host."""
         self.report.metrics(self._step, split, metrics)
         self._stop_reason = broadcast_from_main(lambda: self.report.stop_reason)
 
     def _evaluated_params(self) -> Any:
-        """On the devices."""
+        """Returns the evaluated parameters, on the devices."""
         return self._state.params if self.average is None else self.parallel.put_state(self.average.mean)
 
     def _raise_if_interrupted(self) -> None:
@@ -296,7 +296,7 @@ class TrainLoop:
 
 
 class ThroughputTimer:
-    """Tokens per second of training, without the time of evaluations and checkpoints."""
+    """Tokens per second of training, excluding evaluations and checkpoints."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -304,7 +304,7 @@ class ThroughputTimer:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out the time within; a pause within another one counts once."""
+        """Excludes the time inside the context; nested pauses count once."""
         start, was_paused = time.perf_counter(), self._is_paused
         self._is_paused = True
         try:
@@ -315,7 +315,7 @@ class ThroughputTimer:
                 self._pause += time.perf_counter() - start
 
     def lap(self) -> float:
-        """Tokens per second since the last lap."""
+        """Returns the tokens per second since the last lap."""
         now = time.perf_counter()
         rate = self.tokens / max(now - self._start - self._pause, 1e-9)
         self._start, self._pause, self.tokens = now, 0.0, 0
@@ -323,5 +323,5 @@ class ThroughputTimer:
 
 
 def count_parameters(params: Any) -> int:
-    """Number of elements in a tree of arrays (or shapes)."""
+    """Returns the number of elements in a tree of arrays or shapes."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))

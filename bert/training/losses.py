@@ -1,4 +1,4 @@
-"""Losses and counts. Each is a (sum, weight) pair, added up over micro-batches, devices and batches, divided once."""
+"""Losses and counts, each a (sum, weight) pair that is added up over micro-batches and devices and divided once."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ Apply = Callable[[Any, Batch, Dropout | None], Array]
 
 @dataclass(frozen=True)
 class Loss:
-    """The quantity that a step minimises: the sum of its losses (sum / weight), each times its factor.
+    """Quantity that a step minimizes: the sum of its losses (sum / weight), each multiplied by its factor.
 
     Attributes:
         forward: (params, batch, dropout or None) -> losses and counts by name, each (sum, weight).
-        weights: batch [k, b, ...] of k micro-batches -> weight of each loss by name. It depends on the data alone, so
-            that the losses of a micro-batch on one device can be divided by the weight of the whole batch
-            on all devices before they are differentiated.
+        weights: batch [k, b, ...] of k micro-batches -> weight of each loss by name. It depends only on the data, so
+            that losses can be divided by the weight of the global batch before they are differentiated.
         metrics: names of the results of ``forward``; names of losses end in ``_loss``.
         factors: factor of a loss in the sum, by name; the default is 1.
-        over_micro_batches: whether ``forward`` receives all micro-batches at once, arrays [k, b, ...], for a loss that
-            compares their rows.
+        over_micro_batches: whether ``forward`` receives all micro-batches at once, as arrays [k, b, ...], for a loss
+            that compares their rows.
     """
 
     forward: Callable[[Any, Batch, Dropout | None], tuple[WeightedSums, WeightedSums]]
@@ -50,7 +49,7 @@ class Loss:
 
 
 def total_loss(means: Mapping[str, Any], factors: Mapping[str, float]) -> Any:
-    """The sum of the losses among some means, each times its factor."""
+    """Returns the sum of the losses among the means, each multiplied by its factor."""
     losses = {name: value for name, value in means.items() if name.endswith("_loss")}
     return sum(factors[name] * value if name in factors else value for name, value in losses.items())
 
@@ -58,7 +57,7 @@ def total_loss(means: Mapping[str, Any], factors: Mapping[str, float]) -> Any:
 def cross_entropy(
     logits: Float[Array, "*places L"], labels: Int[Array, "*places"], weights: Float[Array, "*places"]
 ) -> WeightedSum:
-    """Sum over places of weight * -log softmax(logits)[label], in nats, and the sum of the weights.
+    """Returns the sum of weight * -log softmax(logits)[label] over positions, in nats, and the sum of the weights.
 
     Args:
         logits: [..., L] float32.
@@ -70,8 +69,11 @@ def cross_entropy(
 
 @jax.custom_jvp
 def _softmax_cross_entropy(logits: Float[Array, "*rows L"], labels: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
-    """-log softmax(logits)[label], [...]. Its derivative is one walk over the logits: derived by JAX, the backward pass
-    scatters into an array of their size and adds that to another one."""
+    """Returns -log softmax(logits)[label], [...].
+
+    The custom derivative reads the logits once. The backward pass derived by JAX scatters into an array of their size
+    and adds it to another one.
+    """
     return jax.nn.logsumexp(logits, axis=-1) - label_logits(logits, labels)
 
 
@@ -88,10 +90,10 @@ def _softmax_cross_entropy_jvp(primals: tuple[Array, Array], tangents: tuple[Arr
 def weighted_accuracy_sum(
     logits: Float[Array, "*places L"], labels: Int[Array, "*places"], weights: Float[Array, "*places"]
 ) -> WeightedSum:
-    """Weighted count of places where no logit is above the label's, and the sum of the weights.
+    """Returns the weighted count of positions where no logit exceeds the label's, and the sum of the weights.
 
-    A comparison with the maximum, which the loss needs as well: an argmax over a vocabulary is one of the slowest
-    operations XLA has on a CPU.
+    Compares with the maximum, which the loss needs as well: an argmax over a vocabulary is one of XLA's slowest
+    operations on a CPU.
     """
     right = (label_logits(logits, labels) >= jnp.max(logits, axis=-1)).astype(jnp.float32)
     return jnp.sum(right * weights), jnp.sum(weights)
@@ -100,7 +102,7 @@ def weighted_accuracy_sum(
 def apply_to_batch(
     apply: Callable[..., Any], params: Any, batch: Batch, dropout: Dropout | None, **options: Any
 ) -> Any:
-    """Applies a model with an MLM head to a pretraining batch; ``options`` are passed on to Flax' ``apply``."""
+    """Applies a model with an MLM head to a pretraining batch; ``options`` are passed to Flax's ``apply``."""
     return apply(
         {"params": params},
         batch["input_ids"],
@@ -116,7 +118,7 @@ def apply_to_batch(
 def pretraining_losses(
     output: Any, batch: Batch, label: str | None, metric: str | None
 ) -> tuple[WeightedSums, WeightedSums]:
-    """Losses and accuracies of what `apply_to_batch` gives; ``label`` and ``metric`` as `make_pretraining_loss`."""
+    """Returns losses and accuracies of `apply_to_batch` outputs; see `make_pretraining_loss` for the arguments."""
     logits = output if label is None else output.prediction_logits
     targets = {"mlm": (logits, batch["masked_lm_ids"], batch["masked_lm_weights"])}
     if label is not None and metric is not None:
@@ -128,12 +130,15 @@ def pretraining_losses(
 def make_pretraining_loss(
     apply: Callable[..., Any], label: str | None = "next_sentence", metric: str | None = "nsp"
 ) -> Loss:
-    """MLM and the label of the rows, each the mean over its own predictions, added (Devlin et al. 2018, appendix A.2).
+    """Returns the sum of the MLM loss and the loss of the rows' labels, each a mean over its own predictions.
+
+    See Devlin et al. 2018, appendix A.2.
 
     Args:
         apply: the ``apply`` of `BertForPreTraining`, or of `BertForMaskedLM` without a label.
-        label: the batch's ``<label>_labels`` and ``<label>_weights`` [B], [B, K] of packed rows; None for MLM alone.
-        metric: start of the names of the label's loss and accuracy.
+        label: prefix of the batch's ``<label>_labels`` and ``<label>_weights``, [B] or [B, K] for packed rows; None for
+            MLM alone.
+        metric: prefix of the names of the label's loss and accuracy.
     """
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
@@ -151,11 +156,11 @@ def make_pretraining_loss(
 
 
 def make_replaced_token_loss(apply: Callable[..., Any], disc_weight: float) -> Loss:
-    """The generator's MLM, and ``disc_weight`` times the discriminator's cross-entropy over all tokens but padding
-    (Clark et al. 2020, section 2).
+    """Returns the generator's MLM loss plus ``disc_weight`` times the discriminator's cross-entropy.
 
-    Accuracy takes a token for replaced where that is likelier than not; ``disc_recall`` is that of the replaced tokens,
-    ``replaced_share`` their share of all tokens.
+    The discriminator's loss covers all tokens except padding (Clark et al. 2020, section 2). A token counts as
+    predicted replaced if the probability exceeds 0.5. ``disc_recall`` is the accuracy on replaced tokens, and
+    ``replaced_share`` is the share of replaced tokens.
 
     Args:
         apply: the ``apply`` of `bert.model.electra.Electra`.
@@ -197,7 +202,9 @@ def make_replaced_token_loss(apply: Callable[..., Any], disc_weight: float) -> L
 
 
 def make_permuted_token_loss(apply: Callable[..., Any]) -> Loss:
-    """The mean over predicted tokens, each given those before it in their order (Yang et al. 2019, section 2.2).
+    """Returns the mean loss over predicted tokens, each predicted from the tokens before it in the permutation.
+
+    See Yang et al. 2019, section 2.2.
 
     Args:
         apply: the ``apply`` of `bert.model.pretraining.BertForPermutedLM`.
@@ -225,7 +232,7 @@ def make_permuted_token_loss(apply: Callable[..., Any]) -> Loss:
 def binary_cross_entropy(
     logits: Float[Array, "*places"], labels: Float[Array, "*places"], weights: Float[Array, "*places"]
 ) -> WeightedSum:
-    """Sum over places of weight * -log P(label) in nats, P(1) = sigmoid(logit), and the sum of the weights."""
+    """Returns the sum of weight * -log P(label) in nats, with P(1) = sigmoid(logit), and the sum of the weights."""
     losses = jax.nn.softplus(logits) - labels * logits
     return jnp.sum(losses * weights), jnp.sum(weights)
 
@@ -243,10 +250,10 @@ class TaskLoss:
 
     Attributes:
         sums: (outputs of the head, batch) -> the loss and counts, each (sum, weight), in the order of ``metrics``.
-        weight: batch -> weight of the loss; of the data alone.
-        metrics: names of what ``sums`` gives: the loss, whose name ends in ``_loss``, and the counts.
-        by_length: whether training batches may hold rows of similar lengths. A mean over a batch's tokens would then
-            weigh the tokens of short rows more than those of long ones, by the ratio of the lengths.
+        weight: batch -> weight of the loss, which depends only on the data.
+        metrics: names of the results of ``sums``: the loss, whose name ends in ``_loss``, and the counts.
+        by_length: whether training batches may group rows of similar lengths. For a mean over a batch's tokens this
+            must be False: tokens of short rows would weigh more than tokens of long rows, by the ratio of the lengths.
     """
 
     sums: Callable[[Array, Batch], tuple[WeightedSum, ...]]
@@ -260,10 +267,10 @@ def _example_weight(batch: Batch) -> Float[Array, ""]:
 
 
 def expected_rows(batch: Batch) -> Float[Array, ""]:
-    """The rows that a loss of each row is divided by.
+    """Returns the number of rows by which a loss per row is divided.
 
-    Of batches by tokens it is the rows of the mean batch. Divided by its own, a row among many short ones would have
-    less weight than one among a few long ones.
+    With batches of a fixed number of tokens, it is the number of rows of an average batch. Dividing by the batch's own
+    number of rows would give a row among many short ones less weight than a row among a few long ones.
     """
     return jnp.sum(batch.get("mean_rows", batch["weights"]))
 
@@ -271,7 +278,7 @@ def expected_rows(batch: Batch) -> Float[Array, ""]:
 def _classification_loss(
     logits: Float[Array, "B L"], batch: Batch, class_weights: Float[Array, "L"] | None = None
 ) -> tuple[WeightedSum, ...]:
-    """[B, L] logits, [B] labels; a row's loss is multiplied by the weight of its label."""
+    """Computes the loss for [B, L] logits and [B] labels; a row's loss is multiplied by the weight of its label."""
     target = (logits, batch["labels"], batch["weights"])
     loss = cross_entropy(*target)
     if class_weights is not None:
@@ -283,8 +290,11 @@ def _classification_loss(
 def _multilabel_loss(
     logits: Float[Array, "B L"], batch: Batch, class_weights: Float[Array, "L"] | None = None
 ) -> tuple[WeightedSum, ...]:
-    """[B, L] logits, [B, L] labels, 1 for each that the row has: the mean over labels, as PyTorch's BCEWithLogitsLoss,
-    of which the weight of a label is the ``pos_weight``. micro_f1 is that of labels more likely than not."""
+    """Computes the mean over labels for [B, L] logits and [B, L] labels that are 1 for each label of a row.
+
+    Matches PyTorch's BCEWithLogitsLoss, with the weight of a label as ``pos_weight``. micro_f1 counts labels with a
+    probability above 0.5 as predicted.
+    """
     labels, weights = batch["labels"].astype(jnp.float32), batch["weights"][:, None]
     places = weights if class_weights is None else weights * jnp.where(labels > 0, class_weights, 1)
     total, _ = binary_cross_entropy(logits, labels, jnp.broadcast_to(places, logits.shape))
@@ -294,27 +304,27 @@ def _multilabel_loss(
 
 
 def _regression_loss(outputs: Float[Array, "B 1"], batch: Batch) -> tuple[WeightedSum, ...]:
-    """[B, 1] predictions, [B] scores."""
+    """Computes the loss for [B, 1] predictions and [B] scores."""
     errors = jnp.square(outputs[:, 0] - batch["labels"])
     return ((jnp.sum(errors * batch["weights"]), _example_weight(batch)),)
 
 
 def _multiple_choice_loss(logits: Float[Array, "B C"], batch: Batch) -> tuple[WeightedSum, ...]:
-    """[B, C] logits, [B] labels; choices that a row lacks have no share in its softmax."""
+    """Computes the loss for [B, C] logits and [B] labels; missing choices of a row are excluded from the softmax."""
     logits = jnp.where(batch["choice_mask"] > 0, logits, jnp.finfo(logits.dtype).min)
     return _classification_loss(logits, batch)
 
 
 def _token_classification_loss(logits: Float[Array, "B T L"], batch: Batch) -> tuple[WeightedSum, ...]:
-    """[B, T, L] logits, [B, T] labels, below 0 where a token has none."""
+    """Computes the loss for [B, T, L] logits and [B, T] labels, which are negative for tokens without a label."""
     target = (logits, jnp.maximum(batch["labels"], 0), (batch["labels"] >= 0).astype(jnp.float32))
     return cross_entropy(*target), weighted_accuracy_sum(*target)
 
 
 def _span_loss(logits: Float[Array, "B T 2"], batch: Batch) -> tuple[WeightedSum, ...]:
-    """[B, T, 2] logits of start and end, [B, 2] their positions; a softmax over the row's own tokens.
+    """Computes the loss for [B, T, 2] logits of start and end, and their [B, 2] positions.
 
-    The loss is the mean of the two cross-entropies (Devlin et al. 2018, section 4.2; run_squad.py).
+    The loss is the mean of two cross-entropies over the row's tokens (Devlin et al. 2018, section 4.2; run_squad.py).
     """
     logits = jnp.where(batch["attention_mask"][:, :, None] > 0, logits, jnp.finfo(logits.dtype).min)
     weights = jnp.repeat(batch["weights"][:, None], 2, axis=1)
@@ -336,7 +346,7 @@ LOSSES = {
     ),
     "question_answering": TaskLoss(_span_loss, expected_rows, ("span_loss", "exact_span")),
 }
-"""The loss of each kind of task, or for sequence classification of each `Task.problem_type`."""
+"""The loss of each kind of task; for sequence classification, the loss of each `Task.problem_type`."""
 
 
 def with_class_weights(loss: TaskLoss, class_weights: Sequence[float]) -> TaskLoss:
@@ -361,5 +371,5 @@ def make_task_loss(loss: TaskLoss, apply: Apply) -> Loss:
 
 
 def label_logits(logits: Float[Array, "*places L"], labels: Int[Array, "*places"]) -> Float[Array, "*places"]:
-    """Returns the logit of each label: [..., L] at [...] -> [...]."""
+    """Returns the logits of labels: [..., L] logits and [...] labels -> [...]."""
     return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]

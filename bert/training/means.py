@@ -18,9 +18,9 @@ from bert.training.losses import WeightedSums, total_loss
 
 
 def compute_means(sums: dict[str, Any], factors: Mapping[str, float] = MappingProxyType({})) -> Metrics:
-    """Returns the means of (sum, weight) pairs, and ``loss``: the sum of the losses, each times its factor.
+    """Returns the means of (sum, weight) pairs, and ``loss``: the sum of the losses, each multiplied by its factor.
 
-    A weight of 0 gives 0.
+    A mean with weight 0 is 0.
     """
     means = {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
     return {"loss": total_loss(means, factors), **means}
@@ -42,17 +42,18 @@ def should_stop_early(scores: Sequence[float | None], patience: int, higher: boo
 
 
 class EarlyStopping:
-    """Chooses the best evaluation by the main metric, and ends a run without a better one.
+    """Selects the best evaluation by the main metric, and ends a run that no longer improves.
 
-    Starts from the evaluations in metrics.jsonl, so that a resumed run decides as an uninterrupted one. The main
+    Starts from the evaluations in metrics.jsonl, so that a resumed run behaves like an uninterrupted one. The main
     process decides for all hosts.
     """
 
     def __init__(self, folder: Path, metric: str, higher_is_better: bool, patience: int | None) -> None:
-        """
+        """Initializes early stopping.
+
         Args:
-            folder: of the run.
-            patience: evaluations in a row without a better score that end the run; None never ends it.
+            folder: folder of the run.
+            patience: number of consecutive evaluations without a better score that end the run; None never ends it.
         """
         self._metric, self._higher, self._patience = metric, higher_is_better, patience
         lines = broadcast_from_main(partial(read_eval_metrics, folder))
@@ -67,7 +68,7 @@ class EarlyStopping:
 
     @property
     def best_step(self) -> int | None:
-        """The step of the best evaluation so far, the first one of equals; None without any."""
+        """The step of the best evaluation so far, the first one if scores are equal; None without evaluations."""
         best = None
         for step, score in sorted(self._scores.items()):
             if best is None or metrics.is_better(score, self._scores[best], self._higher):
@@ -81,7 +82,7 @@ class EarlyStopping:
 
 
 def read_eval_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The evaluation lines of a run's metrics.jsonl, in order."""
+    """Returns the evaluation lines of a run's metrics.jsonl, in order."""
     return [line for line in read_metrics(folder) if line["split"] == "eval"]
 
 

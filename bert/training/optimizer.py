@@ -1,4 +1,4 @@
-"""AdamW as BERT's, LAMB, Lion, Adafactor, Muon, and the learning rate over time, as one visible optax chain."""
+"""Optimizers (BERT's AdamW, LAMB, Lion, Adafactor, Muon) and learning rate schedules, as one optax chain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bert.config import OptimizerConfig
 from bert.model.names import PROJECTIONS
 
 ParameterPath = tuple[Any, ...]
-"""Names from the outermost module to the parameter: strings, which Flax does not promise."""
+"""Names from the outermost module to the parameter. They are strings, which Flax does not guarantee."""
 
 
 class ScaleByBertAdamState(NamedTuple):
@@ -31,10 +31,10 @@ class ScaleByBertAdamState(NamedTuple):
 def scale_by_bert_adam(
     beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, bias_correction: bool = False
 ) -> optax.GradientTransformation:
-    """Adam's direction m / (sqrt(v) + epsilon), without bias correction unless asked for.
+    """Returns Adam's direction m / (sqrt(v) + epsilon), by default without bias correction.
 
-    google-research/bert optimization.py (AdamWeightDecayOptimizer) leaves the correction out; with it, this is
-    Kingma & Ba 2015, algorithm 1.
+    google-research/bert optimization.py (AdamWeightDecayOptimizer) has no bias correction. With it, this is Kingma & Ba
+    2015, algorithm 1.
     """
 
     def init(params: optax.Params) -> ScaleByBertAdamState:
@@ -51,7 +51,7 @@ def scale_by_bert_adam(
         first: float | jax.Array = 1.0
         second: float | jax.Array = 1.0
         if bias_correction:
-            # 1 - beta**count; as written it would lose four of float32's seven digits at the first steps.
+            # 1 - beta**count; the direct formula loses four of float32's seven digits at the first steps.
             first, second = (-jnp.expm1(count * math.log(beta)) if beta else 1.0 for beta in (beta1, beta2))
         updates = jax.tree.map(lambda m, v: (m / first) / (jnp.sqrt(v / second) + epsilon), mu, nu)
         return updates, ScaleByBertAdamState(count, mu, nu)
@@ -60,23 +60,23 @@ def scale_by_bert_adam(
 
 
 MUON_RMS = 0.2
-"""The root mean square of Muon's updates, which is that of AdamW's (Liu et al. 2025, section 2.2)."""
+"""Root mean square of Muon's updates, equal to AdamW's (Liu et al. 2025, section 2.2)."""
 
 
 def is_matrix_of_layer(path: ParameterPath) -> bool:
     """Returns whether Muon applies to a parameter.
 
-    It applies to the matrices of layers, and not to embeddings, pooler, heads and projections to a teacher's width.
+    It applies to the matrices of layers, but not to embeddings, pooler, heads and projections to a teacher's width.
     """
     in_layer = any(re.fullmatch(r"layer_\d+", str(name)) for name in path)
     return in_layer and path[-1] == "kernel" and path[0] != PROJECTIONS
 
 
 def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Muon's direction (Jordan et al. 2024) for the matrices of layers: Nesterov momentum, orthogonalized.
+    """Returns Muon's direction (Jordan et al. 2024) for the matrices of layers: orthogonalized Nesterov momentum.
 
     Args:
-        others: the direction of all other parameters.
+        others: the transformation of all other parameters.
     """
 
     def mask(of_layers: bool) -> Callable[[Any], Any]:
@@ -93,12 +93,14 @@ def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def scale_by_adafactor() -> optax.GradientTransformation:
-    """Adafactor's direction without momentum, relative to each tensor's size (Shazeer and Stern 2018, algorithm 4)."""
+    """Returns Adafactor's direction without momentum, relative to each tensor's size (Shazeer and Stern 2018, algorithm
+    4).
+    """
     return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
 
 
 def make_direction(config: OptimizerConfig) -> optax.GradientTransformation:
-    """The direction of ``config.name``, before decay and learning rate."""
+    """Returns the direction of ``config.name``, before weight decay and learning rate."""
     adam = scale_by_bert_adam(config.beta1, config.beta2, config.epsilon, config.bias_correction)
     directions = {
         "adamw": adam,
@@ -111,17 +113,19 @@ def make_direction(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def is_decayed(path: ParameterPath) -> bool:
-    """Returns whether weight decay (and LAMB's trust ratio) applies to a parameter: not to biases and LayerNorm."""
+    """Returns whether weight decay (and LAMB's trust ratio) applies to a parameter, which excludes biases and
+    LayerNorm.
+    """
     return path[-1] not in ("bias", "scale")
 
 
 def decay_mask(params: Any) -> Any:
-    """`is_decayed` for each leaf of a tree of parameters."""
+    """Returns `is_decayed` for each leaf of a tree of parameters."""
     return traverse_util.path_aware_map(lambda path, _: is_decayed(path), params)
 
 
 def describe_decay(params: Any, config: OptimizerConfig) -> str:
-    """One line for the log: what decays and what does not."""
+    """Returns a log line that lists the parameters with and without weight decay."""
     flat = traverse_util.flatten_dict(params)
     decayed = [leaf.size for path, leaf in flat.items() if is_decayed(path)]
     spared = [leaf.size for path, leaf in flat.items() if not is_decayed(path)]
@@ -132,19 +136,19 @@ def describe_decay(params: Any, config: OptimizerConfig) -> str:
 
 
 def linear_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
-    """From the peak down to ``final_rate`` of it in a line."""
+    """Decays linearly from the peak to ``final_rate`` times the peak."""
     return optax.linear_schedule(config.learning_rate, config.learning_rate * config.final_rate, steps)
 
 
 def cosine_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
-    """The same along a cosine (Loshchilov and Hutter 2017, equation 5, without restarts)."""
+    """Decays along a cosine to ``final_rate`` times the peak (Loshchilov and Hutter 2017, equation 5)."""
     return optax.cosine_decay_schedule(config.learning_rate, steps, config.final_rate)
 
 
 def inverse_sqrt_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
-    """From the peak down in proportion to 1 / sqrt(n), whatever the number of steps (Vaswani et al. 2017, equation 3).
+    """Decays from the peak in proportion to 1 / sqrt(n), for any number of steps (Vaswani et al. 2017, equation 3).
 
-    The rate there, D^-0.5 min(n^-0.5, n w^-1.5) of update n with w steps of warm-up, has its peak (D w)^-0.5 at w.
+    The paper's rate at update n with w warm-up steps, D^-0.5 min(n^-0.5, n w^-1.5), has its peak (D w)^-0.5 at w.
     """
     start = max(warmup, 1)
     # During the warm-up `count` is negative, and the result is not used.
@@ -152,18 +156,20 @@ def inverse_sqrt_decay(config: OptimizerConfig, warmup: int, steps: int) -> opta
 
 
 def no_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
-    """The peak."""
+    """Keeps the peak."""
     return optax.constant_schedule(config.learning_rate)
 
 
 def num_decay_steps(config: OptimizerConfig, warmup: int, total_steps: int) -> int:
-    """Steps in which the learning rate of ``warmup_stable_decay`` falls."""
+    """Returns the number of steps in which the learning rate of ``warmup_stable_decay`` falls."""
     return min(max(round(config.decay_ratio * total_steps), 1), total_steps - warmup)
 
 
 def stable_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
-    """The peak, and in the last ``decay_ratio`` of the run a line down to ``final_rate`` of it (Hu et al. 2024, section
-    4, and Haegele et al. 2024)."""
+    """Keeps the peak, then decays linearly to ``final_rate`` times it in the last ``decay_ratio`` of the run.
+
+    See Hu et al. 2024, section 4, and Haegele et al. 2024.
+    """
     decay = num_decay_steps(config, warmup, warmup + steps)
     return optax.join_schedules([no_decay(config, warmup, steps), linear_decay(config, warmup, decay)], [steps - decay])
 
@@ -175,13 +181,14 @@ DECAYS = {
     "constant": no_decay,
     "warmup_stable_decay": stable_decay,
 }
-"""The learning rate after a warm-up of some steps, by ``OptimizerConfig.schedule``: updates since -> rate."""
+"""Learning rate after the warm-up, by ``OptimizerConfig.schedule``: updates since the warm-up -> rate."""
 
 
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Update number n (from 0) -> learning rate: up from 0 to the peak in a line, then down as DECAYS has it.
+    """Returns a function from the update number n (from 0) to the learning rate: linear warm-up, then decay as in
+    `DECAYS`.
 
-    As in google-research/bert and transformers, the first update of a warm-up has rate 0. The decay starts at the peak,
+    The first update of a warm-up has rate 0, as in google-research/bert and transformers. The decay starts at the peak,
     as in transformers; in google-research/bert it starts at update 0, and the warm-up replaces its first part.
     """
     warmup = config.num_warmup_steps(total_steps)
@@ -191,12 +198,15 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
 
 
 STACKS = ("bert", "decoder")
-"""The modules that have layers."""
+"""Modules that have layers."""
 
 
 def layer_depth(path: tuple[str, ...]) -> int | None:
-    """The depth of a parameter of the encoder or the decoder: 0 in the embeddings and in what all layers read, i + 1 in
-    layer i; None above the layers (pooler, heads)."""
+    """Returns the depth of a parameter of the encoder or the decoder.
+
+    The depth is 0 in the embeddings and in parameters that all layers read, and i + 1 in layer i. It is None above the
+    layers (pooler, heads).
+    """
     if path[0] not in STACKS or path[1] == "embeddings" or "/".join(path[1:3]).startswith("encoder/relative_"):
         return 0 if path[0] in STACKS else None
     layer = re.fullmatch(r"layer_(\d+)", path[2]) if path[1] == "encoder" else None
@@ -204,8 +214,11 @@ def layer_depth(path: tuple[str, ...]) -> int | None:
 
 
 def scale_by_layer_depth(decay: float) -> optax.GradientTransformation:
-    """Layer-wise learning rates: 1 for what is above the layers, ``decay`` for the top layer, a factor ``decay`` less
-    for each layer below it and for the embeddings (as google-research/electra, optimization.py)."""
+    """Scales learning rates by layer: 1 above the layers, ``decay`` for the top layer, and a factor ``decay`` less per
+    layer below it.
+
+    The embeddings are the lowest layer, as in google-research/electra, optimization.py.
+    """
 
     def scale(updates: optax.Updates, params: optax.Params | None = None) -> optax.Updates:
         del params
@@ -229,8 +242,8 @@ def make_frozen_predicate(
     """Returns a predicate for the parameters that are not trained; None if all are trained.
 
     Args:
-        num_frozen_layers: the embeddings and so many lower layers; None for none.
-        num_feature_layers: not None freezes the whole encoder.
+        num_frozen_layers: number of lower layers that are frozen together with the embeddings; None freezes nothing.
+        num_feature_layers: if not None, the whole encoder is frozen.
     """
     if num_feature_layers is not None:
         return lambda path: path[0] == "bert"
@@ -244,14 +257,14 @@ def make_frozen_predicate(
 def make_optimizer(
     config: OptimizerConfig, total_steps: int, frozen: Callable[[ParameterPath], bool] | None = None
 ) -> optax.GradientTransformation:
-    """Clip by global norm, direction, decay, (LAMB's trust ratio,) learning rate (by layer); in this order.
+    """Returns the chain: clip by global norm, direction, weight decay, trust ratio (LAMB), learning rate (by layer).
 
-    LAMB is You et al. 2019 (algorithm 2): the trust ratio |w| / |update| of each tensor, the decay inside it; not on
-    biases and LayerNorm, as in the authors' code (optax.lamb applies it to these as well).
+    LAMB follows You et al. 2019 (algorithm 2): the trust ratio |w| / |update| of each tensor includes the weight decay.
+    It does not apply to biases and LayerNorm, as in the authors' code; optax.lamb applies it to these as well.
 
     Args:
-        frozen: path -> whether a parameter is not trained: it has no moments, no decay, no part in the norm. Its
-            gradient has to be zero (`jax.lax.stop_gradient`).
+        frozen: path -> whether a parameter is not trained. Such a parameter has no moments and no decay, and is
+            excluded from the norm. Its gradient has to be zero (`jax.lax.stop_gradient`).
     """
     chain = []
     if config.max_grad_norm > 0:

@@ -1,4 +1,4 @@
-"""The number of steps of a run: its extension on resume, and a budget of minutes that decides on it."""
+"""Number of steps of a run: its extension on resume, and a time budget that determines it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bert.training.optimizer import learning_rate_schedule, num_decay_steps
 
 
 def num_train_steps(config: TrainingConfig, steps_per_epoch: float) -> int:
-    """Steps of a run: `training.steps`, or `training.epochs` passes."""
+    """Returns the steps of a run: `training.steps`, or `training.epochs` passes."""
     if config.steps is not None:
         return config.steps
     return max(1, round(require(config.epochs, "training.epochs") * steps_per_epoch))
@@ -41,14 +41,14 @@ def num_train_steps(config: TrainingConfig, steps_per_epoch: float) -> int:
 def check_extension(run: RunFolder[Any], steps_per_epoch: float, log: Log) -> RunFolder[Any]:
     """Checks that a resumed run with another schedule continues as if it had been planned with it.
 
-    Call it before the new configuration is saved. If the run has ended before, its results are removed: those of more
-    steps take their place.
+    Call it before the new configuration is saved. If the run has ended before, its results are removed, because they
+    will be replaced.
 
     Args:
-        steps_per_epoch: of the training rows.
+        steps_per_epoch: steps of one pass over the training rows.
 
     Raises:
-        UserError: a step that is done would have had another learning rate, or another phase.
+        UserError: a completed step would have had another learning rate, or another phase.
     """
     if run.previous is None:
         return run
@@ -70,7 +70,7 @@ def check_extension(run: RunFolder[Any], steps_per_epoch: float, log: Log) -> Ru
 
 
 def discard_results(run: RunFolder[Any]) -> None:
-    """Removes the files that a run writes at its end, because it is trained further."""
+    """Removes the files that a run writes at its end, because training continues."""
     (run.path / RESULTS).unlink(missing_ok=True)
     shutil.rmtree(run.path / TRANSFER, ignore_errors=True)
 
@@ -85,7 +85,7 @@ def num_equal_steps(
     """Returns how many of the first ``limit`` steps have the same learning rate and phase in two runs.
 
     Args:
-        steps_before, steps_after: of the two runs, which may be shorter than ``limit``.
+        steps_before, steps_after: steps of the two runs, which may be fewer than ``limit``.
     """
     rows = [_steps_of(config, total, limit) for config, total in ((before, steps_before), (after, steps_after))]
     length = min(map(len, rows))
@@ -94,7 +94,7 @@ def num_equal_steps(
 
 
 def _steps_of(config: PretrainConfig | FinetuneConfig, total_steps: int, limit: int) -> np.ndarray:
-    """[S, 2] float64: number of the phase and learning rate of each step."""
+    """Returns [S, 2] float64: number of the phase and learning rate of each step."""
     spans: list[tuple[int, int, OptimizerConfig]] = [(0, total_steps, config.optimizer)]
     if isinstance(config, PretrainConfig):
         spans = [(phase.first, phase.end, phase.config.optimizer) for phase in resolve_phases(config, total_steps)]
@@ -130,8 +130,8 @@ class Timed:
     """Seconds of a compiled function.
 
     Attributes:
-        compilation: of the first call, beyond those of a later one.
-        call: of a later call.
+        compilation: extra seconds of the first call, compared with a later call.
+        call: seconds of a later call.
     """
 
     compilation: float
@@ -139,7 +139,7 @@ class Timed:
 
 
 LATER_SECONDS, MAX_LATER_CALLS = 0.5, 8
-"""Seconds and maximum number of calls for which a function is called without waiting for its results."""
+"""Maximum seconds and number of calls for which a function is called without waiting for its results."""
 
 LONG_CALL_SECONDS = 5.0
 """Calls that take longer are not repeated for a second measurement."""
@@ -148,9 +148,9 @@ LONG_CALL_SECONDS = 5.0
 def timed(call: Callable[[], Any]) -> Timed:
     """Calls a function until a later call has been timed, and waits for the results.
 
-    Short calls are started without waiting for the one before, as in a training loop, where they take less. Of a long
-    one, what it takes after its compilation is enough. All hosts call it, and as often as the main process says: a
-    call may wait for the other hosts.
+    Short calls are started without waiting for the previous one, as in a training loop, where they take less time. A
+    long call is timed only once after its compilation. All hosts make the same number of calls, which the main process
+    determines, because a call may wait for the other hosts.
     """
     compilation, waited = _seconds(call, 1)
     if broadcast_from_main(lambda: waited > LONG_CALL_SECONDS):
@@ -163,8 +163,10 @@ def timed(call: Callable[[], Any]) -> Timed:
 
 
 def _seconds(call: Callable[[], Any], times: int) -> tuple[float, float]:
-    """Seconds in which so many calls in a row are started, as a compilation has to be done then, and those until their
-    results are there."""
+    """Returns the seconds until a number of consecutive calls is started, and until their results are available.
+
+    Compilation is complete when the calls are started.
+    """
     start = time.perf_counter()
     results = [call() for _ in range(times)]
     started = time.perf_counter()
@@ -179,10 +181,10 @@ def time_train_step(
     parallel: Parallelism,
     micro_batches: int,
 ) -> Timed:
-    """Compiles and times a step on a copy of the state, which is thrown away: steps donate their state.
+    """Compiles and times a step on a copy of the state, because steps donate their state.
 
     Args:
-        state: on the host.
+        state: a state on the host.
         batch: this host's rows.
     """
     losses = _losses(train_step, parallel.put_state(state), parallel.shard_batch(batch, micro_batches))
@@ -190,7 +192,7 @@ def time_train_step(
 
 
 def _losses(train_step: Callable[..., Any], state: Any, sharded: dict[str, jax.Array]) -> Iterator[jax.Array]:
-    """The loss of step after step on one batch."""
+    """Yields the losses of consecutive steps on one batch."""
     while True:
         state, metrics = train_step(state, sharded)
         yield metrics.loss
@@ -201,8 +203,8 @@ class StepCosts:
     """Seconds of the steps and evaluations of a run.
 
     Attributes:
-        phases: last step, and seconds of each step, of each phase.
-        evaluations: last step, steps between two evaluations, and seconds of each evaluation, of each phase.
+        phases: last step and seconds per step, by phase.
+        evaluations: last step, steps between two evaluations and seconds per evaluation, by phase.
     """
 
     phases: tuple[tuple[int, float], ...]
@@ -224,20 +226,20 @@ class StepCosts:
 
 
 RESERVE_SECONDS, RESERVE_SHARE = 10.0, 0.02
-"""Time of a budget that is left for what is not measured: scoring the baselines and examples, plots, and noise."""
+"""Time of a budget that is reserved for unmeasured work: baselines, examples, plots, and noise."""
 
 BYTES_PER_SECOND = 1e8
 """Assumed speed of writing a checkpoint."""
 
 
 class TimeBudget:
-    """Decides how many steps a run has, so that it ends within ``training.max_minutes``.
+    """Determines how many steps a run has, so that it ends within ``training.max_minutes``.
 
-    The steps are decided on once, as late as possible: at the last log line before the learning rate has to fall, or
-    before the run has to end. Up to there the schedule does not depend on them, so the run equals one that was
-    planned with as many. config.yaml then has the steps in place of the minutes.
+    The number of steps is determined once, as late as possible: at the last log line before the learning rate has to
+    fall or the run has to end. Until then the schedule does not depend on it, so the run equals one that was planned
+    with this number. config.yaml then has the steps in place of the minutes.
 
-    Without ``training.max_minutes`` it decides nothing. Use it in a ``with``, which records the time of an interrupted
+    Does nothing without ``training.max_minutes``. Use it as a context manager, which records the time of an interrupted
     run.
     """
 
@@ -248,10 +250,11 @@ class TimeBudget:
         log: Log,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """
+        """Initializes the budget.
+
         Args:
-            run: its budget.json has the time of earlier sessions.
-            start_time: of this session, by ``clock``.
+            run: the run; its budget.json has the time of earlier sessions.
+            start_time: start of this session, by ``clock``.
         """
         self._run, self._log, self._clock = run, log, clock
         self._begin = start_time - read_budget(run.path).get("seconds", 0.0)
@@ -267,14 +270,14 @@ class TimeBudget:
         self._record()
 
     def start(self, max_steps: int, step: int, costs: StepCosts, compilation: float, state: Any) -> None:
-        """Training starts.
+        """Starts the measurement when training starts.
 
         Args:
             max_steps: maximum number of steps.
             step: steps done.
-            costs: of all steps up to ``max_steps``.
-            compilation: seconds in which the steps are compiled. They are compiled again once the steps are decided on,
-                and the model that makes the examples of results.json takes about as long.
+            costs: costs of all steps up to ``max_steps``.
+            compilation: seconds of compiling the steps. They are compiled again when the number of steps is fixed, and
+                compiling the model for the examples of results.json takes about as long.
             state: the training state, on the host.
         """
         self._max_steps, self._first, self._costs = max_steps, step, costs
@@ -285,13 +288,13 @@ class TimeBudget:
         self._end_seconds = reserve + 2 * compilation + 2 * evaluation + 2 * size / BYTES_PER_SECOND
 
     def decide(self, step: int) -> int | None:
-        """Returns the number of steps if it has to be decided on after this step, the same on every host."""
+        """Returns the number of steps if it has to be fixed after this step, the same on every host; else None."""
         if self._limit == math.inf or self._steps is not None:
             return None
         return broadcast_from_main(partial(self._decide, step))
 
     def save(self, steps: int) -> RunFolder[PretrainConfig]:
-        """Records the steps that were decided on, and returns the run with them."""
+        """Records the number of steps, and returns the run with it."""
         training = self._run.config.training
         self._steps = steps
         self._record()
@@ -309,7 +312,7 @@ class TimeBudget:
         fits = bisect.bisect_right(range(low, high), left, key=partial(self._seconds, step)) + low - 1
         log_every = self._run.config.training.log_every
         if fits >= low and self._decay_start(fits) > step + log_every:
-            return None  # the next log line is in time
+            return None  # the next log line is early enough
         steps = max(fits, low)
         self._log(
             f"training.max_minutes: {left / 60:.1f} of {self._limit / 60:g} minutes are left after step {step:,}, so "
@@ -320,21 +323,21 @@ class TimeBudget:
         return steps
 
     def _seconds(self, step: int, steps: int) -> float:
-        """Estimated seconds from a step to the end of a run of some steps."""
+        """Returns the estimated seconds from a step to the end of a run with this number of steps."""
         costs = require(self._costs, "the costs of steps")
         expected, measured = costs.cost(self._first, step), self._clock() - self._first_time
         slowness = measured / expected if expected > 0 else 1.0
         return slowness * costs.cost(step, steps) + self._end_seconds
 
     def _min_steps(self, step: int) -> int:
-        """The fewest steps of a run whose learning rate is still at its peak after this step."""
+        """Returns the minimum steps of a run whose learning rate is still at its peak after this step."""
         config = self._run.config
         last = resolve_phases(config, self._max_steps)[-1]
         first = max(step, config.optimizer.num_warmup_steps(self._max_steps) + 1, last.first + 1)
         return next(steps for steps in itertools.count(first) if self._decay_start(steps) >= step)
 
     def _decay_start(self, steps: int) -> int:
-        """The step after which the learning rate of a run of some steps falls, or after which it ends."""
+        """Returns the step after which the learning rate of a run falls, or after which the run ends."""
         optimizer = self._run.config.optimizer
         if optimizer.schedule != "warmup_stable_decay":
             return steps

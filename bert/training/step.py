@@ -1,4 +1,4 @@
-"""One step: the training state, the bodies that change and measure it, and their compilation."""
+"""One step: the training state, the functions that update and evaluate it, and their compilation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from bert.training.losses import Loss, WeightedSums, total_loss
 
 
 class TrainState(struct.PyTreeNode):
-    """All that a resumed run needs; batches, masks and dropout follow from ``step``.
+    """State that a resumed run needs; batches, masks and dropout are functions of ``step``.
 
     Attributes:
         step: optimizer steps done.
         params: float32 parameters.
-        opt_state: the optimizer's.
+        opt_state: state of the optimizer.
         sums: metrics since the last log line, each [2]: sum and weight.
-        skipped: [2] int32, steps without effect, as something in them was not finite: the last ones in a row, and all.
+        skipped: [2] int32, consecutive and total steps skipped because the loss, a gradient or an update was not
+            finite.
     """
 
     step: jax.Array
@@ -37,7 +38,7 @@ class TrainState(struct.PyTreeNode):
 
     @classmethod
     def create(cls, params: Any, optimizer: optax.GradientTransformation, metrics: Iterable[str]) -> TrainState:
-        """The state before the first step; ``metrics`` are the names a loss yields."""
+        """Returns the state before the first step; ``metrics`` are the names of the loss's results."""
         sums = {name: jnp.zeros(2) for name in (*metrics, "grad_norm")}
         return cls(jnp.zeros([], jnp.int32), params, optimizer.init(params), sums, jnp.zeros(2, jnp.int32))
 
@@ -46,8 +47,8 @@ class StepMetrics(struct.PyTreeNode):
     """Diagnostics of a training step, fetched asynchronously a few steps later.
 
     Attributes:
-        loss: the global batch's, before the update.
-        norms: of the gradient by groups of parameters, and of the whole ``update``.
+        loss: loss of the global batch, before the update.
+        norms: norms of the gradient by groups of parameters, and of the whole ``update``.
         skipped: as in the state after the step.
     """
 
@@ -63,17 +64,17 @@ def compute_gradients(
     dropout: Callable[[jax.Array], Dropout | None],
     axis: str | None = AXIS,
 ) -> tuple[Any, WeightedSums]:
-    """Gradients of the global batch's loss, and its (sum, weight) metrics, the same on every device.
+    """Computes the gradients of the global batch's loss, and its (sum, weight) metrics, the same on every device.
 
-    Each loss is divided by the weight of the whole global batch before it is differentiated, so the gradients of
-    micro-batches and devices only need adding, however unevenly masked tokens and real rows are spread.
+    Each loss is divided by the weight of the global batch before it is differentiated. The gradients of micro-batches
+    and devices therefore only need to be added, even if masked tokens and rows are unevenly distributed.
 
     Args:
         params: parameters.
         batch: this device's share, arrays [k, b, ...] of k micro-batches, with ``rows`` [k, b].
-        loss: what to minimise.
-        dropout: rows [b] -> the source of dropout for these rows, or None for none.
-        axis: the axis of devices to add over; None without one.
+        loss: the loss to minimize.
+        dropout: rows [b] -> the source of dropout for these rows, or None without dropout.
+        axis: the device axis to sum over; None without one.
     """
     weights = psum_if_axis(loss.weights(batch), axis)
 
@@ -103,7 +104,7 @@ def make_train_step(
     dropout_rng: str = "hash",
     axis: str | None = AXIS,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, StepMetrics]]:
-    """The body of a step: (state, batch) -> (state, metrics); `make_grad_fn` and `make_update_fn` in one program."""
+    """Returns a step, (state, batch) -> (state, metrics): `make_grad_fn` and `make_update_fn` in one program."""
     gradients = make_grad_fn(loss, seed, dropout_rng, axis)
     update = make_update_fn(optimizer, loss.factors)
 
@@ -116,7 +117,7 @@ def make_train_step(
 def make_grad_fn(
     loss: Loss, seed: int, dropout_rng: str = "hash", axis: str | None = AXIS
 ) -> Callable[[Any, jax.Array, dict[str, jax.Array]], tuple[Any, WeightedSums]]:
-    """The body of a step's first half: (params, step, batch) -> what `compute_gradients` gives."""
+    """Returns the first half of a step, (params, step, batch) -> the result of `compute_gradients`."""
 
     def gradients(params: Any, step: jax.Array, batch: dict[str, jax.Array]) -> tuple[Any, WeightedSums]:
         def dropout(rows: jax.Array) -> Dropout:
@@ -130,12 +131,14 @@ def make_grad_fn(
 def make_update_fn(
     optimizer: optax.GradientTransformation, factors: Mapping[str, float]
 ) -> Callable[[TrainState, Any, WeightedSums], tuple[TrainState, StepMetrics]]:
-    """The body of a step's second half: (state, gradients, their sums) -> (state, metrics).
+    """Returns the second half of a step, (state, gradients, their sums) -> (state, metrics).
 
-    A step whose loss, gradient or update is not finite changes nothing but the count of steps: the parameters, the
-    optimizer and the metrics stay as if its batch had never been.
-    The decision uses only all-reduced values, so every device takes the same branch without synchronizing; the host
-    sees it in the step's metrics a few steps later. ``factors`` are those of the `Loss`.
+    A step whose loss, gradient or update is not finite only increments the step. Parameters, optimizer and metrics stay
+    unchanged. The decision uses only all-reduced values, so that every device takes the same branch without
+    synchronization. The host reads it from the step's metrics a few steps later.
+
+    Args:
+        factors: the factors of the `Loss`.
     """
 
     def update(state: TrainState, grads: Any, sums: WeightedSums) -> tuple[TrainState, StepMetrics]:
@@ -166,12 +169,13 @@ def compile_bucketed_train_step(
     parallel: Parallelism,
     frozen: FrozenWeights = NOTHING_FROZEN,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, StepMetrics]]:
-    """A compiled step for batches of several lengths: (state, batch) -> (state, metrics), donating the state.
+    """Compiles a step for batches of several lengths: (state, batch) -> (state, metrics), donating the state.
 
-    It is two programs, as more than half of what there is to compile is the update, which no length changes.
+    It is compiled as two programs because the update takes over half of the compile time and does not depend on the row
+    length.
 
     Args:
-        frozen: the weights that the state's adapters adapt.
+        frozen: the weights that the state's adapters modify.
     """
     weights = parallel.put_state(frozen.params)
 
@@ -190,7 +194,7 @@ def compile_bucketed_train_step(
 
 
 def _adapt(loss: Loss, frozen: FrozenWeights, weights: Any) -> Loss:
-    """The loss as a function of all that is trained; ``weights`` are the frozen ones on the devices."""
+    """Returns the loss as a function of all trained parameters; ``weights`` are the frozen ones on the devices."""
 
     def forward(trained: Any, *inputs: Any) -> tuple[WeightedSums, WeightedSums]:
         return loss.forward(frozen.merge_traced(weights, trained), *inputs)
@@ -199,7 +203,7 @@ def _adapt(loss: Loss, frozen: FrozenWeights, weights: Any) -> Loss:
 
 
 def _squared_norms_by_module(grads: Any) -> dict[str, jax.Array]:
-    """Squared norms by group: the embeddings, each layer, the pooler, each head."""
+    """Returns the squared norms by group: the embeddings, each layer, the pooler, each head."""
     squares: dict[str, jax.Array] = {}
     for path, leaf in traverse_util.flatten_dict(grads).items():
         is_stack = path[0] in ("bert", "decoder")
@@ -210,7 +214,7 @@ def _squared_norms_by_module(grads: Any) -> dict[str, jax.Array]:
 
 
 def make_eval_step(loss: Loss, axis: str | None = AXIS) -> Callable[[Any, dict[str, jax.Array]], WeightedSums]:
-    """The body of an evaluation: (params, batch) -> (sum, weight) pairs over all devices, without dropout."""
+    """Returns an evaluation, (params, batch) -> (sum, weight) pairs over all devices, without dropout."""
 
     def eval_step(params: Any, batch: dict[str, jax.Array]) -> WeightedSums:
         losses, counts = loss.forward(params, batch, None)

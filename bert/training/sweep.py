@@ -1,4 +1,4 @@
-"""A sweep: the trials of a space, each a run in a folder of its own, and the table of their scores."""
+"""Sweeps: trials of a search space, each a run in a separate folder, and the table of their scores."""
 
 from __future__ import annotations
 
@@ -52,15 +52,17 @@ OTHER_LOSS = (
     *(f"data.{name}" for name in (*OF_HELD_OUT_ROWS, "sequence_length", "max_predictions_per_sequence")),
     *("phases", "tokenizer.", "electra.", "distillation.", "training.objective", "training.label_smoothing"),
 )
-"""Prefixes of keys that determine which loss pretraining computes on held-out text, or on which rows."""
+"""Prefixes of keys that determine the loss that pretraining computes on held-out text, or its rows."""
 OTHER_ROWS = ("data.train", "data.near_duplicates")
-"""Keys that decide it if the held-out text is a share of the training text."""
+"""Keys that determine the rows if the held-out text is a share of the training text."""
 
 SAMPLE_SEED = 0
-"""``data.sample_seed`` of trials that differ in their seed, whichever those are: trials may be added later."""
+"""``data.sample_seed`` of trials with different seeds. It does not depend on these seeds, because trials may be added
+later.
+"""
 
 Prepare = Callable[[Mapping[str, Any], str | None], launch.RunRequest[Any]]
-"""(values by dotted key, path or URL of its folder) -> the run of a trial; None for the folder of the sweep."""
+"""(values by dotted key, path or URL of the folder) -> the run of a trial; None for the folder of the sweep."""
 
 
 def sweep(
@@ -76,8 +78,8 @@ def sweep(
 ) -> list[Run]:
     """Trains with all combinations of some values, as ``--sweep`` does; the same call again resumes.
 
-    Each trial is a run in a folder of its own in ``output_dir``, which also has sweep.json. A trial that has ended is
-    not run again.
+    Each trial is a run in a separate folder in ``output_dir``, which also contains sweep.json. Completed trials are not
+    repeated.
 
     Args:
         function: `bert.finetune` or `bert.pretrain`.
@@ -86,12 +88,12 @@ def sweep(
             ranges on a logarithmic scale, ``{"optimizer.learning_rate": "1e-5..1e-4"}``.
         num_trials: trials that Optuna suggests and, from the sixth on, ends early if they are not promising; None for
             all combinations.
-        output_dir: folder of the sweep, or its URL; None takes runs/ and the name of the recipe.
-        callbacks: are told how each trial goes.
+        output_dir: folder of the sweep, or its URL. Defaults to runs/ and the name of the recipe.
+        callbacks: `Callback` objects that receive the metrics of each trial.
         arguments: all other arguments of the function.
 
     Returns:
-        The runs, the best one first; those that were ended early come last and have no results.
+        The runs, the best one first; runs that were ended early are last and have no results.
 
     Raises:
         UserError: wrong keys, values or data: one sentence that says what to change, for a trial with its name.
@@ -112,8 +114,8 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
     """Runs or resumes the trials of a space, logs their table, and returns their runs, the best one first.
 
     Raises:
-        UserError: a trial cannot run, or the folder holds something else.
-        Interrupted: a signal came; the state of the trial under way is saved.
+        UserError: a trial cannot run, or the folder contains something else.
+        Interrupted: a signal was received; the state of the current trial is saved.
     """
     log = main_process_only(log_info)
     if num_trials is not None:
@@ -121,7 +123,7 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
         if num_trials < 1:
             raise UserError(f"num_trials is {num_trials}: use 1 or more")
     known = list(grid(space)) if num_trials is None else corners(space)
-    first, *_ = [prepare(values, None) for values in known]  # finds mistakes in any trial before the first one runs
+    first, *_ = [prepare(values, None) for values in known]  # reports invalid trials before the first one runs
     for note in first.notes:
         log(note)
     metric, higher_is_better = main_metric(first)
@@ -156,21 +158,23 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
 
 
 def main_metric(request: launch.RunRequest[Any]) -> tuple[str, bool]:
-    """The score that decides, and whether higher is better: a task's main one on dev; in pretraining the loss."""
+    """Returns the score that ranks trials, and whether higher is better: a task's main score on dev, or the pretraining
+    loss.
+    """
     config: PretrainConfig | FinetuneConfig = request.config
     if isinstance(config, PretrainConfig):
         return "loss", False
     with tempfile.TemporaryDirectory() as folder:
-        for name, lines in request.tables.items():  # rows in memory, which no trial has written yet
+        for name, lines in request.tables.items():  # rows in memory that no trial has written yet
             Path(folder, name).write_text(lines, encoding="utf-8")
         if request.tables:
             config = replace(config, data=replace(config.data, dir=folder))
-        task = read_splits(make_task(config), config).task  # of some tasks the training rows decide
+        task = read_splits(make_task(config), config).task  # the training rows of some tasks determine the metric
     return task.main_metric, task.higher_main_is_better
 
 
 def incomparable(space: Space, config: PretrainConfig | FinetuneConfig) -> list[str]:
-    """The swept keys by which the losses of pretraining cannot be compared."""
+    """Returns the swept keys that make pretraining losses incomparable."""
     if isinstance(config, FinetuneConfig):
         return []
     keys = OTHER_LOSS if config.data.eval is not None else (*OTHER_LOSS, *OTHER_ROWS)
@@ -180,8 +184,10 @@ def incomparable(space: Space, config: PretrainConfig | FinetuneConfig) -> list[
 def with_fixed_sample(
     request: launch.RunRequest[Any], folder: Path, values: Mapping[str, Any]
 ) -> launch.RunRequest[Any]:
-    """The trial with `SAMPLE_SEED` if its seed is swept, by which each would hold out other rows; one that has begun
-    keeps what it began with."""
+    """Returns the trial with `SAMPLE_SEED` if its seed is swept, because each seed would hold out other rows.
+
+    A trial that has begun keeps its value.
+    """
     config = request.config
     if isinstance(config, PretrainConfig) or "seed" not in values or config.data.sample_seed is not None:
         return request
@@ -196,10 +202,10 @@ class Trial:
     """One run of a sweep.
 
     Attributes:
-        folder: of the sweep.
-        values: by dotted key.
-        metric: the score that decides.
-        higher_is_better: of this score.
+        folder: folder of the sweep.
+        values: values by dotted key.
+        metric: the score that ranks trials.
+        higher_is_better: whether a higher score is better.
     """
 
     folder: SweepFolder
@@ -212,7 +218,7 @@ class Trial:
         return trial_name(self.values)
 
     def run(self, request: launch.RunRequest[Any], callbacks: Sequence[Callback], pruning: Sequence[Callback]) -> None:
-        """Trains to the end, unless it has ended before. Raises UserError with the trial's name."""
+        """Trains to the end unless the trial is complete. Raises UserError with the trial's name."""
         is_pruned = getattr(request.config, "num_seeds", 1) == 1 and not is_multihost()
         try:
             told = [*callbacks, *pruning[:is_pruned]]
@@ -224,7 +230,7 @@ class Trial:
             raise UserError(f"trial {self.name}: {error}") from None
         finally:
             gc.collect()
-            jax.clear_caches()  # the programs of this trial, and what they hold in memory
+            jax.clear_caches()  # frees the memory that this trial's compiled programs hold
 
     def read(self) -> dict[str, Any]:
         """Returns the entry of a finished trial in sweep.json."""
@@ -250,8 +256,10 @@ class Trial:
 
 
 def rank(trials: Sequence[dict[str, Any]], higher_is_better: bool) -> list[dict[str, Any]]:
-    """Each trial once, the best one first; equal scores are ordered by loss. Trials without a score, and trials that
-    were ended early, are last."""
+    """Returns each trial once, the best one first; equal scores are ordered by loss.
+
+    Trials without a score, and trials that were ended early, are last.
+    """
     sign = -1 if higher_is_better else 1
 
     def place(trial: dict[str, Any]) -> tuple[bool, float, float]:
@@ -262,7 +270,7 @@ def rank(trials: Sequence[dict[str, Any]], higher_is_better: bool) -> list[dict[
 
 
 def table(ranked: Sequence[dict[str, Any]], metric: str, config: PretrainConfig | FinetuneConfig) -> list[str]:
-    """The trials in lines, with a title."""
+    """Returns the table of the trials as lines, with a title."""
     split, num_seeds = ("dev", config.num_seeds) if isinstance(config, FinetuneConfig) else ("held-out text", 1)
     seeds = f", mean of {num_seeds} seeds" if num_seeds > 1 else ""
     losses = ["loss"] * (metric != "loss")
@@ -279,7 +287,7 @@ def table(ranked: Sequence[dict[str, Any]], metric: str, config: PretrainConfig 
 
 
 DIGITS = 4
-"""Significant digits of a suggested number: more would only make names longer."""
+"""Significant digits of a suggested number; more digits would only make names longer."""
 
 Scores = Sequence[float | None]
 
@@ -293,13 +301,13 @@ def require_optuna() -> None:
 def suggest(
     space: Mapping[str, Choices], history: Sequence[Mapping[str, Any]], higher_is_better: bool, seed: int
 ) -> dict[str, Any]:
-    """The values of the next trial, by a tree-structured Parzen estimator (Bergstra et al. 2011).
+    """Suggests the values of the next trial with a tree-structured Parzen estimator (Bergstra et al. 2011).
 
     Args:
         space: the keys with their values and ranges.
-        history: the trials before, in order: ``values``, ``score``, ``evaluations`` and ``pruned``.
-        higher_is_better: of the scores.
-        seed: of the sampler.
+        history: the earlier trials, in order: ``values``, ``score``, ``evaluations`` and ``pruned``.
+        higher_is_better: whether a higher score is better.
+        seed: seed of the sampler.
     """
     with _study(space, history, higher_is_better, seed) as study:
         suggested = study.ask(_distributions(space)).params
@@ -332,7 +340,7 @@ def should_prune(
 def _study(
     space: Mapping[str, Choices], history: Sequence[Mapping[str, Any]], higher_is_better: bool, seed: int
 ) -> Iterator[Any]:
-    """A study in memory with the trials before."""
+    """Returns an in-memory study with the earlier trials."""
     import optuna
 
     verbosity = optuna.logging.get_verbosity()
@@ -375,7 +383,7 @@ def _distributions(space: Mapping[str, Choices]) -> dict[str, Any]:
 
 
 def _param(choices: Choices, value: Any) -> Any:
-    """A value as Optuna has it: of a list its index."""
+    """Returns a value in Optuna's representation: for a list, its index."""
     return value if isinstance(choices, Range) else choices.index(value)
 
 
@@ -384,14 +392,15 @@ def _number(score: float | None) -> float:
 
 
 class PrunedTrial(Exception):
-    """The trial under way is not promising; its state is saved."""
+    """Raised when the current trial is not promising; its state is saved."""
 
 
 class Pruning(Callback):
-    """Ends a trial whose scores are not promising, by `PrunedTrial`."""
+    """Ends a trial whose scores are not promising by raising `PrunedTrial`."""
 
     def __init__(self, prunes: Callable[[Scores], bool], metric: str) -> None:
-        """
+        """Initializes the callback.
+
         Args:
             prunes: scores of all evaluations so far -> whether to end the trial.
             metric: name of the score.
@@ -400,19 +409,19 @@ class Pruning(Callback):
 
     def on_start(self, start: RunStart) -> None:
         self._start = start
-        self._check(start.start_step)  # a kill may have come before the exception
+        self._check(start.start_step)  # the process may have been killed before the exception
 
     def on_metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         if split == "eval":
             self._check(step)
 
     def _check(self, step: int) -> None:
-        """Raises `PrunedTrial`; but for the last evaluation, after which there is nothing to save."""
+        """Raises `PrunedTrial`, except after the last evaluation, when there are no steps to save."""
         scores = read_scores(self._start.path, self._metric, step)
         if scores and step < self._start.total_steps and self._prunes(scores):
             raise PrunedTrial
 
 
 def read_scores(run: Path, metric: str, last_step: float = math.inf) -> list[float | None]:
-    """The scores of a run's evaluations up to a step."""
+    """Returns the scores of a run's evaluations up to a step."""
     return [line[metric] for line in read_eval_metrics(run) if line["step"] <= last_step]

@@ -1,6 +1,6 @@
-"""The loss over every token of a row, decoded a few positions at a time. Shapes as in `bert.model.encoder`.
+"""Loss over every token of a row, decoded a few positions at a time. Shapes as in `bert.model.encoder`.
 
-The float32 logits [B, T, V] of a row of 1,024 tokens over GPT-2's vocabulary are 206 MB, and their gradient as much.
+The float32 logits [B, T, V] of a row of 1,024 tokens over GPT-2's vocabulary occupy 206 MB, and so does their gradient.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from bert.training.losses import (
 )
 
 TOKENS_AT_A_TIME = 1024
-"""Tokens that a device decodes at a time unless ``stretch`` is set: enough for products to run at full speed."""
+"""Number of tokens that a device decodes at a time unless ``stretch`` is set; enough for full speed of the products."""
 
 
 def make_next_token_loss(model: BertForCausalLM, label_smoothing: float = 0.0) -> Loss:
-    """The next token of every position (Radford et al. 2018, section 3.1): the mean over a batch's tokens.
+    """Returns the next-token loss: the mean over a batch's tokens (Radford et al. 2018, section 3.1).
 
-    With ``label_smoothing`` it is ``smoothed_loss`` that is minimised, and ``lm_loss`` is logged next to it.
+    With ``label_smoothing``, ``smoothed_loss`` is minimized and ``lm_loss`` is logged in addition.
     """
 
     def read(model: BertForCausalLM, batch: Batch, dropout: Dropout | None) -> tuple[Array, Array, Array]:
@@ -70,12 +70,13 @@ def make_next_token_loss(model: BertForCausalLM, label_smoothing: float = 0.0) -
 
 
 def make_classifier_loss(loss: TaskLoss, apply: Callable[..., Any], factor: float, vocab_size: int) -> Loss:
-    """The loss of a task, and ``factor`` times that of the next token of every position of its rows (Radford et al.
-    2018, section 3.2), which is logged as ``lm_loss``.
+    """Returns the loss of a task plus ``factor`` times the next-token loss of its rows.
+
+    See Radford et al. 2018, section 3.2. The next-token loss is logged as ``lm_loss``.
 
     Args:
-        loss: the task's.
-        apply: (params, batch, dropout or None) -> what `bert.model.decoders.ClassifierWithLanguageModel` gives.
+        loss: the task's loss.
+        apply: (params, batch, dropout or None) -> the outputs of `bert.model.decoders.ClassifierWithLanguageModel`.
         factor: weight of the language model's loss.
         vocab_size: V.
     """
@@ -96,11 +97,13 @@ def make_classifier_loss(loss: TaskLoss, apply: Callable[..., Any], factor: floa
 
 
 def sequence_loss(label_smoothing: float, vocab_size: int) -> TaskLoss:
-    """The loss of the tokens of a target: outputs are what the decoder's matrix reads [B, T, E], the matrix and its
-    bias; labels [B, T] are IGNORE_INDEX in padding.
+    """Returns the loss of the tokens of a target.
+
+    Its outputs are the decoder's hidden states [B, T, E] with the matrix and the bias of the output layer. Its labels
+    [B, T] are IGNORE_INDEX in padding.
 
     Args:
-        label_smoothing: as of `decoded_loss`; ``nll`` is the loss without it.
+        label_smoothing: see `decoded_loss`; ``nll`` is the loss without it.
         vocab_size: V of the target.
     """
 
@@ -122,10 +125,10 @@ class TokenSums(NamedTuple):
     """Result of `decoded_loss` and `token_sums`: (sum, weight) pairs in nats.
 
     Attributes:
-        loss: cross-entropy with the smoothed labels, which a step minimises.
-        nll: cross-entropy with the labels themselves, whose mean's exponential is the perplexity; the same as ``loss``
-            without smoothing.
-        accuracy: count of labels that no other token has a higher logit than.
+        loss: cross-entropy with the smoothed labels, which a step minimizes.
+        nll: cross-entropy with the labels; the exponential of its mean is the perplexity. Equal to ``loss`` without
+            smoothing.
+        accuracy: number of labels whose logit no other token exceeds.
     """
 
     loss: WeightedSum
@@ -140,7 +143,7 @@ def token_sums(
     label_smoothing: float = 0.0,
     vocab_size: int | None = None,
 ) -> TokenSums:
-    """Sums over places of the losses of logits; arguments as of `decoded_loss`, which computes the same."""
+    """Returns the sums over positions of the losses of logits; same arguments and result as `decoded_loss`."""
     nll, weight = cross_entropy(logits, labels, weights)
     loss = nll
     if label_smoothing:  # a share of the label's probability is spread evenly over the vocabulary, the label included
@@ -160,26 +163,27 @@ def decoded_loss(
     vocab_size: int | None = None,
     stretch: int | None = None,
 ) -> TokenSums:
-    """The loss of every position, and its gradient, without the logits of more than ``stretch`` positions in memory.
+    """Computes the loss of every position, and its gradient, without the logits of more than ``stretch`` positions in
+    memory.
 
-    A language model's ``method`` gives the first three arguments (`bert.model.decoders.BertForCausalLM`)::
+    A language model's ``method`` returns the first three arguments (`bert.model.decoders.BertForCausalLM`)::
 
         sums = decoded_loss(hidden, table, bias, labels, weights, vocab_size=config.known_vocab_size)
         losses = {"lm_loss": sums.loss}
 
-    The gradient is computed with the loss, stretch by stretch, so that nothing is decoded twice. Only ``loss`` has one;
-    those of ``nll``, ``accuracy`` and ``weights`` are 0. There is no forward mode (`jax.jvp`).
+    The gradient is computed together with the loss, stretch by stretch, so that nothing is decoded twice. Only ``loss``
+    has a gradient; the gradients of ``nll``, ``accuracy`` and ``weights`` are 0. There is no forward mode (`jax.jvp`).
 
     Args:
-        hidden_states: [B, T, E], which the decoder multiplies by its matrix; their type is that of the products.
+        hidden_states: [B, T, E], multiplied by the decoder's matrix in their own type.
         table: [V, E] float32, the decoder's matrix.
         bias: [V] float32, its bias.
         labels: [B, T], the token that follows each position.
         weights: [B, T] float32, 0 for a position without a label.
-        label_smoothing: share of a label's probability that is spread over the vocabulary (Szegedy et al. 2016,
-            section 7; Vaswani et al. 2017, section 5.4).
-        vocab_size: tokens V of the vocabulary, if ``table`` is padded: padding has no share of the smoothed mean.
-        stretch: positions of each row to decode at a time; None for as many as make `TOKENS_AT_A_TIME` on a device.
+        label_smoothing: share of a label's probability that is spread over the vocabulary (Szegedy et al. 2016, section
+            7; Vaswani et al. 2017, section 5.4).
+        vocab_size: number of tokens V if ``table`` is padded; padding is excluded from the smoothed mean.
+        stretch: positions of each row to decode at a time; None decodes `TOKENS_AT_A_TIME` tokens per device.
     """
     rows, length = labels.shape
     stretch = min(length, stretch or max(1, TOKENS_AT_A_TIME * num_row_shards() // rows))
@@ -199,7 +203,7 @@ Sums = tuple[Array, Array, Array]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _sums(hidden: Array, table: Array, bias: Array, targets: Targets, settings: tuple[float, int | None]) -> Sums:
-    """Hidden states [stretches, B, T, E], labels and weights [stretches, B, T] -> the sums over all of them."""
+    """Computes the sums over hidden states [stretches, B, T, E] with labels and weights [stretches, B, T]."""
 
     def add(sums: Sums, stretch: tuple[Array, Targets]) -> tuple[Sums, None]:
         loss, others = _stretch_sums(stretch[0], table, bias, stretch[1], settings)
@@ -211,7 +215,7 @@ def _sums(hidden: Array, table: Array, bias: Array, targets: Targets, settings: 
 def _sums_forward(
     hidden: Array, table: Array, bias: Array, targets: Targets, settings: tuple[float, int | None]
 ) -> tuple[Sums, Any]:
-    """The sums, and the gradients of the loss's by hidden states, table and bias."""
+    """Computes the sums, and the gradients of the loss with respect to hidden states, table and bias."""
     value_and_grad = jax.value_and_grad(_stretch_sums, argnums=(0, 1, 2), has_aux=True)
 
     def add(carry: tuple[Sums, Any], stretch: tuple[Array, Targets]) -> tuple[tuple[Sums, Any], Array]:
@@ -236,7 +240,7 @@ _sums.defvjp(_sums_forward, _sums_backward)
 def _stretch_sums(
     hidden: Array, table: Array, bias: Array, targets: Targets, settings: tuple[float, int | None]
 ) -> tuple[Array, tuple[Array, Array]]:
-    """Hidden states [B, T, E] -> the sum of the loss, and those of the unsmoothed loss and of hits."""
+    """Computes the sums of the loss, the unsmoothed loss and the correct tokens for hidden states [B, T, E]."""
     logits = constrain_activation(tied_logits(hidden, table, bias, hidden.dtype), None, "tensor")
     sums = token_sums(logits, *targets, *settings)
     return sums.loss[0], (sums.nll[0], sums.accuracy[0])

@@ -1,4 +1,4 @@
-"""Data of a fine-tuning run: the batches of its training rows."""
+"""Training batches of a fine-tuning run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build_data(
         The run with its final configuration, and its data.
 
     Raises:
-        UserError: the run began with other data, or its schedule cannot be changed like this.
+        UserError: the run began with other data, or the changed schedule does not fit the steps that are done.
     """
     config, train = run.config, setup.train
     by_length = task_loss(setup.task, config).by_length and not config.language_model_weight

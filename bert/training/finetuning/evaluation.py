@@ -26,32 +26,32 @@ from bert.training.means import accumulate_sums, compute_means
 
 
 class Split(NamedTuple):
-    """A split of a task as read, and as rows for the model."""
+    """A split of a task, as read from its file and as rows for the model."""
 
     examples: Examples
     features: Rows
 
 
 class Evaluator(Protocol):
-    """Outputs and losses of a split."""
+    """Computes the outputs and losses of a split."""
 
     def __call__(
         self, params: Any, split: Split, between: Callable[[], None] = lambda: None
     ) -> tuple[Outputs, dict[str, float]]:
-        """Replicated parameters -> the outputs of each row, and the losses where the rows have labels.
+        """Maps replicated parameters to the outputs of each row, and to the losses if the rows have labels.
 
         ``between`` is called before each batch.
         """
 
 
 class BatchedEvaluator:
-    """The batches of a split on the devices."""
+    """Puts the batches of a split onto the devices."""
 
     def __init__(self, parallel: Parallelism, config: FinetuneConfig) -> None:
         self._parallel, self._config = parallel, config
 
     def batches(self, split: Split) -> list[tuple[np.ndarray, int]]:
-        """Rows and padded length of each batch of a split."""
+        """Yields the rows and the padded length of each batch of a split."""
         data, lengths = self._config.data, split.features.lengths
         size = self._config.training.rows_per_evaluation
         return [
@@ -64,7 +64,7 @@ class BatchedEvaluator:
         raise NotImplementedError
 
     def _shard_batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, jax.Array]:
-        """A batch on the devices."""
+        """Returns a batch on the devices."""
         return self._parallel.shard_batch(host_rows(self._batch(split, rows, length), self._parallel.process))
 
     def _batch(self, split: Split, rows: np.ndarray, length: int) -> dict[str, np.ndarray]:
@@ -72,7 +72,7 @@ class BatchedEvaluator:
 
 
 class TaskEvaluator(BatchedEvaluator):
-    """Outputs of every row of a split, in its order, and the mean loss, over all devices."""
+    """Computes the outputs of every row of a split, in order, and the mean loss over all devices."""
 
     def __init__(self, apply: Apply, loss: TaskLoss, parallel: Parallelism, config: FinetuneConfig) -> None:
         super().__init__(parallel, config)
@@ -86,10 +86,10 @@ class TaskEvaluator(BatchedEvaluator):
     def __call__(
         self, params: Any, split: Split, between: Callable[[], None] = lambda: None
     ) -> tuple[Outputs, dict[str, float]]:
-        """Replicated parameters -> one float32 array a row, and the ``loss`` where the rows have labels.
+        """Maps replicated parameters to one float32 array per row, and to ``loss`` if the rows have labels.
 
-        Of a head that says something of each token, a row's array [T, L] ends with the row's own tokens. ``between``
-        is called before each batch.
+        For heads with an output per token, the array [T, L] of a row is cut to the row's own tokens. ``between`` is
+        called before each batch.
         """
         lengths = split.features.lengths
         outputs: list[np.ndarray] = [np.zeros(0)] * len(lengths)
@@ -108,10 +108,10 @@ class TaskEvaluator(BatchedEvaluator):
 
 
 class DevEvaluator:
-    """Scores of dev: the state's parameters on the devices -> metrics.
+    """Computes the metrics of dev for the state's parameters on the devices.
 
     Attributes:
-        last_outputs: of the last evaluation; None before the first one.
+        last_outputs: outputs of the last evaluation; None before the first one.
     """
 
     def __init__(
@@ -122,9 +122,10 @@ class DevEvaluator:
         interrupts: InterruptHandler,
         merge: Callable[[Any], Any] = lambda params: params,
     ) -> None:
-        """
+        """Initializes the evaluator.
+
         Args:
-            merge: the state's parameters -> the model's, both on the devices.
+            merge: maps the state's parameters to the model's, both on the devices.
         """
         self._evaluator, self._task, self._dev, self._interrupts = evaluator, task, dev, interrupts
         self._merge = merge
@@ -140,7 +141,7 @@ class DevEvaluator:
 
 
 class SequenceEvaluator(BatchedEvaluator):
-    """The token ids that the decoder writes for every row of a split, in its order, and the losses of the targets."""
+    """Generates the token ids for every row of a split, in order, and computes the losses of the targets."""
 
     def __init__(
         self,
@@ -151,10 +152,11 @@ class SequenceEvaluator(BatchedEvaluator):
         boundaries: tuple[int, int],
         decoding: Decoding,
     ) -> None:
-        """
+        """Initializes the evaluator.
+
         Args:
             boundaries: ids of the tokens that start and end a target.
-            decoding: settings.
+            decoding: decoding settings.
         """
         super().__init__(parallel, config)
         self._names = loss.metrics
@@ -191,8 +193,11 @@ class SequenceEvaluator(BatchedEvaluator):
     def __call__(
         self, params: Any, split: Split, between: Callable[[], None] = lambda: None
     ) -> tuple[Outputs, Metrics]:
-        """Replicated parameters -> the ids of each row, end token included; and loss, nll, accuracy and perplexity
-        where the rows have targets. ``between`` is called before each batch."""
+        """Maps replicated parameters to the generated ids of each row, end token included.
+
+        If the rows have targets, it also returns loss, nll, accuracy and perplexity. ``between`` is called before each
+        batch.
+        """
         outputs: list[np.ndarray] = [np.zeros(0, np.int32)] * len(split.features)
         sums = []
         for rows, length in self.batches(split):

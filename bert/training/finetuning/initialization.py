@@ -1,4 +1,4 @@
-"""First parameters of a fine-tuning run: its head, its decoder and its low-rank adapters (LoRA)."""
+"""Initial parameters of a fine-tuning run: head, decoder and low-rank adapters (LoRA)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Head(NamedTuple):
 
     Attributes:
         architecture: the name of our module, a key of `bert.model.names.ARCHITECTURES`.
-        problem_type: the meaning of several outputs or of one, as in Hugging Face's config.json.
-        names: the names of the outputs in their order; () for outputs without names.
+        problem_type: the meaning of the outputs, as in Hugging Face's config.json.
+        names: the names of the outputs, in order; () for outputs without names.
         words: the names that the data has for the same outputs.
-        num_feature_layers: the number of layers that the head reads, in a run that trains the head alone.
+        num_feature_layers: the number of layers that the head reads, in a run that trains only the head.
     """
 
     architecture: str
@@ -45,7 +45,7 @@ class Head(NamedTuple):
 
     @property
     def output_layer(self) -> str | None:
-        """The module whose last axis has the outputs; None for an encoder, a decoder or a pretraining head."""
+        """The module whose last axis holds the outputs; None for an encoder, a decoder or a pretraining head."""
         return output_layer(self.architecture)
 
     @property
@@ -57,7 +57,7 @@ class Head(NamedTuple):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels that the outputs belong to; () for a score, for start and end, and for the score of a choice."""
+        """Labels of the outputs; () for scores, for start and end positions, and for scores of choices."""
         has_labels = self.architecture in ARCHITECTURES_WITH_LABELS and self.kind != "regression"
         return self.names if has_labels else ()
 
@@ -67,8 +67,8 @@ class HeadStart(NamedTuple):
 
     Attributes:
         modules: modules to copy from the source.
-        rows: the rows of those that are copied label by label.
-        message: what is copied and what is not, for the log; "" for nothing to report.
+        rows: the source rows of modules that are copied label by label.
+        message: the log message on what is copied and what is not; "" if there is nothing to report.
         incomplete: whether the source has trained weights of a head that are not copied.
     """
 
@@ -79,15 +79,15 @@ class HeadStart(NamedTuple):
 
 
 def match_head(task: Head, source: Head, name: str) -> HeadStart:
-    """Finds the weights that a task's head can copy from the source's.
+    """Finds the weights that a task's head can copy from the source's head.
 
-    Outputs that belong to labels are matched by the names of the labels, since the order of the labels may differ.
-    Other outputs are copied if their number is the same.
+    Outputs that belong to labels are matched by label name, because the order of the labels may differ. Other outputs
+    are copied if their number is the same.
 
     Args:
         task: the head of the task to train.
-        source: the head of the model to start from.
-        name: the source, for the message.
+        source: the head of the initial model.
+        name: name of the source, for the message.
     """
     module = source.output_layer
     if module is None:
@@ -112,7 +112,7 @@ def match_head(task: Head, source: Head, name: str) -> HeadStart:
 
 
 def _difference(task: Head, source: Head) -> str | None:
-    """Returns why the task cannot use a source's head; None if it can."""
+    """Returns the reason why the task cannot use a source's head; None if it can."""
     if task.architecture != source.architecture:
         return f"it is the head of {source.architecture}, and the task trains {task.architecture}"
     if task.num_feature_layers != source.num_feature_layers:
@@ -126,10 +126,10 @@ def _difference(task: Head, source: Head) -> str | None:
 
 
 def _label_rows(task: Head, source_labels: Sequence[str]) -> tuple[int | None, ...]:
-    """The row of each of the task's labels among the labels of a source, or None.
+    """Returns the source row of each of the task's labels (None for labels without one), or None.
 
-    The same spelling wins over another case, and a label's name over the word that the data has for it. Labels that the
-    source only numbers (LABEL_0, LABEL_1) are the data's if these are the same numbers.
+    An exact match wins over a match in another case, and a label's name wins over the word for it in the data. Numbered
+    labels of a source (LABEL_0, LABEL_1) match data labels that are the same numbers.
     """
     words = task.words or task.names
     numbered = {str(row): row for row in range(len(source_labels))}
@@ -156,38 +156,39 @@ def _unique(labels: Iterable[str]) -> dict[str, int]:
 
 
 def _are_numbered(labels: Sequence[str]) -> bool:
-    """Returns whether a model has numbers in place of label names."""
+    """Returns whether a model's labels are numbers instead of names."""
     return list(labels) == [f"LABEL_{number}" for number in range(len(labels))]
 
 
 SHARES = ("none", "embeddings", "all")
-"""Values of ``share_decoder``, from no shared parameters to all."""
+"""Values of ``share_decoder``, from no shared parameters to all parameters shared."""
 
 
 class EncoderDecoderInit(NamedTuple):
-    """Draws the parameters of an encoder-decoder, which needs a source and a target."""
+    """Draws the parameters of an encoder-decoder, whose initialization needs a source and a target."""
 
     model: BertForSequenceToSequence
 
     def init(self, key: jax.Array, input_ids: jax.Array) -> Any:
-        """Parameters; the ids are those of both sides."""
+        """Returns parameters; the same ids serve as source and target."""
         return self.model.init(key, input_ids, input_ids % self.model.config.decoder.known_vocab_size)
 
 
 def decoder_source(config: FinetuneConfig, params: Params, name: str) -> Params:
-    """The parameters of an encoder-decoder, as far as ``init`` gives them.
+    """Returns the parameters of an encoder-decoder that ``init`` provides.
 
-    Those of an encoder-decoder are taken as they are; what it shares and the run does not is there twice. An encoder
-    also becomes the decoder, and its MLM head the decoder's head, without cross-attention. With ``decoder_init`` none
-    the encoder is taken alone.
+    - An encoder-decoder provides all of its parameters. Parameters that it shares and the run does not are duplicated.
+    - An encoder also initializes the decoder, and its MLM head the decoder's head; cross-attention is not initialized.
+    - With ``decoder_init: none`` only the encoder is initialized.
 
     Args:
-        config: of the run, whose sizes are known.
-        params: of the model to start from.
-        name: of that model, for messages.
+        config: configuration of the run, with its sizes resolved.
+        params: parameters of the initial model.
+        name: name of the initial model, for messages.
 
     Raises:
-        UserError: the decoder would have more layers than that model, or share what that model does not.
+        UserError: the decoder has more layers than the initial model, or shares parameters that the model does not
+            share.
     """
     encoder = {part: tree for part, tree in params["bert"].items() if part != "pooler"}
     source = {**params, "bert": encoder}
@@ -211,14 +212,18 @@ def decoder_source(config: FinetuneConfig, params: Params, name: str) -> Params:
 
 
 def _shared_parts(source: Params) -> str | None:
-    """``share_decoder`` of the parameters of an encoder-decoder; None for those of an encoder."""
+    """Returns the value of ``share_decoder`` that matches an encoder-decoder's parameters; None for an encoder."""
     if "decoder" in source:
         return "none" if "embeddings" in source["decoder"] else "embeddings"
     return "all" if any("cross_attention" in layer for layer in source["bert"]["encoder"].values()) else None
 
 
 def _unshared(config: ModelConfig, source: Params, shared: str, name: str) -> Params:
-    """An encoder-decoder's parameters as the run shares them. Raises UserError where it shares more, or has others."""
+    """Returns an encoder-decoder's parameters with the sharing of the run.
+
+    Raises:
+        UserError: the run shares more parameters than the source, or has other parameters.
+    """
     if SHARES.index(config.share_decoder) > SHARES.index(shared):
         raise UserError(
             f"model.share_decoder is {config.share_decoder}, but the two sides of {name} have parameters of their own "
@@ -254,28 +259,31 @@ def _without_cross_attention(encoder: Params) -> Params:
 
 
 def _layer(part: str) -> int:
-    """The number of a layer; -1 for what is no layer."""
+    """Returns the index of a layer; -1 for other modules."""
     match = re.fullmatch(r"layer_(\d+)", part)
     return int(match[1]) if match else -1
 
 
 def is_frozen(path: ParameterPath) -> bool:
-    """Whether a parameter is not trained: all of encoder and decoder but the pooler and cross-attention, which may both
-    start from random weights."""
+    """Returns whether a parameter is not trained.
+
+    All parameters of the encoder and the decoder are frozen, except the pooler and cross-attention, which may both
+    start from random weights.
+    """
     return path[0] in STACKS and path[1] != "pooler" and not is_cross_attention(path)
 
 
 def take_frozen_weights(
     run: RunFolder[FinetuneConfig], source: Params | None, stacks: tuple[str, ...]
 ) -> FrozenWeights:
-    """The frozen weights of a run, written into its folder at its start.
+    """Returns the frozen weights of a run, which are written into its folder when it starts.
 
     Args:
-        source: parameters of the model to start from; None reads those of a run that has begun.
+        source: parameters of the initial model; None reads the frozen weights of a run that has begun.
         stacks: the modules of the run's model that have layers.
 
     Raises:
-        UserError: they are not those that the run, or its configuration, began with.
+        UserError: the weights differ from the ones that the run, or its configuration, began with.
     """
     lora = run.config.lora
     if source is None:
@@ -297,13 +305,14 @@ def take_frozen_weights(
 
 
 def trained_params(params: Params, config: LoraConfig, seed: int) -> Params:
-    """The part of a model's parameters that is trained, with new adapters: A random, B zero. Without a rank, all.
+    """Returns the trained parameters of a model, with new adapters (A random, B zero); all without a rank.
 
     A is uniform up to 1 / sqrt(D), as in the authors' code (microsoft/LoRA, layers.py); the paper does not give the
-    deviation of its normal distribution. Its bits depend on the seed and on the place in the model.
+    standard deviation of its normal distribution. The values of A depend on the seed and on the path of the matrix in
+    the model.
 
     Args:
-        params: of the whole model, or their shapes.
+        params: parameters of the whole model, or their shapes.
     """
     if (rank := config.rank) is None:
         return params

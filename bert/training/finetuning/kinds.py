@@ -45,7 +45,7 @@ Evaluators = tuple[Evaluator, Evaluator]
 
 def build_head(task: Task, config: FinetuneConfig, execution: LayerExecution) -> nn.Module:
     """Returns the encoder with the head of the task's kind in `HEADS`."""
-    # The default is left out: custom heads need no field `execution`.
+    # The default is omitted because custom heads may lack the field `execution`.
     options = {} if execution == LayerExecution() else {"execution": execution}
     return HEADS[task.kind](
         config.model,
@@ -66,7 +66,7 @@ def apply_head(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
 def one_evaluator(
     apply: Apply, loss: TaskLoss, parallel: Parallelism, config: FinetuneConfig, tokenizer: Tokenizer
 ) -> Evaluators:
-    """Returns the same evaluator twice: outputs do not depend on settings of the final predictions."""
+    """Returns the same evaluator twice, because the outputs do not depend on settings of the final predictions."""
     evaluator = TaskEvaluator(apply, loss, parallel, config)
     return evaluator, evaluator
 
@@ -85,7 +85,7 @@ class TaskKind:
             defaults that depend on the initial model.
         init_modules: modules that are copied from ``init`` in addition to the output layer.
         init_params: (configuration, parameters of ``init``, its name) -> the parameters to copy from.
-        initializable: the model -> the object that draws its initial parameters.
+        initializable: model -> the object that draws its initial parameters.
         stacks: modules with layers, to which LoRA adapters are added.
         has_decoder: whether the model has the decoder of ``init``, if ``init`` has one.
         with_language_model: (task, configuration) -> the model with a language model as auxiliary loss; None if
@@ -226,9 +226,9 @@ def register_kind(kind: TaskKind, task: Task, head: type[nn.Module]) -> None:
     """Registers a task of a new kind: a model with another head, or another loss.
 
     Args:
-        kind: its record in `TASK_KINDS`, under the name ``task.kind``.
+        kind: the entry of `TASK_KINDS` under the name ``task.kind``.
         task: a task of that kind.
-        head: the model, as those of `bert.model.heads.HEADS`.
+        head: the model, with the interface of the models in `bert.model.heads.HEADS`.
     """
     TASK_KINDS[task.kind] = kind
     HEADS[task.kind] = head

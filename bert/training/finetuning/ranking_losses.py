@@ -18,14 +18,14 @@ from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
 from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
 
 FLOAT_MIN = jnp.finfo(jnp.float32).min
-"""Logit of what has no share in a softmax."""
+"""Logit of an entry that is excluded from a softmax."""
 
 
 def embedding_loss(settings: EmbeddingConfig, axis: str | None) -> TaskLoss:
-    """The loss of a run, of the outputs of `embed_rows`.
+    """Returns the loss of a run, as a function of the outputs of `embed_rows`.
 
     Args:
-        axis: name of the axis of devices, over whose rows a batch is spread; None if an array has all rows.
+        axis: name of the device axis over which the rows of a batch are sharded; None if an array has all rows.
     """
     losses: dict[str, tuple[str, Callable[..., tuple[WeightedSum, ...]]]] = {
         "in_batch": ("in_batch_loss", partial(in_batch_loss, temperature=settings.temperature, axis=axis)),
@@ -50,13 +50,13 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None) -> TaskLoss:
         sums,
         lambda batch: jnp.sum(batch["weights"]),
         (name, "accuracy") if has_accuracy else (name,),
-        # Of rows of similar lengths, the negatives would be no sample of all documents.
+        # In batches of similar lengths, the negatives would not be a random sample of the documents.
         by_length=settings.loss in ("cosine", "triplet", "margin_mse"),
     )
 
 
 def _normalized(embeddings: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
-    """Vectors of length 1; 0 for a zero vector, and no gradient."""
+    """Returns vectors scaled to length 1; zero vectors stay zero and have a zero gradient."""
     squares = jnp.sum(jnp.square(embeddings), axis=-1, keepdims=True)
     return embeddings * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
 
@@ -64,20 +64,19 @@ def _normalized(embeddings: Float[Array, "*places D"]) -> Float[Array, "*places 
 def in_batch_loss(
     embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
 ) -> tuple[WeightedSum, ...]:
-    """Cross-entropy of each query's positive among it and the negatives: all other documents of the batch (InfoNCE;
-    van den Oord et al. 2018, equation 4). And the share of queries whose positive is nearest.
+    """Computes the cross-entropy of each query's positive against all other documents of the batch (InfoNCE).
 
-    No negatives of a query are the documents with the text of its positive, and the positives of rows with the same
-    query.
+    See van den Oord et al. 2018, equation 4. Also returns the share of queries whose positive is nearest. Documents
+    with the same text as the positive, and positives of rows with the same query, are not used as negatives.
 
     Args:
-        embeddings: [B, 1 + C, D] of length 1: the query, its positive and its negatives.
-        batch: with ``query_numbers`` [B], ``document_numbers`` [B, C], -1 for none, and ``weights`` [B].
+        embeddings: [B, 1 + C, D] vectors of length 1: the query, its positive and its negatives.
+        batch: has ``query_numbers`` [B], ``document_numbers`` [B, C] (-1 for none), and ``weights`` [B].
     """
     queries, positives = embeddings[:, 0], embeddings[:, 1]
     query_numbers, document_numbers = batch["query_numbers"], batch["document_numbers"]
     is_there = (document_numbers >= 0) & (batch["weights"] > 0)[:, None]
-    # The number of the query whose positive a document is.
+    # The number of the query that a document is the positive of.
     answered = jnp.full_like(document_numbers, -1).at[:, 0].set(query_numbers)
     mine = (embeddings[:, 1:], document_numbers, answered, is_there)
     documents, numbers, answered, is_there = gather_rows_if_axis(mine, axis)
@@ -94,11 +93,12 @@ def in_batch_loss(
 
 
 def triplet_loss(embeddings: Float[Array, "B texts D"], batch: Batch, margin: float) -> tuple[WeightedSum, ...]:
-    """The mean over a row's own negatives of max(0, ``margin`` - c_p + c_n), c being cosines with the query (Schroff
-    et al. 2015, section 3.1, of cosines). And the share of rows whose positive is nearest.
+    """Computes the mean of max(0, ``margin`` - c_p + c_n) over a row's negatives, where c is the cosine with the query.
+
+    See Schroff et al. 2015, section 3.1; here with cosines. Also returns the share of rows whose positive is nearest.
 
     Args:
-        embeddings, batch: as of `in_batch_loss`.
+        embeddings, batch: like in `in_batch_loss`.
     """
     cosines, is_there = _own_cosines(embeddings, batch)
     losses = jax.nn.relu(margin - cosines[:, :1] + cosines[:, 1:])
@@ -108,11 +108,13 @@ def triplet_loss(embeddings: Float[Array, "B texts D"], batch: Batch, margin: fl
 
 
 def margin_mse_loss(embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float) -> tuple[WeightedSum, ...]:
-    """The mean over a row's own negatives of the squared error of the positive's score less the negative's, from the
-    same of a teacher (Hofstätter et al. 2020, section 3.1). Scores are cosines divided by the temperature.
+    """Computes the squared error of the margins (positive score minus negative score) against a teacher's margins.
+
+    The result is the mean over a row's negatives (Hofstätter et al. 2020, section 3.1). Scores are cosines divided by
+    the temperature.
 
     Args:
-        embeddings, batch: as of `in_batch_loss`, with the teacher's scores of the documents [B, C] as ``labels``.
+        embeddings, batch: like in `in_batch_loss`, with the teacher's scores of the documents [B, C] as ``labels``.
     """
     cosines, is_there = _own_cosines(embeddings, batch)
     margins, expected = ((scores[:, :1] - scores[:, 1:]) for scores in (cosines / temperature, batch["labels"]))
@@ -123,14 +125,14 @@ def margin_mse_loss(embeddings: Float[Array, "B texts D"], batch: Batch, tempera
 def _own_cosines(
     embeddings: Float[Array, "B texts D"], batch: Batch
 ) -> tuple[Float[Array, "B C"], Bool[Array, "B negatives"]]:
-    """The cosines of each query with the documents of its row, and which negatives are there."""
+    """Returns the cosines of each query with the documents of its row, and a mask of the negatives that exist."""
     return jnp.einsum("bd,bcd->bc", embeddings[:, 0], embeddings[:, 1:]), batch["document_numbers"][:, 1:] >= 0
 
 
 def _sum_of_rows(
     losses: Float[Array, "B negatives"], is_there: Bool[Array, "B negatives"], weights: Float[Array, "B"]
 ) -> Float[Array, ""]:
-    """The weighted sum over rows of the mean over those that are there."""
+    """Returns the weighted sum over rows of the mean over the entries that exist."""
     of_rows = jnp.sum(jnp.where(is_there, losses, 0), axis=1) / jnp.maximum(jnp.sum(is_there, axis=1), 1)
     return jnp.sum(of_rows * weights)
 
@@ -138,14 +140,15 @@ def _sum_of_rows(
 def same_label_loss(
     embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
 ) -> tuple[WeightedSum, ...]:
-    """The mean cross-entropy of each text with the same label among all other texts of the batch (SupCon; Khosla et
-    al. 2020, equation 2), a mean over the texts with such another one. And the share of these whose nearest one is.
+    """Computes the cross-entropy of each text with the same label among all other texts of the batch (SupCon).
 
-    Rows of the same text are not compared. As `cosent_loss`, it is counted by rows.
+    See Khosla et al. 2020, equation 2. The loss is a mean over the texts with at least one other text of the same
+    label. Also returns the share of these texts whose nearest text has the same label. Rows with identical text are not
+    compared. Like `cosent_loss`, the loss is weighted by rows.
 
     Args:
-        embeddings: [B, 1, D] of length 1.
-        batch: with ``labels`` [B, 2], the numbers of the label and of the text, and ``weights`` [B].
+        embeddings: [B, 1, D] vectors of length 1.
+        batch: has ``labels`` [B, 2], the numbers of the label and of the text, and ``weights`` [B].
     """
     own, weights = embeddings[:, 0], batch["weights"]
     vectors, labels, is_there = gather_rows_if_axis((own, batch["labels"], weights > 0), axis)
@@ -166,10 +169,10 @@ def same_label_loss(
 def cosent_loss(
     embeddings: Float[Array, "B texts D"], batch: Batch, temperature: float, axis: str | None
 ) -> tuple[WeightedSum, ...]:
-    """log(1 + sum of exp((c_j - c_i) / temperature)) over all pairs of rows of which i has the higher score, c being
-    cosines (Su 2022, "CoSENT: a more effective sentence vector scheme than Sentence-BERT").
+    """Computes log(1 + sum of exp((c_j - c_i) / temperature)) over all pairs of rows where i has the higher score.
 
-    It is one number for the batch. The rows of each device count it by their share of all.
+    c is the cosine of a row (Su 2022, "CoSENT: a more effective sentence vector scheme than Sentence-BERT"). The loss
+    is one number per batch, which each device weights by its share of the rows.
     """
     cosines = jnp.sum(embeddings[:, 0] * embeddings[:, 1], axis=-1)
     weights = batch["weights"]
@@ -182,19 +185,19 @@ def cosent_loss(
 
 
 def cosine_loss(embeddings: Float[Array, "B texts D"], batch: Batch) -> tuple[WeightedSum, ...]:
-    """Squared error of the cosine from the score, which is 0 to 1 (Reimers and Gurevych 2019, section 3)."""
+    """Computes the squared error between the cosine and the score in [0, 1] (Reimers and Gurevych 2019, section 3)."""
     cosines = jnp.sum(embeddings[:, 0] * embeddings[:, 1], axis=-1)
     weights = batch["weights"]
     return ((jnp.sum(jnp.square(cosines - batch["labels"]) * weights), jnp.sum(weights)),)
 
 
 def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None) -> Float[Array, "B numbers"]:
-    """The embeddings of the query and of the C documents of each row side by side, [B, (1 + C) * D]; [B, D] of rows of
-    single texts.
+    """Returns the embeddings of the query and the C documents of each row, [B, (1 + C) * D]; [B, D] for single texts.
 
     Args:
         model: `bert.model.heads.BertForEmbedding`.
-        batch: as `bert.data.multi_text_rows.QueryDocumentRows` makes it, or `bert.data.rows.TokenRows` of single texts.
+        batch: a batch of `bert.data.multi_text_rows.QueryDocumentRows`, or of `bert.data.rows.TokenRows` for single
+            texts.
     """
     inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
     if "document_ids" not in batch:
@@ -202,7 +205,7 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
     rows, count, length = batch["document_ids"].shape
 
     def embed(inputs_of_texts: tuple[Array, ...], texts: Array) -> Any:
-        """``texts`` [rows, ...] number the texts of the batch, each of which draws as a row."""
+        """Encodes texts whose numbers in the batch are ``texts`` [rows, ...]; each text has its own dropout."""
         source = None if dropout is None else dropout.replace(rows=texts.reshape(-1))
         return model.apply(variables, *inputs_of_texts, dropout=source)
 
@@ -214,10 +217,13 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
 
 
 def make_embedding_loss(loss: TaskLoss, apply: Apply) -> Loss:
-    """The loss over all micro-batches at once, of ``apply``: (params, micro-batch, dropout or None) -> embeddings.
+    """Computes the loss over all micro-batches at once.
 
-    Micro-batches are encoded one after the other, and again where their gradients are computed, so that memory is that
-    of one, and the gradients are those of the whole batch (GradCache; Gao et al. 2021).
+    Micro-batches are encoded one after the other, and encoded again when their gradients are computed. The memory use
+    is that for one micro-batch, and the gradients equal the gradients of the whole batch (GradCache; Gao et al. 2021).
+
+    Args:
+        apply: (params, micro-batch, dropout or None) -> embeddings.
     """
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
@@ -233,7 +239,7 @@ def make_embedding_loss(loss: TaskLoss, apply: Apply) -> Loss:
 
 
 def _map_micro_batches(encode: Callable[[Batch], Array], batch: Batch) -> Array:
-    """The outputs [k * b, ...] of k micro-batches [k, b, ...], of which none but the outputs is kept."""
+    """Returns the outputs [k * b, ...] of k micro-batches [k, b, ...]; only the outputs are kept in memory."""
     if len(batch["rows"]) == 1:
         return encode(_joined(batch))
     return _join(jax.lax.map(jax.checkpoint(encode, prevent_cse=False), dict(batch)))
@@ -249,8 +255,10 @@ def _join(array: Array) -> Array:
 
 
 def reranker_loss(settings: RerankerConfig) -> TaskLoss:
-    """The loss of a run; ``accuracy`` is the share of queries of which a most relevant document has the highest
-    score."""
+    """Returns the loss of a run.
+
+    ``accuracy`` is the share of queries for which a most relevant document has the highest score.
+    """
     of_queries = {"binary": binary_losses, "ordinal": ordinal_losses, "listwise": listwise_losses}[settings.loss]
 
     def sums(logits: Float[Array, "B C"], batch: Batch) -> tuple[WeightedSum, ...]:
@@ -268,7 +276,7 @@ def reranker_loss(settings: RerankerConfig) -> TaskLoss:
 def binary_losses(
     logits: Float[Array, "B C"], relevance: Float[Array, "B C"], is_there: Bool[Array, "B C"]
 ) -> Float[Array, "B"]:
-    """The mean over a query's documents of the cross-entropy of its relevance and the sigmoid of its logit."""
+    """Computes the mean cross-entropy of relevance and sigmoid of the logit over a query's documents."""
     losses = jax.nn.softplus(logits) - relevance * logits
     return _mean(losses, is_there, (1,))
 
@@ -276,8 +284,10 @@ def binary_losses(
 def ordinal_losses(
     logits: Float[Array, "B C"], relevance: Float[Array, "B C"], is_there: Bool[Array, "B C"]
 ) -> Float[Array, "B"]:
-    """The mean of log(1 + exp(s_j - s_i)) over the pairs of a query's documents of which i is more relevant than j
-    (RankNet; Burges et al. 2005, section 3)."""
+    """Computes the mean of log(1 + exp(s_j - s_i)) over pairs of a query's documents where i is more relevant than j.
+
+    See RankNet (Burges et al. 2005, section 3).
+    """
     pairs = is_there[:, :, None] & is_there[:, None, :] & (relevance[:, :, None] > relevance[:, None, :])
     return _mean(jax.nn.softplus(logits[:, None, :] - logits[:, :, None]), pairs, (1, 2))
 
@@ -285,13 +295,16 @@ def ordinal_losses(
 def listwise_losses(
     logits: Float[Array, "B C"], relevance: Float[Array, "B C"], is_there: Bool[Array, "B C"]
 ) -> Float[Array, "B"]:
-    """The cross-entropy of the softmax over a query's documents, of which each should have the share that its relevance
-    has in the sum of all (ListNet with shares of relevance; Cao et al. 2007, section 4.2)."""
+    """Computes the cross-entropy of the softmax over a query's documents.
+
+    The target of a document is its share of the summed relevance (ListNet with shares of relevance; Cao et al. 2007,
+    section 4.2).
+    """
     log_shares = jax.nn.log_softmax(jnp.where(is_there, logits, FLOAT_MIN), axis=1)
     expected = relevance / jnp.maximum(jnp.sum(relevance, axis=1, keepdims=True), 1e-9)
     return -jnp.sum(jnp.where(is_there, expected * log_shares, 0), axis=1)
 
 
 def _mean(values: Array, counted: Array, axes: tuple[int, ...]) -> Array:
-    """The mean of those that are counted; 0 of none."""
+    """Returns the mean of the counted values; 0 if there are none."""
     return jnp.sum(jnp.where(counted, values, 0), axis=axes) / jnp.maximum(jnp.sum(counted, axis=axes), 1)

@@ -33,14 +33,14 @@ from bert.training.optimizer import ParameterPath, describe_decay, make_frozen_p
 
 
 class ParameterCounts(NamedTuple):
-    """Parameters of the model, and those that are trained, adapters included."""
+    """Number of parameters of the model, and of its trained parameters, adapters included."""
 
     total: int
     trained: int
 
     @classmethod
     def of(cls, params: Params, frozen: FrozenWeights, setup: Setup) -> ParameterCounts:
-        """The counts of a run; ``params`` are those of its state."""
+        """Counts the parameters of a run, whose state holds ``params``."""
         trained = count_parameters(_trained(params, setup.frozen))
         return cls(count_parameters(frozen.merge(params)), trained)
 
@@ -91,11 +91,12 @@ class BestCheckpoint(NamedTuple):
 
     Attributes:
         step: its step.
-        params: the model's, on the host.
-        counts: of its parameters.
+        params: the model's parameters, on the host.
+        counts: number of its parameters.
         lines: all evaluation lines of metrics.jsonl.
         divergence: a sentence if the training loss ended far above its start.
-        dev_outputs: if this process made its evaluation last, and as final predictions are made; else None.
+        dev_outputs: its outputs for dev if this process made its evaluation last and final predictions use the same
+            settings; else None.
     """
 
     step: int
@@ -124,10 +125,10 @@ class Scores(NamedTuple):
 
     Attributes:
         by_split: scores of each split with labels.
-        tuned: fields of ``data`` that the task has tuned on dev.
-        collapsed: whether its predictions for dev are degenerate.
-        details: more on each split with labels, for those that have some.
-        remarks: sentences on what is wrong with the predictions for dev.
+        tuned: fields of ``data`` that the task tuned on dev.
+        collapsed: whether the predictions for dev are degenerate.
+        details: additional results by split with labels, for splits that have any.
+        remarks: sentences that describe problems of the predictions for dev.
     """
 
     by_split: dict[str, dict[str, float]]
@@ -206,19 +207,20 @@ def write_results(
 
 
 def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: Path, log: Log) -> list[Path]:
-    """Writes the prediction files of a split of a run's data as the run wrote them, and returns their paths.
+    """Writes the prediction files of a split of a run's data in the run's format, and returns their paths.
 
-    On the devices of the run they are the same bytes: batches, lengths and precision are those of its evaluations.
+    On the devices of the run the files are identical to the run's, because batches, lengths and precision are the same
+    as in its evaluations.
 
     Args:
         model: the run's best checkpoint.
-        config: the run's.
-        name: of the split.
-        folder: where the files go.
-        log: logs that the run's devices are absent, so that the last digits may differ.
+        config: the run's configuration.
+        name: name of the split.
+        folder: output folder.
+        log: logs a message if the run's devices are absent, since the last digits may then differ.
 
     Raises:
-        UserError: the split is not there, or not as it should be.
+        UserError: the split is missing or malformed.
     """
     task = model.require_task()
     examples = read_splits(task, config).examples[name]

@@ -63,7 +63,7 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
     config, task, parallel = run.config, setup.task, setup.parallel
     evaluator, final_evaluator = make_evaluators(task, setup.apply, parallel, config, setup.init_model.output_tokenizer)
     with (
-        InterruptHandler() as interrupts,  # also while the last checkpoint is written
+        InterruptHandler() as interrupts,  # active until the last checkpoint is written
         make_checkpointer(run, log, parallel) as checkpoints,
         make_profiler(config.profile and run.is_writer, run.path, log) as profiler,
     ):
@@ -122,7 +122,7 @@ def _take_frozen_weights(run: RunFolder[FinetuneConfig], setup: Setup) -> Frozen
 
 
 def _merge_on_devices(frozen: FrozenWeights, parallel: Parallelism) -> Callable[[Params], Params]:
-    """The state's parameters -> the model's, both on the devices."""
+    """Returns a function from the state's parameters to the model's parameters, both on the devices."""
     if not frozen.params:
         return lambda params: params
     return lambda params: parallel.put_state(frozen.merge(parallel.to_host(params)))
@@ -145,10 +145,9 @@ def _initialize(
 ) -> TrainState:
     train, config = setup.train, run.config
     kind = TASK_KINDS[setup.task.kind]
-    # A run starts from the first of these that there is:
-    # 1. its own newest checkpoint, as a whole;
-    # 2. the modules of `init` that fit: encoder with pooler, decoder, MLM head, and the head's rows by label;
-    # 3. random weights, which only depend on the seed.
+    # The initial weights are the first available of: 1. the run's newest checkpoint; 2. the matching modules of `init`:
+    # encoder with pooler, decoder, MLM head, and the head's rows by label; 3. random weights, which depend only on the
+    # seed.
     source = _source(config, setup)
     head = HeadStart() if source is None else _head_start(config, setup)
     state = initialize_state(
@@ -160,7 +159,7 @@ def _initialize(
         source,
         (*kind.init_modules, *head.modules),
         log,
-        # Parameters do not depend on the length; the data tells whether rows have choices.
+        # Parameters do not depend on the length; the data determines whether rows have choices.
         input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),
         trained=partial(trained_params, config=config.lora, seed=config.seed),
         rows=head.rows,
@@ -171,7 +170,7 @@ def _initialize(
 
 
 def _head_start(config: FinetuneConfig, setup: Setup) -> HeadStart:
-    """Returns the weights of the initial model's head that the run starts from."""
+    """Returns the weights of the initial model's head from which the run starts."""
     source = setup.init_model.head
     if source is None or config.head_init == "none":
         return HeadStart()

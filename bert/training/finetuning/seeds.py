@@ -1,4 +1,4 @@
-"""One fine-tuning run under several seeds: a sub-folder each, and what they come to together."""
+"""One fine-tuning run under several seeds, with a sub-folder per seed and aggregated results."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from bert.training.run_length import discard_results
 def finetune_seeds(
     run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
-    """Runs or resumes ``num_seeds`` runs in seed-0, seed-1, ... and returns the content of the results.json above.
+    """Runs or resumes ``num_seeds`` runs in seed-0, seed-1, ..., and returns the content of the common results.json.
 
-    A run that has ended is not run again.
+    Completed runs are not repeated.
 
     Raises:
-        UserError: as `bert.training.finetuning.finetune`; or a sub-folder holds another run.
-        Interrupted: a signal came; the state of the seed under way is saved.
+        UserError: see `bert.training.finetuning.finetune`; or a sub-folder holds another run.
+        Interrupted: a signal was received; the state of the current seed is saved.
     """
     began, log = time.perf_counter(), multihost.main_process_only(log)
     if run.previous is not None and run.is_writer:
@@ -65,12 +65,13 @@ def finetune_seeds(
 
 
 def aggregate_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The results of runs that differ in their seed alone, together.
+    """Aggregates the results of runs that differ only in their seed.
 
     Returns:
-        Per split with labels ``mean`` and ``standard_deviation`` of each score (of the sample, with n - 1; None for a
-        single run), the ``collapsed`` seeds (`Task.is_degenerate`) and, if only some collapsed, ``without_collapsed``,
-        the same of the others; the ``best_seed``; and ``runs``, the results of each run without the details.
+        Per split with labels: ``mean`` and ``standard_deviation`` of each score (sample deviation, with n - 1; None for
+            a single run) and the ``collapsed`` seeds (`Task.is_degenerate`). If only some seeds collapsed,
+            ``without_collapsed`` has the same statistics without them. Also ``best_seed``, and ``runs``: the results of
+            each run without the details.
     """
     first = runs[0]
     splits = metrics_log.scored_splits(first)
@@ -99,7 +100,7 @@ def aggregate_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _rank(score: float | None, higher: bool) -> float:
-    """The better a score, the higher; a run without one comes last."""
+    """Returns a sort key that is higher for better scores; runs without a score are last."""
     return -math.inf if score is None else score if higher else -score
 
 

@@ -42,7 +42,7 @@ from bert.training.losses import Apply, Loss
 from bert.training.optimizer import ParameterPath, make_frozen_predicate
 
 DEFAULT_MAX_TO_KEEP = 1
-"""Checkpoints that stay if training.max_to_keep is null."""
+"""Number of checkpoints to keep if training.max_to_keep is null."""
 
 
 class InitialModel(NamedTuple):
@@ -76,9 +76,9 @@ class Setup:
 
     Attributes:
         parallel: the devices.
-        task: the task, with the labels and settings that the training examples determine.
-        splits: the splits by name, ``train`` and ``dev`` among them.
-        init_model: sizes, vocabulary and weights to start from.
+        task: the task, with labels and settings determined by the training examples.
+        splits: the splits by name, including ``train`` and ``dev``.
+        init_model: initial sizes, vocabulary and weights.
         model: the encoder with the task's head.
         apply: (params, batch, dropout) -> the outputs of the task.
         loss: the loss of a step.
@@ -106,7 +106,7 @@ class Setup:
 def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneConfig, Setup]:
     """Fills in the defaults, checks the configuration, and loads the splits and the initial model.
 
-    Nothing is written.
+    This writes nothing.
 
     Returns:
         The configuration without null keys, except ``training.eval_every``, and the devices, rows and model.
@@ -115,9 +115,9 @@ def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneCon
         UserError: the devices, the data and the model do not fit each other.
     """
     config = _resolve_defaults(run.config)
-    LayerExecution.from_config(config.training)  # before data is read
+    LayerExecution.from_config(config.training)  # fails before data is read
     task, examples, data, notes = read_splits(make_task(config), config)
-    _ = task.higher_main_is_better  # raises UserError unless the task declares it
+    _ = task.higher_main_is_better  # raises UserError if the task does not declare it
     for note in notes:
         log(note)
     init_model = _load_init_model(run, examples["train"], log)
@@ -160,10 +160,10 @@ def _resolve_defaults(config: FinetuneConfig) -> FinetuneConfig:
 
 
 def _load_init_model(run: RunFolder[FinetuneConfig], train: Examples, log: Log) -> InitialModel:
-    """Loads sizes, vocabulary and weights: the run's if it has begun, else from ``init``, ``architecture_from`` or the
-    configuration.
+    """Loads sizes, vocabulary and weights of the initial model.
 
-    Vocabularies without [CLS] and [SEP], such as GPT-2's, get a separator for pairs.
+    They come from the run if it has begun, else from ``init``, ``architecture_from`` or the configuration. Vocabularies
+    without [CLS] and [SEP], such as GPT-2's, get a separator for pairs.
     """
     model = _load_source_model(run, train, log)
     losses = measure_losses(model.tokenizer, first_texts(_source_texts(run.config, train)))
@@ -227,7 +227,11 @@ def _source_texts(config: FinetuneConfig, train: Any) -> Iterable[str]:
 
 
 def task_model_config(config: FinetuneConfig, source: ModelConfig, name: str) -> ModelConfig:
-    """Returns the source's sizes, with its decoder's if the task has a decoder. Raises UserError."""
+    """Returns the source's sizes, with its decoder's if the task has a decoder.
+
+    Raises:
+        UserError: the source does not fit the configuration.
+    """
     model = model_config_from_source(config.model, source, name)
     if not TASK_KINDS[find_task(config.task).kind].has_decoder or model.decoder_layers is not None:
         return model

@@ -50,11 +50,11 @@ class PhaseData:
 
     Attributes:
         phase: its steps and its configuration.
-        examples: of its length.
-        loader: of its training batches.
+        examples: examples of its length.
+        loader: loader of its training batches.
         eval_rows: its held-out rows.
-        tokens_per_byte: predicted tokens of the held-out rows for each byte of text that they stand for; None if that
-            is not known, since not every token is predicted or the vocabulary alters texts.
+        tokens_per_byte: predicted tokens of the held-out rows per byte of the text that they stand for; None if
+            unknown, because not every token is predicted or the vocabulary alters texts.
     """
 
     phase: Phase
@@ -73,12 +73,12 @@ class PhaseData:
         return -(-len(self.eval_rows) // self.phase.config.training.rows_per_evaluation)
 
     def record_position(self, run: RunFolder[PretrainConfig], step: int) -> None:
-        """Records where a stream continues after ``step`` in stream.json, before the checkpoint of the step is saved.
+        """Records in stream.json where a stream continues after ``step``, before the checkpoint of the step is saved.
 
-        The position only makes a resume faster: without it, the run reads the stream from the start, to the same
-        result. So it may be recorded before its checkpoint exists, and remain after the checkpoint is deleted.
+        The position only makes a resume faster. Without it, the run reads the stream from the start, with the same
+        result. It may therefore be recorded before its checkpoint exists, and remain after the checkpoint is deleted.
         """
-        # While one of several hosts handles an error, the others do not call this.
+        # When one host handles an error, the other hosts do not call this function.
         if not isinstance(self.loader, StreamLoader) or (is_multihost() and sys.exception() is not None):
             return
         starts = self.loader.rows.starts(self.loader.first_reader_row(step))
@@ -93,14 +93,14 @@ class PhaseData:
                 write_atomic(path, json.dumps(known))
 
     def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
-        """Every held-out row once, or this host's share of each batch; masked the same way each time."""
+        """Returns every held-out row once, or this host's share of each batch; the masks are the same each time."""
         rows = self.phase.config.training.rows_per_evaluation
         return held_out_batches(self.eval_rows, self.loader.predictions, rows, process)
 
 
 @dataclass(frozen=True)
 class PretrainingData:
-    """The vocabulary of a run and the data of its phases."""
+    """Vocabulary of a run and data of its phases."""
 
     tokenizer: Tokenizer
     phases: Sequence[PhaseData]
@@ -110,7 +110,7 @@ class PretrainingData:
         return self.phases[-1].phase.end
 
     def with_steps(self, config: PretrainConfig) -> PretrainingData:
-        """The same data for a configuration with another number of steps, at the end of the last phase."""
+        """Returns the same data for a configuration with another number of steps at the end of the last phase."""
         phases = resolve_phases(config, require(config.training.steps, "training.steps"))
         changed = [dataclasses.replace(data, phase=phase) for data, phase in zip(self.phases, phases, strict=True)]
         return dataclasses.replace(self, phases=changed)
@@ -128,10 +128,10 @@ class PretrainingData:
 def build_data(
     run: RunFolder[PretrainConfig], setup: Setup, log: Log
 ) -> tuple[RunFolder[PretrainConfig], PretrainingData]:
-    """Chooses the vocabulary, and builds or finds the examples of each phase; the main process does so first.
+    """Chooses the vocabulary, and builds or loads the examples of each phase; the main process does so first.
 
     Returns:
-        The run with its final configuration, which is saved, and its data.
+        The run with its final, saved configuration, and its data.
 
     Raises:
         UserError: the corpus or the vocabulary cannot be used, or the run began with other data.
@@ -139,7 +139,7 @@ def build_data(
     config = run.config
     warn, process = multihost.main_process_only(LOGGER.warning), setup.parallel.process
     with multihost.main_process_first():
-        if config.data.eval is not None:  # a mistyped name ends the run before a vocabulary is trained
+        if config.data.eval is not None:  # a mistyped name is reported before a vocabulary is trained
             _warn_of_trained_files(corpus_files(config.data.eval), config.data, warn)
         tokenizer = _choose_tokenizer(run, setup, log)
         if setup.init_model is None:
@@ -168,7 +168,7 @@ def _open_streams(
     process: tuple[int, int],
     log: Log,
 ) -> list[RowSource]:
-    """The rows of each phase; phases with the same examples share a stream."""
+    """Returns the rows of each phase; phases with the same examples share a stream."""
     starts = read_starts(run)
     streams: dict[str, RowSource] = {}
     for phase, examples in zip(phase_configs(run.config), datasets, strict=True):
@@ -185,9 +185,9 @@ def open_phases(
     process: tuple[int, int],
     streams: Sequence[RowSource] | None = None,
 ) -> list[PhaseData]:
-    """The phases with their data. Phases that read the same examples continue where the phase before ended.
+    """Returns the phases with their data. Phases with the same examples continue where the previous phase ended.
 
-    ``streams`` has the training rows of each phase in place of those that were built.
+    ``streams`` has the training rows of each phase if they are streamed instead of built.
     """
     phases: list[PhaseData] = []
     train_rows = [open_rows(examples.train) for examples in datasets] if streams is None else streams
@@ -215,7 +215,7 @@ def open_phases(
 
 
 def _steps_per_epoch(config: PretrainConfig, examples: PretrainingDataset) -> float:
-    """Steps of a pass over the training rows; a batch may read on into the next epoch."""
+    """Returns the steps of one pass over the training rows; a batch may extend into the next epoch."""
     return len(open_rows(examples.train)) / config.training.batch_size
 
 
@@ -229,7 +229,7 @@ def _tokens_per_byte(data: PhaseData, byte_counts: np.ndarray) -> float | None:
 
 
 def predictable_counts(examples: PretrainingDataset, tokenizer: Tokenizer, special_tokens: bool) -> np.ndarray:
-    """[V] occurrences of each token in the training rows; 0 for special tokens unless these are predicted as well."""
+    """Returns the [V] counts of each token in the training rows; 0 for special tokens unless they are predicted."""
     counts = examples.unigram_counts.copy()
     if not special_tokens:
         counts[list(special_ids(tokenizer).all)] = 0
@@ -237,11 +237,13 @@ def predictable_counts(examples: PretrainingDataset, tokenizer: Tokenizer, speci
 
 
 def _choose_tokenizer(run: RunFolder[PretrainConfig], setup: Setup, log: Log) -> Tokenizer:
-    """The run's vocabulary if it has one, else that of ``init``, else of ``tokenizer.path``, else the teacher's, else a
-    trained one.
+    """Returns the vocabulary of a run.
+
+    It is the first available of: the run's saved vocabulary, the vocabulary of ``init``, ``tokenizer.path``, the
+    teacher's vocabulary, and a newly trained one.
 
     Raises:
-        UserError: it is not the teacher's, or not of ``tokenizer.kind``.
+        UserError: the vocabulary differs from the teacher's, or is not of ``tokenizer.kind``.
     """
     config, init_model, teacher = run.config, setup.init_model, setup.teacher
     if (run.path / "tokenizer.json").is_file():
@@ -264,7 +266,7 @@ def _choose_tokenizer(run: RunFolder[PretrainConfig], setup: Setup, log: Log) ->
 
 
 def _warn_of_trained_files(held_out: Sequence[str], config: DataConfig, warn: Log) -> None:
-    """Says which held-out files are training text as well, as one is that a glob of ``data.train`` takes in."""
+    """Warns of held-out files that are also training text, for example if a glob of ``data.train`` matches them."""
     train = [file.source for file in stream_files(config.train)] if config.streaming else corpus_files(config.train)
     trained = {os.path.realpath(path) for path in train}
     if both := [path for path in held_out if os.path.realpath(path) in trained]:
@@ -273,18 +275,18 @@ def _warn_of_trained_files(held_out: Sequence[str], config: DataConfig, warn: Lo
 
 
 def _warn_of_losses(examples: PretrainingDataset, tokenizer: Tokenizer, config: DataConfig, warn: Log) -> None:
-    """Reports unknown and removed characters of a sample, and unknown tokens of all the text."""
+    """Warns of unknown and removed characters in a sample, and of unknown tokens in the whole text."""
     losses = measure_losses(tokenizer, sample_texts(config))
     unknown_rate = examples.unknown_rate(special_ids(tokenizer))
     warn_of_losses(losses._replace(unknown=max(losses.unknown, unknown_rate)), tokenizer, warn)
 
 
 Starts = Mapping[str, Sequence[Sequence[Start]]]
-"""For each name and checkpoint, one for each reader."""
+"""For each name and checkpoint, the start of each reader."""
 
 
 def read_starts(run: RunFolder[Any]) -> Starts:
-    """Reads the positions of checkpoints on the main process. Without the file, readers begin at the start."""
+    """Reads the positions of checkpoints on the main process. Without the file, readers start at the beginning."""
     known = broadcast_from_main(lambda: _read(run.path / STREAM_FILE))
     return {name: [[_to_start(one) for one in checkpoint] for checkpoint in of_name] for name, of_name in known.items()}
 
@@ -299,7 +301,7 @@ def _read(path: Path) -> dict[str, list[list[list[int]]]]:
 
 
 def _to_integers(start: Start, groups: int) -> list[int]:
-    """Returns a start as integers, the same number for each start; the first one has no positions of files yet."""
+    """Returns a start as integers, the same number for every start; the first start has no file positions yet."""
     places = start.state or [astuple(ReadPosition())] * groups
     return [start.chunk, start.block, start.first_row, *itertools.chain.from_iterable(places)]
 
@@ -318,7 +320,7 @@ def make_rows(
     process: tuple[int, int],
     log: Log,
 ) -> StreamedRows:
-    """The rows of this host's readers; ``starts`` has one for each reader of all hosts, for each checkpoint."""
+    """Returns the rows of this host's readers; ``starts`` has the start of every reader of all hosts, by checkpoint."""
     files, text = tuple(stream_files(data.train)), tokenizer.to_str()
     window = buffer_chunks(data, build.SHARD_BYTES)
     index, count = process

@@ -1,8 +1,8 @@
-"""Learning from a teacher: its distribution over tokens, its hidden states and its means over the tokens of a row.
+"""Distillation from a teacher's token distributions, hidden states and mean-pooled rows.
 
-After DistilBERT (Sanh et al. 2019, section 2: KL divergence and cosine, next to the masked tokens) and TinyBERT (Jiao
-et al. 2019, section 3.1: mean squared error of hidden states through a projection, layer by layer). The teacher reads
-the student's inputs, masks included, without dropout, in the same step: its outputs are not stored.
+Follows DistilBERT (Sanh et al. 2019, section 2: KL divergence and cosine, in addition to the masked tokens) and
+TinyBERT (Jiao et al. 2019, section 3.1: mean squared error of hidden states through a projection, layer by layer). The
+teacher reads the student's masked inputs without dropout in the same step; its outputs are not stored.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ TOKENS, HIDDEN, SENTENCES = "teacher_token_loss", "teacher_hidden_loss", "teache
 
 @dataclass(frozen=True)
 class Teacher:
-    """The model that a run learns from.
+    """Teacher model of a distillation run.
 
     Attributes:
-        source: as the user named it.
-        checksum: of its parameters.
+        source: its name in the configuration.
+        checksum: checksum of its parameters.
         config: its sizes.
         params: ``bert`` and, if it has an MLM head, ``predictions``; on the host.
         tokenizer: its vocabulary.
@@ -72,10 +72,10 @@ class Teacher:
 
 
 def load_teacher(config: DistillationConfig, log: Log) -> Teacher | None:
-    """The teacher of a configuration; None if it has none.
+    """Loads the teacher of a configuration; None if it has none.
 
     Raises:
-        UserError: the teacher cannot be read, is no encoder, or is not the one that the run began with.
+        UserError: the teacher cannot be read, is no encoder, or differs from the one that the run began with.
     """
     if config.teacher is None:
         return None
@@ -150,7 +150,7 @@ def layer_pairs(config: PretrainConfig, teacher: Teacher) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class StudentWithProjections:
-    """A model with the projections of some of its layers, which belong to the run alone.
+    """A model with projections for some of its layers. The projections are not part of the saved model.
 
     Attributes:
         student: the model.
@@ -161,7 +161,7 @@ class StudentWithProjections:
     widths: Mapping[int, tuple[int, int]]
 
     def init(self, key: jax.Array, input_ids: Int[Array, "B T"]) -> dict[str, Params]:
-        """The student's own random parameters, and ``distillation/layer_N/kernel`` [D, teacher's D]."""
+        """Returns the student's random parameters, and ``distillation/layer_N/kernel`` [D, teacher's D]."""
         params = self.student.init(key, input_ids)["params"]
         draw = nn.initializers.lecun_normal()
         projections = {
@@ -172,7 +172,7 @@ class StudentWithProjections:
 
 
 def with_projections(student: nn.Module, config: PretrainConfig, teacher: Teacher) -> StudentWithProjections:
-    """The student, with a projection for each layer that learns if the widths differ."""
+    """Returns the student with a projection for each distilled layer if the widths differ."""
     shape = (config.model.hidden_size, teacher.config.hidden_size)
     return StudentWithProjections(
         student, {} if shape[0] == shape[1] else dict.fromkeys(layer_pairs(config, teacher), shape)
@@ -181,13 +181,13 @@ def with_projections(student: nn.Module, config: PretrainConfig, teacher: Teache
 
 @dataclass(frozen=True)
 class Distillation:
-    """A loss with a teacher's outputs to learn as well.
+    """A loss extended by losses against a teacher's outputs.
 
     Attributes:
         base: the loss without a teacher.
         student: the model.
-        teacher: what it learns from; its parameters are passed to `bind`.
-        config: the run's.
+        teacher: the teacher; its parameters are passed to `bind`.
+        config: configuration of the run.
     """
 
     base: Loss
@@ -197,7 +197,7 @@ class Distillation:
 
     @property
     def factors(self) -> dict[str, float]:
-        """The losses that the teacher adds, and their factors."""
+        """Factors of the losses that the teacher adds."""
         asked = self.config.distillation
         tokens = asked.token_weight if self.teacher.has_mlm_head else 0.0
         factors = {TOKENS: tokens, HIDDEN: asked.hidden_weight, SENTENCES: asked.sentence_weight}
@@ -205,16 +205,16 @@ class Distillation:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The names of all losses and counts."""
+        """Names of all losses and counts."""
         return (*self.base.metrics, *self.factors)
 
     @property
     def loss_factors(self) -> dict[str, float]:
-        """The factors of all losses in their sum."""
+        """Factors of all losses in their sum."""
         return {**self.base.factors, **self.factors}
 
     def bind(self, teacher_params: Params) -> Loss:
-        """The loss, for parameters of the teacher that are arguments of the compiled step."""
+        """Returns the loss, for parameters of the teacher that are arguments of the compiled step."""
         return Loss(partial(self._forward, teacher_params), self._weights, self.metrics, self.loss_factors)
 
     def _weights(self, batch: Batch) -> dict[str, Array]:
@@ -250,7 +250,7 @@ class Distillation:
         return losses, counts
 
     def _run_teacher(self, params: Params, batch: Batch, layers: Iterable[int]) -> tuple[Any, HiddenStates]:
-        """The logits, or nothing of use from a teacher without an MLM head, and the hidden states."""
+        """Returns the logits (not usable from a teacher without an MLM head) and the hidden states."""
         execution = LayerExecution.from_config(self.config.training, self.teacher.config)
         model = BertForMaskedLM(self.teacher.config, jnp.dtype(self.config.training.dtype), execution)
         options = {} if TOKENS in self.factors else {"method": _encode}
@@ -258,7 +258,7 @@ class Distillation:
 
 
 def _encode(model: BertForMaskedLM, *inputs: Array, **options: Any) -> Array:
-    """The encoder of a model without its head."""
+    """Returns the encoder of a model without its head."""
     ids, segments, mask, _ = inputs
     return model.bert(ids, segments, mask, **options).last_hidden_state
 
@@ -272,9 +272,9 @@ def run_with_states(
     dropout: Dropout | None,
     **options: Any,
 ) -> tuple[Any, HiddenStates]:
-    """The model's output for a batch, and hidden states of some layers from the same pass."""
+    """Returns the model's output for a batch, and hidden states of some layers from the same pass."""
     last = config.num_hidden_layers
-    # Modules and methods; that of the last layer has its LayerNorm too.
+    # Modules and methods; the output of the last layer includes its LayerNorm.
     ends = {0: ("bert", "embeddings", "project"), last: ("bert", "encoder", "__call__")}
     inner = {layer: f"layer_{config.group_of(layer - 1)}" for layer in layers}
     paths = {layer: ends.get(layer, ("bert", "encoder", inner[layer], "__call__")) for layer in layers}
@@ -288,7 +288,7 @@ def run_with_states(
         **options,
     )
     flat = traverse_util.flatten_dict(captured["intermediates"])
-    # Layers that share parameters are calls of one module, in their order.
+    # Layers that share parameters are consecutive calls of one module.
     calls = {layer: 0 if layer in ends else (layer - 1) % config.layers_per_group for layer in layers}
     outputs = {layer: flat[path][calls[layer]] for layer, path in paths.items()}
     states = {layer: value[0] if isinstance(value, tuple) else value for layer, value in outputs.items()}
@@ -296,7 +296,7 @@ def run_with_states(
 
 
 def project(states: HiddenStates, projections: Params) -> HiddenStates:
-    """The states in the teacher's width, if they have a projection."""
+    """Returns the states in the teacher's width, if they have a projection."""
     kernels = {layer: projections.get(f"layer_{layer}", {}).get("kernel") for layer in states}
     return {layer: state if kernels[layer] is None else state @ kernels[layer] for layer, state in states.items()}
 
@@ -304,13 +304,13 @@ def project(states: HiddenStates, projections: Params) -> HiddenStates:
 def token_divergence(
     logits: Float[Array, "B P V"], targets: Float[Array, "B P V"], temperature: float
 ) -> Float[Array, "B P"]:
-    """temperature² * KL(teacher || student) of the softened distributions (Hinton et al. 2015, section 2.1)."""
+    """Computes temperature² * KL(teacher || student) of softened distributions (Hinton et al. 2015, section 2.1)."""
     student, teacher = (jax.nn.log_softmax(one / temperature, axis=-1) for one in (logits, targets))
     return temperature**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
 
 
 def cosine_distance(student: Float[Array, "*places D"], teacher: Float[Array, "*places D"]) -> Float[Array, "*places"]:
-    """1 - cosine; 1 for a zero vector, and no gradient."""
+    """Computes 1 - cosine; 1 with a zero gradient for a zero vector."""
     student, teacher = (
         x * jax.lax.rsqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-12)) for x in (student, teacher)
     )
@@ -318,7 +318,7 @@ def cosine_distance(student: Float[Array, "*places D"], teacher: Float[Array, "*
 
 
 def squared_distance(student: Float[Array, "*places D"], teacher: Float[Array, "*places D"]) -> Float[Array, "*places"]:
-    """Mean of the squared differences."""
+    """Computes the mean of the squared differences."""
     return jnp.mean(jnp.square(student - teacher), axis=-1)
 
 
@@ -327,20 +327,20 @@ DISTANCES = {"cosine": cosine_distance, "mse": squared_distance}
 
 
 def mean_of_examples(hidden: Float[Array, "B T D"], batch: Batch) -> Float[Array, "B K D"]:
-    """Means over the tokens of each example; K is 1 where rows are not packed."""
+    """Returns means over the tokens of each example; K is 1 if rows are not packed."""
     tokens = _tokens_of_examples(batch)
     return jnp.einsum("btk,btd->bkd", tokens, hidden) / jnp.maximum(tokens.sum(axis=1), 1)[..., None]
 
 
 def _tokens_of_examples(batch: Batch) -> Float[Array, "*rows T K"]:
-    """1 where a token is of an example; of rows [B], or of micro-batches of them."""
+    """Returns 1 for tokens that belong to an example; for rows [B], or for micro-batches of rows."""
     ids = batch.get("example_ids", batch["attention_mask"])
     count = batch["cls_positions"].shape[-1] if "cls_positions" in batch else 1
     return (ids[..., None] == 1 + jnp.arange(count)).astype(jnp.float32)
 
 
 def _places(batch: Batch) -> dict[str, Array]:
-    """Returns the weights of each loss: of predicted tokens [..., P], tokens [..., T] and examples [..., K]."""
+    """Returns the weights of each loss, for predicted tokens [..., P], tokens [..., T] and examples [..., K]."""
     return {
         TOKENS: batch["masked_lm_weights"],
         HIDDEN: batch["attention_mask"].astype(jnp.float32),

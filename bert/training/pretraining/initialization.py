@@ -1,4 +1,4 @@
-"""First parameters of a pretraining run: a branched run, a teacher's layers, rows of new tokens, the MLM bias."""
+"""Initial parameters of a pretraining run: a branched run, a teacher's layers, rows of new tokens, the MLM bias."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bert.training.pretraining.distillation import Teacher
 
 
 def restore_branched(checkpoints: Checkpoints, folder: Path, step: int, log: Log, like: Any) -> tuple[int, Any] | None:
-    """Restores the newest checkpoint of a run, or if it has none, the state of the run that it continues.
+    """Restores the newest checkpoint of a run; if it has none, restores the state of the run that it continues.
 
     Args:
-        folder: the run that is continued.
-        step: its checkpoint.
+        folder: folder of the run to continue.
+        step: step of the checkpoint to continue.
 
     Raises:
         UserError: the state does not fit.
@@ -46,16 +46,16 @@ VOCAB_PARAMS = (
     ("bert", "embeddings", "word", "embedding"),
     *((*head, name) for head in (("predictions",), ("generator", "predictions")) for name in ("decoder", "bias")),
 )
-"""Parameters [V, ...] with a row for each token; a model has some of them."""
+"""Parameters [V, ...] with a row for each token; a model may lack some of them."""
 
 
 def extend_embeddings(params: Params, rows: dict[int, list[int]], size: int) -> Params:
-    """A model's parameters with V = ``size`` rows for tokens: the old ones, and means of the old ones.
+    """Extends a model's parameters to V = ``size`` rows for tokens; new rows are means of old rows.
 
     Args:
-      params: nested dict of arrays.
-      rows: new row -> the old rows whose mean it becomes, from `bert.tokenizer.extension.decompose_new_tokens`.
-      size: rows afterwards, at least as many as now. A row without a token becomes the mean of all old rows.
+      params: nested dict of arrays. rows: new row -> the old rows whose mean it becomes, from
+      `bert.tokenizer.extension.decompose_new_tokens`. size: new number of rows, at least the current number. A row
+      without a token becomes the mean of all old rows.
     """
     params = _copy(params)
     for *path, name in VOCAB_PARAMS:
@@ -76,13 +76,13 @@ def _copy(params: Params) -> Params:
 
 
 def init_mlm_bias(method: str, counts: np.ndarray, head: Sequence[str], params: Params) -> Params:
-    """The MLM head's output bias set to the log frequencies of the tokens.
+    """Sets the MLM head's output bias to the log frequencies of the tokens.
 
-    Unchanged for the method ``zeros``, and in a head without bias.
+    Returns the parameters unchanged for the method ``zeros`` and for heads without bias.
 
-    A bias that starts at zero moves by at most the learning rate per step, and is several nats away. Meanwhile the
-    encoder learns the frequencies instead: it turns all tokens into one vector, which the tied decoder reads, and a
-    short run is spent on the way back.
+    A bias that starts at zero moves by at most the learning rate per step, although it is several nats away from its
+    target. Meanwhile the encoder learns the frequencies instead: it maps all tokens to one vector, which the tied
+    decoder reads. A short run then spends its steps on undoing this.
 
     Args:
         method: ``unigram`` or ``zeros``.
@@ -107,24 +107,24 @@ LAYER_FIELDS = (
     "norm_type",
     "layer_groups",
 )
-"""Settings that two models have in common, besides the shapes of their layers, if a layer of one is of use in the
-other."""
+"""Settings, besides the shapes of layers, that two models must share for a layer of one to be useful in the other."""
 
 
 def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, log: Log) -> Params:
-    """A student's random parameters, with as much of its teacher in them as fits.
+    """Initializes a student from its random parameters and the teacher's parameters that fit.
 
-    A narrower student has the principal components of the embeddings: the table of words is within the smallest squared
-    distance that so many dimensions allow, and the positions are turned the same way. Projections to the teacher's
-    width start as the way back, so that the student's states are compared in the teacher's directions from the first
-    step. A student of the teacher's width has the embeddings as they are, and `taken_layers` of layers of its shape. A
-    wider one keeps its own parameters.
+    - A narrower student gets the principal components of the embeddings: the best approximation of the word embeddings
+      of its width by squared error. Positions are rotated in the same way. Projections to the teacher's width start as
+      the inverse map, so that states are compared in the teacher's directions from the first step.
+    - A student of the teacher's width gets the embeddings unchanged, and `taken_layers` if the layers have the same
+      shape.
+    - A wider student keeps its random parameters.
 
     Args:
-        params: of the student; left unchanged.
+        params: the student's parameters; not modified.
         config: the student's sizes.
-        teacher: its vocabulary is the student's.
-        log: logs what the student starts from.
+        teacher: the teacher, which has the student's vocabulary.
+        log: logs which parameters come from the teacher.
     """
     own, source = params["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
     words = np.asarray(source["word"]["embedding"], np.float32)
@@ -152,15 +152,17 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, lo
 
 
 def taken_layers(layers: int, of: int) -> list[int]:
-    """The teacher's layers that a student of fewer ones starts from: evenly from the first to the last (DistilBERT)."""
+    """Returns the teacher's layers that initialize a student with fewer layers, evenly spaced from first to last
+    (DistilBERT).
+    """
     return np.linspace(0, of - 1, layers).round().astype(int).tolist() if layers > 1 else [0]
 
 
 def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> tuple[Params, list[int]]:
-    """The student's encoder with its teacher's layers and LayerNorm of the embeddings, as far as they fit.
+    """Returns the student's encoder with the teacher's layers and LayerNorm of the embeddings, as far as they fit.
 
     Returns:
-        The encoder, and which layers of the teacher are in it, from 1.
+        The encoder, and the numbers of the teacher's layers that it contains, from 1.
     """
     source = teacher.params["bert"]
     fields_agree = all(getattr(config, name) == getattr(teacher.config, name) for name in LAYER_FIELDS)
@@ -182,18 +184,18 @@ def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> tupl
 
 
 def _of_one_shape(own: Params, source: Params | None) -> Params:
-    """The source parameters if they have the names and shapes of the student's own, else these."""
+    """Returns the source parameters if they have the names and shapes of the student's, else the student's."""
     return source if source is not None and jax.tree.map(np.shape, own) == jax.tree.map(np.shape, source) else own
 
 
 def principal_directions(table: np.ndarray, width: int) -> np.ndarray:
-    """[D, width] orthonormal directions that keep most of the rows' squared lengths [N, D]."""
+    """Returns [D, width] orthonormal directions that maximize the squared lengths of the projected rows [N, D]."""
     _, vectors = np.linalg.eigh(table.T.astype(np.float64) @ table)
     return np.ascontiguousarray(vectors[:, ::-1][:, :width], np.float32)
 
 
 def _with_rows(own: Params, source: Params, basis: np.ndarray, first: int, first_source: int) -> np.ndarray:
-    """The student's table with the teacher's rows in place of its own, as far as both have them."""
+    """Returns the student's table, overwritten with the teacher's rows as far as both have them."""
     table, rows = np.array(own["embedding"]), np.asarray(source["embedding"], np.float32)[first_source:]
     size = min(len(table) - first, len(rows))
     table[first : first + size] = rows[:size] @ basis

@@ -41,17 +41,17 @@ class PretrainingObjective:
     """A pretraining objective.
 
     Attributes:
-        build_model: (config, sizes of a model -> how its layers are run) -> the model.
-        build_loss: (model, config) -> the loss that it is trained with.
+        build_model: (config, function from the sizes of a model to the execution of its layers) -> the model.
+        build_loss: (model, config) -> the training loss.
         modules: top-level modules of its parameters that ``init`` may fill.
         mlm_head: path of its masked-LM head in the parameters, whose output bias ``mlm_bias_init`` sets.
         perplexity_loss: the loss whose exponential is the perplexity.
         special_tokens: whether special tokens are predicted as well.
-        main_metric: the score that the curves show first.
+        main_metric: the score that is the first in the plot of the curves.
         baselines: (held-out batches, their input format, [V] occurrences of predictable tokens in training, scores of
             the last evaluation) -> scores without a model.
-        examples: (model, held-out rows) -> what the model makes of some of them, for results.json.
-        examples_name: of these in results.json.
+        examples: (model, held-out rows) -> example outputs of the model for some of them, for results.json.
+        examples_name: key of the examples in results.json.
     """
 
     build_model: Callable[[PretrainConfig, MakeExecution], nn.Module]
@@ -106,7 +106,7 @@ def _permuted_loss(model: nn.Module, config: PretrainConfig) -> Loss:
 def masked_baselines(
     batches: Iterable[Batch], input_format: InputFormat, counts: np.ndarray, scores: Metrics
 ) -> dict[str, Any]:
-    """Scores of held-out rows for a model that knows only word frequencies and the majority label."""
+    """Returns the scores on held-out rows of a predictor that uses only token frequencies and the majority label."""
     del scores
     tokens, labels = [], []
     for batch in batches:
@@ -132,14 +132,14 @@ def replaced_baselines(
 def next_baselines(
     batches: Iterable[Batch], input_format: InputFormat, counts: np.ndarray, scores: Metrics
 ) -> dict[str, Any]:
-    """Scores of held-out rows for a model that knows only the frequencies of the tokens."""
+    """Returns the scores on held-out rows of a predictor that uses only token frequencies."""
     del input_format, scores
     tokens = np.concatenate([batch["next_token_ids"][batch["next_token_weights"] > 0] for batch in batches])
     return {"unigram": metrics.unigram_baseline(counts, tokens) if len(tokens) else {}}
 
 
 def continue_some_rows(model: Pretrained, rows: RowSource, count: int = 3, tokens: int = 24) -> list[dict[str, Any]]:
-    """The beginnings of evenly spread held-out rows, and how the model continues them by greedy decoding."""
+    """Returns the beginnings of evenly spaced held-out rows, and the model's greedy continuations."""
     samples: list[dict[str, Any]] = []
     for index in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
         row = rows.take(np.array([index]))
@@ -147,7 +147,7 @@ def continue_some_rows(model: Pretrained, rows: RowSource, count: int = 3, token
         middle = len(ids) // 2
         text, truth = (model.tokenizer.decode(part.tolist()) for part in (ids[:middle], ids[middle : middle + tokens]))
         length = len(model.tokenizer.encode(text, add_special_tokens=False).ids)
-        if 0 < length < model.config.max_position_embeddings:  # half a character has more tokens as text
+        if 0 < length < model.config.max_position_embeddings:  # a truncated character is encoded to more tokens
             samples.append({"text": text, "truth": truth})
     if not samples:
         return []
@@ -156,7 +156,7 @@ def continue_some_rows(model: Pretrained, rows: RowSource, count: int = 3, token
 
 
 def fill_some_masks(model: Pretrained, rows: RowSource, count: int = 3) -> list[dict[str, Any]]:
-    """Held-out texts with one whole word masked: the first suitable word after the middle of evenly spread rows."""
+    """Returns held-out texts with one masked word: the first suitable word after the middle of evenly spaced rows."""
     samples: list[dict[str, Any]] = []
     for index in np.unique(np.linspace(0, len(rows) - 1, 8 * count).astype(int)):
         samples += _predict_one_word(model, rows.take(np.array([index])))
@@ -166,11 +166,11 @@ def fill_some_masks(model: Pretrained, rows: RowSource, count: int = 3) -> list[
 
 
 def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
-    """The text of a row with one word masked, and the model's guesses for it; empty if no word is suitable."""
+    """Returns the text of a row with one masked word, and the model's guesses for it; empty if no word is suitable."""
     mask_id = special_ids(model.tokenizer).mask
     ids = [int(i) for i in row["input_ids"][0, 1 : row["segment_a_length"][0] - 1]][:40]
     tokens = [model.tokenizer.id_to_token(i) or "" for i in ids]
-    while tokens and continues_word(model.tokenizer, tokens[0]):  # the rest of a word of the row before
+    while tokens and continues_word(model.tokenizer, tokens[0]):  # continuation of a word from the previous row
         ids, tokens = ids[1:], tokens[1:]
     if len(tokens) < 12:
         return []
@@ -182,7 +182,7 @@ def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
         masked = [*ids[:position], mask_id, *ids[position + 1 :]]
         text = model.tokenizer.decode(masked, skip_special_tokens=False)
         if mask_id not in model.tokenizer.encode(text).ids[: model.config.max_position_embeddings - 1]:
-            continue  # the text has more tokens than the row had, and the mask would be cut off
+            continue  # the text has more tokens than the row, and the mask would be truncated
         [candidates] = model.fill_mask(text, top_k=3)
         guesses = [{"token": guess.token.strip(), "probability": guess.probability} for guess in candidates]
         return [{"text": text, "truth": word, "guesses": guesses}]
@@ -239,22 +239,22 @@ OBJECTIVES = {
         examples_name="continuations",
     ),
 }
-"""Pretraining objectives by training.objective."""
+"""Pretraining objectives by ``training.objective``."""
 
 MakeBody = Callable[[Loss], Callable[..., Any]]
-"""Loss -> body of a step or of an evaluation: (state or parameters, batch) -> anything."""
+"""Loss -> body of a step or of an evaluation: (state or parameters, batch) -> its result."""
 CompileLoss = Callable[[MakeBody, Sequence[int]], Callable[..., Any]]
 """(maker of a body, donated arguments) -> the body for the run's loss, compiled for all devices."""
 
 
 def build_model_and_loss(config: PretrainConfig, devices: Sequence[Any] | None = None) -> tuple[nn.Module, Loss]:
-    """The model of a pretraining run, and the loss that it is trained with.
+    """Returns the model of a pretraining run, and its training loss.
 
     Args:
-        devices: those that it is compiled for; None for the local ones.
+        devices: devices to compile for; None for the local devices.
 
     Raises:
-        UserError: the devices cannot run the model as the configuration demands.
+        UserError: the devices cannot run the model as configured.
     """
     objective = OBJECTIVES[config.training.objective]
     model = objective.build_model(config, lambda sizes: LayerExecution.from_config(config.training, sizes, devices))
@@ -266,8 +266,8 @@ def build_with_teacher(
 ) -> tuple[Initializable, Loss, CompileLoss]:
     """Returns a run's model, its loss, and a function that compiles a step of this loss for all devices.
 
-    The teacher's parameters are put onto the devices here. They are arguments of the compiled step, so that it does
-    not contain them as constants.
+    The teacher's parameters are put onto the devices here. They are arguments of the compiled step; otherwise the step
+    would contain them as constants.
     """
     model, loss = build_model_and_loss(config)
     if teacher is None:

@@ -53,12 +53,12 @@ def _describe_corpus(counts: Mapping[str, int], split: str) -> str:
 
 
 def _describe_near_duplicates(counts: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The line of `data.near_duplicates`, if it is set."""
+    """Returns the table line for `data.near_duplicates`, if it is set."""
     return [("near-duplicates", f"{count:,} left out")] if (count := counts.get("near_duplicates")) is not None else []
 
 
 def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:
-    """A phase in the table; a single one has no number."""
+    """Returns the table entries of a phase; a single phase has no number."""
     phase = data.phase
     batch_size, length = data.loader.batch_size, phase.config.data.sequence_length
     num_steps = phase.end - phase.first
@@ -80,7 +80,7 @@ def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:
 
 
 def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None = None) -> Subject:
-    """Title and baselines of the curves; the baselines are known at the end of a run."""
+    """Returns title and baselines of the curves; the baselines are available at the end of a run."""
     rest = dict(baselines or {})
     objective = OBJECTIVES[config.training.objective]
     loss = objective.perplexity_loss
@@ -97,7 +97,7 @@ def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None =
 
 
 def unigram_loss(config: PretrainConfig, data: PretrainingData) -> tuple[str, float]:
-    """Name of the loss per predicted token, and its value for the training text and token frequencies alone."""
+    """Returns the name of the loss per predicted token, and its value for a prediction from token frequencies alone."""
     objective = OBJECTIVES[config.training.objective]
     counts = predictable_counts(data.phases[0].examples, data.tokenizer, objective.special_tokens)
     log_probabilities = metrics.unigram_log_probabilities(counts)
@@ -105,11 +105,11 @@ def unigram_loss(config: PretrainConfig, data: PretrainingData) -> tuple[str, fl
 
 
 def remarks(name: str, loss: float | None, baselines: Mapping[str, Any], divergence: str | None) -> list[str]:
-    """Sentences about a run that learned nothing.
+    """Returns warnings about a run that learned nothing.
 
     Args:
         name, loss: held-out loss per predicted token; None if it is not finite.
-        baselines: of results.json.
+        baselines: baselines of results.json.
         divergence: a sentence if the training loss ended far above its start.
     """
     sentences = [] if divergence is None else [divergence]
@@ -132,9 +132,9 @@ def write_results(
     """Writes results.json and the final curves.
 
     Args:
-        state: the last one, on the host.
+        state: the last state, on the host.
         divergence: a sentence if the training loss ended far above its start.
-        start_time: by `time.perf_counter`.
+        start_time: start of the run, by `time.perf_counter`.
 
     Returns:
         The content of results.json.
@@ -164,7 +164,7 @@ def write_results(
         "corpus": {**_counts_of_text(last), "fingerprint": last.examples.corpus},
         "baselines": baselines,
         **({"remarks": sentences} if sentences else {}),
-        # Weights that are not finite predict nothing.
+        # A model with weights that are not finite predicts nothing.
         objective.examples_name: [] if loss is None else objective.examples(model, last.eval_rows),
         "seconds": round(time.perf_counter() - start_time, 1),
     }
@@ -174,7 +174,7 @@ def write_results(
 
 
 def _counts_of_text(data: PhaseData) -> dict[str, int]:
-    """The counts of the text that was built; of a stream, only its head was."""
+    """Returns the counts of the built text; for a stream, these cover only its first documents."""
     counts = data.examples.counts
     if not data.is_streamed:
         return counts
@@ -184,7 +184,7 @@ def _counts_of_text(data: PhaseData) -> dict[str, int]:
 def add_transfer(
     run: RunFolder[PretrainConfig], results: Mapping[str, Any], transfer: Mapping[str, Any], start_time: float
 ) -> dict[str, Any]:
-    """Adds the scores of `measure_transfer` to results.json and to the curves; returns the new content."""
+    """Adds the scores of `measure_transfer` to results.json and to the curves, and returns the new content."""
     seconds = round(time.perf_counter() - start_time, 1)
     results = {**results, "transfer": transfer, "seconds": seconds}
     metrics_log.write_results(run.path, results)
@@ -194,6 +194,6 @@ def add_transfer(
 
 
 def transfer_bars(transfer: Mapping[str, Any]) -> Bars:
-    """Mean and deviation of each encoder and baseline."""
+    """Returns mean and standard deviation of each encoder and baseline."""
     scores = {name: (row["mean"], row["standard_deviation"]) for name, row in transfer.items() if isinstance(row, dict)}
     return Bars(f"{transfer['task']}, {transfer['train_rows']:,} labelled rows", transfer["metric"], scores)

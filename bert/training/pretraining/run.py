@@ -53,7 +53,7 @@ def pretrain(run: RunFolder[PretrainConfig], log: Log = log_info, callbacks: Seq
     parallel = setup.parallel
     with (
         data,
-        InterruptHandler() as interrupts,  # also while the last checkpoint is written
+        InterruptHandler() as interrupts,  # active until the last checkpoint is written
         make_checkpointer(run, log, parallel) as checkpoints,
         make_profiler(run.config.profile and run.is_writer, run.path, log) as profiler,
         TimeBudget(run, start_time, log) as budget,
@@ -119,7 +119,7 @@ def _phase_loops(
 ) -> Iterator[TrainLoop]:
     """Yields the training loop of each remaining phase; the caller runs it before it requests the next one.
 
-    When the time budget decides on the number of steps, the phases are compiled for this number and training goes on.
+    When the time budget fixes the number of steps, the phases are compiled for this number and training continues.
     """
     while True:
         for program in programs:
@@ -163,10 +163,10 @@ def _compile_phases(
     data: PretrainingData,
     earlier: Sequence[PhaseProgram] = (),
 ) -> list[PhaseProgram]:
-    """The functions of each phase, which JAX compiles at their first call; phases share the evaluation.
+    """Returns the functions of each phase, which JAX compiles at their first call; phases share the evaluation.
 
     Args:
-        earlier: programs of the same run with another number of steps, whose evaluations are used again.
+        earlier: programs of the same run with another number of steps, whose evaluations are reused.
     """
     eval_step = compile_loss(partial(make_eval_step, axis=parallel.axis), ())
     programs = []
@@ -225,15 +225,15 @@ def _initialize(
                 f"training.epochs {config.training.epochs} are {data.total_steps} steps, and init is at step "
                 f"{state.step}: set training.steps above it instead"
             )
-        checkpoints.save(int(state.step), state)  # the run no longer needs the one that it continues
+        checkpoints.save(int(state.step), state)  # the run no longer needs the run that it branched from
     return state
 
 
 def _measure_costs(programs: list[PhaseProgram], state: TrainState, parallel: Parallelism) -> tuple[StepCosts, float]:
-    """Returns the costs, and the seconds in which the steps are compiled.
+    """Returns the costs, and the seconds that the compilation of the steps takes.
 
-    Times a step and an evaluation batch of each remaining phase. This compiles all phases before the first one starts,
-    so that a phase that does not fit into memory fails at once.
+    Times a step and an evaluation batch of each remaining phase. All phases are compiled before the first one starts,
+    so that a phase that does not fit into memory fails immediately.
     """
     steps, evaluations, compilation = [], [], 0.0
     next_rows: dict[int, int] = {}  # of each stream, which is not read ahead for a later phase

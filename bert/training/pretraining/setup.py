@@ -27,7 +27,7 @@ from bert.training.pretraining.initialization import extend_embeddings
 from bert.training.pretraining.transfer import check_transfer
 
 DEFAULT_MAX_TO_KEEP = 3
-"""Checkpoints that stay if training.max_to_keep is null."""
+"""Number of checkpoints to keep if training.max_to_keep is null."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Setup:
     Attributes:
         parallel: the devices.
         init_model: the model of ``init``; None for random weights and for a run that has begun.
-        teacher: the model to distil; None without distillation.
+        teacher: the model to distill; None without distillation.
     """
 
     parallel: Parallelism
@@ -48,7 +48,7 @@ class Setup:
 def resolve_setup(run: RunFolder[PretrainConfig], log: Log) -> tuple[PretrainConfig, Setup]:
     """Fills in the defaults, checks the configuration and loads the models that it names.
 
-    Nothing is written, and no data is read except for a check of ``transfer``.
+    This writes nothing, and reads no data except to check ``transfer``.
 
     Returns:
         The configuration without null keys, except ``model.vocab_size``, and the devices and models.
@@ -62,7 +62,7 @@ def resolve_setup(run: RunFolder[PretrainConfig], log: Log) -> tuple[PretrainCon
         log(note)
     config, init_model = _load_init_model(run, config, log)
     if config.transfer is not None:
-        check_transfer(config)  # before hours of training
+        check_transfer(config)  # fails before hours of training
     LayerExecution.from_config(config.training, config.model)
     config, teacher = _load_teacher(config, log)
     return config, Setup(parallel, init_model, teacher)
@@ -106,7 +106,7 @@ def _notes_on_predictions(config: PretrainConfig) -> Iterator[str]:
 
 
 def has_begun(run: RunFolder[Any]) -> bool:
-    """Returns whether a run has a checkpoint and its vocabulary, and so no longer needs its initial model."""
+    """Returns whether a run has a checkpoint and its vocabulary, and therefore no longer needs its initial model."""
 
     def has_files() -> bool:
         return bool(CheckpointDirectory(run.checkpoints).steps()) and (run.path / "tokenizer.json").is_file()
@@ -127,7 +127,7 @@ def _resolve_defaults(config: PretrainConfig) -> PretrainConfig:
 def _load_init_model(
     run: RunFolder[PretrainConfig], config: PretrainConfig, log: Log
 ) -> tuple[PretrainConfig, Pretrained | None]:
-    """Returns the configuration with the sizes of the model of ``init``, and this model if the run starts from it."""
+    """Returns the configuration with the sizes of the ``init`` model, and this model if the run starts from it."""
     if config.init is None or has_begun(run):
         return config, None
     if config.init_state:
@@ -173,7 +173,7 @@ def _load_teacher(config: PretrainConfig, log: Log) -> tuple[PretrainConfig, Tea
 
 
 def find_branch_source(config: PretrainConfig) -> tuple[Path, int]:
-    """Folder and step of the pretraining run whose state is continued. Raises UserError if there is none."""
+    """Returns folder and step of the pretraining run to continue. Raises UserError if there is none."""
     init = require(config.init, "init")
     folder, step = fetch_model(init)
     if step is None or not (folder / "config.yaml").is_file() or config_class_of_run(folder) is not PretrainConfig:

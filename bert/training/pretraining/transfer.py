@@ -1,4 +1,4 @@
-"""Transfer of a pretrained encoder to a small labelled task, next to random weights and other baselines."""
+"""Transfer of a pretrained encoder to a small labelled task, compared with random weights and other baselines."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PRETRAINED, RANDOM = "pretrained", "random_weights"
 
 
 def transfer_config(config: PretrainConfig) -> FinetuneConfig:
-    """The fine-tuning run of ``transfer``, from the pretrained encoder.
+    """Returns the configuration of the fine-tuning run of ``transfer``, which starts from the pretrained encoder.
 
     Raises:
-        UserError: there is no such recipe or file, or a value in it cannot work.
+        UserError: the recipe or file does not exist, or contains an invalid value.
     """
     name, run = require(config.transfer, "transfer"), require(config.output_dir, "output_dir")
     path = recipe_folder() / f"{name}.yaml" if name in recipe_names() else Path(name)
@@ -55,16 +55,16 @@ def transfer_config(config: PretrainConfig) -> FinetuneConfig:
 
 
 def check_transfer(config: PretrainConfig) -> None:
-    """Raises UserError for a recipe that cannot work, or whose files cannot be read."""
+    """Raises UserError if a recipe is invalid or its files cannot be read."""
     recipe = transfer_config(config)
-    if not (recipe.data.dir or "").startswith(DOCSTRINGS_PREFIX):  # which take a while, and are there
+    if not (recipe.data.dir or "").startswith(DOCSTRINGS_PREFIX):
         read_splits(make_task(recipe), recipe)
 
 
 def measure_transfer(run: RunFolder[PretrainConfig], log: Log) -> dict[str, Any]:
     """Fine-tunes from the run, and from random weights of the same sizes, and returns their scores on dev.
 
-    Runs that have ended are not run again.
+    Completed runs are not repeated.
 
     Returns:
         Task, metric and numbers of rows; for each encoder and baseline ``mean``, ``standard_deviation`` (None for a
@@ -72,7 +72,7 @@ def measure_transfer(run: RunFolder[PretrainConfig], log: Log) -> dict[str, Any]
 
     Raises:
         UserError: the recipe's data cannot be used.
-        Interrupted: a signal came; the state of the fine-tuning run under way is saved.
+        Interrupted: a signal was received; the state of the current fine-tuning run is saved.
     """
     recipe = transfer_config(run.config)
     if recipe.data.sample_seed is None:  # the same rows for all seeds and baselines
@@ -94,7 +94,7 @@ def measure_transfer(run: RunFolder[PretrainConfig], log: Log) -> dict[str, Any]
 
 
 def _finetune(config: FinetuneConfig, within: RunFolder[PretrainConfig]) -> list[float]:
-    """Returns the main metric of each seed. What the runs print is appended to log.txt."""
+    """Returns the main metric of each seed. Output of the runs is appended to log.txt."""
     log_file = within.path / TRANSFER / "log.txt"
     log_file.parent.mkdir(exist_ok=True)
     with (
