@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints of other libraries, with one file per model family. Does not import JAX by itself."""
+"""Reads and writes checkpoints of other libraries, with one module per model family. Does not import JAX."""
 
 from bert.errors import UserError
 
@@ -7,4 +7,4 @@ FORMATS = ("hf", "stablehlo", "onnx")
 
 
 class ExportError(UserError):
-    """The exported model's outputs differ from the original's; the export is discarded."""
+    """The outputs of an exported model differ from the original. The export is deleted."""

@@ -1,4 +1,4 @@
-"""A model as plain data: readers return it, and writers accept it."""
+"""A model as plain data, returned by readers and accepted by writers."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from bert.model.pooling import Pooling
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBundle:
-    """Sizes, parameters and vocabulary of a model, and how to read its outputs.
+    """Configuration, parameters and vocabulary of a model, and how to interpret its outputs.
 
     Attributes:
-        config: sizes of the encoder.
-        params: nested dict of float32 arrays: the encoder, and the heads that the model has.
+        config: configuration of the encoder.
+        params: nested dict of float32 arrays, with the encoder and the model's heads.
         tokenizer: the vocabulary.
         architecture: name of the module in `bert.model`, a key of `bert.model.names.ARCHITECTURES`.
-        labels: names of a classifier's classes, by number; () for other models.
-        problem_type: as in config.json, for sequence classifiers; None if it is unset.
-        classifier_dropout: rate before a task's dense layer in training; None for ``hidden_dropout_prob``.
-        null_score_diff_threshold: for question answering: largest null score minus best score for which there is an
-            answer; None if there always is.
-        label_thresholds: for several labels at once: the probability from which each is predicted; () for none.
-        score_activation: for one output: full name of the PyTorch class that a cross-encoder of sentence-transformers
-            applies to its score; None for none.
-        texts_per_input: for sequence classifiers: 1, or 2 for pairs; None if unknown.
-        pair_truncation: how pairs are cut to a row: "google" or "longest_first"; None for the tokenizer's own way.
-        clitics: for taggers: word endings that are separate words; None if unknown.
-        pooling: how embeddings are made, from a sentence-transformers folder; None for other models.
-        target_tokenizer: vocabulary of the targets of an encoder-decoder; None if it is ``tokenizer``.
-        decoding: settings with which a generating model was evaluated or published; None if there are none.
-        source: folder or hub name that the model was read from.
-        step: step of the run's checkpoint; None if the model is not from a run.
+        labels: class names of a classifier, in order of their ids; () for other models.
+        problem_type: the value in config.json, for sequence classifiers; None if unset.
+        classifier_dropout: dropout rate before the head's dense layer in training; None: use ``hidden_dropout_prob``.
+        null_score_diff_threshold: for question answering, the maximum of null score minus best score for which an
+            answer is returned; None: always return an answer.
+        label_thresholds: for multi-label models, the probability from which each label is predicted; () for none.
+        score_activation: for a single output, qualified name of the PyTorch class that a sentence-transformers
+            cross-encoder applies to its score; None for none.
+        texts_per_input: for sequence classifiers, 1, or 2 for pairs; None if unknown.
+        pair_truncation: how pairs are truncated: "google" or "longest_first"; None: the tokenizer's default.
+        clitics: for taggers, word endings that count as separate words; None if unknown.
+        pooling: how embeddings are computed, for sentence-transformers models; None for other models.
+        target_tokenizer: target vocabulary of an encoder-decoder; None if it is ``tokenizer``.
+        decoding: generation settings with which the model was evaluated or published; None if there are none.
+        source: folder or hub name from which the model was read.
+        step: step of the run's checkpoint; None if the model does not come from a run.
         dtype: type of the computation; parameters are float32.
     """
 
@@ -68,7 +68,7 @@ class ModelBundle:
 
     @property
     def longest_text(self) -> int:
-        """Maximum number of tokens of a text; embeddings may have a smaller one than the model."""
+        """Maximum number of tokens of a text. The limit of embeddings may be lower than the model's."""
         positions = self.config.max_position_embeddings
         return positions if self.pooling is None else min(positions, self.pooling.max_length or positions)
 
@@ -79,18 +79,18 @@ class ModelBundle:
 
     @property
     def origin(self) -> str:
-        """Source and step, for messages."""
+        """Source and step, for log messages."""
         source = on_one_line(self.source)
         return source if self.step is None else f"{source}, step {self.step:,}"
 
     @property
     def title(self) -> str:
-        """Name of the source folder, for headings. Names that are not UTF-8 are escaped."""
+        """Name of the source folder, for headings. Names that are not valid UTF-8 are escaped."""
         return on_one_line(Path(self.source).resolve().name)
 
 
 OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
-"""Number of outputs of heads without labels: start and end, and one score per choice."""
+"""Number of outputs of heads without labels: start and end, or one score per choice."""
 
 
 MODULE_HOMES = {
@@ -101,11 +101,11 @@ MODULE_HOMES = {
     "BertForCausalLM": decoders,
     "BertForSequenceToSequence": decoders,
 }
-"""Modules with architectures that are not in `bert.model.heads`."""
+"""Module classes of architectures that are not in `bert.model.heads`."""
 
 
 def build_module(model: ModelBundle) -> Any:
-    """Returns the Flax module for the parameters."""
+    """Returns the Flax module that matches the parameters."""
     if model.architecture == "Bert":
         return Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
     module = getattr(MODULE_HOMES.get(model.architecture, heads), model.architecture)
@@ -115,7 +115,7 @@ def build_module(model: ModelBundle) -> Any:
 
 
 def describe_labels(model: ModelBundle) -> str:
-    """Returns the labels, with their thresholds if there are any, for a README.md."""
+    """Returns the labels, with their thresholds if any, for a README.md."""
     if not model.label_thresholds:
         return ", ".join(map(_code_span, model.labels))
     pairs = zip(model.labels, model.label_thresholds, strict=True)
@@ -124,7 +124,7 @@ def describe_labels(model: ModelBundle) -> str:
 
 
 def _code_span(text: str) -> str:
-    """Returns a text as Markdown code on one line, with a fence longer than any backticks in it."""
+    """Formats a text as a Markdown code span on one line, with a fence longer than any backticks in it."""
     text = on_one_line(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if text.strip("` ") != text or not text else ""

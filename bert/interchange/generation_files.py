@@ -1,4 +1,4 @@
-"""Files of a Hugging Face folder for generation: generation_config.json, and a target vocabulary in a subfolder."""
+"""Generation files of a Hugging Face folder: generation_config.json, and a target vocabulary in a subfolder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 GENERATION_CONFIG = "generation_config.json"
 
 TARGET_TOKENIZER = "target_tokenizer"
-"""Subfolder of the tokenizer's files of a target with a vocabulary of its own. transformers has no name for it."""
+"""Subfolder for the tokenizer of a separate target vocabulary. transformers defines no name for it."""
 
 KEYS = {
     "num_beams": "beams",
@@ -29,7 +29,7 @@ KEYS = {
     "early_stopping": "early_stopping",
     "num_return_sequences": "num_samples",
 }
-"""Keys of generation_config.json, and the fields of `Decoding` that have the same values."""
+"""Keys of generation_config.json, and the fields of `Decoding` with the same values."""
 
 CONTROL_KEYS = {
     "repetition_penalty": "repetition_penalty",
@@ -37,13 +37,13 @@ CONTROL_KEYS = {
     "min_new_tokens": "min_tokens",
     "stop_strings": "stop",
 }
-"""Further ones, which are written if they are not the defaults."""
+"""Further keys, which are written only if they differ from the defaults."""
 
 SAMPLING_KEYS = ("temperature", "top_k", "top_p")
-"""Further ones of both names, which transformers uses with ``do_sample`` alone."""
+"""Further keys, with the same name on both sides. transformers applies them only with ``do_sample``."""
 
 TRANSFORMERS_TOP_K = 50
-"""transformers' ``top_k`` where the file has none."""
+"""transformers' default of ``top_k``."""
 
 NOT_APPLIED = {
     "encoder_no_repeat_ngram_size": 0,
@@ -53,18 +53,18 @@ NOT_APPLIED = {
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
 }
-"""Keys that change the tokens in transformers alone, and the values that change nothing."""
+"""Keys that change the output only in transformers, and their neutral values."""
 
 
 PLAIN_DECODING = {
     **{"num_beams": 1, "length_penalty": 1.0, "do_sample": False, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0},
     **{"min_length": 0, "min_new_tokens": None, "max_length": 20, "max_new_tokens": None, "stop_strings": None},
 }
-"""Keys of generation_config.json and transformers' defaults."""
+"""Keys of generation_config.json, and transformers' defaults."""
 
 
 def read_target_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None:
-    """The target's own vocabulary; None if both sides have one. Raises UserError."""
+    """Reads the target vocabulary; None if source and target share one. Raises UserError."""
     place = folder / TARGET_TOKENIZER
     if place.is_dir():
         tokenizer = load_tokenizer(place)
@@ -79,15 +79,15 @@ def read_target_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None
 
 
 def read_decoding(folder: Path, tokenizer: Tokenizer, log: Callable[[str], None]) -> Decoding:
-    """The settings of generation in generation_config.json, or, of older versions, in config.json.
+    """Reads generation settings from generation_config.json or, in older folders, from config.json.
 
     Args:
-        folder: of the model.
-        tokenizer: of the target.
-        log: called with settings that are not applied.
+        folder: folder of the model.
+        tokenizer: tokenizer of the target.
+        log: called for settings that are not applied.
 
     Raises:
-        UserError: a value that cannot work, or texts that begin or end with other tokens than ours.
+        UserError: a value is invalid, or the start or end token differs from the tokenizer's.
     """
     file = folder / GENERATION_CONFIG
     file = file if file.is_file() else folder / "config.json"
@@ -105,7 +105,7 @@ def read_decoding(folder: Path, tokenizer: Tokenizer, log: Callable[[str], None]
             log(WarningText(f"{file}: {key} {content[key]} is not applied"))
     names = {**KEYS, **CONTROL_KEYS}
     values = {names[key]: content[key] for key in names if content.get(key) is not None}
-    if isinstance(shortest := content.get("min_length"), int) and shortest > 1:  # with the start token
+    if isinstance(shortest := content.get("min_length"), int) and shortest > 1:  # includes the start token
         values.setdefault("min_tokens", shortest - 1)
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]]
@@ -119,7 +119,7 @@ def read_decoding(folder: Path, tokenizer: Tokenizer, log: Callable[[str], None]
 
 
 def _max_tokens(content: dict[str, Any], file: Path) -> dict[str, int]:
-    """Our number of new tokens; transformers counts the start token in ``max_length``."""
+    """Returns the maximum number of new tokens. transformers includes the start token in ``max_length``."""
     for key, more in {"max_new_tokens": 0, "max_length": 1}.items():
         if (value := content.get(key)) is not None:
             if isinstance(value, bool) or not isinstance(value, int) or value <= more:
@@ -147,7 +147,7 @@ def _checked(values: dict[str, Any], file: Path) -> Decoding:
 
 
 def warn_unread_decoding(folder: Path, log: Callable[[str], None]) -> None:
-    """Reports settings of generation_config.json of a left-to-right model: `generate` does not use them."""
+    """Logs settings in generation_config.json of a causal model, which `generate` does not read."""
     file = folder / GENERATION_CONFIG
     content = read_json(file) if file.is_file() else {}
     plain = {**NOT_APPLIED, **PLAIN_DECODING}
@@ -158,7 +158,7 @@ def warn_unread_decoding(folder: Path, log: Callable[[str], None]) -> None:
 
 
 def generation_config(model: ModelBundle) -> dict[str, Any]:
-    """The content of generation_config.json."""
+    """Returns the content of generation_config.json."""
     tokenizer, decoding = model.target_tokenizer or model.tokenizer, model.decoding
     start, end = target_boundaries(tokenizer)
     content: dict[str, Any] = {
@@ -169,7 +169,7 @@ def generation_config(model: ModelBundle) -> dict[str, Any]:
     }
     if decoding is None:
         return content
-    content["max_length"] = decoding.max_tokens + 1  # with the start token
+    content["max_length"] = decoding.max_tokens + 1  # includes the start token
     if decoding.beams > 1:
         content |= {theirs: getattr(decoding, ours) for theirs, ours in KEYS.items()}
     if decoding.temperature > 0:
@@ -183,7 +183,7 @@ def generation_config(model: ModelBundle) -> dict[str, Any]:
 
 
 def unexpressed_decoding(decoding: Decoding | None) -> str | None:
-    """A sentence on what generation_config.json cannot express; None if it has everything."""
+    """Returns a sentence on settings that generation_config.json cannot express; None if there are none."""
     if decoding is None or decoding.beams == 1 or decoding.length_norm == "length" or not decoding.length_penalty:
         return None
     return (

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, fetched only where a name of one is given, and uploaded."""
+"""Downloads models from the Hugging Face hub, if named, and uploads models to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-
 
 
 def _with_subfolders(names: list[str]) -> list[str]:
-    """Next to the folder's other files, or where sentence-transformers up to 1.x kept the encoder."""
+    """Adds the paths next to the other files, and in the encoder's subfolder of sentence-transformers 1.x."""
     return [f"{path}{name}" for path in ("", "0_Transformer/") for name in names]
 
 
@@ -52,22 +52,21 @@ WEIGHTS, PICKLES = _with_subfolders(_WEIGHTS), _with_subfolders(_PICKLES)
 
 
 REVISION = r"(@[\w./-]+)?"
-"""A branch, a tag or a commit after a name of the hub."""
+"""A branch, tag or commit after a hub name."""
 
 LEGACY_MODEL_NAME = re.compile(
     r"((distil)?(bert|roberta)-(base|large)(-[\w-]+)?|xlm-roberta-(base|large)|camembert-base"
     r"|albert-(base|large|xlarge|xxlarge)-v[12]|(distil)?gpt2(-medium|-large|-xl)?)" + REVISION
 )
-"""The models that the hub knows by a name without an organisation, since they were there before organisations were."""
+"""Hub models without an organization in their name, which predate organizations."""
 
 
 def is_hub_name(source: str | Path) -> bool:
-    """Whether this is ``organisation/name``, maybe ``@revision``, and not a mistyped path: the first part is no folder
-    here, and not runs.
+    """Whether ``source`` is a hub name, ``organisation/name`` with an optional ``@revision``, and not a mistyped path.
 
-    A run is runs/NAME throughout the documentation, and anybody may register a model of that name on the hub.
-
-    Of names without an organisation only the hub's first ones are such: ``bert-base-uncased``, ``gpt2``.
+    The first part must not be an existing folder, nor ``runs``: the documentation uses runs/NAME for runs, and anybody
+    could register a hub model of that name. Names without an organization are limited to the hub's original models,
+    such as ``bert-base-uncased`` and ``gpt2``.
     """
     name = str(source)
     named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*" + REVISION, name) or LEGACY_MODEL_NAME.fullmatch(name)
@@ -76,14 +75,14 @@ def is_hub_name(source: str | Path) -> bool:
 
 
 def is_downloaded(name: str) -> bool:
-    """Whether this names a model of the hub for certain: it reads as a name, and the hub's own cache holds it."""
+    """Whether this is a hub name and the model is in the local hub cache."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
         repository, revision = _at_revision(name)
         cached = is_hub_name(name) and try_to_load_from_cache(repository, "config.json", revision=revision)
         return isinstance(cached, str)
-    except ValueError:  # no name that the hub allows
+    except ValueError:  # not a valid hub name
         return False
 
 
@@ -93,19 +92,19 @@ def _at_revision(name: str) -> tuple[str, str | None]:
 
 
 def announce(name: str) -> None:
-    """Warns that a model of somebody else is about to be used."""
+    """Warns that a third-party model is about to be used."""
     LOGGER.warning(f"{name} is not a folder here: taking it from the Hugging Face hub")
 
 
 def download(name: str, weights: bool = True) -> Path:
-    """The folder of a hub's model in the hub's own cache, downloaded if it is not there yet. stderr says so before.
+    """Returns the folder of a hub model in the hub's cache. Downloads it if necessary, after a note on stderr.
 
     Args:
-        name: ``organisation/name``, also with ``@revision``.
-        weights: with them; without, the configuration and the vocabulary alone.
+        name: ``organisation/name``, optionally with ``@revision``.
+        weights: whether to download the weights, in addition to configuration and vocabulary.
 
     Raises:
-        UserError: no such model, no access, no network.
+        UserError: the model does not exist, or there is no access or network.
     """
     from huggingface_hub import snapshot_download
 
@@ -118,7 +117,7 @@ def download(name: str, weights: bool = True) -> Path:
         if weights and not whole and any(any(folder.glob(path)) for path in _with_subfolders(["config.json"])):
             patterns += PICKLES
             folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
-    except Exception as error:  # the client raises its own, httpx's and the system's
+    except Exception as error:  # the client raises its own exceptions, and those from httpx and the OS
         raise UserError(
             f"{name} is not a folder here and cannot be had from the Hugging Face hub ({first_line(error)}): "
             "name an existing folder, or fix the name or the network"
@@ -127,16 +126,16 @@ def download(name: str, weights: bool = True) -> Path:
 
 
 def upload(save: Callable[[Path], None], name: str, private: bool, message: str) -> str:
-    """Uploads what ``save`` writes into a folder as one commit, and returns its URL.
+    """Uploads the folder that ``save`` writes as one commit, and returns its URL.
 
     Args:
-        save: writes the folder of a model, with the place PATH in its model card.
-        name: ``organisation/name``, or ``name`` below the user's own account; made if it is not there.
-        private: whether a new repository is.
-        message: of the commit.
+        save: writes the folder of a model, with the placeholder PATH in its model card.
+        name: ``organisation/name``, or ``name`` in the user's namespace. The repository is created if necessary.
+        private: whether a new repository is private.
+        message: commit message.
 
     Raises:
-        UserError: no name that the hub allows, no access, no network; and what ``save`` raises.
+        UserError: the name is invalid, or there is no access or network. Errors from ``save`` are passed on.
     """
     from huggingface_hub import HfApi
 
@@ -144,14 +143,14 @@ def upload(save: Callable[[Path], None], name: str, private: bool, message: str)
         raise UserError(f"{name!r} is no name of a repository on the hub: use organisation/name")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, name.rpartition("/")[2])
-        save(folder)  # before the repository is made
+        save(folder)  # before the repository is created
         try:
             client = HfApi()
             repository = client.create_repo(name, private=private, exist_ok=True).repo_id
             card = folder / "README.md"
             card.write_text(card.read_text(encoding="utf-8").replace('"PATH', f'"{repository}'), encoding="utf-8")
             return client.upload_folder(repo_id=repository, folder_path=folder, commit_message=message).commit_url
-        except Exception as error:  # the client raises its own, httpx's and the system's
+        except Exception as error:  # the client raises its own exceptions, and those from httpx and the OS
             raise UserError(
                 f"{name} cannot be written on the Hugging Face hub ({first_line(error)}): sign in with hf auth login, "
                 "or fix the name or the network"

@@ -1,6 +1,6 @@
-"""How files of other libraries name and store parameters, and the expected shapes of parameters.
+"""Parameter names and layouts in files of other libraries, and the expected shapes of parameters.
 
-The names of each model family are in `bert.interchange.families`; names of the model's own parameters in
+The names of each family are in `bert.interchange.families`. The names of this package's parameters are in
 `bert.model.names`.
 """
 
@@ -60,7 +60,7 @@ ENCODER_MODULES = {
     "bert/encoder/relative_attention_embeddings": "table",
     "bert/encoder/relative_attention_norm": "norm",
 }
-"""Modules that encoders and decoders have."""
+"""Modules of both encoders and decoders."""
 
 
 MODULES = {
@@ -81,11 +81,11 @@ MODULES = {
     CLASSIFIER: "output",
     QA_OUTPUTS: "output",
 }
-"""Modules and single arrays of the model, and the kind of each, a key of `Arrays`."""
+"""Modules and single arrays of the model, and the kind of each, which is a key of `Arrays`."""
 
 
 Arrays = Mapping[str, tuple[tuple[str, str, bool], ...]]
-"""Arrays of each kind of module: suffix of the parameter, suffix in the file, and whether the file transposes it."""
+"""Arrays per kind of module: parameter suffix, file suffix, and whether the array is transposed in the file."""
 
 
 HF_ARRAYS: Arrays = {
@@ -95,16 +95,16 @@ HF_ARRAYS: Arrays = {
     "norm": (("/scale", ".weight", False), ("/bias", ".bias", False)),
     "array": (("", "", False),),
 }
-"""Arrays of PyTorch's modules."""
+"""Arrays of PyTorch modules."""
 
 
 class Tensor(NamedTuple):
     """One array of a file.
 
     Attributes:
-        paths: paths of its parameters: one, or several that are concatenated along their last axis.
+        paths: paths of its parameters. Several parameters are concatenated along their last axis.
         theirs: name in the file.
-        transposed: whether the file holds it transposed.
+        transposed: whether it is transposed in the file.
     """
 
     paths: tuple[str, ...]
@@ -113,17 +113,17 @@ class Tensor(NamedTuple):
 
     @property
     def part(self) -> str:
-        """Part of `ARCHITECTURES` to which it belongs; ``bert`` for the encoder."""
+        """The part of `ARCHITECTURES` to which it belongs; ``bert`` for the encoder."""
         return part_of(self.paths[0])
 
     def split(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Splits the file's array into float32 parameters by path. If its shape is wrong, they are uneven."""
+        """Splits the file's array into float32 parameters by path. An array of the wrong shape is split unevenly."""
         array = array.T if self.transposed else array
         parts = [array] if len(self.paths) == 1 else np.array_split(np.atleast_1d(array), len(self.paths), axis=-1)
         return {path: np.ascontiguousarray(part, np.float32) for path, part in zip(self.paths, parts, strict=True)}
 
     def join(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Joins the parameters at ``paths`` to the file's array, the inverse of `split`."""
+        """Joins the parameters at ``paths`` into the file's array. Inverse of `split`."""
         parts = [np.asarray(arrays[path]) for path in self.paths]
         array = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         return array.T if self.transposed else array
@@ -131,13 +131,13 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Names:
-    """Names of a model's parameters in one kind of file, for reading and writing.
+    """Names of a model's parameters in one file format, for reading and writing.
 
     Attributes:
-        modules: names of the modules of `MODULES` that the file may have. Modules with the same name are one module
-            there, with concatenated arrays.
-        heads: names that differ in an architecture, a key of `ARCHITECTURES`; None for modules that it lacks.
-        arrays: how the file stores them.
+        modules: names of the `MODULES` that the file may have. Modules with the same name are one module in the file,
+            with concatenated arrays.
+        heads: overrides per architecture, which is a key of `ARCHITECTURES`; None for modules that it lacks.
+        arrays: how the file stores each kind of module.
     """
 
     modules: Mapping[str, str]
@@ -145,9 +145,10 @@ class Names:
     arrays: Arrays = field(default_factory=lambda: HF_ARRAYS)
 
     def tensors(self, layers: int, architecture: str, decoder_layers: int = 0) -> list[Tensor]:
-        """Returns every array that a file may have for a model with these numbers of layers.
+        """Returns all arrays that a file may have for a model with these numbers of layers.
 
-        Several architectures give their classifiers the same name; the result has only the ones of ``architecture``.
+        Several architectures use the same name for their classifiers. The result has only the names of
+        ``architecture``.
         """
         parts = {ENCODER, POOLER, PREDICTIONS, SEQ_RELATIONSHIP, DETECTION, *ARCHITECTURES[architecture]}
         modules: dict[str, list[str]] = {}
@@ -163,7 +164,7 @@ class Names:
 
 
 def _number_of_layers(path: str, layers: int, decoder_layers: int) -> int:
-    """Returns how many layers have the module of a path; 1 if it is not in a layer."""
+    """Returns the number of layers that have the module of a path; 1 outside of layers."""
     if "{}" not in path:
         return 1
     return decoder_layers if part_of(path) == DECODER else layers
@@ -172,7 +173,7 @@ def _number_of_layers(path: str, layers: int, decoder_layers: int) -> int:
 def check_layers(layers: int, held: int, source: Path | str, config: Path | str) -> None:
     """Raises UserError if ``source`` has fewer arrays than the configuration has layers.
 
-    Call it before listing the names of all layers, because a wrong number may be in the millions.
+    Call this before listing the names of all layers, because a corrupt number may be in the millions.
     """
     if layers > held:
         raise UserError(
@@ -190,14 +191,14 @@ ARCHITECTURES_WITH_LABELS = ("BertForSequenceClassification", "BertForTokenClass
 
 @lru_cache(maxsize=16)
 def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter that `Names.tensors` may list, by path.
+    """Returns the shape of every parameter in `Names.tensors`, by path.
 
     Args:
-        config: sizes of the encoder.
+        config: configuration of the encoder.
         architecture: a key of `bert.model.names.ARCHITECTURES`.
-        num_labels: L, for `ARCHITECTURES_WITH_LABELS`.
+        num_labels: number of labels, for `ARCHITECTURES_WITH_LABELS`.
     """
-    # All layers have the same shapes, but the first may lack a LayerNorm.
+    # All layers have the same shapes, except that the first may lack a LayerNorm.
     shallow = dataclasses.replace(config, num_hidden_layers=2, layer_groups=None, decoder_layers=None)
     ids = jnp.zeros((1, 1), jnp.int32)
     shapes = _shapes(BertForPreTraining(shallow), ids)
@@ -216,7 +217,7 @@ def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> 
             del shapes[f"{DETECTION}/dense/bias"]
     for head in set(ARCHITECTURES[architecture]) & set(outputs):
         shapes |= {f"{head}/kernel": (config.hidden_size, outputs[head]), f"{head}/bias": (outputs[head],)}
-    if config.causal and POOLER in ARCHITECTURES[architecture]:  # it reads the last token, without a bias
+    if config.causal and POOLER in ARCHITECTURES[architecture]:  # it reads the last token and has no bias
         shapes.pop(f"{CLASSIFIER}/bias", None)
     return shapes
 

@@ -1,4 +1,4 @@
-"""How a folder of sentence-transformers declares that its hidden states become vectors: reading and writing."""
+"""Reads and writes the pooling configuration of sentence-transformers folders."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ TEXT_SETTINGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Files with the maximum length of texts and their casing; all except the first are of older versions."""
+"""Files with the maximum length and the casing of texts. Older versions use all except the first."""
 
 
 PROMPTS = "config_sentence_transformers.json"
-"""The file that has the prompts, and whether the folder is one of embeddings."""
+"""File with the prompts and the model type."""
 
 
 KNOWN_SETTINGS = (
     *("model_type", "__version__", "requirements", "prompts", "default_prompt_name", "similarity_fn_name"),
     "truncate_dim",
 )
-"""Keys of that file that are applied, change nothing, or have a message of their own."""
+"""Keys of that file that are applied, have no effect, or have a separate message."""
 
 
 TEXT_SETTINGS_READ = {
@@ -41,15 +41,15 @@ TEXT_SETTINGS_READ = {
     "document_length": None,
     "query_expansion": None,
 }
-"""Keys of `TEXT_SETTINGS` of which one value is read."""
+"""Keys of `TEXT_SETTINGS` with a single supported value."""
 
 
 ORDER = re.compile("Transformer( Pooling( Dense)*( Normalize)?)?")
-"""Modules that are read."""
+"""Supported sequences of modules."""
 
 
 WRITTEN = ("mean", "cls", "max", "mean_sqrt_len")
-"""Modes whose keys are written even if they are off."""
+"""Modes whose keys are always written, even if they are off."""
 
 
 KEY_OF_MODE = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
@@ -57,27 +57,27 @@ KEY_OF_MODE = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lastt
 
 
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-"""Names that the prompt of documents goes by."""
+"""Names used for the prompt of documents."""
 
 
 def encoder_folder(folder: Path) -> Path:
-    """The folder of the encoder of a sentence-transformers folder; any other folder as it is. Raises UserError."""
+    """Returns the encoder's folder in a sentence-transformers folder; other folders unchanged. Raises UserError."""
     modules = _modules(folder)
     return modules[0][1] if modules else folder
 
 
 def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
-    """Reads what modules.json of a sentence-transformers folder declares.
+    """Reads the modules that modules.json of a sentence-transformers folder declares.
 
     Args:
-        folder: the sentence-transformers folder, or any other.
-        log: called with what is declared and not applied here.
+        folder: a sentence-transformers folder, or any other folder.
+        log: called for settings that are not applied.
 
     Returns:
-        None if there is no modules.json, or if it is a cross-encoder's.
+        None if there is no modules.json, or if it belongs to a cross-encoder.
 
     Raises:
-        UserError: a module or a way of pooling that `Pooling` does not compute, or a path that leaves the folder.
+        UserError: a module or pooling mode is not supported by `Pooling`, or a path points outside of the folder.
     """
     modules = _modules(folder)
     if not modules:
@@ -107,7 +107,7 @@ def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """(class, folder) of each module of a sentence-transformers folder; [] for any other folder and a cross-encoder."""
+    """Returns (class, folder) of each sentence-transformers module; [] for cross-encoders and other folders."""
     file = folder / "modules.json"
     if not file.is_file():
         return []
@@ -127,7 +127,7 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def check_dense_widths(pooling: Pooling, hidden_size: int, source: Path) -> None:
-    """Raises UserError if a dense layer reads vectors of another width than the one before it writes."""
+    """Raises UserError if the input width of a dense layer differs from the output width of the previous one."""
     width = pooling.pooled_size(hidden_size)
     for layer in pooling.dense:
         if layer.in_features != width:
@@ -139,9 +139,9 @@ def check_dense_widths(pooling: Pooling, hidden_size: int, source: Path) -> None
 
 
 def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
-    """The files of a sentence-transformers folder that declare this pooling: path -> content of its JSON.
+    """Returns the sentence-transformers files for this pooling, as a dict of path and JSON content.
 
-    The first versions of text-embeddings-inference do not start without ``pooling_mode_mean_sqrt_len_tokens``.
+    The first versions of text-embeddings-inference require ``pooling_mode_mean_sqrt_len_tokens``.
     """
     module_types = ["Transformer", "Pooling", *["Dense"] * len(pooling.dense)]
     module_types += ["Normalize"] if pooling.normalize else []
@@ -157,7 +157,7 @@ def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
         "word_embedding_dimension": hidden_size,
         **{key: mode in modes for mode, key in keys.items()},
     }
-    if len(modes) > 1:  # in an order that the keys above cannot express
+    if len(modes) > 1:  # the keys above cannot express the order
         declared["pooling_mode"] = [f"{mode}_tokens" if mode == "mean_sqrt_len" else mode for mode in modes]
     if not pooling.include_prompt:
         declared["include_prompt"] = False
@@ -175,7 +175,7 @@ def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
 
 
 def _model_settings(file: Path, log: Callable[[str], None]) -> tuple[str, str, int | None]:
-    """The prompts of queries and of documents, "" for none, and the number of features that are kept."""
+    """Returns the prompts of queries and documents ("" for none), and the number of features to keep."""
     content = _settings(file) if file.is_file() else {}
     if content.get("default_prompt_name"):
         log(WarningText(f"{file}: default_prompt_name is not used: put the prompt before the texts yourself"))
@@ -195,7 +195,7 @@ def _model_settings(file: Path, log: Callable[[str], None]) -> tuple[str, str, i
 
 
 def _text_settings(file: Path, log: Callable[[str], None]) -> tuple[int | None, bool]:
-    """Most tokens of a text, and whether texts are lower-cased."""
+    """Returns the maximum number of tokens, and whether texts are lower-cased."""
     content = _settings(file)
     length, lowercase = content.get("max_seq_length"), content.get("do_lower_case") or False
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
@@ -210,7 +210,7 @@ def _text_settings(file: Path, log: Callable[[str], None]) -> tuple[int | None, 
 
 
 def read_model_max_length(folder: Path, longest: int) -> int:
-    """Most tokens of a text where `TEXT_SETTINGS` do not tell: what the tokenizer lets through, or ``longest``."""
+    """Returns the tokenizer's maximum number of tokens, or ``longest``, if `TEXT_SETTINGS` do not set one."""
     file = folder / "tokenizer_config.json"
     length = _settings(file).get("model_max_length") if file.is_file() else None
     if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length < longest:
@@ -226,7 +226,7 @@ def _settings(file: Path) -> dict[str, Any]:
 
 
 def _pooling_settings(file: Path, log: Callable[[str], None]) -> tuple[str, bool]:
-    """The mode, as `Pooling` has it, and whether the tokens of a prompt are pooled."""
+    """Returns the mode for `Pooling`, and whether prompt tokens are included in the pooling."""
     content = _settings(file)
     chosen, prefix = content.get("pooling_mode"), "pooling_mode_"
     if chosen is None:
@@ -261,23 +261,23 @@ TANH = "torch.nn.modules.activation.Tanh"
 
 
 CROSS_ENCODER = "sentence_transformers"
-"""The key of config.json under which cross-encoders keep their settings."""
+"""Key of config.json with the settings of cross-encoders."""
 
 
 FEATURES = "sentence_embedding"
-"""The name of the vector that the modules read and write."""
+"""Name of the vector that modules read and write."""
 
 
 def read_dense(folder: Path, content: dict[str, Any], log: Callable[[str], None]) -> PooledDense:
-    """Reads the weights of a module's folder.
+    """Reads the weights in the folder of a Dense module.
 
     Args:
-        folder: of the module.
-        content: of its config.json.
-        log: called with keys that are not applied.
+        folder: folder of the module.
+        content: content of its config.json.
+        log: called for keys that are not applied.
 
     Raises:
-        UserError: an activation or a setting that `PooledDense` does not compute, or weights of another form.
+        UserError: an activation or setting is not supported by `PooledDense`, or the weights have wrong shapes.
     """
     file = folder / "config.json"
     activation = content.get("activation_function", TANH)
@@ -307,14 +307,14 @@ def read_dense(folder: Path, content: dict[str, Any], log: Callable[[str], None]
 def read_score_activation(
     folder: Path, content: Mapping[str, Any], settings: str, num_labels: int, log: Callable[[str], None]
 ) -> str | None:
-    """The class of PyTorch that a cross-encoder of sentence-transformers applies to its score; None for none.
+    """Returns the PyTorch class that a sentence-transformers cross-encoder applies to its score; None for none.
 
     Args:
-        folder: of the model.
-        content: of its config.json.
-        settings: name of the file with the settings of sentence-transformers.
-        num_labels: outputs of the model. The activation is read of a single one.
-        log: called with an activation that is not applied.
+        folder: folder of the model.
+        content: content of its config.json.
+        settings: name of the file with the sentence-transformers settings.
+        num_labels: number of outputs. The activation is read only if it is 1.
+        log: called for an activation that is not applied.
     """
     file, declared = folder / "config.json", content.get("sbert_ce_default_activation_function")
     if isinstance(nested := content.get(CROSS_ENCODER), dict):
@@ -334,20 +334,20 @@ NAMES = ("module_input_name", "module_output_name")
 
 
 def check_names(file: Path, content: dict[str, Any]) -> None:
-    """Raises UserError if a module reads or writes something else than the pooled vector."""
+    """Raises UserError if a module reads or writes anything except the pooled vector."""
     for key in NAMES:
         if content.get(key) not in (None, FEATURES):
             raise UserError(f"{file}: {key} is {str(content[key])[:80]!r}, and only {FEATURES} is read")
 
 
 def warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], log: Callable[[str], None]) -> None:
-    """Reports keys of a file that have no effect here."""
+    """Logs keys of a file that have no effect."""
     if unknown := sorted(content.keys() - set(known)):
         log(WarningText(f"not loaded from {file}: {', '.join(unknown)}"))
 
 
 def dense_config(layer: PooledDense) -> dict[str, Any]:
-    """The content of a Dense module's config.json."""
+    """Returns the content of a Dense module's config.json."""
     return {
         "in_features": layer.in_features,
         "out_features": layer.out_features,

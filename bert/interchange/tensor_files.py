@@ -1,4 +1,4 @@
-"""Files of tensors: safetensors in one file or in several, and PyTorch's pickles through a loader that runs no code."""
+"""Reads and writes tensor files: safetensors, sharded or not, and PyTorch pickles with a loader that runs no code."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 
 SAFE_PYTORCH = (2, 6)
-"""First version whose loader of tensors alone (``weights_only``) runs no code."""
+"""First PyTorch version whose ``weights_only`` loader runs no code."""
 
 
 def read_tensors(folder: Path) -> tuple[dict[str, np.ndarray], Path]:
-    """Every tensor of a model's folder as it is stored, and the file that names them.
+    """Reads all tensors of a model folder as stored. Returns them and the file that lists them.
 
     Raises:
-        UserError: no weights, files that are damaged or not what they pose as, an index that does not fit them.
+        UserError: there are no weights, files are damaged or of another format, or the index does not match them.
     """
     for name, read in ((SAFETENSORS, read_safetensors), (PICKLE, _read_pickle)):
         file, index = folder / name, folder / f"{name}{INDEX}"
@@ -40,7 +40,7 @@ def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def read_safetensors(file: Path) -> dict[str, np.ndarray]:
-    """Every tensor of a safetensors file. Raises UserError."""
+    """Reads all tensors of a safetensors file. Raises UserError."""
     require_content(file)
     try:
         with safetensors.safe_open(file, "numpy") as opened:
@@ -79,7 +79,7 @@ def _read_shards(index: Path, read: Any) -> dict[str, np.ndarray]:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    """Major and minor number."""
+    """Returns the major and minor version."""
     return tuple(int(digits) for digits in re.findall(r"\d+", text)[:2])
 
 
@@ -100,7 +100,7 @@ def _read_pickle(file: Path) -> dict[str, np.ndarray]:
         )
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # the loader raises what it meets: UnpicklingError, RuntimeError, EOFError
+    except Exception as error:  # the loader raises UnpicklingError, RuntimeError, EOFError and others
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{file} is not a file of tensors alone ({reason[0][:120]}): name another model") from None
     if not isinstance(state, dict) or not all(

@@ -141,7 +141,7 @@ REFUSED = {
     "local_attention": ("far", "local_attention is 'far': set it to a number from 1 on"),
     "layer_types": (
         [SLIDING, FULL, SLIDING, FULL],
-        "at other layers than the first and every so-many-th: name another",
+        "at other layers than the first and every n-th: name another",
     ),
     "hidden_activation": ("mish", "hidden_activation is 'mish': one of"),
     "num_hidden_layers": (3, "layer_types does not list 3 times"),

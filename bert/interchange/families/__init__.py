@@ -1,4 +1,4 @@
-"""The model families of other libraries, a file each. Readers and writers take everything from `FAMILIES`."""
+"""Model families of other libraries, one module each. Readers and writers look them up in `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, CAMEMBERT, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET, DEBERTA, GPT2),
     *(MODERNBERT, ROFORMER, ENCODER_DECODER),
 )
-"""Later ones take precedence: every model has the form of the first."""
+"""All supported families. Later entries take precedence; the first one matches every model."""
 
 
 def family_of(model: ModelBundle) -> Family:
-    """The family that a model of ours is exported as: the last one that ``has_form`` accepts."""
+    """Returns the family as which a model is exported: the last one whose ``has_form`` is true."""
     kind = vocabulary_kind(model.tokenizer)
     families = (family for family in reversed(FAMILIES) if family.vocabulary in (None, kind))
     return next((family for family in families if family.has_form(model.config, model.architecture)), FAMILIES[0])
 
 
 def family_of_type(model_type: object) -> Family | None:
-    """The family of a ``model_type`` in config.json; None for one that is not read."""
+    """Returns the family for a ``model_type`` in config.json; None if it is not supported."""
     return next((family for family in FAMILIES if family.model_type == model_type), None)
 
 
 def family_of_classes(declared: str) -> Family:
-    """The family of a class of transformers, for a config.json without a ``model_type``."""
+    """Returns the family of a transformers class, for a config.json without a ``model_type``."""
     return next((family for family in FAMILIES if declared.startswith(family.class_prefix)), FAMILIES[0])

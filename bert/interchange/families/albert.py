@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al. 2019): BERT with narrow embeddings, layers that share their parameters, and sentence order."""
+"""ALBERT (Lan et al. 2019): BERT with narrow embeddings, shared layers, and sentence order prediction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
 
 
 def _flatten(content: dict[str, Any]) -> dict[str, Any]:
-    """With the dropout of heads under its common name."""
+    """Renames the dropout of heads to its common key."""
     if content.get("classifier_dropout_prob") is None:
         return content
     return {"classifier_dropout": content["classifier_dropout_prob"], **content}

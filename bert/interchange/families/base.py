@@ -1,4 +1,4 @@
-"""A model family of Hugging Face transformers: classes, and names and configuration in both directions."""
+"""A model family of Hugging Face transformers: classes, parameter names and configuration, in both directions."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ KEYS = {
         *("initializer_range", "layer_norm_eps"),
     )
 }
-"""Fields of `ModelConfig` and their keys in BERT's config.json, in the order in which they are written."""
+"""Maps fields of `ModelConfig` to keys of BERT's config.json, in the order in which they are written."""
 
 
 ParametersByPath = dict[str, Any]
-"""Arrays by their path, as in `bert.interchange.names`."""
+"""Arrays by path, see `bert.interchange.names`."""
 
 
 class Limit(NamedTuple):
-    """The only value of a setting that a family supports, and the reason, as a clause."""
+    """The only value of a setting that a family supports, and the reason as a clause."""
 
     value: Any
     reason: str
 
 
 INITIAL = {"position_embedding_init": "normal", "residual_init": "plain"}
-"""Settings of BERT's initialization, which config.json does not have."""
+"""Settings of BERT's initialization, which config.json does not contain."""
 
 SEPARATE_LAYERS = {
-    "layer_groups": Limit(None, "each of its layers has parameters of its own"),
+    "layer_groups": Limit(None, "each of its layers has parameters that are not shared"),
     "step_embedding": Limit(False, "its layers read nothing of their number"),
 }
-"""The limits of all families except the ones that share layers."""
+"""Limits of all families except those with shared layers."""
 
 CLASSIC_LIMITS = {
     **SEPARATE_LAYERS,
@@ -57,7 +57,7 @@ CLASSIC_LIMITS = {
     "pooler_type": Limit("dense", "its pooler is a dense layer"),
     "pooler_input": Limit("first", "its pooler reads the first token"),
 }
-"""The limits of BERT and GPT-2. Biases and positions that a model lacks are written as zeros."""
+"""Limits of BERT and GPT-2. Biases and positions that a model lacks are written as zeros."""
 
 BERT_LIMITS = {
     **CLASSIC_LIMITS,
@@ -68,42 +68,43 @@ BERT_LIMITS = {
     "prediction_transform": Limit(True, "its MLM head has a dense layer before its decoder"),
     "prediction_bias": Limit(True, "its MLM head has a bias"),
 }
-"""The limits that BERT's descendants share."""
+"""Limits shared by BERT's descendants."""
 
 ABSOLUTE_POSITIONS = {"position_embedding_type": "absolute"}
-"""``Family.fixed`` of families whose classes support, or supported, other positions with this key."""
+"""``Family.fixed`` of families whose classes support, or used to support, other positions with this key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A model family: one file of this package, and one entry of `bert.interchange.families.FAMILIES`.
+    """A model family: one module of this package, and one entry of `bert.interchange.families.FAMILIES`.
 
     Attributes:
-        model_type: in config.json.
-        title: name for messages.
-        prefix: prefix of the names of the encoder's parameters; files of a bare encoder omit it.
-        classes: supported architectures, and their classes in transformers.
-        vocabulary: the only kind of vocabulary that is exported as this family; None for any.
-        own_tokenizer: how the family's tokenizer in transformers differs from BERT's; None if it does not.
-        names: names of the parameters.
-        decoder_bias: second name of the MLM head's bias, in the decoder; None if it has one name.
-        keys: fields of `ModelConfig` and their keys in config.json, in the order in which they are written.
-        more_sizes: further keys of config.json with whole numbers, for ``read_config``.
+        model_type: the value in config.json.
+        title: display name for messages.
+        prefix: prefix of the encoder's parameter names. Files of a bare encoder omit it.
+        classes: maps supported architectures to their transformers classes.
+        vocabulary: the only kind of vocabulary that this family supports; None for any.
+        own_tokenizer: how the family's transformers tokenizer differs from BERT's; None if it does not.
+        names: names of the parameters in files.
+        decoder_bias: second name of the MLM head's bias, in the decoder; None if there is only one name.
+        keys: maps fields of `ModelConfig` to keys of config.json, in the order in which they are written.
+        more_sizes: further integer keys of config.json, for ``read_config``.
         limits: settings of `ModelConfig` with a single supported value.
-        prediction_act: activation of the MLM head; None for the model's ``hidden_act``.
-        fixed: settings of config.json with a single supported value.
-        settings: the same for an architecture of ``classes``.
-        initial: settings of `ModelConfig` that only affect how parameters are initialized, as ``read_config`` has them.
-        constants: pattern of the names of tensors that are not parameters and are skipped.
-        has_form: whether a model with these sizes and this architecture is exported as this family.
-        read_config: checked config.json -> the fields of `ModelConfig` that ``keys`` does not give. Raises UserError.
-        write_config: the inverse, as keys of config.json.
-        flatten: config.json with several models -> one with all settings at the top. Raises UserError.
-        nest: the inverse, given sizes and special tokens of the target.
-        separate: sizes, parameters, padding id -> sizes and parameters without sharing, as in the files.
-        share: the inverse: equal copies become shared parameters.
-        to_files: sizes and tensors by their names in files -> tensors of the files, which may order features otherwise
-            (``share`` restores the order), and constants that transformers does not make itself.
+        prediction_act: activation of the MLM head; None: use the model's ``hidden_act``.
+        fixed: keys of config.json with a single supported value.
+        settings: further such keys for each architecture in ``classes``.
+        initial: settings of `ModelConfig` that only affect initialization, with the values from ``read_config``.
+        constants: pattern for names of tensors that are not parameters and are skipped.
+        has_form: whether a model with the given configuration and architecture is exported as this family.
+        read_config: maps a checked config.json to the fields of `ModelConfig` not in ``keys``. Raises UserError.
+        write_config: the inverse of ``read_config``, as keys of config.json.
+        flatten: moves the settings of nested models in config.json to the top level. Raises UserError.
+        nest: the inverse of ``flatten``, given the configuration and the special tokens of the target.
+        separate: maps configuration, parameters and padding id to configuration and parameters without sharing, as in
+            files.
+        share: the inverse of ``separate``: equal copies become shared parameters.
+        to_files: maps the configuration and named tensors to the tensors of the file. Features may be reordered
+            (``share`` restores the order), and constants that transformers expects are added.
     """
 
     model_type: str
@@ -135,25 +136,25 @@ class Family:
 
     @property
     def class_prefix(self) -> str:
-        """Prefix of the names of the classes."""
+        """Prefix of the class names."""
         return next(iter(self.classes.values())).removesuffix("Model")
 
     def class_of(self, architecture: str) -> str:
-        """Returns the class of an architecture; the name it would have if transformers lacks it."""
+        """Returns the class of an architecture. If transformers lacks it, returns the name that it would have."""
         return self.classes.get(architecture) or self.class_prefix + architecture.removeprefix("Bert")
 
     def architecture_of(self, name: str) -> str | None:
-        """Returns the architecture of a class of transformers; None for an unsupported class."""
+        """Returns the architecture of a transformers class; None if it is not supported."""
         return next((ours for ours, theirs in self.classes.items() if theirs == name), None)
 
     def current_name(self, name: str) -> str:
-        """Returns the name that current versions write for a tensor of an old file or a bare encoder."""
+        """Returns the current name of a tensor from an old file or a bare encoder."""
         name = re.sub(r"(LayerNorm|layer_norm)\.gamma$", r"\1.weight", name)
         name = re.sub(r"(LayerNorm|layer_norm)\.beta$", r"\1.bias", name)
         return f"{self.prefix}.{name}" if self.is_bare(name) else name
 
     def is_bare(self, name: str) -> bool:
-        """Whether a name is of an encoder's tensor without the prefix."""
+        """Whether a name belongs to a tensor of the encoder without the prefix."""
         start = f"{self.prefix}."
         inside = (theirs.removeprefix(start) for theirs in self.names.modules.values() if theirs.startswith(start))
         return name.split(".")[0] in {theirs.split(".")[0] for theirs in inside}
@@ -166,7 +167,7 @@ def class_names(prefix: str, *heads: str) -> dict[str, str]:
 
 
 def encoder_names(prefix: str) -> dict[str, str]:
-    """Returns the names of embeddings, layers and task outputs that BERT's descendants share."""
+    """Returns the parameter names of embeddings, layers and task outputs that BERT's descendants share."""
     embeddings, layer = f"{prefix}.embeddings", f"{prefix}.encoder.layer.{{}}"
     return {
         "bert/embeddings/word": f"{embeddings}.word_embeddings",

@@ -1,4 +1,4 @@
-"""BERT, in Hugging Face's layout and in the checkpoints of google-research/bert."""
+"""BERT in the layouts of Hugging Face and google-research/bert."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ GOOGLE_NAMES = Names(
         "array": (("", "", False),),
     },
 )
-"""In google-research/bert's checkpoints. The last dense layer of a head is a bare matrix [outputs, D] there."""
+"""Names in google-research/bert checkpoints, which store the last dense layer of a head as a matrix [outputs, D]."""

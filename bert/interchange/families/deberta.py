@@ -1,4 +1,4 @@
-"""DeBERTa-v3 (He et al. 2021): BERT with disentangled attention, without a position table and without segments."""
+"""DeBERTa-v3 (He et al. 2021): BERT with disentangled attention, without position table and segments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORM: dict[str, tuple[Any, Any]] = {
     "conv_kernel_size": (0, 0),
     "pooler_dropout": (0, 0),
 }
-"""Settings of which one value is read: transformers' default, and that value, which is v3's."""
+"""Settings with a single supported value: transformers' default, and the supported value, which v3 uses."""
 
 PRODUCTS = ["p2c", "c2p"]
 
@@ -71,7 +71,7 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
 
 
 def _flatten(content: dict[str, Any]) -> dict[str, Any]:
-    """With the dropout of a head over a row under its common name."""
+    """Renames the dropout of row-level heads to its common key."""
     if not str(content.get("architectures")).strip("[]'").endswith(ROW_HEADS) or content.get("cls_dropout") is None:
         return content
     return {"classifier_dropout": content["cls_dropout"], **content}
@@ -94,7 +94,7 @@ DEBERTA = Family(
             "bert/encoder/relative_attention_embeddings": "deberta.encoder.rel_embeddings",
             "bert/encoder/relative_attention_norm": "deberta.encoder.LayerNorm",
         },
-        # BERT's pooler is the first layer of each head over a row.
+        # BERT's pooler is the first layer of each row-level head.
         heads={f"BertFor{head}": {"bert/pooler": "pooler.dense"} for head in ROW_HEADS},
     ),
     decoder_bias=BERT.decoder_bias,
@@ -107,7 +107,7 @@ DEBERTA = Family(
         "embedding_size": Limit(None, "its embeddings have hidden_size features"),
     },
     fixed={"type_vocab_size": 0},
-    # transformers reads the heads of neither part of v3's pretraining, nor what that keeps next to the embeddings.
+    # transformers does not load v3's pretraining heads, nor the parameters stored with its embeddings.
     settings={"BertForMaskedLM": {"legacy": True}},
     constants=r"(^|\.)embeddings\.(position_ids$|position_embeddings\.|word_embeddings\._)|^(lm|mask)_predictions\.",
     has_form=lambda config, architecture: config.position_embedding_type == "disentangled" and not config.causal,

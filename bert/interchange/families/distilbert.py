@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al. 2019): BERT without segments, and relu in the heads over a row."""
+"""DistilBERT (Sanh et al. 2019): BERT without segments, and with relu in the row-level heads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flatten(content: dict[str, Any]) -> dict[str, Any]:
-    """With the dropout of a head over a row under its common name."""
+    """Renames the dropout of row-level heads to its common key."""
     if not str(content.get("architectures")).strip("[]'").endswith(ROW_HEADS) or "seq_classif_dropout" not in content:
         return content
     return {"classifier_dropout": content["seq_classif_dropout"], **content}
@@ -48,7 +48,7 @@ DISTILBERT = Family(
             "classifier": "classifier",
             "qa_outputs": "qa_outputs",
         },
-        # BERT's pooler is the first layer of each head over a row.
+        # BERT's pooler is the first layer of each row-level head.
         heads={f"BertFor{head}": {"bert/pooler": "pre_classifier"} for head in ROW_HEADS},
     ),
     keys={

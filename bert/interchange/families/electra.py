@@ -1,7 +1,7 @@
-"""ELECTRA: narrow embeddings, no pooler, gelu in the heads over a row, and a head that detects replaced tokens.
+"""ELECTRA: narrow embeddings, no pooler, gelu in the row-level heads, and a head that detects replaced tokens.
 
-The discriminator is transformers' ElectraForPreTraining. The generator is its ElectraForMaskedLM, which is also the
-class of any masked language model with narrow embeddings.
+The discriminator is transformers' ElectraForPreTraining. The generator is ElectraForMaskedLM, which is also the class
+of any masked language model with narrow embeddings.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ELECTRA = Family(
             "discriminator_predictions/dense": "discriminator_predictions.dense",
             "discriminator_predictions/output": "discriminator_predictions.dense_prediction",
         },
-        # BERT's pooler is the first layer of each head over a row.
+        # BERT's pooler is the first layer of each row-level head.
         heads={
             "BertForSequenceClassification": {"bert/pooler": "classifier.dense", "classifier": "classifier.out_proj"},
             "BertForMultipleChoice": {"bert/pooler": "sequence_summary.summary"},

@@ -1,7 +1,7 @@
-"""An encoder-decoder of two BERTs (BERT2BERT of Rothe et al. 2020): transformers' EncoderDecoderModel.
+"""An encoder-decoder of two BERTs (BERT2BERT; Rothe et al. 2020): transformers' EncoderDecoderModel.
 
-transformers has no encoder-decoder with shared parameters: what the two sides share is written twice. Equal copies are
-shared again when they are read.
+transformers does not support shared parameters here: they are written once for each side. When a folder is read, equal
+copies become shared again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bert.tokenizer.special_tokens import SpecialTokenIds
 EMBEDDINGS, LAYERS = "embeddings/", "encoder/"
 
 OWN_SIZES = {"num_hidden_layers": "decoder_layers", "vocab_size": "decoder_vocab_size"}
-"""Keys of the decoder's settings that may differ from the encoder's, and our names of them."""
+"""Decoder settings that may differ from the encoder's, and the corresponding fields of `ModelConfig`."""
 
 
 def _flatten(content: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _settings(content: dict[str, Any], side: str) -> dict[str, Any]:
 
 
 def _check_decoder(encoder: dict[str, Any], decoder: dict[str, Any]) -> None:
-    """Raises UserError for settings of a decoder that ours does not have."""
+    """Raises UserError for decoder settings that are not supported."""
     for key in ("is_decoder", "add_cross_attention"):
         if decoder.get(key) is not True:
             raise UserError(f"decoder.{key} is {decoder.get(key)!r}, and only True is read: name another model")
@@ -126,7 +126,7 @@ def _share(config: ModelConfig, params: ParametersByPath) -> tuple[ModelConfig, 
 
 
 def _are_copies(params: ParametersByPath, part: str) -> bool:
-    """Whether a part of the decoder, cross-attention aside, is the encoder's in every parameter."""
+    """Whether all parameters of a part of the decoder, except cross-attention, equal the encoder's."""
     encoder, decoder = (
         {
             path.removeprefix(side): x
@@ -139,7 +139,7 @@ def _are_copies(params: ParametersByPath, part: str) -> bool:
 
 
 def _names() -> dict[str, str]:
-    """BERT's names with the side in front: those of a bare encoder, and those of a language model."""
+    """Returns BERT's names with the prefix of each side: a bare encoder, and a language model as decoder."""
     encoder = {ours: theirs for ours, theirs in encoder_names("encoder").items() if ours.startswith("bert/")}
     decoder = {ours: theirs for ours, theirs in encoder_names("decoder.bert").items() if ours.startswith("bert/")}
     cross = "decoder.bert.encoder.layer.{}.crossattention"
@@ -175,4 +175,4 @@ ENCODER_DECODER = Family(
     separate=_separate,
     share=_share,
 )
-"""Encoder and decoder differ in their numbers of layers and of tokens alone."""
+"""Encoder and decoder may differ only in their number of layers and vocabulary size."""

@@ -1,4 +1,4 @@
-"""GPT-2: left to right, LayerNorm before each part of a layer, and a decoder that is the word embeddings alone."""
+"""GPT-2: causal, with pre-LN layers, and with the word embeddings as the whole decoder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
         "embd_pdrop": config.hidden_dropout_prob,
         "bos_token_id": special.find("bos"),
         "eos_token_id": end,
-        "pad_token_id": end if padding is None else padding,  # a classifier reads the last token that is another
+        "pad_token_id": end if padding is None else padding,  # classifiers read the last token that is not padding
     }
 
 
@@ -106,4 +106,4 @@ GPT2 = Family(
     read_config=_read_config,
     write_config=_write_config,
 )
-"""Its matrices are stored as [in, out], those of query, key and value side by side."""
+"""Matrices are stored as [in, out]. Query, key and value are concatenated in one matrix."""

@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): rotary positions, local and global layers, gates, and LayerNorm before each part."""
+"""ModernBERT (Warner et al. 2024): rotary positions, local and global layers, gated feed-forward, and pre-LN."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ BLOCK = "model.layers.{}"
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 POOLING = {"first": "cls", "mean": "mean"}
-"""``pooler_input`` and their ``classifier_pooling``."""
+"""Values of ``pooler_input``, and the corresponding values of ``classifier_pooling``."""
 
 DEFAULT_WINDOW, DEFAULT_EVERY = 128, 3
-"""Defaults of ModernBertConfig in transformers: window size of both sides, and interval of global layers."""
+"""Defaults of ModernBertConfig in transformers: window size (both sides), and interval of global layers."""
 
 BASES = {GLOBAL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 10_000.0)}
-"""Keys of transformers 4 for the bases of rotary positions, and their defaults."""
+"""Keys of the rotary bases in transformers 4, and their defaults."""
 
 ONE_SETTING: dict[str, dict[str, Any]] = {
     "use_bias": {"attention_bias": False, "mlp_bias": False, "classifier_bias": False},
     "hidden_dropout_prob": {"embedding_dropout": 0.0, "mlp_dropout": 0.0},
     "hidden_act": {"hidden_activation": "gelu", "classifier_activation": "gelu"},
 }
-"""Fields of `ModelConfig` that are several keys there, with their defaults."""
+"""Fields of `ModelConfig` that correspond to several keys, with their defaults."""
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _flag(content: dict[str, Any], key: str, default: bool) -> bool:
 
 
 def _read_layers(content: dict[str, Any]) -> tuple[int | None, int | None]:
-    """The window to each side, and the distance of global layers. Raises UserError for another order of layers."""
+    """Returns the window on each side, and the interval of global layers. Raises UserError for another layout."""
     tokens, every = content.get("local_attention", DEFAULT_WINDOW), content.get("global_attn_every_n_layers")
     for key, value in {
         "local_attention": tokens,
@@ -92,9 +92,7 @@ def _read_layers(content: dict[str, Any]) -> tuple[int | None, int | None]:
     if every is None or places != list(range(0, count, every)):
         every = places[1] if len(places) > 1 else count
     if places != list(range(0, count, every)):
-        raise UserError(
-            f"layer_types has {GLOBAL} at other layers than the first and every so-many-th: name another model"
-        )
+        raise UserError(f"layer_types has {GLOBAL} at other layers than the first and every n-th: name another model")
     return tokens // 2, every
 
 
@@ -111,7 +109,7 @@ def _read_base(content: dict[str, Any], kind: str) -> float:
             f"rope_parameters.{kind}.rope_type is {rope_type!r}, and only 'default' is read: name another model"
         )
     base = of_kind.get("rope_theta", content.get(old, default))
-    if base is None and kind == LOCAL:  # transformers 4: as that of global layers
+    if base is None and kind == LOCAL:  # transformers 4 defaults to the base of global layers
         return _read_base(content, GLOBAL)
     if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base <= sys.float_info.max:
         raise UserError(f"the base of rotary positions ({old}) is {base!r}: set it to a number above 0")
@@ -130,7 +128,7 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
         "local_attention": DEFAULT_WINDOW if window is None else 2 * window,
         "layer_types": [LOCAL if config.is_local(number) else GLOBAL for number in range(config.num_hidden_layers)],
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
-        # As transformers 4 reads them, which has a global layer at least
+        # transformers 4 reads these keys, and always has a global layer.
         **{BASES[kind][0]: base for kind, base in bases.items()},
         **({} if window and not every else {"global_attn_every_n_layers": every or 1}),
         **{f"{role}_token_id": special.find(role) for role in ("cls", "sep")},
@@ -144,7 +142,7 @@ def _nest(content: dict[str, Any], config: ModelConfig, special: SpecialTokenIds
 
 
 def _separate(config: ModelConfig, params: ParametersByPath, _: int) -> tuple[ModelConfig, ParametersByPath]:
-    """Settings without effect as they are read."""
+    """Normalizes settings without effect to the values that ``_read_config`` returns."""
     local = any(config.is_local(number) for number in range(config.num_hidden_layers))
     values: dict[str, Any] = {"pooler_act": "tanh", "local_rotary_base": config.local_rotary_base or config.rotary_base}
     if not local:
@@ -158,7 +156,7 @@ HEAD = {
     f"{POOLER}/dense": "head.dense",
     f"{POOLER}/norm": "head.norm",
 }
-"""Each head has the transform of the MLM head, of its own."""
+"""Each head has a separate copy of the transform of the MLM head."""
 
 MODERNBERT = Family(
     model_type="modernbert",

@@ -1,4 +1,4 @@
-"""MPNet (Song et al. 2020): RoBERTa without segments, with a bias of attention scores by distance."""
+"""MPNet (Song et al. 2020): RoBERTa without segments, and with relative attention bias."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bert.tokenizer.special_tokens import SpecialTokenIds
 
 BLOCK = "mpnet.encoder.layer.{}.attention"
 OFFSET, BUCKETS = 2, 32
-"""Constants of the code in transformers, which config.json does not have."""
+"""Constants in transformers' code that config.json does not contain."""
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,8 @@
-"""RoBERTa: BERT with positions that begin after the padding id, and heads of its own; XLM-RoBERTa, the same model of
-many languages, and CamemBERT, of French, with Unigram vocabularies."""
+"""RoBERTa and its multilingual and French versions, XLM-RoBERTa and CamemBERT.
+
+RoBERTa is BERT with positions that begin after the padding id, and with different heads. XLM-RoBERTa and CamemBERT are
+the same model with Unigram vocabularies.
+"""
 
 from __future__ import annotations
 

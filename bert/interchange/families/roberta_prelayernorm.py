@@ -1,4 +1,4 @@
-"""RoBERTa with LayerNorm before each part of a layer (Ott et al. 2019): any pre-LN encoder without a pair's head."""
+"""RoBERTa with pre-LN layers (Ott et al. 2019): any pre-LN encoder without a sentence-pair head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POSITIONS = "bert/embeddings/position/embedding"
 
 
 def _separate(config: ModelConfig, params: ParametersByPath, padding: int) -> tuple[ModelConfig, ParametersByPath]:
-    """With rows of the position table up to that of the padding id, after which positions begin."""
+    """Extends the position table to begin at row 0. Positions begin after the padding id."""
     if config.position_offset or POSITIONS not in params:
         return config, params
     table = np.asarray(params[POSITIONS])

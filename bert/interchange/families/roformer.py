@@ -1,4 +1,4 @@
-"""RoFormer (Su et al. 2021): BERT with rotary positions in place of its table, and no pooler."""
+"""RoFormer (Su et al. 2021): BERT with rotary positions instead of a position table, and without pooler."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bert.interchange.names import Names
 from bert.tokenizer.special_tokens import SpecialTokenIds
 
 CLASSES = {ours: name for ours, name in class_names("RoFormer").items() if ours != "BertForMultipleChoice"}
-"""All but the one of multiple choice, whose classifier reads the last token."""
+"""All classes except multiple choice, whose classifier reads the last token."""
 
 POOLER_ACTIVATIONS = ("gelu", "relu", "tanh")
-"""Architectures with a head over a row."""
+"""Supported activations of row-level heads."""
 
 ROTATED = re.compile(r".*/attention/(query|key)/(kernel|bias)")
 THEIR_ROTATED = re.compile(r".*\.self\.(query|key)\.(weight|bias)")
@@ -43,7 +43,7 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
 
 
 def _to_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Features that are rotated together next to each other, and the table of the sines and cosines."""
+    """Interleaves the features that are rotated together, and adds the table of sines and cosines."""
 
     def pairs(array: Any) -> Any:
         heads = np.reshape(array, (config.num_attention_heads, 2, -1, *np.shape(array)[1:]))
@@ -59,7 +59,7 @@ def _to_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def _share(config: ModelConfig, params: ParametersByPath) -> tuple[ModelConfig, ParametersByPath]:
-    """Features that are rotated together half a head apart, as here."""
+    """Moves the features that are rotated together half a head apart, as in `bert.model.positions.Rotation`."""
 
     def halves(array: Any) -> Any:
         heads = np.reshape(array, (*np.shape(array)[:-1], config.num_attention_heads, -1, 2))

@@ -1,1 +1,1 @@
-"""Checkpoints of other libraries to a model."""
+"""Reads models from checkpoints of other libraries."""

@@ -1,4 +1,4 @@
-"""Reads the checkpoints of google-research/bert: ``bert_config.json``, ``bert_model.ckpt.*``, ``vocab.txt``."""
+"""Reads checkpoints of google-research/bert: ``bert_config.json``, ``bert_model.ckpt.*`` and ``vocab.txt``."""
 
 from __future__ import annotations
 
@@ -36,17 +36,20 @@ OPTIMIZER = re.compile(
     r".+/(adam_[mv]|lamb_[mv]|(\w+Optimizer|Ada\w+|Momentum|RMSProp|Ftrl|Lion|ExponentialMovingAverage)(_\d+)?)"
     r"|global_step|beta[12]_power|(current_)?loss_scale|(num_)?(good|bad)_steps|signal_early_stopping/STOP"
 )
-"""Names of variables of the training program: the optimizer's (optimization.py of google-research/bert,
-lamb_optimizer.py of albert), of mixed precision, of averages and of early stopping."""
+"""Names of training variables, which are skipped.
+
+They belong to the optimizer (optimization.py of google-research/bert, lamb_optimizer.py of albert), mixed precision,
+moving averages and early stopping.
+"""
 
 WEIGHT = re.compile("(bert|cls)/.*|output_(weights|bias)")
-"""Names of the weights of a model."""
+"""Names of model weights."""
 
 HEADS = {"BertForSequenceClassification": "output_weights", "BertForQuestionAnswering": "cls/squad/output_weights"}
-"""The modules that Google's scripts fine-tune, run_classifier.py and run_squad.py, and the tensor that tells each."""
+"""Architectures of Google's run_classifier.py and run_squad.py, and the tensor that identifies each."""
 
 ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu_tanh", "relu": "relu", "tanh": "tanh"}
-"""``hidden_act`` as modeling.py's ``get_activation`` reads it -> ours: its gelu is the tanh form."""
+"""Maps ``hidden_act`` as in modeling.py's ``get_activation``, whose gelu is the tanh approximation."""
 
 _SIZES = (
     "vocab_size",
@@ -58,17 +61,17 @@ _SIZES = (
     "type_vocab_size",
 )
 _RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-# The configurations of the multilingual and the Chinese model describe a pooler that modeling.py does not build.
+# The multilingual and Chinese configurations describe a pooler that modeling.py does not build.
 _WITHOUT_EFFECT = ("directionality", "pooler_")
 
 
 def is_google(folder: Path) -> bool:
-    """Whether this looks like one of Google's folders, complete or not."""
+    """Whether a folder looks like a Google checkpoint, complete or not."""
     return (folder / CONFIG).is_file() or any(folder.glob(f"{CHECKPOINT}.*"))
 
 
 def read_google_model(folder: Path, log: Log = log_message) -> ModelBundle:
-    """`read_params` and `read_tokenizer`; the labels of a classifier, which these files do not name, are numbered."""
+    """Reads model and vocabulary. Classifier labels are numbered, because these files do not name them."""
     config, params = read_params(folder, log)
     tokenizer = read_tokenizer(folder, config, log)
     make = partial(ModelBundle, config=config, params=params, tokenizer=tokenizer, pair_truncation="google")
@@ -81,18 +84,18 @@ def read_google_model(folder: Path, log: Log = log_message) -> ModelBundle:
 
 
 def read_params(folder: Path, log: Log = log_message) -> tuple[ModelConfig, Params]:
-    """The encoder, and those heads that the checkpoint has.
+    """Reads the encoder, and the heads in the checkpoint.
 
     Args:
-        folder: with ``bert_config.json`` and one checkpoint.
-        log: called with what was read and what was left out.
+        folder: folder with ``bert_config.json`` and one checkpoint.
+        log: called with what was read and what was skipped.
 
     Returns:
-        The sizes, and a nested dict of float32 arrays: ``bert``, and of ``predictions``, ``seq_relationship``,
-        ``classifier``, ``qa_outputs`` what there is.
+        The configuration, and a nested dict of float32 arrays: ``bert``, and the heads of the
+        checkpoint: ``predictions``, ``seq_relationship``, ``classifier``, ``qa_outputs``.
 
     Raises:
-        UserError: a file is missing, damaged or malformed; a tensor is missing, unknown or of another shape.
+        UserError: a file is missing, damaged or malformed; a tensor is missing, unknown or has the wrong shape.
     """
     config = read_config(folder / CONFIG, log)
     bundle = Bundle(_checkpoint(folder))
@@ -134,12 +137,12 @@ def read_params(folder: Path, log: Log = log_message) -> tuple[ModelConfig, Para
 
 
 def read_config(file: Path, log: Log = log_message) -> ModelConfig:
-    """``bert_config.json`` as our sizes; rates and activation may be left out there, and are then Google's defaults.
+    """Reads ``bert_config.json``. Rates and activation are optional and default to Google's values.
 
-    Keys that google-research/bert does not know have no effect there, and none here: they are said.
+    Keys that google-research/bert does not read have no effect, and are logged.
 
     Raises:
-        UserError: the file is missing or malformed, a size is missing, or a value cannot be built.
+        UserError: the file is missing or malformed, a size is missing, or a value is not supported.
     """
     if not file.exists():
         raise UserError(f"{file} does not exist: copy it from where the checkpoint came from")
@@ -172,16 +175,18 @@ def read_config(file: Path, log: Log = log_message) -> ModelConfig:
 
 
 def read_tokenizer(folder: Path, config: ModelConfig, log: Log = log_message) -> Tokenizer:
-    """The vocabulary. Google's files do not state whether to lower-case: the folder's name or the tokens decide, unless
-    there is a ``tokenizer.json`` or ``tokenizer_config.json``.
+    """Reads the vocabulary.
+
+    Google's files do not state whether texts are lower-cased. This is read from ``tokenizer.json`` or
+    ``tokenizer_config.json`` if present, and otherwise inferred from the folder's name or the tokens.
 
     Args:
-        folder: with ``vocab.txt``.
-        config: whose ``vocab_size`` the vocabulary must fit.
-        log: called with whether text is lower-cased, and why.
+        folder: folder with ``vocab.txt``.
+        config: configuration with the ``vocab_size`` that the vocabulary must fit.
+        log: called with whether texts are lower-cased, and why.
 
     Raises:
-        UserError: no vocabulary, a malformed one, or one with more tokens than the embedding has rows.
+        UserError: the vocabulary is missing or malformed, or has more tokens than the embedding has rows.
     """
     tokenizer = load_tokenizer(folder, log=log, detect_casing=True)
     require_embedding_rows(tokenizer, config.known_vocab_size, folder)
@@ -189,12 +194,12 @@ def read_tokenizer(folder: Path, config: ModelConfig, log: Log = log_message) ->
 
 
 def _is_of_training(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor belongs to the training program: by its name, or as a scalar that no model has."""
+    """Whether a tensor belongs to the training program: by its name, or because it is a scalar."""
     return OPTIMIZER.fullmatch(name) is not None or (shape == () and WEIGHT.fullmatch(name) is None)
 
 
 def _checkpoint(folder: Path) -> Path:
-    """The checkpoint's prefix: Google's name, else the only one there, else the one that TensorFlow noted as newest."""
+    """Returns the checkpoint prefix: Google's name, the only checkpoint, or the newest according to TensorFlow."""
     if (folder / CHECKPOINT).is_file() or any(folder.glob(f"{CHECKPOINT}.*")):
         return folder / CHECKPOINT
     prefixes = sorted(folder / file.stem for file in folder.glob("*.index"))
@@ -209,7 +214,7 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def _raise_if_any(name: str, what: str, items: Iterable[str]) -> None:
-    """Raises UserError where there are items: the first five, and how many."""
+    """Raises UserError if there are items. The message shows the first five and their number."""
     items = sorted(items)
     if items:
         more = f" and {len(items) - 5} more" if len(items) > 5 else ""

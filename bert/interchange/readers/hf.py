@@ -1,7 +1,7 @@
-"""Folders as Hugging Face transformers writes them: config.json, safetensors, tokenizer files -> our parameters.
+"""Reads Hugging Face transformers folders: config.json, safetensors and tokenizer files.
 
-Every tensor of a folder finds its place by the names of its family (`bert.interchange.families`), is left out by name,
-or is an error.
+Every tensor in a folder is mapped to a parameter by the names of its family (`bert.interchange.families`), skipped by
+name, or reported as an error.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ ACTIVATIONS = {
     "elu": "elu",
     "tanh": "tanh",
 }
-"""Hugging Face's names of ``hidden_act``, and ours."""
+"""Maps Hugging Face's ``hidden_act`` to this package's names."""
 
 OPTIONAL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps")
-"""Fields of `ModelConfig` that config.json may leave out."""
+"""Fields of `ModelConfig` that are optional in config.json."""
 
 SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False}
-"""Settings of which one value is read, in all families."""
+"""Settings with a single supported value in all families."""
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -72,37 +72,37 @@ MULTI_LABEL = "multi_label_classification"
 PROBLEM_TYPES = (None, "regression", "single_label_classification", MULTI_LABEL)
 
 NULL_THRESHOLD = "null_score_diff_threshold"
-"""A key that only this package uses in config.json; transformers keeps it. For models that may give no answer."""
+"""Key of config.json that only this package uses, for models that may return no answer. transformers keeps it."""
 
 LABEL_THRESHOLDS = "label_thresholds"
-"""The second such key: the probability from which each label is predicted, for several labels at once."""
+"""Like `NULL_THRESHOLD`: the probability from which each label is predicted, for multi-label models."""
 
 TEXTS_PER_INPUT = "texts_per_input"
-"""The third: 1 for classifiers of single texts, 2 for classifiers of pairs."""
+"""Like `NULL_THRESHOLD`: 1 for classifiers of single texts, 2 for classifiers of pairs."""
 
 CLITICS = "clitics"
-"""The fourth: word endings that a tagger reads as separate words."""
+"""Like `NULL_THRESHOLD`: word endings that a tagger treats as separate words."""
 
 PAIR_TRUNCATION = "pair_truncation"
-"""The fifth: how pairs are cut to a row, for `PAIR_CLASSIFIERS`."""
+"""Like `NULL_THRESHOLD`: how pairs are truncated, for `PAIR_CLASSIFIERS`."""
 
 PAIR_CLASSIFIERS = ("BertForSequenceClassification", "BertForMultipleChoice")
 
 MAX_LABELS = 2**20
-"""Maximum number of labels; a larger number in config.json is damage."""
+"""Maximum number of labels. A larger number in config.json means that the file is corrupt."""
 
 
 def is_hf_folder(folder: Path) -> bool:
-    """Whether a folder looks like one of these."""
+    """Whether a folder looks like a transformers folder."""
     return (folder / "config.json").is_file() or (folder / "modules.json").is_file() or is_adapter(folder)
 
 
 def read_hf_model(folder: Path, log: Log) -> ModelBundle:
-    """Reads a folder, and logs what was read, what was left out and which parts are randomly initialized.
+    """Reads a folder. Logs what was read, what was skipped, and which parts are randomly initialized.
 
     Raises:
-        UserError: a file is missing or damaged, the family is not supported, a tensor has no parameter, a parameter has
-            no tensor, or a shape differs from config.json.
+        UserError: a file is missing or damaged, the family is not supported, a tensor matches no parameter, a parameter
+            has no tensor, or a shape differs from config.json.
     """
     pooling, folder = read_pooling(folder, log), encoder_folder(folder)
     adapter = read_adapter(folder, log) if is_adapter(folder) else None
@@ -199,7 +199,7 @@ def read_hf_model(folder: Path, log: Log) -> ModelBundle:
 
 
 def _family(content: dict[str, Any], file: Path) -> tuple[Family, dict[str, Any]]:
-    """The family, and the settings with all of them at the top."""
+    """Returns the family, and the settings with nested ones moved to the top level."""
     model_type = content.get("model_type")
     family = family_of_type(model_type) if model_type else family_of_classes(str(_declared_class(content)))
     if family is None:
@@ -217,7 +217,7 @@ def _declared_class(content: dict[str, Any]) -> Any:
 
 
 def _architecture(content: dict[str, Any], family: Family, file: Path) -> str:
-    """Our module's name."""
+    """Returns the architecture, which is the name of a class in `bert.model`."""
     declared = _declared_class(content)
     architecture = next(iter(family.classes)) if declared is None else family.architecture_of(str(declared))
     for key, plain in {**SETTINGS_READ, **family.fixed, **family.settings.get(architecture or "", {})}.items():
@@ -233,9 +233,10 @@ def _architecture(content: dict[str, Any], family: Family, file: Path) -> str:
 
 
 def _architectures_of_tensors(content: dict[str, Any], family: Family, file: Path) -> list[str]:
-    """The class that the names of the tensors tell of a config.json without one; [] for a class without such a head.
+    """Infers the transformers class from tensor names, for a config.json without one; [] if there is no known head.
 
-    A classifier of rows has a pooler, unlike one of tokens; old files of the latter may have one, but also tags.
+    A sequence classifier has a pooler, and a token classifier has none. Old files of token classifiers may have one,
+    but then their labels are tags.
     """
     stored = {family.current_name(name) for name in read_tensors(file.parent)[0]}
 
@@ -357,8 +358,10 @@ def _texts_per_input(content: dict[str, Any], file: Path) -> int | None:
 
 
 def _check_padding(config: ModelConfig, family: Family, tokenizer: Tokenizer, file: Path) -> None:
-    """Raises UserError if positions are counted from another id than the tokenizer's padding: transformers gives tokens
-    of that id the position of padding."""
+    """Raises UserError if positions are counted from another id than the tokenizer's padding id.
+
+    transformers gives tokens with that id the position of padding.
+    """
     counted_from, padding = config.position_offset - 1, special_ids(tokenizer).find("pad")
     if config.position_offset and padding != counted_from:
         raise UserError(
@@ -378,7 +381,7 @@ def _problem_type(content: dict[str, Any], file: Path) -> str | None:
 def _rename_tensors(
     stored: dict[str, np.ndarray], source: Path, config: ModelConfig, family: Family, architecture: str, log: Log
 ) -> tuple[dict[str, np.ndarray], ModelConfig]:
-    """Tensors under our names, as float32, and the config with what the decoder turned out to be."""
+    """Maps tensors to parameter paths, as float32, and updates the configuration if the decoder is untied."""
     layers = (config.num_distinct_layers, config.decoder.num_distinct_layers)
     check_layers(max(layers), len(stored), source, "config.json")
     table = {tensor.theirs: tensor for tensor in family.names.tensors(layers[0], architecture, layers[1])}
@@ -393,7 +396,7 @@ def _rename_tensors(
         by_name[plain] = name
     pooler = family.names.modules.get(names.POOLER)
     if pooler is not None and names.POOLER in family.names.heads.get(architecture, {}):
-        # Left over from pretraining: this architecture has no pooler, only its classifier's first layer.
+        # Left over from pretraining: this architecture has no pooler, only the first layer of its classifier.
         left_out |= {by_name.pop(f"{pooler}.{end}", "") for end in ("weight", "bias")} - {""}
 
     def of(path: str) -> np.ndarray | None:
@@ -414,7 +417,7 @@ def _rename_tensors(
     if second is not None:
         first = by_name.get(_their_name(table, "predictions/bias"))
         if first is not None and not np.array_equal(stored[second], stored[first]):
-            left_out.add(first)  # transformers adds the decoder's own
+            left_out.add(first)  # transformers adds the bias in the decoder
         by_name[_their_name(table, "predictions/bias")] = second
     if unexplained := sorted(by_name[name] for name in set(by_name) - set(table)):
         if (prefix := _foreign_prefix(stored, set(table), family)) is not None:
@@ -448,7 +451,7 @@ def _check_tensors(
     architecture: str,
     labels: tuple[str, ...],
 ) -> set[str]:
-    """The parts that are there; UserError where one is there by half or not in config.json's shapes."""
+    """Returns the parts in the file. Raises UserError if a part is incomplete or its shapes differ from config.json."""
     table = family.names.tensors(config.num_distinct_layers, architecture, config.decoder.num_distinct_layers)
     parts = {tensor.part for tensor in table if tensor.paths[0] in arrays}
     needed = {names.ENCODER, *parts, *(names.ARCHITECTURES[architecture] if names.has_decoder(architecture) else ())}
@@ -477,7 +480,7 @@ def _check_tensors(
 
 
 def _foreign_prefix(stored: Iterable[str], known: set[str], family: Family) -> str | None:
-    """The shortest beginning of all names without which some are known; None if there is none."""
+    """Returns the shortest prefix of all names whose removal makes some of them known; None if there is none."""
     in_order = zip(*(name.split(".") for name in stored), strict=False)
     shared = [components[0] for components in takewhile(lambda components: len(set(components)) == 1, in_order)]
     starts = [".".join(shared[: count + 1]) + "." for count in range(len(shared))]

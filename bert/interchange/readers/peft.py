@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT writes them: adapter_config.json and adapter_model.safetensors, added to their base model."""
+"""Reads LoRA adapters in PEFT's format, adapter_config.json and adapter_model.safetensors, and their base models."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ TASKS = {
     "FEATURE_EXTRACTION": "Bert",
     "CAUSAL_LM": "BertForCausalLM",
 }
-"""PEFT's tasks, and the architecture of each; for other tasks it is the architecture of the base model."""
+"""Maps PEFT's task types to architectures. For other tasks, the base model's architecture is used."""
 
 NOT_READ = (
     *("use_dora", "use_qalora", "use_bdlora", "lora_bias", "alpha_pattern", "layer_replication", "target_parameters"),
     *("trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config", "megatron_config"),
 )
-"""Settings that change the weights in a way that is not read, unless they are off or empty."""
+"""Settings that change the weights and are not supported, unless they are off or empty."""
 
 CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Initializations that change the base model's weights as well."""
+"""Initializations that also change the base model's weights."""
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A folder's adapter.
+    """A LoRA adapter.
 
     Attributes:
-        folder: of the adapter.
+        folder: folder of the adapter.
         base: folder of the base model.
         settings: content of adapter_config.json.
-        tensors: of the adapter, by the names of the model's modules.
+        tensors: tensors of the adapter, by module name.
     """
 
     folder: Path
@@ -60,11 +60,11 @@ class Adapter:
 
     @property
     def tokenizer_folder(self) -> Path:
-        """The adapter's folder if it has a tokenizer, else the base model's."""
+        """Folder of the tokenizer: the adapter's if it has one, otherwise the base model's."""
         return self.folder if any((self.folder / name).is_file() for name in TOKENIZER_FILES) else self.base
 
     def config(self, content: dict[str, Any], family: Family) -> dict[str, Any]:
-        """The base model's config.json with the class and the number of labels of the adapter's task."""
+        """Returns the base model's config.json with the class and the number of labels of the adapter's task."""
         architecture = TASKS.get(str(self.settings.get("task_type")))
         if architecture is None or architecture not in family.classes:
             return content
@@ -78,10 +78,10 @@ class Adapter:
         return content
 
     def merge(self, stored: dict[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
-        """The base model's tensors with the adapter's products added, and its whole modules in place of theirs.
+        """Returns the base model's tensors with the adapter merged in and the adapter's full modules replaced.
 
         Raises:
-            UserError: the base model lacks a module that is adapted, or has another shape.
+            UserError: the base model lacks an adapted module, or its shape differs.
         """
         name_of, merged = {family.current_name(name): name for name in stored}, dict(stored)
         for name, array in self.tensors.items():
@@ -102,7 +102,7 @@ class Adapter:
         return merged
 
     def _delta(self, a: np.ndarray, b: np.ndarray | None, module: str) -> np.ndarray:
-        """The product of A [r, in] and B [out, r], scaled, in the layout of the base model's tensor."""
+        """Computes the scaled product of A [r, in] and B [out, r], in the layout of the base model's tensor."""
         if b is None or a.ndim != 2 or b.ndim != 2 or b.shape[1] != a.shape[0]:
             raise UserError(f"{self.folder / WEIGHTS}: lora_A and lora_B of {module} do not fit: copy it again")
         rank = math.sqrt(len(a)) if self.settings.get("use_rslora") else len(a)
@@ -111,26 +111,26 @@ class Adapter:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, and not the model itself."""
+    """Whether a folder holds an adapter and not a full model."""
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """The folder of a model's tokenizer: an adapter may have that of its base model. Raises UserError."""
+    """Returns the folder of a model's tokenizer, which may be the base model's for an adapter. Raises UserError."""
     if not is_adapter(folder) or any((folder / name).is_file() for name in TOKENIZER_FILES):
         return folder
     return _base(folder, _settings(folder / CONFIG))
 
 
 def read_adapter(folder: Path, log: Callable[[str], None]) -> Adapter:
-    """Reads an adapter and finds its base model.
+    """Reads an adapter and locates its base model.
 
     Args:
-        folder: with both files.
+        folder: folder with both files.
         log: called with what was read.
 
     Raises:
-        UserError: an adapter of another kind, a file that is missing or damaged, or a base model that is not here.
+        UserError: the adapter is not supported, a file is missing or damaged, or the base model is not available.
     """
     file = folder / CONFIG
     settings = _settings(file)
@@ -140,7 +140,7 @@ def read_adapter(folder: Path, log: Callable[[str], None]) -> Adapter:
         raise UserError(f"{weights} does not exist: copy it next to {CONFIG}")
     tensors: dict[str, np.ndarray] = {}
     for name, array in read_safetensors(weights).items():
-        if ".original_module." in name:  # the base model's own, saved with bias "all"; modules_to_save replaces it
+        if ".original_module." in name:  # base weights, saved with bias "all" and replaced by modules_to_save
             continue
         plain = re.sub(r"^base_model\.model\.|\.base_layer(?=\.)|\.modules_to_save(\.default)?(?=\.)", "", name)
         if ".lora_" in plain and not plain.endswith((".lora_A.weight", ".lora_B.weight")):
@@ -171,14 +171,14 @@ def _settings(file: Path) -> dict[str, Any]:
 
 
 def _base(folder: Path, settings: dict[str, Any]) -> Path:
-    """The folder of the base model: by its path, or next to the adapter."""
+    """Returns the folder of the base model: the configured path, or a folder next to the adapter."""
     name = settings.get("base_model_name_or_path")
     if isinstance(name, str) and name:
         for place in (Path(name), folder / name):
             try:
                 if (place / "config.json").is_file() or (place / "modules.json").is_file():
                     return encoder_folder(place)
-            except (OSError, ValueError):  # too long for a path, or with a null character
+            except (OSError, ValueError):  # the path is too long or contains a null character
                 break
     raise UserError(
         f"{folder / CONFIG}: base_model_name_or_path is {str(name)[:80]!r}, which is no folder of a model here: "

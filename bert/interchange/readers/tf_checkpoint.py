@@ -1,9 +1,9 @@
-"""Reads TensorFlow's checkpoints (tensor bundles, "V2") without TensorFlow, verifying every checksum on the way.
+"""Reads TensorFlow checkpoints (tensor bundles, "V2") without TensorFlow, and verifies all checksums.
 
-A checkpoint PREFIX is ``PREFIX.index``, a sorted table from names to where their tensors lie, and the data files
-``PREFIX.data-00000-of-00001`` and so on, which hold the raw bytes. The formats: tensorflow/core/util/tensor_bundle and
-tensorflow/core/protobuf/tensor_bundle.proto; the table is LevelDB's (its doc/table_format.md); the values in it are
-protocol buffers.
+A checkpoint PREFIX consists of ``PREFIX.index``, a sorted table that maps names to the locations of their tensors, and
+of the data files ``PREFIX.data-00000-of-00001`` and so on, which hold the raw bytes. The formats are defined in
+tensorflow/core/util/tensor_bundle and tensorflow/core/protobuf/tensor_bundle.proto. The table is LevelDB's
+(doc/table_format.md there), and its values are protocol buffers.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ DTYPES: dict[int, np.dtype] = {
     14: np.dtype(ml_dtypes.bfloat16),
     19: np.dtype("<f2"),
 }
-"""TensorFlow's numbers (framework/types.proto) of the types that are read."""
+"""TensorFlow's numbers (framework/types.proto) of the supported types."""
 
 _FOOTER = 48
 _MAGIC = 0xDB4775248B80FB57
-_TRAILER = 5  # after each block: its compression, one byte, and its checksum
-_VERSION = 1  # of the bundle format that this reads
+_TRAILER = 5  # bytes after each block: the compression (1) and the checksum (4)
+_VERSION = 1  # supported version of the bundle format
 _NO_COMPRESSION = 0
 _BIG_ENDIAN = 1
-_MASK_DELTA = 0xA282EAD8  # added to a stored checksum
+_MASK_DELTA = 0xA282EAD8  # added to stored checksums
 
 
 class _Damaged(Exception):
-    """An error in a file; the caller adds its name."""
+    """An error in a file. The caller adds the file name."""
 
 
 class _Unsupported(_Damaged):
-    """The file may be whole, but is of a kind that is not read; the text says what it is, and the fix."""
+    """An unsupported kind of file, which may be intact. The message names the kind and the fix."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The entry of a tensor in the index.
+    """The index entry of a tensor.
 
     Attributes:
-        dtype: TensorFlow's number of its type.
-        shape: its dimensions.
-        shard: number of the data file that holds it.
-        offset: where in that file, in bytes.
-        size: its bytes.
-        checksum: masked CRC-32C of these bytes.
-        partitioned: whether it is stored in several parts, each with its own entry.
+        dtype: TensorFlow's number of the type.
+        shape: shape of the tensor.
+        shard: number of the data file.
+        offset: offset in the data file, in bytes.
+        size: size in bytes.
+        checksum: masked CRC-32C of the bytes.
+        partitioned: whether the tensor is stored in several parts, each with a separate entry.
     """
 
     dtype: int
@@ -72,18 +72,18 @@ class Entry:
 
 
 class Bundle:
-    """A checkpoint, opened: the index is read and verified, tensors are read when asked for.
+    """An open checkpoint. The index is read and verified at once, tensors on demand.
 
     Attributes:
-        prefix: the checkpoint's path, without ``.index``.
-        entries: by name, sorted; parts of partitioned tensors are left out.
+        prefix: path of the checkpoint, without ``.index``.
+        entries: index entries by name, sorted; without the parts of partitioned tensors.
     """
 
     def __init__(self, prefix: Path) -> None:
-        """Reads the index.
+        """Reads and verifies the index.
 
         Raises:
-            UserError: there is none, it is damaged, or it is of a kind that is not read.
+            UserError: the index is missing, damaged or not supported.
         """
         self.prefix = prefix
         self._index = Path(f"{prefix}.index")
@@ -99,7 +99,7 @@ class Bundle:
             if b"" not in table:
                 raise _Damaged("no header")
             self._shards, self._big_endian = _parse_header(table.pop(b""))
-            # Keys that start with a zero byte are not names but parts of partitioned tensors.
+            # Keys that start with a zero byte are parts of partitioned tensors, not names.
             parsed = {key.decode(): _parse_entry(value) for key, value in table.items() if key[0]}
         except _Unsupported as fault:
             raise UserError(f"{self._index} {fault}") from None
@@ -108,10 +108,10 @@ class Bundle:
         self.entries: dict[str, Entry] = parsed
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor, verified, of the type and shape it was stored in.
+        """Reads and verifies a tensor, in its stored type and shape.
 
         Raises:
-            UserError: the data file is missing, cut short or damaged, or the tensor is of a kind that is not read.
+            UserError: the data file is missing, truncated or damaged, or the tensor is not supported.
         """
         entry = self.entries[name]
         dtype = DTYPES.get(entry.dtype)
@@ -139,7 +139,7 @@ def _fail(file: Path, fault: str) -> NoReturn:
 
 
 def _read(file: Path, offset: int = 0, size: int | None = None) -> np.ndarray | None:
-    """Bytes of a file, to its end where no size is given; None where it ends before."""
+    """Reads bytes of a file, up to its end if ``size`` is None. Returns None if the file is too short."""
     require_content(file)
     try:
         if offset + (size or 0) > file.stat().st_size:
@@ -152,7 +152,9 @@ def _read(file: Path, offset: int = 0, size: int | None = None) -> np.ndarray | 
 
 
 def _masked_crc32c(content: bytes) -> int:
-    """The CRC-32C of bytes as TensorFlow stores it: rotated and shifted, since files may hold checksums of checksums.
+    """Returns the CRC-32C of bytes as TensorFlow stores it: rotated and shifted.
+
+    The mask is needed because files may contain checksums of checksums.
 
     Raises:
         UserError: the package google-crc32c is missing.
@@ -168,7 +170,7 @@ def _masked_crc32c(content: bytes) -> int:
 
 
 def _read_table(octets: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a table in order: footer -> index block -> data blocks."""
+    """Yields keys and values of a table in order: footer, index block, data blocks."""
     content = octets.tobytes()
     if len(content) < _FOOTER or int.from_bytes(content[-8:], "little") != _MAGIC:
         raise _Damaged("it does not end as an index does")
@@ -190,7 +192,7 @@ def _read_table(octets: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _read_block(content: bytes, handle: tuple[int, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of one block, given its offset and size. A key is stored as what differs from the one before."""
+    """Yields keys and values of one block, given its offset and size. Each key stores only its new suffix."""
     begin, end = handle[0], sum(handle)
     if end + _TRAILER > len(content) - _FOOTER:
         raise _Damaged("it is shorter than it says")
@@ -198,7 +200,7 @@ def _read_block(content: bytes, handle: tuple[int, int]) -> Iterator[tuple[bytes
         raise _Damaged("a checksum is wrong")
     if content[end] != _NO_COMPRESSION:
         raise _Unsupported("is compressed, which is not read: let TensorFlow's Saver write it, which does not compress")
-    # The block ends with a list of places for binary search, and its length.
+    # The block ends with a list of offsets for binary search, and its length.
     restarts = int.from_bytes(content[end - 4 : end], "little")
     end -= 4 * restarts + 4
     if end < begin:
@@ -217,14 +219,14 @@ def _read_block(content: bytes, handle: tuple[int, int]) -> Iterator[tuple[bytes
 
 
 def _handle(content: bytes, at: int) -> tuple[tuple[int, int], int]:
-    """A block's (offset, size), and where the next thing begins."""
+    """Returns a block's (offset, size), and the offset after the handle."""
     offset, at = read_varint(content, at)
     size, at = read_varint(content, at)
     return (offset, size), at
 
 
 def _parse_header(message: bytes) -> tuple[int, bool]:
-    """BundleHeaderProto: number of data files, and whether the tensors' bytes are big-endian."""
+    """Parses a BundleHeaderProto: number of data files, and whether tensors are big-endian."""
     fields = parse_message(message)
     needed = last_value(parse_message(last_value(fields, 3, b"")), 2, 0)
     if needed > _VERSION:
@@ -235,9 +237,9 @@ def _parse_header(message: bytes) -> tuple[int, bool]:
 
 
 def _parse_entry(message: bytes) -> Entry:
-    """BundleEntryProto. Numbers that are 0 are not stored."""
+    """Parses a BundleEntryProto. Zeros are not stored."""
     fields = parse_message(message)
-    # TensorShapeProto: field 2, repeated, is a dimension, whose field 1 is its size.
+    # TensorShapeProto: each field 2 is a dimension, and its field 1 is the size.
     dims = map(parse_message, values(parse_message(last_value(fields, 2, b"")), 2, bytes))
     return Entry(
         dtype=last_value(fields, 1, 0),

@@ -1,1 +1,1 @@
-"""A model to the formats of other libraries."""
+"""Writes models in formats of other libraries."""

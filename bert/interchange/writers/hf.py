@@ -1,4 +1,4 @@
-"""Our parameters -> a folder as Hugging Face transformers writes it, read back before it is called done."""
+"""Writes Hugging Face transformers folders, and verifies them by reading them back."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from bert.model.positions import sinusoidal_position_table
 from bert.tokenizer.special_tokens import special_ids
 
 TOLERANCE = 1e-4
-"""Most that a logit may differ from transformers'."""
+"""Maximum difference between our logits and transformers'."""
 
 
 SCALED = ("kernel", "scale")
-"""Parameters that a bias may follow."""
+"""Names of parameters that may have a bias."""
 
 IN_ATTENTION = ("rotary", "disentangled")
-"""Positions that attention reads; all others are the same as a table."""
+"""Positions inside attention. All others are equivalent to a position table."""
 
 SAMPLES = (
     "Don't stop: it's 3.14, e.g. at café Müller's!",
@@ -61,21 +61,21 @@ SAMPLES = (
     "中文 and 日本語のテキスト, ελληνικά, кириллица, العربية",
     "",
 )
-"""Texts that tokenizers read differently if anything differs."""
+"""Texts that expose differences between tokenizers."""
 
 
 def export(model: ModelBundle, out: Path, log: Callable[[str], None]) -> None:
-    """Writes ``out`` as a whole or not at all: config.json, model.safetensors, tokenizer files and a model card.
+    """Writes ``out`` atomically: config.json, model.safetensors, tokenizer files and a model card.
 
-    The folder is read back and compared tensor by tensor, and by logits where transformers is installed.
+    The folder is read back, and compared by tensors and, if transformers is installed, by logits.
 
     Raises:
-        UserError: ``out`` is there already and not an empty folder, or its parent cannot be written; or transformers'
-            model of that family has no place for what the model is made of.
-        ExportError: what was read back is not what was written, or answers otherwise.
+        UserError: ``out`` exists and is not an empty folder, its parent is not writable, or transformers' class of the
+            family does not support the model.
+        ExportError: the tensors that were read back or the logits differ.
     """
     model = to_transformers_compatible(model)
-    if model.pooling is not None and model.pooling.lowercase:  # the file that declares it needs a length
+    if model.pooling is not None and model.pooling.lowercase:  # the file that declares it requires a length
         pooling = dataclasses.replace(model.pooling, max_length=model.longest_text)
         model = dataclasses.replace(model, pooling=pooling)
     with atomic_directory(out) as draft:
@@ -87,15 +87,15 @@ def export(model: ModelBundle, out: Path, log: Callable[[str], None]) -> None:
 
 
 def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
-    """The same model in the parts that transformers' classes are made of.
+    """Returns an equivalent model with the parts of transformers' classes.
 
-    Fixed positions become a table of positions; positions, segments and biases that the model lacks become zeros; what
-    a decoder shares with its encoder is there twice.
+    Fixed positions become a position table. Positions, segments and biases that the model lacks become zeros.
+    Parameters that a decoder shares with its encoder are duplicated.
 
-    The generator of replaced-token detection is left out: it is a model of its own (`Pretrained.generator`).
+    The generator of replaced-token detection is omitted, because it is a separate model (`Pretrained.generator`).
 
     Raises:
-        UserError: it has others.
+        UserError: transformers has no equivalent.
     """
     config, family = model.config, family_of(model)
     if model.architecture not in family.classes:
@@ -107,7 +107,7 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     has_head = names.PREDICTIONS in names.ARCHITECTURES[model.architecture]
     segments = "bert/embeddings/segment" in family.names.modules
     bias = "prediction_bias" in family.limits and family.limits["prediction_bias"].value
-    # What transformers has no field for, and what it would not read back
+    # Settings that transformers lacks, and that would not be read back.
     absent = [] if "pooler" in model.params["bert"] else ["pooler_act", "pooler_type", "pooler_input"]
     absent += [] if has_head else ["prediction_transform", "prediction_bias"]
     absent += ["use_bias", "norm_bias"]
@@ -144,13 +144,13 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
 
 
 def _other_formats(model: ModelBundle) -> str:
-    """The end of a message about a model that transformers does not have."""
+    """Returns the end of an error message for a model that transformers does not support."""
     has_onnx = lacking_key(model.config) is None and not names.has_decoder(model.architecture)
     return "export it as stablehlo or onnx" if has_onnx else "export it as stablehlo"
 
 
 def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) -> None:
-    """Raises UserError for the first setting of ``config`` that transformers does not have in the family."""
+    """Raises UserError for the first setting of ``config`` that the family does not support in transformers."""
     limits = dict(family.limits)
     if names.PREDICTIONS in model.params and family.prediction_act is not None:
         limits["hidden_act"] = Limit(family.prediction_act, f"its MLM head has {family.prediction_act}")
@@ -174,7 +174,7 @@ def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) 
 
 
 def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
-    """Every parameter under transformers' name and in its layout. Raises UserError where one has no name."""
+    """Returns all parameters with transformers' names and layout. Raises UserError if one has no name."""
     config, family = model.config, family_of(model)
     arrays = traverse_util.flatten_dict(model.params, sep="/")
     table = family.names.tensors(config.num_distinct_layers, model.architecture, config.decoder.num_distinct_layers)
@@ -186,7 +186,7 @@ def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
     if family.decoder_bias and not config.tie_word_embeddings and names.PREDICTIONS in model.params:
         tensors[family.decoder_bias] = np.asarray(model.params[names.PREDICTIONS]["bias"])
     tensors = family.to_files(config, tensors)
-    if model.architecture == "Bert":  # a bare encoder is written without its name in front
+    if model.architecture == "Bert":  # a bare encoder is written without the prefix
         prefix = f"{family.prefix}."
         tensors = {name.removeprefix(prefix): array for name, array in tensors.items()}
     return tensors
@@ -206,15 +206,15 @@ def _write(model: ModelBundle, folder: Path) -> None:
     for number, layer in enumerate(() if model.pooling is None else model.pooling.dense, 2):
         write_dense_weights(layer, folder / f"{number}_Dense")
     for tokenizer, place in published_tokenizers(model, folder):
-        segments = model.config.type_vocab_size > 1  # of a single one the class of the model makes the ids
+        segments = model.config.type_vocab_size > 1  # with a single segment, the model class makes the ids
         save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings, segments)
     architecture = family_of(model).classes[model.architecture]
     (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")
-    shutil.copymode(folder / "README.md", file)  # the library gives its file to the owner alone
+    shutil.copymode(folder / "README.md", file)  # the library restricts its file to the owner
 
 
 def _verify(model: ModelBundle, folder: Path) -> str:
-    """Reads the folder back; a sentence on what was compared. Raises ExportError where anything differs."""
+    """Reads the folder back and returns a sentence on the comparison. Raises ExportError for any difference."""
     parts = {names.part_of(path) for path in traverse_util.flatten_dict(model.params, sep="/")}
     needed = set(names.parts_of(model.architecture, model.config))
     if model.architecture != "Bert" and (missing := needed - parts):
@@ -230,7 +230,7 @@ def _verify(model: ModelBundle, folder: Path) -> str:
         (m.labels, m.problem_type, m.label_thresholds, m.texts_per_input, m.classifier_dropout, m.pooling)
         for m in (model, again)
     )
-    # pooler_dropout has no key in config.json, and no effect outside of training.
+    # pooler_dropout has no key in config.json and only affects training.
     configs = [dataclasses.replace(m.config.resolved, pooler_dropout=None) for m in (model, again)]
     if wrong or configs[0] != configs[1] or ours != theirs:
         what = ", ".join(wrong[:5]) or "settings"
@@ -238,11 +238,11 @@ def _verify(model: ModelBundle, folder: Path) -> str:
     said = f"verified: {len(jax.tree.leaves(again.params))} tensors read back identical"
     try:
         difference = logits_difference(model, folder)
-    except Exception as error:  # the library raises what it meets
+    except Exception as error:  # the library raises various exceptions
         raise ExportError(f"{model.source}: transformers does not run its export ({first_line(error)})") from error
     if difference is None:
         return f"{said}; transformers is not installed, so its logits were not compared"
-    if not difference <= TOLERANCE:  # nor NaN
+    if not difference <= TOLERANCE:  # also catches NaN
         raise ExportError(f"{model.source}: transformers' logits differ by {difference:.2g} from ours: not exported")
     for tokenizer, place in published_tokenizers(model, folder):
         if (text := find_tokenizer_mismatch(tokenizer, place, model.config.max_position_embeddings)) is not None:
@@ -253,12 +253,12 @@ def _verify(model: ModelBundle, folder: Path) -> str:
 
 
 def find_tokenizer_mismatch(tokenizer: Tokenizer, folder: Path, longest: int) -> str | None:
-    """The first of some texts that transformers' tokenizer makes other ids of than ours; None where all are equal.
+    """Returns the first test text for which transformers' tokenizer makes other ids; None if all ids are equal.
 
     Args:
-        tokenizer: ours.
-        folder: of its files.
-        longest: most tokens of a row.
+        tokenizer: this package's tokenizer.
+        folder: folder with its files.
+        longest: maximum number of tokens per row.
     """
     import transformers
 
@@ -274,7 +274,7 @@ def find_tokenizer_mismatch(tokenizer: Tokenizer, folder: Path, longest: int) ->
 
 @contextlib.contextmanager
 def _without_notices() -> Iterator[None]:
-    """Keeps transformers from a bar, and from a report of the parts that an export leaves out on purpose."""
+    """Suppresses transformers' progress bar, and its report of parts that the export omits on purpose."""
     from transformers.utils import logging
 
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -289,7 +289,7 @@ def _without_notices() -> Iterator[None]:
 
 
 def logits_difference(model: ModelBundle, folder: Path) -> float | None:
-    """Largest |difference| of our outputs and transformers' on random rows; None without transformers and PyTorch."""
+    """Returns the maximum difference from transformers' outputs on random rows; None if it is not installed."""
     try:
         import torch
         import transformers
@@ -302,7 +302,7 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
     random = np.random.default_rng(0)
     length = min(24, config.max_position_embeddings)
     shape = (2, 2, length) if model.architecture == "BertForMultipleChoice" else (4, length)
-    # transformers counts RoBERTa's positions, and finds the last token of GPT-2's rows, by the ids that are not padding
+    # transformers derives RoBERTa's positions and GPT-2's last token from the ids that are not padding.
     padding = reference.config.pad_token_id or 0
     ids = random.integers(config.position_offset, config.vocab_size, shape)
     ids[ids == padding] = (padding + 1) % config.known_vocab_size

@@ -1,4 +1,4 @@
-"""The files of a Hugging Face folder besides its weights: config.json, the tokenizer's files, and the model card."""
+"""Files of a Hugging Face folder besides the weights: config.json, the tokenizer files, and the model card."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import save_tokenizer
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", **{name: name for name in ("relu", "silu", "tanh")}}
-"""transformers' names; it has no elu, which keeps its own in the config.json of a graph."""
+"""transformers' names. It has no elu, which keeps its name in the config.json of a graph."""
 
 
 def published_config(model: ModelBundle) -> dict[str, Any]:
-    """The content of config.json."""
+    """Returns the content of config.json."""
     config, special = model.config, special_ids(model.tokenizer)
     family = family_of(model)
     content: dict[str, Any] = {
@@ -71,10 +71,10 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
 
 
 def published_tokenizer(model: ModelBundle) -> Tokenizer:
-    """The model's tokenizer; that of some runs is set so that transformers makes the rows that the model reads.
+    """Returns the tokenizer to publish, adjusted so that transformers makes the rows on which the model was trained.
 
-    Every word of a run that tags words, and is byte-level, has a space in front: ``add_prefix_space`` puts one into
-    lists of words. A language model continues texts without special tokens around them.
+    In a tagging run with a byte-level vocabulary every word starts with a space, which ``add_prefix_space`` adds to
+    lists of words. A language model continues texts without special tokens.
     """
     if model.step is None or model.architecture not in ("BertForTokenClassification", "BertForCausalLM"):
         return model.tokenizer
@@ -87,7 +87,7 @@ def published_tokenizer(model: ModelBundle) -> Tokenizer:
 
 
 def published_tokenizers(model: ModelBundle, folder: Path) -> list[tuple[Tokenizer, Path]]:
-    """The vocabulary and that of a target of its own, with the folder of each."""
+    """Returns the tokenizers of source and, if separate, target, with the folder of each."""
     target = [] if model.target_tokenizer is None else [(model.target_tokenizer, folder / TARGET_TOKENIZER)]
     return [(published_tokenizer(model), folder), *target]
 
@@ -96,16 +96,16 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
     """Writes tokenizer.json, the vocabulary, tokenizer_config.json and special_tokens_map.json.
 
     Args:
-        max_length: most tokens of a row.
-        segments: whether the model reads token_type_ids, which most of transformers' tokenizers make.
+        max_length: maximum number of tokens per row.
+        segments: whether the model reads token_type_ids, which most transformers tokenizers make.
     """
     save_tokenizer(tokenizer, folder)
     content = json.loads(tokenizer.to_str())
     if content["model"]["type"] == "BPE":
         with library_errors(f"{folder} cannot be written", "free space there, or name another folder"):
-            tokenizer.model.save(str(folder))  # vocab.json and merges.txt
+            tokenizer.model.save(str(folder))  # writes vocab.json and merges.txt
     special = special_ids(tokenizer).by_role
-    of_text = () if "cls" in special else ("bos", "eos")  # those of RoBERTa are cls and sep, which its class knows
+    of_text = () if "cls" in special else ("bos", "eos")  # RoBERTa's are cls and sep, which its class sets
     roles = [role for role in ("pad", "unk", "cls", "sep", "mask", *of_text) if role in special]
     names = {f"{role}_token": tokenizer.id_to_token(special[role]) for role in roles}
     config = {**_class(content), **names, "model_max_length": max_length}
@@ -118,17 +118,17 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
 
 
 def _has_one_type(ending: dict[str, Any] | None) -> bool:
-    """Whether a template gives both texts of a pair the type 0."""
+    """Whether a template gives type 0 to both texts of a pair."""
     pair = (ending or {}).get("pair")
     return isinstance(pair, list) and not any(part["type_id"] for piece in pair for part in piece.values())
 
 
 def _class(content: dict[str, Any]) -> dict[str, Any]:
-    """The class that makes the same ids: a model's own with its settings, or the one that takes tokenizer.json."""
+    """Returns the tokenizer class that makes the same ids, and its settings: a model's class or the generic one."""
     steps, words = content["normalizer"] or {}, content["pre_tokenizer"] or {}
     if not _has_standard_template(content["post_processor"]):
         return {"tokenizer_class": "PreTrainedTokenizerFast"}
-    own_rows = (content["post_processor"] or {}).get("type") == "RobertaProcessing"  # the class makes these alone
+    own_rows = (content["post_processor"] or {}).get("type") == "RobertaProcessing"  # the class makes only such rows
     if content["model"]["type"] == "BPE" and not steps and words.get("type") == "ByteLevel" and own_rows:
         return {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": words["add_prefix_space"]}
     plain = steps.get("type") == "BertNormalizer" and steps["clean_text"] and words.get("type") == "BertPreTokenizer"
@@ -143,7 +143,7 @@ def _class(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_standard_template(steps: dict[str, Any] | None) -> bool:
-    """Whether rows are laid out as BERT's or RoBERTa's own: ``[CLS] A [SEP] B [SEP]``, ``<s> A </s></s> B </s>``."""
+    """Whether the template is BERT's or RoBERTa's: ``[CLS] A [SEP] B [SEP]`` or ``<s> A </s></s> B </s>``."""
     if steps is None or steps["type"] in ("BertProcessing", "RobertaProcessing"):
         return True
     if steps["type"] != "TemplateProcessing":
@@ -168,7 +168,7 @@ PIPELINES = {
 
 
 def model_card(model: ModelBundle, architecture: str) -> str:
-    """Markdown with the front matter that the hub reads; ``architecture`` is transformers' class."""
+    """Returns the model card as Markdown with front matter. ``architecture`` is the transformers class."""
     source, config = Path(model.source), model.config
     recipe = _recipe(source)
     size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
@@ -206,18 +206,18 @@ def _layers(model: ModelBundle) -> str:
 
 
 def _aggregation(model: ModelBundle) -> list[str]:
-    """How transformers gives the entities that `bert predict` gives, of a tagger of entities."""
+    """Returns a note on how to get the entities of `bert predict` from transformers, for entity taggers."""
     if model.architecture != "BertForTokenClassification" or not all(map(is_span_tag, model.labels)):
         return []
     return [
-        'The tag of a word is that of its first token: `pipeline("token-classification", "PATH", '
+        'Each word has the tag of its first token: `pipeline("token-classification", "PATH", '
         'aggregation_strategy="first")` gives the same entities, except that some tokenizers of transformers split '
         "words at punctuation within them, such as U.N."
     ]
 
 
 def _generation(model: ModelBundle) -> str:
-    """The lines that write a target, of an encoder-decoder."""
+    """Returns the lines that generate a target with an encoder-decoder."""
     if not has_decoder(model.architecture):
         return ""
     own = f'AutoTokenizer.from_pretrained("PATH/{TARGET_TOKENIZER}")'
@@ -229,7 +229,7 @@ def _generation(model: ModelBundle) -> str:
 
 
 def _front_matter(model: ModelBundle, recipe: dict[str, Any]) -> str:
-    """Returns the front matter for the hub, without a license, which the user chooses."""
+    """Returns the front matter for the hub. The license is left to the user."""
     family = family_of(model).model_type
     fields: dict[str, Any] = {"library_name": "transformers", "tags": [family, "jax", "bert-jax"]}
     if (pipeline := PIPELINES.get(model.architecture)) is not None:
@@ -245,11 +245,11 @@ def _front_matter(model: ModelBundle, recipe: dict[str, Any]) -> str:
 
 
 def _recipe(source: Path) -> dict[str, Any]:
-    """A run's configuration in what decides the result: without local paths, and without what may change on resume."""
+    """Returns the settings of a run that affect the result, without local paths and resume options."""
     file = source / "config.yaml"
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except Exception:  # constructors of YAML raise anything; a card without a recipe is better than no export
+    except Exception:  # YAML constructors raise anything, and a card without a recipe is better than no export
         content = {}
     if not isinstance(content, dict):
         return {}
@@ -263,7 +263,7 @@ def _recipe(source: Path) -> dict[str, Any]:
 
 
 def _is_public(key: str, value: Any) -> bool:
-    """Whether an option for paths holds names that mean the same on every machine."""
+    """Whether an option for paths holds only names that are valid on every machine."""
     if key in ("init", "architecture_from"):
         return value == "none" or (value is not None and is_downloaded(value))
     return value is not None and all(source.startswith((DOCSTRINGS_PREFIX, HUB_PREFIX)) for source in _as_list(value))
@@ -283,7 +283,7 @@ def _results(source: Path) -> dict[str, Any]:
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Numbers by their dotted name, and a few words; lists, such as filled masks, and paths are left out."""
+    """Returns numbers and a few strings by dotted name. Lists, such as filled masks, and paths are omitted."""
     flat = []
     for key, value in nested.items():
         if isinstance(value, dict):

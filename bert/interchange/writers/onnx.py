@@ -1,5 +1,7 @@
-"""A model as an ONNX graph, built from BERT's few operators rather than traced: every size of batch and length, and
-the weights as they are. Operator set 17 (LayerNormalization), which servers of 2022 already run.
+"""Exports models as ONNX graphs.
+
+Graphs are built from the few operators of BERT and not traced, so batch size and length are free, and weights are
+stored unchanged. They use operator set 17 (LayerNormalization), which servers from 2022 on support.
 """
 
 from __future__ import annotations
@@ -41,36 +43,36 @@ if TYPE_CHECKING:
 OPSET, IR_VERSION = 17, 8
 GRAPH, WEIGHTS = "model.onnx", "model.onnx_data"
 FLOAT_FOLDER = "float"
-"""Where the float graph is until the int8 one that is made of it is accepted."""
+"""Subfolder of the float graph until the int8 graph made from it is accepted."""
 LARGEST = 2**31 - 2**24
-"""Bytes of weights that fit into the graph's own file, whose format ends at 2 GiB; more lie in a file next to it."""
+"""Maximum bytes of weights inside the graph's file, whose format is limited to 2 GiB. More are stored separately."""
 
 
 CALL = "dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs)))"
-"""The expression of a Python program for the graph's outputs by name."""
+"""Python expression for the graph's outputs by name."""
 
 LACKS = (
     *("causal", "norm_type", "norm_bias", "use_bias", "attention_window", "gated_feed_forward", "first_layer_norm"),
     *("pooler_type", "pooler_input", "relative_attention_buckets"),
 )
-"""Keys of `ModelConfig` that the graph has in their default alone; of positions it lacks rotary ones."""
+"""Keys of `ModelConfig` of which the graph supports only the default. It also lacks rotary positions."""
 
 
 def export(
     model: ModelBundle, out: Path, log: Callable[[str], None], *, accept: Callable[[Path, Path], str] | None = None
 ) -> None:
-    """Writes ``out`` as a whole or not at all: the graph, config.json, tokenizer files, signature.json and README.md.
+    """Writes ``out`` atomically: the graph, config.json, tokenizer files, signature.json and README.md.
 
     Args:
-        model: what to export; the outputs are its architecture's.
-        out: a folder that is not there yet, or an empty one.
-        log: called with what was written and how far its outputs are from ours.
-        accept: writes the weights in 8 bits if it is given. It is called with the files of the float graph and of the
-            int8 one, compares them, and returns a paragraph for README.md, or raises ExportError.
+        model: model to export. The outputs depend on its architecture.
+        out: a new or empty folder.
+        log: called with what was written, and the difference between the outputs.
+        accept: if given, weights are written in 8 bits. It is called with the files of the float and the int8 graph,
+            compares them, and returns a paragraph for README.md or raises ExportError.
 
     Raises:
-        UserError: the extra ``onnx`` is not installed, weights are not there, or ``out`` is.
-        ExportError: ONNX Runtime does not read the graph, or answers differently.
+        UserError: the extra ``onnx`` is not installed, weights are missing, or ``out`` exists.
+        ExportError: ONNX Runtime does not load the graph, or its outputs differ.
     """
     check_exportable(model)
     given = signature(model)
@@ -92,7 +94,7 @@ def export(
 
 
 def check_exportable(model: ModelBundle) -> None:
-    """Raises UserError for a model that has no graph, and without the extra ``onnx``."""
+    """Raises UserError if the model has no graph, or if the extra ``onnx`` is not installed."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -107,7 +109,7 @@ def check_exportable(model: ModelBundle) -> None:
 
 
 def _write_verified(model: ModelBundle, file: Path, given: Signature, log: Callable[[str], None]) -> None:
-    """Writes the float graph, and compares what ONNX Runtime makes of it. Raises ExportError."""
+    """Writes the float graph and compares its outputs in ONNX Runtime. Raises ExportError."""
     import onnx
 
     large = sum(array.nbytes for array in parameters(model).values()) > LARGEST
@@ -121,10 +123,10 @@ def _write_verified(model: ModelBundle, file: Path, given: Signature, log: Calla
 
 
 def write_int8(source: Path, target: Path) -> None:
-    """Writes the float graph ``source`` with weights in 8 bits: ONNX Runtime's dynamic quantisation.
+    """Writes the float graph ``source`` with 8-bit weights, with ONNX Runtime's dynamic quantization.
 
-    Each column of a matrix has its own scale. Weights keep 7 bits, since sums of products of 8 bits overflow on CPUs
-    without VNNI, where the score would be another one than here.
+    Each column of a matrix has a separate scale. Weights use 7 bits, because sums of 8-bit products overflow on CPUs
+    without VNNI, which would change the outputs.
     """
     from onnxruntime.quantization import quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -137,26 +139,26 @@ def write_int8(source: Path, target: Path) -> None:
 
 
 def lacking_key(config: ModelConfig) -> str | None:
-    """A key whose value the graph lacks; None if it has all."""
+    """Returns a key whose value the graph does not support; None if all are supported."""
     if config.position_embedding_type == "rotary":
         return "position_embedding_type"
     return next((key for key in LACKS if getattr(config, key) != getattr(ModelConfig, key)), None)
 
 
 def _session(model: ModelBundle, file: Path) -> onnxruntime.InferenceSession:
-    """The graph checked and loaded. Raises ExportError."""
+    """Checks and loads the graph. Raises ExportError."""
     import onnx
     import onnxruntime
 
     try:
         onnx.checker.check_model(file, full_check=True)
         return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    except Exception as error:  # each of the two raises its own
+    except Exception as error:  # the two libraries raise different exceptions
         raise ExportError(f"{model.source}: its graph cannot be run ({first_line(error)}): not exported") from error
 
 
 def build(model: ModelBundle) -> onnx.ModelProto:
-    """The graph with its weights in it, however large."""
+    """Returns the graph with its weights included, regardless of size."""
     graph = Graph(parameters(model))
     given = signature(model)
     results = _outputs(graph, model, given)
@@ -166,7 +168,7 @@ def build(model: ModelBundle) -> onnx.ModelProto:
 
 
 class Graph:
-    """Nodes in the order they were asked for, and the constants they read."""
+    """Nodes in the order of their creation, and the constants that they read."""
 
     def __init__(self, weights: dict[str, np.ndarray]) -> None:
         self._weights = weights
@@ -174,7 +176,7 @@ class Graph:
         self._nodes: list[onnx.NodeProto] = []
 
     def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
-        """Adds an operator; returns the name of its (only) output."""
+        """Adds an operator and returns the name of its only output."""
         from onnx import helper
 
         name = f"{kind}_{len(self._nodes)}"
@@ -182,34 +184,34 @@ class Graph:
         return output or name
 
     def weight(self, path: str) -> str:
-        """The name of a parameter."""
+        """Adds a parameter and returns its name."""
         self._constants[path] = self._weights[path]
         return path
 
     def array(self, name: str, array: np.ndarray) -> str:
-        """A constant under a new name."""
+        """Adds a constant with a new name and returns the name."""
         self._constants[name] = array
         return name
 
     def constant(self, value: float | list[int]) -> str:
-        """The name of a float32 scalar, or of int64 numbers [n]."""
+        """Adds a float32 scalar or an int64 vector [n] and returns its name."""
         array = np.asarray(value, np.int64 if isinstance(value, list) else np.float32)
         name = f"constant_{array.dtype}_{'_'.join(map(str, array.reshape(-1)))}"
         self._constants[name] = array
         return name
 
     def dense(self, x: str, path: str) -> str:
-        """[..., D] -> [..., F] by the kernel [D, F] and the bias [F] under ``path``."""
+        """Applies the dense layer at ``path``, with kernel [D, F] and bias [F]: [..., D] -> [..., F]."""
         product = self.node("MatMul", x, self.weight(f"{path}/kernel"))
         return self.node("Add", product, self.weight(f"{path}/bias"))
 
     def norm(self, x: str, path: str, epsilon: float) -> str:
-        """LayerNorm over the last axis."""
+        """Applies LayerNorm over the last axis."""
         scale, bias = self.weight(f"{path}/scale"), self.weight(f"{path}/bias")
         return self.node("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
 
     def activation(self, x: str, name: str) -> str:
-        """One of `bert.config.model.Activation`; both forms of gelu are spelt out, as operator set 17 has none."""
+        """Applies a `bert.config.model.Activation`. Both forms of gelu are written out, because opset 17 has none."""
         if name == "silu":
             return self.node("Mul", x, self.node("Sigmoid", x))
         if name in ("relu", "elu", "tanh"):
@@ -224,12 +226,12 @@ class Graph:
         return self.node("Mul", self.node("Mul", x, gate), self.constant(0.5))
 
     def first_token(self, x: str) -> str:
-        """[B, T, D] -> [B, D]."""
+        """Selects the first token, [B, T, D] -> [B, D]."""
         self._constants["first"] = np.asarray(0, np.int64)
         return self.node("Gather", x, "first", axis=1)
 
     def proto(self, given: Signature) -> onnx.ModelProto:
-        """The whole as a protobuf."""
+        """Returns the graph as a protocol buffer."""
         from onnx import TensorProto, helper, numpy_helper
 
         graph = helper.make_graph(
@@ -244,7 +246,7 @@ class Graph:
 
 
 def _outputs(graph: Graph, model: ModelBundle, given: Signature) -> list[str]:
-    """The graph's results in the order of its signature."""
+    """Returns the graph's outputs in the order of its signature."""
     config, architecture = model.config, model.architecture
     inputs = {name: name for name in given.inputs}
     if CHOICES in given.inputs["input_ids"]:  # each choice is a row: [B, C, T] -> [B * C, T]
@@ -283,7 +285,7 @@ def _outputs(graph: Graph, model: ModelBundle, given: Signature) -> list[str]:
 
 
 def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
-    """Ids, mask and segments [B, T] -> hidden states [B, T, D]; a T over the position table fails when run."""
+    """Maps ids, mask and segments [B, T] to hidden states [B, T, D]. Rows that are too long fail at run time."""
     from onnx import TensorProto
 
     node, path = graph.node, "bert/embeddings"
@@ -306,7 +308,7 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
         sinusoids = graph.array("sinusoids", np.asarray(sinusoidal_position_table(config)))
         x = node("Add", x, node("Slice", sinusoids, first, end, axis))
     if config.type_vocab_size:
-        segments = graph.weight(f"{path}/segment/embedding")  # of one row without an input to choose by
+        segments = graph.weight(f"{path}/segment/embedding")  # the only row, if there is no input of segments
         if "token_type_ids" in inputs:
             segments = node("Gather", segments, inputs["token_type_ids"])
         x = node("Add", x, segments)
@@ -329,7 +331,7 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
 
 
 def _attention(graph: Graph, config: ModelConfig, x: str, visible: str, path: str) -> str:
-    """[B, T, D] and booleans [B, 1, 1, S] -> [B, T, D]; a row without tokens attends equally to all positions."""
+    """Attends with a mask [B, 1, 1, S], [B, T, D] -> [B, T, D]. Empty rows attend equally to all positions."""
     node, heads = graph.node, config.num_attention_heads
     split = graph.constant([0, 0, heads, config.hidden_size // heads])
 
@@ -345,7 +347,7 @@ def _attention(graph: Graph, config: ModelConfig, x: str, visible: str, path: st
 
 
 def _masked_lm(graph: Graph, config: ModelConfig, hidden: str) -> str:
-    """[B, T, D] -> [B, T, V]; a tied decoder is the word embeddings, stored once."""
+    """Computes logits, [B, T, D] -> [B, T, V]. A tied decoder is the word embeddings, stored once."""
     x = hidden
     if config.prediction_transform:
         x = graph.activation(graph.dense(x, "predictions/transform"), config.hidden_act)
@@ -356,7 +358,7 @@ def _masked_lm(graph: Graph, config: ModelConfig, hidden: str) -> str:
 
 
 def _usage(model: ModelBundle, given: Signature) -> list[str]:
-    """The paragraphs of README.md that show how to call it."""
+    """Returns the paragraphs of README.md that show how to run the graph."""
     shape = tuple(2 if dim == CHOICES else 1 if i == 0 else 8 for i, dim in enumerate(given.inputs["input_ids"]))
     return [
         f"An ONNX graph of operator set {OPSET}; rows and tokens may be any number, tokens up to max_length of "

@@ -1,6 +1,6 @@
-"""Named inputs and outputs of an exported graph, the same for every format, and the README.md that describes them.
+"""Named inputs and outputs of an exported graph, shared by all formats, and the README.md that describes them.
 
-Names are those of Hugging Face transformers' models, so that its tokenizers' output can be fed as it is.
+Names match Hugging Face transformers' models, so that the output of its tokenizers can be passed unchanged.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from bert.model.pooling import Pooling
 from bert.tokenizer.special_tokens import special_ids
 
 BATCH, CHOICES, LENGTH, TARGET_LENGTH = "batch_size", "num_choices", "sequence_length", "target_length"
-"""Names of the dimensions B, C, T and, of the target of an encoder-decoder, its T, where they are free."""
+"""Names of the free dimensions B, C and T, and of the T of an encoder-decoder's target."""
 
 TOLERANCE = 1e-4
-"""Most that an output may differ from ours."""
+"""Maximum difference between an output of the graph and of the model."""
 
 Arrays = dict[str, Any]
 Shape = tuple[int | str, ...]
@@ -40,16 +40,16 @@ Size = TypeVar("Size")
 
 
 class Signature(NamedTuple):
-    """Names and shapes of a graph's inputs (integers) and outputs (float32), in order. A free dimension has a name."""
+    """Names and shapes of a graph's inputs (integers) and outputs (float32), in order. Free dimensions have names."""
 
     inputs: dict[str, Shape]
     outputs: dict[str, Shape]
 
 
 def signature(model: ModelBundle, length: int | None = None) -> Signature:
-    """Inputs [B, T], or [B, C, T] of choices, and the architecture's outputs; T is ``length``, or free if None.
+    """Returns inputs [B, T], or [B, C, T] for choices, and the outputs of the architecture. T is free if not given.
 
-    A graph of less than two segments takes none. An encoder-decoder takes a source and the beginning of a
+    A graph with fewer than two segments has no input for them. An encoder-decoder reads a source and the beginning of a
     target.
     """
     config, tokens, target = model.config, (BATCH, length or LENGTH), (BATCH, length or TARGET_LENGTH)
@@ -83,15 +83,15 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
 
 
 def resolve_shape(shape: Shape, sizes: Mapping[str, Size]) -> tuple[int | Size, ...]:
-    """A shape with sizes in place of its free dimensions."""
+    """Replaces the free dimensions of a shape by sizes."""
     return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in shape)
 
 
 def parameters(model: ModelBundle) -> dict[str, np.ndarray]:
-    """The float32 arrays that the graph reads, by their path (``bert/encoder/layer_0/...``).
+    """Returns the float32 arrays that the graph reads, by path (``bert/encoder/layer_0/...``).
 
     Raises:
-        UserError: the architecture has a head, and the model no weights for it.
+        UserError: the model has no weights for the architecture's head.
     """
     wanted = {names.ENCODER, *names.parts_of(model.architecture, model.config)}
     flat = traverse_util.flatten_dict(model.params, sep="/")
@@ -103,7 +103,7 @@ def parameters(model: ModelBundle) -> dict[str, np.ndarray]:
 
 
 def make_forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
-    """A function of (`parameters`, inputs by name) that gives the outputs by name."""
+    """Returns a function that maps `parameters` and inputs by name to outputs by name."""
     module, architecture = build_module(model), model.architecture
     outputs = tuple(signature(model).outputs)
 
@@ -128,7 +128,7 @@ def make_forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
 def sample_inputs(
     config: ModelConfig, shapes: dict[str, Shape], batch: int, length: int, dtype: Any = np.int32
 ) -> dict[str, np.ndarray]:
-    """Random inputs for B = ``batch`` and T = ``length``: the first row is full, those after it ever shorter."""
+    """Makes random inputs for B = ``batch`` and T = ``length``. The first row is full, the next ones are shorter."""
     random = np.random.default_rng(length)
     sizes = {BATCH: batch, CHOICES: 3, LENGTH: length, TARGET_LENGTH: length // 3 + 1}
     tops = {
@@ -151,10 +151,10 @@ def sample_inputs(
 def verify_outputs(
     model: ModelBundle, samples: Iterator[dict[str, np.ndarray]], run: Callable[[Arrays], Arrays]
 ) -> str:
-    """Runs a graph on sample inputs; a sentence on how near its outputs are to ours.
+    """Runs a graph on sample inputs and returns a sentence on the difference from the model's outputs.
 
     Raises:
-        ExportError: an output is missing, of another shape, or differs by more than `TOLERANCE`.
+        ExportError: an output is missing, has another shape, or differs by more than `TOLERANCE`.
     """
     ours, params, largest = jax.jit(make_forward(model)), parameters(model), 0.0
     for inputs in samples:
@@ -165,7 +165,7 @@ def verify_outputs(
             )
         for name, array in expected.items():
             difference = float(np.abs(np.asarray(given[name]) - array).max())
-            if not difference <= TOLERANCE:  # nor NaN
+            if not difference <= TOLERANCE:  # also catches NaN
                 raise ExportError(
                     f"{model.source}: its graph's {name} differs by {difference:.2g} from the model's: not exported"
                 )
@@ -174,13 +174,13 @@ def verify_outputs(
 
 
 def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = None) -> list[str]:
-    """The paragraphs of README.md that show how to call a graph with texts, and how their embeddings are computed.
+    """Returns the paragraphs of README.md on calling a graph with texts, and on computing embeddings.
 
     Args:
-        model: what is exported, neither of choices nor with a decoder.
-        dtype: of the inputs.
-        call: the expression for the outputs by name, with the inputs by name as ``inputs``.
-        length: tokens of a row; None: the number of tokens of the longest text.
+        model: exported model, not for multiple choice and without a decoder.
+        dtype: type of the inputs.
+        call: expression for the outputs by name, with the inputs by name as ``inputs``.
+        length: tokens per row; None for the number of tokens of the longest text.
     """
     pooling = model.pooling if model.architecture == "Bert" else None
     padding = "" if length is None else f"length={length}"
@@ -223,11 +223,11 @@ POOLED = {
     "weightedmean": "(hidden * mask * place).sum(axis=1) / (mask * place).sum(axis=1)",
     "lasttoken": "hidden[np.arange(len(hidden)), mask.shape[1] - 1 - mask[:, ::-1, 0].argmax(axis=1)]",
 }
-"""The expression for each of `bert.interchange.pooling.MODES`."""
+"""Expressions for `bert.interchange.pooling.MODES`."""
 
 
 def _embedding_lines(pooling: Pooling) -> list[str]:
-    """Lines that compute embeddings as `Pooling` does."""
+    """Returns lines that compute embeddings like `Pooling`."""
     parts = [POOLED[mode] for mode in pooling.modes]
     lines = ['hidden, mask = np.asarray(outputs["last_hidden_state"]), inputs["attention_mask"][:, :, None]']
     if "weightedmean" in pooling.modes:
@@ -242,7 +242,7 @@ def _embedding_lines(pooling: Pooling) -> list[str]:
 
 
 def _declared_pooling(pooling: Pooling) -> dict[str, Any]:
-    """The settings of `Pooling` but its length, which stands elsewhere; the last ones if they are not the defaults."""
+    """Returns the settings of `Pooling`, without the length, which is stored elsewhere, and without some defaults."""
     values = {field.name: getattr(pooling, field.name) for field in dataclasses.fields(pooling)}
     always = ("mode", "normalize", "lowercase", "query_prompt", "document_prompt")
     default = Pooling()
@@ -251,13 +251,13 @@ def _declared_pooling(pooling: Pooling) -> dict[str, Any]:
 
 
 def check_no_dense(model: ModelBundle) -> None:
-    """Raises UserError for embeddings with dense layers, which the files next to a graph have no place for."""
+    """Raises UserError for embeddings with dense layers, which the files of a graph cannot declare."""
     if model.pooling is not None and model.pooling.dense:
         raise UserError(f"{model.source} has a Dense module after its pooling, which a graph lacks: use format hf")
 
 
 def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dtype: str, text: list[str]) -> None:
-    """Writes the files next to a graph: signature.json, the tokenizer's files, and README.md with ``text`` in it."""
+    """Writes the files next to a graph: signature.json, the tokenizer files, and README.md with ``text``."""
     content: dict[str, Any] = {
         "architecture": model.architecture,
         "inputs": [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape in given.inputs.items()],

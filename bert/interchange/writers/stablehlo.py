@@ -1,7 +1,8 @@
-"""A model as one compiled-anywhere function: StableHLO in `jax.export`'s envelope, its weights in a file next to it.
+"""Exports models as StableHLO functions, serialized by `jax.export`, with the weights in a separate file.
 
-The weights are an argument and not constants of the function: a 45 MB model then is 70 KB of graph that loads in no
-time, rather than 45 MB that XLA parses and folds at every compilation; and they can be put on a device once.
+The weights are an argument of the function and not constants. A 45 MB model then has a graph of 70 KB that loads
+immediately, where XLA would otherwise parse and fold 45 MB at every compilation. The weights can also be put on a
+device once.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ def export(
     length: int | None = None,
     dynamic_length: bool = False,
 ) -> None:
-    """Writes ``out`` as a whole or not at all: graph, weights, tokenizer files, signature.json and README.md.
+    """Writes ``out`` atomically: graph, weights, tokenizer files, signature.json and README.md.
 
     Args:
-        model: what to export; the outputs are its architecture's.
-        out: a folder that is not there yet, or an empty one.
-        log: called with what was written and how far its outputs are from ours.
-        length: T of every input; None for the longest that the model reads.
-        dynamic_length: leave T free, up to that longest.
+        model: model to export. The outputs depend on its architecture.
+        out: a new or empty folder.
+        log: called with what was written, and the difference between the outputs.
+        length: T of every input; None for the model's maximum.
+        dynamic_length: leave T free, up to the model's maximum.
 
     Raises:
-        UserError: a length that the model does not read, weights that are not there, or an ``out`` that is.
-        ExportError: the graph, read back, answers differently.
+        UserError: the length is not supported, weights are missing, or ``out`` exists.
+        ExportError: the outputs of the graph, when read back, differ.
     """
     check_no_dense(model)
     longest = model.config.max_position_embeddings
@@ -74,7 +75,7 @@ def export(
     with atomic_directory(out) as draft:
         (draft / GRAPH).write_bytes(serialized(model, given))
         write_tensors(draft / WEIGHTS, parameters(model))
-        os.chmod(draft / WEIGHTS, (draft / GRAPH).stat().st_mode)  # the library gives its file to the owner alone
+        os.chmod(draft / WEIGHTS, (draft / GRAPH).stat().st_mode)  # the library restricts its file to the owner
         write_metadata_files(model, draft, given, "int32", _usage(model, given))
         graph = jax.jit(jax_export.deserialize(bytearray((draft / GRAPH).read_bytes())).call)
         weights = load_file(draft / WEIGHTS)
@@ -85,7 +86,7 @@ def export(
 
 
 def serialized(model: ModelBundle, given: Signature) -> bytes:
-    """The function of (weights by name, inputs by name) that gives outputs by name, for every one of `PLATFORMS`."""
+    """Serializes the function from (weights by name, inputs by name) to outputs by name, for all `PLATFORMS`."""
     named = {dim for shape in given.inputs.values() for dim in shape if isinstance(dim, str)}
     free = [dim for dim in (BATCH, CHOICES, LENGTH, TARGET_LENGTH) if dim in named]
     longest = model.config.max_position_embeddings
@@ -103,7 +104,7 @@ def serialized(model: ModelBundle, given: Signature) -> bytes:
 
 @contextlib.contextmanager
 def _without_source_files() -> Iterator[None]:
-    """Keeps out of a graph where the source files are on this machine, which JAX notes at every operation."""
+    """Omits the paths of source files on this machine, which JAX records for every operation."""
     name = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, name)
     jax.config.update(name, 0)
@@ -114,7 +115,7 @@ def _without_source_files() -> Iterator[None]:
 
 
 def _usage(model: ModelBundle, given: Signature) -> list[str]:
-    """The paragraphs of README.md that show how to call it."""
+    """Returns the paragraphs of README.md that show how to call it."""
     longest = model.config.max_position_embeddings
     tokens = given.inputs["input_ids"][-1]
     sizes = {BATCH: 1, CHOICES: 2, LENGTH: min(8, longest)}
