@@ -86,7 +86,7 @@ class Examples(Protocol):
         """The group of each example. Holding out dev keeps groups together."""
 
     def take(self, rows: Sequence[int]) -> Self:
-        """Returns the examples with these numbers. Like ``groups``, only needed to sample examples or hold out dev."""
+        """Returns the examples with these numbers. Like ``groups``, needed only to sample examples or hold out dev."""
 
     def sentences(self) -> Iterator[str]:
         """Yields every text, to train a vocabulary if the run has none."""
@@ -179,7 +179,7 @@ class Task(ABC):
     def fit(self, train: Any) -> Task:
         """Returns the task with the values that depend on the training examples, such as the set of labels.
 
-        ``to_config`` stores them. The task that is returned reads the other splits.
+        ``to_config`` stores them. The returned task reads the other splits.
 
         Args:
           train: the examples of the split ``train``.
@@ -189,7 +189,7 @@ class Task(ABC):
     def tune(self, outputs: Outputs, features: Any, examples: Any) -> Task:
         """Returns the task with values tuned on dev, such as a threshold, for the best checkpoint.
 
-        The fields of ``data`` that `to_config` then changes are written to results.json, not to config.yaml.
+        Changed fields of ``data`` are written to results.json, not to config.yaml.
         """
         return self
 

@@ -53,14 +53,14 @@ CUSTOM_TASK_KEYS = (
     "train", "dev", "test", "column_names", "columns", "metrics", "score_range",
     "source", "target", "max_target_length", "class_weights", "label_thresholds",
 )  # fmt: skip
-"""Keys of ``data`` that only the tasks read that have them in `Task.data_keys`."""
+"""Keys of ``data`` that are read only by tasks that list them in `Task.data_keys`."""
 
 BUILT_IN_KEYS = (*TAG_KEYS, *QUESTION_KEYS)
 """Keys of ``data`` that only some built-in tasks read; registered tasks may read all of them."""
 
 UNREAD_KEYS = {
     "sequence_to_sequence": {
-        "language_model_weight": "has a decoder's loss of its own",
+        "language_model_weight": "has the loss of a decoder",
         "classifier_dropout": "has no classifier",
         "num_feature_layers": "has no head over a frozen encoder",
     },
@@ -76,7 +76,7 @@ UNREAD_KEYS = {
 def register_task(task: Task) -> None:
     """Registers a custom task under its name in this process, for fine-tuning, `bert.load` and prediction.
 
-    A run's folder contains the name of its task and no code: register the task before you load the run.
+    A run's folder contains the name of its task but no code, so register the task before you load the run.
 
     Raises:
       ValueError: a built-in task has that name.
@@ -96,7 +96,7 @@ def find_task(name: str) -> Task:
 
 
 def make_task(config: FinetuneConfig) -> Task:
-    """Returns the task of a run. Raises UserError for a key that is set and that the task does not read."""
+    """Returns the task of a run. Raises UserError if a key is set that the task does not read."""
     task = find_task(config.task)
     _check_data_keys(task, config.data)
     _check_sections(task, config)

@@ -72,7 +72,7 @@ class RerankerTask(ColumnFilesTask):
     name: str = "reranker"
     settings: RerankerConfig = field(default_factory=RerankerConfig)
     kind: ClassVar[str] = "reranker"
-    architecture: ClassVar[str] = "BertForSequenceClassification"  # the score of a pair is its only output
+    architecture: ClassVar[str] = "BertForSequenceClassification"  # the only output is the score of a pair
     answer_type: ClassVar[type] = Score
     main_metric: str = retrieval.NAMES[0]
     baseline: str = "chance"

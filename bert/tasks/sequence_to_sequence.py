@@ -209,7 +209,7 @@ class SequenceToSequenceTask(ColumnFilesTask):
     def examples_from_inputs(self, inputs: Sequence[Any]) -> TextPairs:
         expected = f"{self.name} takes a single text: pass a string"
         texts = [as_texts(value, index, expected)[0] for index, value in enumerate(inputs, 1)]
-        if self.data.source is not None:  # the lines of parallel files have no white space around them
+        if self.data.source is not None:  # the lines of parallel files have no white space at their ends
             texts = [text.strip() for text in texts]
         return TextPairs(texts, None, [str(row) for row in range(len(texts))])
 

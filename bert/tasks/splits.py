@@ -26,7 +26,7 @@ STREAMS = {name: 2**63 + number for number, name in enumerate(("dev_fraction", "
 """Second word of the key of each random stream; the order of batches uses the epoch number."""
 
 MEASURED_ROWS = 5000
-"""Number of rows whose untruncated length is measured: enough for a share of rows, and fast."""
+"""Number of rows whose untruncated length is measured. It is enough to estimate a share of rows, and fast."""
 
 UNCUT = 1 << 24
 """A ``max_length`` above the length of any text."""

@@ -21,7 +21,7 @@ from bert.errors import UserError, require
 from bert.tokenizer.special_tokens import special_ids
 
 ROWS_SCORED_AT_ONCE = 256
-"""Number of windows whose spans are compared at once; the scores of all their spans take a few dozen MB."""
+"""Number of windows whose spans are compared at once. The scores of all their spans occupy a few dozen MB."""
 
 
 class Answer(NamedTuple):
@@ -292,7 +292,7 @@ def decode_answers(
 
 
 COMPOSED = frozenset(map(chr, (*range(0x1160, 0x1200), *range(0xD7B0, 0xD800), 0xFF9E, 0xFF9F)))
-"""Vowels and endings of Korean syllables and half-width marks of Japanese, which combine with the previous letter."""
+"""Vowels and endings of Korean syllables, and half-width marks of Japanese, which combine with the previous letter."""
 
 
 class _Tokens(NamedTuple):

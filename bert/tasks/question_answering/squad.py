@@ -119,7 +119,7 @@ def references(examples: Sequence[Example]) -> dict[str, list[str]]:
 
 
 def write_predictions(folder: Path, answers: Answers) -> list[Path]:
-    """Writes predictions.json, nbest_predictions.json and, for v2.0, null_odds.json, like run_squad.py."""
+    """Writes predictions.json, nbest_predictions.json and, for v2.0, null_odds.json, in the format of run_squad.py."""
     n_best = {
         id: [
             {name: getattr(candidate, name) for name in ("text", "probability", "start_logit", "end_logit")}

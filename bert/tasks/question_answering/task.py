@@ -32,7 +32,9 @@ from bert.tasks.splits import SplitNames, find_split_file, splits_in
 
 
 class AnswerPrediction(NamedTuple):
-    """An answer: its text, cut from the context, and its share among the n best and no answer. Empty: no answer."""
+    """An answer: its text, cut from the context, and its probability among the n best answers and no answer. "": no
+    answer.
+    """
 
     answer: str
     start: int | None
@@ -102,10 +104,11 @@ class QuestionAnsweringTask(Task):
         return ()
 
     def tune(self, outputs: Outputs, features: Windows, examples: Dataset) -> QuestionAnsweringTask:
-        """Returns the task with the threshold of the best F1, half way to the next question, which is not answered.
+        """Returns the task with the threshold of the best F1, halfway between the last answered question and the next
+        one.
 
-        The official search returns the odds of the last question that is answered, so that new questions with slightly
-        lower confidence would have no answer. If it is best never to answer, it returns 0.
+        The official search returns the odds of the last answered question. New questions with slightly lower confidence
+        would then have no answer. If never answering is best, the threshold is 0.
         """
         if not self.may_be_impossible or self.null_score_diff_threshold is not None:
             return self
@@ -286,7 +289,7 @@ def _prediction(candidate: Candidate) -> AnswerPrediction:
 
 @dataclass(frozen=True, kw_only=True)
 class CustomQuestionAnswering(ColumnFilesTask, QuestionAnsweringTask):
-    """Questions in columns of files or data sets. If a training question has no answer, as in SQuAD v2.0."""
+    """Questions in columns of files or data sets. If a training question has no answer, the task follows SQuAD v2.0."""
 
     name: str = "span"
     version: str = ""

@@ -32,8 +32,9 @@ MISSING_WORDS = ("nan", "<na>", "nat")
 
 MIN_SINGLE_LABELS = 10
 MAX_SINGLE_LABELS_SHARE = 0.8
-"""A training file is rejected if more than this share of its rows, and at least MIN_SINGLE_LABELS rows, have a label
-that no other row has."""
+"""Share of rows with unique labels above which a training file is rejected, if it has at least MIN_SINGLE_LABELS of
+them.
+"""
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class LabelTask(SequenceClassificationTask):
     ) -> tuple[list[list[int]], tuple[str, ...]]:
         """Returns the label indices of each row, and all labels.
 
-        Without ``labels`` these are the labels that the data set declares, or the labels of the training split. Whole
+        Without ``labels``, they are the labels that the data set declares, or the labels of the training split. Whole
         numbers are the same label with and without decimals: 1 and 1.0.
 
         Args:

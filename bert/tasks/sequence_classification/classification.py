@@ -63,7 +63,7 @@ class ClassificationTask(LabelTask):
 
     @property
     def metric_labels(self) -> Mapping[str, str]:
-        """With two labels, f1 refers to the second label."""
+        """The second label if there are two labels: f1 refers to it."""
         return {"f1": self.label_names[1]} if "f1" in self.metrics and self.num_labels == 2 else {}
 
     def rows_by_label(self, examples: Examples) -> np.ndarray:
@@ -141,7 +141,7 @@ class ClassificationTask(LabelTask):
                 fault = f"{self.label_column} is a list, but {self.name} has one label per row"
                 raise records.error(line_number, f"{fault}: set task to multilabel, or fix the row")
             try:
-                # A space around a label is never intended and hard to see.
+                # A space around a label is never intended, and hard to notice.
                 rows.append([label_text(records, line_number, self.label_column, label).strip()])
             except UserError as error:
                 faults.append((line_number, error))
@@ -233,17 +233,17 @@ def _exact(score: np.floating) -> str:
 
 
 INVERSE_REGULARISATION = 10.0
-"""C of the logistic regression. scikit-learn's default, 1, regularises too strongly on a few hundred short texts."""
+"""C of the logistic regression. scikit-learn's default, 1, regularizes too strongly on a few hundred short texts."""
 
 
 def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, float]] | None:
     """Returns name and scores on dev of TF-IDF with logistic regression, or with ridge regression for scores.
 
-    Returns None for other tasks, for texts without a word of two letters, and for a single label.
+    Returns None for other tasks, for texts that have no word of two letters, and for a single label.
 
     Args:
       task: the task, fitted to ``train``.
-      train, dev: its examples.
+      train, dev: the examples of the splits.
     """
     if not isinstance(task, ClassificationTask | MultilabelTask | RegressionTask):
         return None

@@ -271,7 +271,7 @@ MAX_WORDS = 32
 """Number of words of a text, so that it fits into short rows."""
 
 ALIASES = frozenset({"np", "pd", "plt", "jnp", "mpl", "pa", "hf", "hugging"})
-"""Names under which packages are imported by convention."""
+"""Usual abbreviations of imported packages."""
 
 MAX_ROWS = 200
 """Maximum number of rows per package and split, so that no package dominates."""

@@ -120,7 +120,7 @@ class GlueClassification(GlueTask, ClassificationTask):
     """One label per row."""
 
     unknown_label_fix = "fix it"
-    lists_faults = False  # GLUE's files have no faults: more than one means that it is another file
+    lists_faults = False  # GLUE's files have no faults: more than one fault means that the file is another one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ DIAGNOSTIC = "ax"
 
 
 def is_glue(folder: Path, task: str) -> bool:
-    """Returns whether the data is a data set: ``hub:NAME``, its folder, or a folder with a subfolder ``task``."""
+    """Returns whether the data is a data set: ``hub:NAME``, a saved data set, or a folder with a subfolder ``task``."""
     return _find_dataset(folder, task, task) is not None
 
 
@@ -163,9 +163,10 @@ def glue_records(folder: Path, task: str, split: str) -> Records | None:
 
 
 def _find_dataset(folder: Path, task: str, config: str) -> str | None:
-    """Returns the data set of a configuration: in the folder, next to it, or for the task itself the folder.
+    """Returns the data set of a configuration.
 
-    On the hub, a configuration in the name is the task's; other configurations are looked up in the whole data set.
+    A local data set is looked up in the folder, next to it, or, for the task itself, as the folder. On the hub, a
+    configuration in the name belongs to the task; other configurations are looked up in the whole data set.
     """
     whole = folder.as_posix()
     if whole.startswith(HUB_PREFIX):
@@ -182,7 +183,7 @@ def _lacks(source: str, config: str) -> bool:
 
     try:
         return config not in datasets.get_dataset_config_names(source.removeprefix(HUB_PREFIX))
-    except Exception:  # errors of the network or the hub: nothing is known
+    except Exception:  # the network or the hub failed: existence is unknown
         return False
 
 

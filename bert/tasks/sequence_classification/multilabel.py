@@ -29,7 +29,7 @@ MULTI_HOT = {0: 0, 1: 1, "0": 0, "1": 1}
 """Values of a multi-hot list; false, true, 0.0 and 1.0 are equal to them."""
 
 DEFAULT_THRESHOLD = 0.5
-"""The threshold of models that define none."""
+"""Threshold of models that define none."""
 
 
 class MultilabelPredictions(NamedTuple):

@@ -46,7 +46,7 @@ OTHER_SCHEMES = ("BILOU", "BMES")
 """Schemes that are read as BIOES."""
 
 Reading = Literal["error", "count", "plain"]
-"""How tags that violate their scheme are treated: raised, or counted. Plain tags have no scheme."""
+"""Treatment of tags that violate their scheme: error or count. Plain tags have no scheme."""
 
 Row = tuple[int, list[str]]
 """(line, cells); without cells it ends a sentence."""

@@ -60,7 +60,7 @@ class Words(NamedTuple):
 
 
 MAX_TAGS = 20
-"""A file with more different tags than this, and more tags than words, is assumed to have swapped columns."""
+"""A file with more distinct tags than this, and with more tags than words, is assumed to have swapped columns."""
 
 TAG_KEYS = ("labels", "invalid_tags", "clitics")
 """Keys of ``data`` that token classification reads."""
@@ -130,7 +130,7 @@ class TokenClassificationTask(Task):
         return "f1" if self.marks_entities else "accuracy"
 
     def higher_is_better(self, metric: str) -> bool | None:
-        """Treats f1_TYPE like f1."""
+        """Returns the direction of a metric; f1_TYPE has the direction of f1."""
         return super().higher_is_better("f1" if metric in {f"f1_{type}" for type in self.types} else metric)
 
     @property

@@ -178,11 +178,11 @@ def _tokens_of_words(tokenizer: Tokenizer, sentences: list[list[str]], room: int
 
 
 _CJK = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
-"""The characters that google-research/bert's ``tokenization.py`` takes for Chinese ones."""
+"""Characters that google-research/bert's ``tokenization.py`` treats as Chinese."""
 
 _RUN = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
 _ABBREVIATION = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}")
-"""U.N, e.g or Ph.D, and not example.com: at its end the dot belongs to it."""
+"""Abbreviations such as U.N, e.g or Ph.D (but not example.com), whose final dot is part of the word."""
 
 CLITICS = ("'s", "n't", "'re", "'ve", "'ll", "'d", "'m")
 """Endings of English words that are separate words in the Penn Treebank, CoNLL-2003 and WNUT-17."""
