@@ -1,6 +1,7 @@
 """Configuration of runs: frozen dataclasses, their checks, recipes and files. Imports no JAX.
 
-Field names follow Google's ``bert_config.json`` where it has one. The text under each field is its ``--help=all``.
+Field names follow Google's ``bert_config.json`` where it has one. The docstring of each field is its text in
+``--help=all``.
 """
 
 from __future__ import annotations

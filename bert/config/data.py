@@ -21,11 +21,11 @@ from bert.config.validation import (
 from bert.errors import UserError
 
 DOCSTRINGS_PREFIX = "docstrings:"
-"""Prefix of a ``data.train`` that names the embedded corpus, docstrings of installed packages:
-docstrings:[PACKAGE,...][:SPLIT]."""
+"""Prefix of ``data.train`` for the embedded corpus, docstrings of installed packages: docstrings:[PACKAGE,...][:SPLIT].
+"""
 
 HUB_PREFIX = "hub:"
-"""Prefix of a ``data.train`` that names a data set on the Hugging Face hub: hub:ORG/NAME[:CONFIG][:SPLIT]."""
+"""Prefix of ``data.train`` for a data set on the Hugging Face hub: hub:ORG/NAME[:CONFIG][:SPLIT]."""
 
 LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
 """Language codes such as de or pt-br. Unknown languages use the English sentence rules."""
@@ -43,7 +43,7 @@ OF_HELD_OUT_ROWS = (
     *("verbatim", "document_per_line", "text_field", "one_sentence_per_line", "language"),
     *("input_format", "masked_lm_prob", "whole_word_masking", "short_seq_prob"),
 )
-"""Keys of the section ``data`` that decide what is predicted of a held-out text, except the lengths of its rows."""
+"""Keys of the section ``data`` that determine the predicted tokens of held-out text, except the lengths of its rows."""
 
 UNUSED_BY_STREAMS = ("near_duplicates", "static_masking", "dupe_factor")
 """Keys that need the whole corpus, to compare its documents or to count its rows."""
@@ -143,7 +143,7 @@ class DataConfig:
         return min(math.ceil(share * self.sequence_length), self.sequence_length - 1)
 
     def check(self) -> None:
-        """Raises UserError for values that no examples can be built with."""
+        """Raises UserError for values with which no examples can be built."""
         check_fields("data.", self)
         if not self.train:
             raise UserError(

@@ -123,8 +123,9 @@ class TaskDataConfig:
     """Seed of these samples. Defaults to seed; several seeds share the first one, and so the dev rows."""
     labels: list[str] | None = None
     """Labels of a custom task, in the order of their indices. Defaults to the labels that a data set declares, or to
-    those of the training file sorted alphabetically or numerically. Multilabel: if the file has no column label, the
-    names of the columns of the labels."""
+    the labels of the training file, sorted alphabetically or numerically. Multilabel: if the file has no column label,
+    the names of the columns of the labels.
+    """
     invalid_tags: Literal["error", "count"] = "error"
     """Tagging: tags that violate the file's scheme, such as I-PER after O, are an error (error), or are counted and
     interpreted like conlleval does (count)."""
@@ -147,7 +148,7 @@ class TaskDataConfig:
     well (error)."""
 
     def check(self) -> None:
-        """Raises UserError for values that no features can be built with."""
+        """Raises UserError for values with which no features can be built."""
         check_fields("data.", self)
         if self.dir is None and self.train is None:
             raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
@@ -182,7 +183,7 @@ class FinetuneConfig:
     """Run, Hugging Face folder, folder of google-research/bert or hub name to start from. none: train from random
     weights, as a control that shows the effect of pretraining."""
     architecture_from: str | None = None
-    """With init none: the run or model whose sizes and vocabulary are used, without its weights."""
+    """Run or model whose sizes and vocabulary are used, without its weights; for init none."""
     seed: Seed = 0
     """Seed of the initial head, the order of the data and dropout."""
     num_seeds: Positive = 1
@@ -196,8 +197,9 @@ class FinetuneConfig:
     """Weight of the loss of the next tokens of each row, added to the loss of a task that classifies or scores texts;
     0.5 in GPT. For causal models (model.causal)."""
     head_init: Literal["source", "none"] = "source"
-    """With init: initial weights of the head. source: the source's head, if it is for the same kind of task; labels are
-    matched by name, and new labels start from random weights. none: random weights."""
+    """Initial weights of the head, with init. source: the source's head, if it is for the same kind of task; labels are
+    matched by name, and new labels start from random weights. none: random weights.
+    """
     decoder_init: Literal["encoder", "none"] = "encoder"
     """Sequence to sequence with init: initial weights of the decoder. encoder: the source's encoder (BERT2BERT of Rothe
     et al. 2020). none: random weights (BERT2Rnd). Cross-attention starts from random weights."""

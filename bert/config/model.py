@@ -30,7 +30,7 @@ LEAST_BLOCK = 32
 """Minimum number of positions in a block of local attention: products of smaller blocks are slow."""
 
 MAX_BUCKETS = 256
-"""Maximum of relative_attention_buckets: one for each distance below 64 to either side, and as many up to 128."""
+"""Maximum of relative_attention_buckets: one for each distance below 64 in each direction, and as many up to 128."""
 
 DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
 """Keys of ``model`` that only an encoder-decoder uses."""
@@ -116,8 +116,9 @@ class ModelConfig:
     """Maximum distance, to each side, at which a token of a local layer attends (Beltagy et al. 2020). null: all layers
     are global. The value is one-sided: ModernBERT's window of 128 is 64 here."""
     global_attention_every: Annotated[int, Range(least=2)] | None = None
-    """With attention_window: every n-th layer, starting with the first, is global; 3 in ModernBERT. null: all layers
-    are local."""
+    """Interval of global layers, with attention_window: every n-th layer, starting with the first, is global; 3 in
+    ModernBERT. null: all layers are local.
+    """
     relative_attention_buckets: Positive | None = None
     """Number of buckets of distances between two tokens. Each bucket has a bias of the attention scores per head,
     shared by all layers (Raffel et al. 2020, section 2.1). Small distances have their own buckets, large ones share
@@ -136,8 +137,9 @@ class ModelConfig:
     """LayerNorm before attention and feed-forward, and after the last layer (pre-LN). false: after each of them, as in
     BERT (post-LN), which needs a longer warm-up."""
     first_layer_norm: bool = True
-    """With pre_layer_norm: LayerNorm before the attention of the first layer. false in ModernBERT, whose embeddings
-    have one."""
+    """LayerNorm before the attention of the first layer, with pre_layer_norm; false in ModernBERT, whose embeddings
+    have one.
+    """
     scale_embeddings: bool = False
     """Multiply word embeddings by the square root of their width, and use sinusoids of amplitude 1, as in the
     Transformer (Vaswani et al. 2017). A tied decoder uses the unscaled table."""
@@ -183,7 +185,7 @@ class ModelConfig:
 
     @property
     def resolved(self) -> ModelConfig:
-        """The same model with a value for ``pooler_dropout``; a causal model has no pooler, and false."""
+        """The same model with a value for ``pooler_dropout``; false for a causal model, which has no pooler."""
         has_dropout = self.pooler_dropout
         if has_dropout is None:
             like_roberta = self.position_offset > 0 or self.pooler_act == "gelu"
@@ -262,7 +264,7 @@ class ModelConfig:
             )
 
     def check(self) -> None:
-        """Raises UserError if the sizes cannot be built."""
+        """Raises UserError if no model can have these sizes."""
         check_fields("model.", self)
         for name, value in vars(self).items():
             if isinstance(value, int) and value > MAX_SIZE:
@@ -291,7 +293,7 @@ class ModelConfig:
         most = MAX_BUCKETS
         if self.position_embedding_type == "disentangled":
             self._check_disentangled()
-            most = 4 * self.max_position_embeddings  # a bucket for each distance to either side
+            most = 4 * self.max_position_embeddings  # a bucket for each distance in each direction
         if (buckets := self.relative_attention_buckets) is not None and (buckets % 4 or buckets > most):
             raise UserError(
                 f"model.relative_attention_buckets is {buckets}: set it to a multiple of 4 of at most {most}"

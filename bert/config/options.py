@@ -66,14 +66,17 @@ class ElectraConfig:
 
 
 def generator_heads(width: int) -> int:
-    """Returns the number of heads of a generator of this width, of `GENERATOR_HEAD_SIZE` features if that divides it
-    (google-research/electra run_pretraining.py, get_generator_config)."""
+    """Returns the number of heads of a generator of this width.
+
+    Heads have `GENERATOR_HEAD_SIZE` features if that divides the width (google-research/electra run_pretraining.py,
+    get_generator_config).
+    """
     return next(n for n in range(max(1, width // GENERATOR_HEAD_SIZE), 0, -1) if width % n == 0)
 
 
 @dataclass(frozen=True)
 class DistillationConfig:
-    """A teacher, and the losses that are added to that of training.objective."""
+    """A teacher, and the losses that are added to the loss of training.objective."""
 
     teacher: str | None = None
     """Run, Hugging Face folder, folder of google-research/bert or hub name of the teacher (short: --teacher). The
@@ -313,8 +316,9 @@ class Decoding:
 
 
 def _check_type(name: str, value: object, default: object) -> None:
-    """Raises UserError for a value of another type than the field's, which its default tells; None is a whole number
-    that may be left out."""
+    """Raises UserError if the type of a value differs from the type of the default; None stands for an optional
+    integer.
+    """
     if default is None and value is None:
         return
     kind, words = TYPES[int if default is None else type(default)]

@@ -46,13 +46,13 @@ Digests: TypeAlias = dict[str, str]
 def save_run_config(config: Any, run: Path, vocabulary: bool = True) -> None:
     """Writes config.yaml and config.digest into a run's folder.
 
-    A process may die between the two. config.digest is written first, and also has the digests of the config.yaml that
-    is there already.
+    A process may die between the two writes. Therefore config.digest is written first, and also has the digests of the
+    previous config.yaml.
 
     Args:
-        config: everything resolved.
+        config: the resolved configuration.
         run: the folder.
-        vocabulary: whether the vocabulary that is in the folder is final, and gets digests too.
+        vocabulary: whether the vocabulary in the folder is final, so that it gets digests as well.
     """
     known = [_digests(_parse(run), run, vocabulary)] if (run / CONFIG_FILE).is_file() else []
     digests = _digests(config, run, vocabulary)
@@ -61,12 +61,12 @@ def save_run_config(config: Any, run: Path, vocabulary: bool = True) -> None:
 
 
 def redact_paths(config: Any) -> Any:
-    """Returns a configuration without the credentials of URLs, as it is stored and sent."""
+    """Returns a configuration without the credentials of URLs, for storage and loggers."""
     return _map_paths(config, lambda value, key: redact(value))
 
 
 def with_credentials(stored: Any, requested: Any) -> Any:
-    """Returns a stored configuration with the requested URLs where these only add credentials."""
+    """Returns a stored configuration with the requested URLs if these only add credentials."""
     values = flatten(dataclasses.asdict(requested))
     return _map_paths(stored, lambda value, key: values[key] if redact(values.get(key)) == redact(value) else value)
 
@@ -86,7 +86,7 @@ def load_run_config(run: Path) -> PretrainConfig | FinetuneConfig:
 
 
 def check_vocabulary(run: Path) -> None:
-    """Compares the vocabulary in a run's folder with config.digest. Raises UserError if it is another one."""
+    """Compares the vocabulary in a run's folder with config.digest. Raises UserError if it differs."""
     known = _read_digests(run / DIGEST_FILE)
     for name in VOCABULARY_FILES:
         of_file = {digests[name] for digests in known if name in digests}
@@ -147,7 +147,7 @@ def _parse(run: Path) -> PretrainConfig | FinetuneConfig:
 
 
 def _require_last_key(given: Mapping[str, UserValue], file: Path) -> None:
-    """Raises UserError for a configuration whose end is missing."""
+    """Raises UserError if the end of a configuration is missing."""
     sections = {key.partition(".")[0] for key in given}
     for key in LAST_KEYS:
         if key not in given and (key == LAST_KEYS[0] or key.partition(".")[0] in sections):
@@ -162,7 +162,7 @@ def _digests(config: Any, run: Path, vocabulary: bool) -> Digests:
 
 
 def _first_difference(values: Digests, known: Digests) -> str | None:
-    """Returns the first key with another value. Keys that only one of the two has are from another version."""
+    """Returns the first key whose value differs. Keys that only one of the two has belong to another version."""
     known = _with_current_keys(known)
     return next((key for key, digest in values.items() if known.get(key, digest) != digest), None)
 
@@ -178,7 +178,7 @@ def _with_current_keys(known: Digests) -> Digests:
 
 
 def _read_digests(file: Path) -> list[Digests]:
-    """Returns the digests of the config.yaml before the last one and of the last one; none if there is no file."""
+    """Returns the digests of the previous and of the last config.yaml; empty if there is no file."""
     if not file.is_file():
         return []
     try:
@@ -215,10 +215,10 @@ class ResumableKey:
     """A key that may change when a run resumes.
 
     Attributes:
-        key: keys of phases have no number.
-        effect: ``exact`` if the result is bit for bit that of a run that had the new value from the start; ``rounding``
-            if it is the same except for the rounding of sums; ``later`` if steps are exact, and log lines or
-            evaluations are at other steps from here on.
+        key: the key; keys of phases have no number.
+        effect: ``exact`` if the result is bit-identical to a run that started with the new value; ``rounding`` if it is
+            identical except for the rounding of sums; ``later`` if steps are exact, but later log lines or evaluations
+            are at other steps.
         condition: when it may change; empty for always.
         reason: why the result does not depend on it.
     """
@@ -230,7 +230,7 @@ class ResumableKey:
 
     @property
     def of_schedule(self) -> bool:
-        """Whether it may change only if the schedule so far stays the same."""
+        """Whether the key may change only if the schedule of the completed steps stays the same."""
         return self.condition == SCHEDULE_CONDITION
 
 
@@ -292,12 +292,12 @@ DERIVED_KEYS = (
     "embedding.document_prompt",
     "lora.checksum",
 )
-"""Keys that default to null and are filled in from the data or the initial model; config.yaml records the value."""
+"""Keys that default to null and are determined by the data or the initial model; config.yaml records the value."""
 
 
 def first_difference(requested: Config, stored: Config) -> tuple[str, Any, Any] | None:
     """Returns the first key that differs and may not change on resume, with its stored and its requested value."""
-    # A run that starts from another one has that one's sizes, whatever the recipe says.
+    # A run that starts from another run has its sizes, regardless of the recipe.
     source = requested.init not in (None, "none") or getattr(requested, "architecture_from", None) is not None
     stored_values, values = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(requested))
     stored_resolved, resolved = flatten(_with_computed_defaults(stored)), flatten(_with_computed_defaults(requested))
@@ -308,7 +308,7 @@ def first_difference(requested: Config, stored: Config) -> tuple[str, Any, Any] 
         if key == "tokenizer.path" and isinstance(requested, PretrainConfig):
             comes_along = False  # the source's vocabulary may be extended
         may_change = (source and comes_along) or re.sub(r"^phases\.\d+\.", "phases.", key) in RESUMABLE_KEYS
-        if key == "num_seeds":  # more of several may come; one run and several are different folders
+        if key == "num_seeds":  # more seeds may be added, but one run and several runs have different folders
             may_change = (value > 1) == (stored_values[key] > 1)
         is_derived = key in DERIVED_KEYS and value is None
         earlier = (defaults.get(key), EARLIER_DEFAULTS.get(name))
@@ -320,7 +320,7 @@ def first_difference(requested: Config, stored: Config) -> tuple[str, Any, Any] 
 
 
 def _with_computed_defaults(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
-    """Returns the values of a configuration, with those that null stands for in keys that are computed from others."""
+    """Returns the values of a configuration, with null replaced in keys that are computed from others."""
     values = dataclasses.asdict(dataclasses.replace(config, model=config.model.resolved))
     if isinstance(config, PretrainConfig):
         values["data"]["max_predictions_per_sequence"] = config.data.predictions_per_row
@@ -330,7 +330,7 @@ def _with_computed_defaults(config: PretrainConfig | FinetuneConfig) -> dict[str
 
 
 def has_other_schedule(requested: Config, stored: Config) -> bool:
-    """Returns whether a key differs that may change only if the schedule so far stays the same."""
+    """Returns whether a key differs that may change only if the schedule of the completed steps stays the same."""
     before, after = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(requested))
     return any(before.get(key) != after.get(key) for key in SCHEDULE_KEYS)
 

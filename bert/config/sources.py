@@ -39,8 +39,8 @@ class ResolvedConfig(Generic[Config]):
     """A configuration and the sources of its values.
 
     Attributes:
-        config: not checked yet.
-        given: what files and overrides say, by dotted key.
+        config: the unchecked configuration.
+        given: the values of files and overrides, by dotted key.
         recipe: name of the recipe, or stem of the last file; None without any.
     """
 
@@ -49,10 +49,10 @@ class ResolvedConfig(Generic[Config]):
     recipe: str | None
 
     def check(self, complete: bool = True) -> None:
-        """Raises UserError at the first value, or pair of values, that cannot work, with the places of these.
+        """Raises UserError for the first invalid value, or pair of values, with the location of each.
 
         Args:
-            complete: whether keys that every run has to set must be set.
+            complete: whether required keys must be set.
         """
         try:
             (self.config if complete else _fill_missing(self.config)).check()
@@ -73,13 +73,13 @@ def resolve_config(
     Args:
         config_class: kind of the configuration.
         names: recipes, and paths of YAML files; later ones override earlier ones.
-        overrides: override all files.
-        option: what names a file, for messages.
-        defaults: overridden by all.
-        say: logs what is left out of a recipe.
+        overrides: values that override all files.
+        option: the option that names a file, for messages.
+        defaults: values that all other sources override.
+        say: logs the settings of a recipe that are dropped.
 
     Raises:
-        UserError: a file cannot be read, has an unknown key, or a value is not of its key's type.
+        UserError: a file cannot be read or has an unknown key, or a value does not have its key's type.
     """
     keys = keys_of(config_class)
     files: list[tuple[str, Path]] = [(name, find_config(name, option)) for name in names]
@@ -113,9 +113,10 @@ def recipe_folder() -> Path:
 def override(
     base: dict[str, UserValue], changes: dict[str, UserValue], keys: dict[str, ConfigField]
 ) -> dict[str, UserValue]:
-    """Returns the values of ``base`` updated with those of a later source.
+    """Returns the values of ``base`` updated with the values of a later source.
 
-    Of two `ALTERNATIVES`, the later source's replaces the other. A list replaces all items of an earlier list.
+    If the later source sets one of two `ALTERNATIVES`, the other one is removed. A list replaces all items of an
+    earlier list.
     """
     replaced = set()
     for key, entry in changes.items():
@@ -137,7 +138,7 @@ def apply_preset(config: AnyConfig, explicit: Collection[str] = ()) -> AnyConfig
     """Applies the settings of ``training.preset``; the reference preset and other dataclasses stay as they are.
 
     Args:
-        config: as it was written.
+        config: the configuration as it was written.
         explicit: keys such as ``training.dtype`` that override the preset.
     """
     if not isinstance(config, PretrainConfig | FinetuneConfig) or config.training.preset != "fast":
@@ -150,7 +151,7 @@ def apply_preset(config: AnyConfig, explicit: Collection[str] = ()) -> AnyConfig
     model = run.model
     if "model.attention_probs_dropout_prob" not in explicit:
         model = replace(model, attention_probs_dropout_prob=0.0)
-    # The kernel needs masks that row lengths describe.
+    # The kernel supports only masks that are given by row lengths.
     no_lengths = isinstance(config, PretrainConfig) and (config.data.packing or config.training.objective == "plm")
     no_kernel = no_lengths or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"
     if training.attention_implementation == "auto" and no_kernel:
@@ -182,7 +183,7 @@ def with_micro_batches(config: Config) -> Config:
 
 
 def _phase_with_micro_batches(number: int, phase: PhaseConfig, training: TrainingConfig) -> PhaseConfig:
-    """Returns a phase with its own number of micro-batches if its rows, or their maximum, are its own."""
+    """Returns a phase with its own number of micro-batches if it sets its rows, or their maximum."""
     size = phase.micro_batch_size
     if size is not None and phase.gradient_accumulation_steps is not None:
         raise _set_twice(f"phases.{number}")
@@ -280,7 +281,7 @@ def _fill_missing(config: Config) -> Config:
         data = config.data if config.data.train else replace(config.data, train="docstrings:")
         return replace(config, data=data, training=training)
     task_data = config.data if config.data.train else replace(config.data, dir=config.data.dir or os.curdir)
-    trains_vocabulary = not config.tokenizer.is_unset  # which only a run from random weights does
+    trains_vocabulary = not config.tokenizer.is_unset  # only a run from random weights does
     init = config.init or ("none" if trains_vocabulary else "MODEL")
     return replace(config, data=task_data, training=training, init=init)
 
@@ -288,7 +289,7 @@ def _fill_missing(config: Config) -> Config:
 def _with_location(sentence: str, given: Mapping[str, UserValue]) -> str:
     """Returns the message of a check, preceded by the locations of the values that it names."""
     words = re.findall(r"[\w.]*\w", sentence)
-    # Names without a section, such as seed and like, are words too: they count as the first word only.
+    # Names without a section, such as seed, are also words, so they count only as the first word.
     named = [given[word] for i, word in enumerate(words) if word in given and ("." in word or i == 0)]
     locations = " and ".join(dict.fromkeys(entry.where for entry in named))
     return f"{locations}: {sentence}" if locations else sentence

@@ -29,7 +29,7 @@ from bert.errors import UserError
 RANGE = re.compile(r"(.+?)\.\.(.+)")
 
 NOT_SWEPT = {
-    "output_dir": "each trial has a folder of its own in it",
+    "output_dir": "each trial has a separate folder in it",
     "task": "scores of different tasks cannot be compared",
     "num_seeds": "all trials have the same number of seeds",
     **dict.fromkeys(

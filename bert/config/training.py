@@ -85,7 +85,7 @@ class OptimizerConfig:
         if self.warmup_steps >= total_steps:
             raise UserError(
                 f"optimizer.warmup_steps ({self.warmup_steps}) is not below the {total_steps} steps of the run "
-                f"(training.steps, or those of training.epochs): set a smaller number, or pass "
+                f"(training.steps, or the steps of training.epochs): set a smaller number, or pass "
                 f"--optimizer.warmup_ratio {self.warmup_ratio} for a share of the steps"
             )
         return int(self.warmup_steps)
@@ -118,7 +118,8 @@ class TrainingConfig:
     """Micro-batches per batch, computed one after the other to save memory. The result does not depend on it."""
     micro_batch_size: Positive | None = None
     """Maximum number of rows in a micro-batch, over all devices: sets gradient_accumulation_steps to the smallest
-    number of equal micro-batches with at most so many rows. null: use gradient_accumulation_steps."""
+    number of equal micro-batches with at most this number of rows. null: use gradient_accumulation_steps.
+    """
     label_smoothing: Fraction = 0.0
     """training.objective clm and sequence to sequence: share of the probability of the next token that is spread evenly
     over the vocabulary. The logged lm_loss or nll does not include it."""
@@ -262,7 +263,7 @@ def check_mesh_sizes(shape: tuple[int, int, int], model: ModelConfig) -> None:
 
 
 def check_shares(name: str, batch_size: int, shares: int, what: str = ROW_SHARES, micro_batches: int = 1) -> None:
-    """Raises UserError where a global batch cannot be sharded evenly."""
+    """Raises UserError if a global batch cannot be sharded evenly."""
     parts = shares * micro_batches
     if batch_size % parts:
         lower, upper = batch_size // parts * parts, -(-batch_size // parts) * parts

@@ -1,4 +1,4 @@
-"""Checks that all sections share, and keys and defaults of earlier versions."""
+"""Checks that all sections share, and the keys and defaults of earlier versions."""
 
 from __future__ import annotations
 
@@ -69,10 +69,11 @@ Seed = Annotated[int, Range(least=0, below=2**32)]
 
 
 def check_fields(prefix: str, config: object) -> None:
-    """Raises UserError for the first field of a dataclass that is none of its Literal's choices, or out of its Range.
+    """Raises UserError for the first field of a dataclass whose value is not a choice of its Literal, or is outside of
+    its Range.
 
     Args:
-        prefix: of the fields' names in messages, such as ``training.``.
+        prefix: prefix of the fields' names in messages, such as ``training.``.
         config: the dataclass.
     """
     for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
@@ -88,7 +89,7 @@ def check_fields(prefix: str, config: object) -> None:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """Returns the texts of a Literal, alone, in a list or with None; () for other types."""
+    """Returns the texts of a Literal (alone, in a list or with None); () for other types."""
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
     members = [member for member in typing.get_args(hint) if member is not type(None)]
@@ -122,7 +123,7 @@ EARLIER_DEFAULTS: dict[str, Any] = {"strip_accents": None, "max_predictions_per_
 
 
 def fields_that_differ(config: object) -> Iterator[str]:
-    """Yields the fields of a dataclass that hold neither their default nor that of an earlier version."""
+    """Yields the fields of a dataclass whose value differs from the defaults of this and earlier versions."""
     for name, default in vars(type(config)()).items():
         value = getattr(config, name)
         if value != default and not (name in EARLIER_DEFAULTS and value == EARLIER_DEFAULTS[name]):
@@ -130,10 +131,11 @@ def fields_that_differ(config: object) -> Iterator[str]:
 
 
 def check_unused(prefix: str, config: object, reason: str, names: Collection[str] | None = None) -> None:
-    """Raises UserError, which ends in ``reason``, for the first field of a dataclass that differs from its default.
+    """Raises UserError for the first field of a dataclass that differs from its default; the message ends with
+    ``reason``.
 
     Args:
-        names: the fields to look at; None for all of them.
+        names: the fields to check; None for all of them.
     """
     for name in fields_that_differ(config):
         if names is None or name in names:
@@ -141,7 +143,7 @@ def check_unused(prefix: str, config: object, reason: str, names: Collection[str
 
 
 def check_paths(config: object) -> None:
-    """Raises UserError for the first of PATHS that holds, alone or in a list, a URL that cannot be used there."""
+    """Raises UserError for the first key of PATHS that contains a URL that is not supported there."""
     for key in PATHS:
         value: Any = config
         for name in key.split("."):

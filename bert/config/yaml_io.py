@@ -1,7 +1,7 @@
 """Configurations as YAML files and dictionaries; error messages name the file and line of a value.
 
-A value stays the text that the user wrote, in a file or on the command line (`bert.commands.cli.arguments`), until
-`build_config` converts it to the type of its field. Imports no JAX.
+A value remains the text from the file or the command line (`bert.commands.cli.arguments`) until `build_config` converts
+it to the type of its field. Imports no JAX.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def read_text(path: Path) -> str:
 
 
 def top_level_keys(text: str, source: str) -> set[str]:
-    """Returns the keys of the mapping that a YAML text is. Raises UserError for anything else."""
+    """Returns the keys of a YAML mapping. Raises UserError if the text is not a mapping."""
     root = _compose(text, source)
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{source} is not a mapping: write lines of KEY: VALUE")
@@ -152,9 +152,9 @@ def top_level_keys(text: str, source: str) -> set[str]:
 
 
 def parse_yaml(text: str, source: str, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
-    """`read_yaml` of a text; ``source`` names it in messages."""
+    """Parses a text like `read_yaml`; ``source`` names it in messages."""
     root = _compose(text, source)
-    if root is None:  # nothing but comments
+    if root is None:  # only comments
         return {}
     if not isinstance(root, yaml.MappingNode):
         where = f"{source}, line {root.start_mark.line + 1}"
@@ -163,7 +163,7 @@ def parse_yaml(text: str, source: str, keys: dict[str, ConfigField]) -> dict[str
 
 
 def parse_dict(values: Mapping[str, Any], source: str, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
-    """`read_yaml` of Python values: dotted keys, or nested dictionaries; ``source`` names them in messages."""
+    """Parses Python values like `read_yaml`: dotted keys, or nested dictionaries; ``source`` names them in messages."""
     if not isinstance(values, Mapping):
         raise UserError(f"{source} is {reprlib.repr(values)}: pass a dictionary of keys and values")
     try:
@@ -201,13 +201,13 @@ def _parse_mapping(root: yaml.Node, text: str, source: str, keys: dict[str, Conf
 
 
 def current_key(name: str, keys: Mapping[str, ConfigField]) -> str:
-    """Returns the current name of a key of an earlier version (`RENAMED`); other names are returned as they are."""
+    """Returns the current name of a key of an earlier version (`RENAMED`); other names are returned unchanged."""
     renaming = RENAMED.get(name)
     return renaming.key if renaming is not None and renaming.key in keys else name
 
 
 def rename(name: str, value: Any, where: str, keys: Mapping[str, ConfigField]) -> tuple[str, Any]:
-    """Returns the current key and value of a key of an earlier version, and logs a warning; others as they are.
+    """Returns the current key and value of a key of an earlier version, and logs a warning; others are unchanged.
 
     Args:
         name: dotted key.
@@ -226,10 +226,10 @@ def rename(name: str, value: Any, where: str, keys: Mapping[str, ConfigField]) -
 
 
 def add_value(given: dict[str, UserValue], name: str, entry: UserValue, keys: Mapping[str, ConfigField]) -> None:
-    """Adds a value to those of its source, under its current key (`rename`).
+    """Adds a value to the values of its source, under its current key (`rename`).
 
     Raises:
-        UserError: the source has the key already.
+        UserError: the source already has the key.
     """
     key, value = rename(name, entry.value, entry.where, keys)
     entry = entry._replace(value=value)
@@ -243,7 +243,7 @@ def add_value(given: dict[str, UserValue], name: str, entry: UserValue, keys: Ma
 def _entries(
     mapping: yaml.Node, keys: dict[str, ConfigField], prefix: str = ""
 ) -> Iterator[tuple[str, int | None, yaml.Node]]:
-    """(dotted key, line, value) of every key in a mapping, in its sections and in its lists of sections."""
+    """Yields (dotted key, line, value) of every key in a mapping, in its sections and in its lists of sections."""
     for key, value in mapping.value:
         name, line = f"{prefix}{key.value}", _line(key)
         field = key_of(name, keys)
@@ -274,9 +274,9 @@ def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
     of_section = next((key for key in keys if key.startswith(f"{name}.")), None)
     if of_section is not None:
         return f"{prefix}{name} is a section: set its keys one by one, for example {prefix}{of_section}"
-    leaf_names = {key.rpartition(".")[2]: key for key in reversed(list(keys))}  # the first of equals stays
+    leaf_names = {key.rpartition(".")[2]: key for key in reversed(list(keys))}  # the first of equally similar keys
     leaf = name.rpartition(".")[2]
-    if leaf in leaf_names:  # the right name in the wrong section, or in none, is nearer than any spelling
+    if leaf in leaf_names:  # the same name in another section is more similar than any other spelling
         nearest = leaf_names[leaf]
     elif short := [key for key in keys if _initials(key.rpartition(".")[2]) == leaf]:
         nearest = next((key for key in short if key.rpartition(".")[0] == name.rpartition(".")[0]), short[0])
@@ -320,7 +320,7 @@ def _compose(text: str, source: str) -> yaml.Node | None:
 
 
 def _require_tree(root: yaml.Node, source: str) -> None:
-    """Raises UserError for a node that is part of itself, a key that is no text, and a text that UTF-8 cannot spell."""
+    """Raises UserError for a node that contains itself, a key that is not text, or a text that UTF-8 cannot encode."""
     done: set[int] = set()
 
     def visit(node: yaml.Node, above: tuple[int, ...]) -> None:
@@ -343,7 +343,7 @@ def _require_tree(root: yaml.Node, source: str) -> None:
 
 
 def parse_list(text: str) -> list[str] | None:
-    """Returns the texts of a one-line YAML list; None for anything else."""
+    """Returns the texts of a one-line YAML list; None for other texts."""
     try:
         value = _value(_compose(text, ""))
     except UserError:
@@ -352,7 +352,7 @@ def parse_list(text: str) -> list[str] | None:
 
 
 def parse_items(text: str) -> list[Any] | None:
-    """Returns the items (texts, lists of texts, None) of a YAML list without brackets; None for anything else."""
+    """Returns the items (texts, lists of texts, None) of a YAML list without brackets; None for other texts."""
     try:
         node = _compose(f"[{text}]", "")
     except UserError:
@@ -361,14 +361,14 @@ def parse_items(text: str) -> list[Any] | None:
 
 
 def _value(node: yaml.Node | None) -> Any:
-    """Returns a leaf as the text that the user wrote, so that `no` stays a language and 1e-4 is a number."""
+    """Returns a leaf as the user's text, so that `no` stays a language and 1e-4 is a number."""
     if isinstance(node, yaml.ScalarNode):
         return None if node.tag == NULL_TAG else node.value
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [item.value for item in node.value]
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.MappingNode) for item in node.value):
-        return [{} for _ in node.value]  # their contents are entries of their own
-    return {}  # a mapping or a nested list: no field takes one, and the error shows the file's own text
+        return [{} for _ in node.value]  # their contents are separate entries
+    return {}  # a mapping or a nested list: no field accepts one, and the error quotes the file
 
 
 def _snippet(node: yaml.Node, text: str) -> str:
@@ -387,7 +387,7 @@ def dump(config: Any) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes U+0085 as an escape: as it is, it is read as the end of a line."""
+    """Writes U+0085 as an escape, because it is otherwise read as the end of a line."""
 
 
 _Dumper.add_representer(
@@ -404,7 +404,7 @@ def build_config(config_class: Callable[..., Config], given: Mapping[str, UserVa
     """Builds a dataclass from the user's values by dotted key, and defaults.
 
     Raises:
-        UserError: a value is not of its field's type.
+        UserError: a value does not have its field's type.
     """
     values: dict[str, Any] = {}
     for name, field in fields_of(config_class).items():
@@ -450,7 +450,7 @@ def convert_value(entry: UserValue, field: ConfigField) -> Any:
 def _convert(value: Any, hint: Any) -> Any:
     """Converts a text, or a list of texts, to a type that is not a union. Raises ValueError."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is list and choices_of(hint):  # no choice has a comma
+    if origin is list and choices_of(hint):  # choices have no commas
         texts = value if isinstance(value, list) else [value]
         value = [text for several in texts for text in several.split(",")]
     if origin is list and isinstance(value, list):
@@ -471,7 +471,7 @@ def _convert(value: Any, hint: Any) -> Any:
 
 
 def _to_int(text: str) -> int:
-    """1000, 1_000 or 1e3; ValueError for anything that is not whole."""
+    """Parses 1000, 1_000 or 1e3. Raises ValueError if the number is not whole."""
     with contextlib.suppress(ValueError):
         return int(text)
     value = float(text)
