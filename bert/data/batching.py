@@ -113,7 +113,7 @@ class TrainingBatches(Protocol):
         """Returns the number of batches of an epoch."""
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
-        """Returns the row indices of each batch."""
+        """Returns the row indices of each batch of an epoch."""
 
     def padded_rows(self, length: int) -> int:
         """Returns the number of rows B, fill rows included, of a batch padded to a length."""
@@ -180,7 +180,7 @@ def make_batches(rows: Rows, config: FinetuneConfig, row_shares: int, by_length:
     if training.tokens_per_batch is None:
         return RowBatches(rows.lengths, training.batch_size, config.seed, by_length)
     one_row = rows.batch(np.arange(1), int(rows.lengths[0]), 1)["input_ids"]
-    sequences = math.prod(one_row.shape[:-1])  # several in a row with choices
+    sequences = math.prod(one_row.shape[:-1])  # a row with choices occupies several rows
     lengths, length_of_row = np.unique(rows.lengths, return_inverse=True)
     padded = [bucket_length(int(length), data.buckets, data.max_length) for length in lengths]
     sizes = {length: max(training.tokens_per_batch // (length * sequences), 1) for length in padded}

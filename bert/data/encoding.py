@@ -146,7 +146,7 @@ def tokenize(
             ids.append(row)
             lengths.append(len(row))
             segment_a_lengths.append(segment_a_length)
-    if max(lengths, default=0) > max_length:  # the library never cuts special tokens
+    if max(lengths, default=0) > max_length:  # the library never truncates special tokens
         raise UserError(f"max_length is {max_length}, but a row has more special tokens: use a larger number")
     return TokenRows(
         ids=np.concatenate(ids),
@@ -174,7 +174,7 @@ def _google_row(
 def google_pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
     """Returns the lengths of two truncated texts. The longer one loses tokens first; of equal ones, the second."""
     excess = max(first + second - room, 0)
-    cut = min(excess, abs(first - second))  # until both are equal
+    cut = min(excess, abs(first - second))  # until both have the same length
     first, second = (first - cut, second) if first > second else (first, second - cut)
     excess -= cut
     return first - excess // 2, second - (excess + 1) // 2
@@ -201,7 +201,7 @@ def _truncating_tokenizer(tokenizer: Tokenizer, max_length: int, tokens: int) ->
     Copies are cached because copying a vocabulary takes longer than encoding a few texts. ``tokens``, the size of the
     vocabulary, is part of the cache key: tokens may be added to a tokenizer.
     """
-    copy = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the object itself
+    copy = Tokenizer.from_str(tokenizer.to_str())  # truncation and padding are settings of the tokenizer object
     copy.no_padding()
     copy.enable_truncation(max_length, strategy="longest_first", direction=truncation_side(tokenizer))
     copy.post_processor = post_processor(copy)

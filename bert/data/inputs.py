@@ -14,13 +14,13 @@ Text = str | tuple[str, str]
 TEXT_OR_PAIR = "a text or a pair of texts is needed: pass a string or a tuple of two strings"
 
 WANTED = {1: "a single text: pass a string", 2: "a pair of texts: pass a list of tuples of two strings"}
-"""Number of texts per input -> what is expected, and the fix."""
+"""Number of texts per input -> the expected input, and the fix."""
 
 shown = shorten
 
 
 def as_list(inputs: Any) -> list[Any]:
-    """Returns the inputs as a list; a string is one input. Raises UserError for unordered collections and others."""
+    """Returns the inputs as a list; a string is one input. Raises UserError for other types, such as sets."""
     if isinstance(inputs, str):
         return [inputs]
     if hasattr(inputs, "columns"):  # list(frame) would be the names of its columns
@@ -38,7 +38,7 @@ def as_texts(value: Any, index: int, expected: str, counts: Collection[int] = (1
 
     Args:
         index: number of the input, from 1.
-        expected: the error message: what is expected, and the fix.
+        expected: end of the error message: the expected input, and the fix.
         counts: allowed numbers of texts.
 
     Raises:
@@ -62,7 +62,7 @@ def as_text_or_pair(value: Any, index: int, expected: str = TEXT_OR_PAIR, counts
 
 
 def as_filled_texts(name: str, value: Any) -> list[Text]:
-    """Returns texts or pairs of texts. Raises UserError for an empty one, which the message calls ``name``."""
+    """Returns texts or pairs of texts. Raises UserError for an empty text, which the message calls ``name``."""
     texts = [as_text_or_pair(text, index) for index, text in enumerate(as_list(value), 1)]
     for index, text in enumerate(texts, 1):
         if not "".join(text).strip():

@@ -139,7 +139,7 @@ class QueryDocumentRows:
     max_query_length: int
     """Maximum length to which queries are padded."""
     has_loss: bool = True
-    """If false, no loss can be computed."""
+    """Whether a loss can be computed."""
 
     def __len__(self) -> int:
         return len(self.queries)

@@ -52,7 +52,7 @@ class Records:
     """Field of class labels -> names in the order of their numbers, if the data set declares them."""
 
     def error(self, line_number: int, what: str) -> UserError:
-        """Returns the error for a record."""
+        """Returns the error for a record, with its location."""
         return UserError(f"{self.source}, {self.unit} {line_number}: {what}")
 
     def require(self, line_number: int, fields: Collection[str], required: Mapping[str, str]) -> None:
@@ -75,7 +75,7 @@ class Records:
         """Returns ``read(self, *row)`` of each row, a tuple that starts with the row's number.
 
         Raises:
-          UserError: the error of the first row for which ``read`` raises one, and the numbers of all such rows.
+          UserError: the first error that ``read`` raises, with the numbers of all rows with errors.
         """
         values: list[Value] = []
         faults: list[tuple[int, UserError]] = []
@@ -119,7 +119,7 @@ def read_records(
       skip_short_rows: leave out rows with too few columns and empty lines, and count them in a note.
 
     Raises:
-      UserError: a name of another kind, an empty file; while reading: the line, what is wrong with it, and the fix.
+      UserError: the suffix is not supported, or the file is empty; while reading, a line is invalid.
     """
     suffix = file_suffix(path)
     if suffix not in SUFFIXES:
@@ -148,10 +148,10 @@ def read_texts(path: Path, name: str) -> list[str]:
     """Returns the texts of a file: its lines, or the column ``text`` of a ``.jsonl``, ``.csv`` or ``.tsv`` file.
 
     Args:
-      name: what a text is called in messages.
+      name: name of a text in messages.
 
     Raises:
-      UserError: there is no such file, or a text is empty.
+      UserError: the file does not exist, or a text is empty.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist or is not a file: name a file with one {name} a line")
@@ -193,7 +193,7 @@ def open_splits(source: str, config: str | None = None) -> DatasetDict:
         if source.startswith(HUB_PREFIX):
             return datasets.load_dataset(name, named_config or config)
         return datasets.load_from_disk(source)
-    except Exception as error:  # of the network, of the hub, of Arrow, of the files behind them
+    except Exception as error:  # errors of the network, the hub, Arrow, and the files
         for file in [] if source.startswith(HUB_PREFIX) else sorted(Path(source).rglob("*")):
             require_content(file)
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -278,7 +278,7 @@ def _json_rows(path: Path) -> NumberedRecords:
 
 
 def parse_record(line: str) -> dict[str, Any]:
-    """Returns the object in a line of a ``.jsonl`` file. Raises ValueError, with a message and a fix, for others."""
+    """Returns the object in a line of a ``.jsonl`` file. Raises ValueError, with a fix, for other lines."""
     if line.lstrip().startswith("["):
         raise ValueError(
             "no object of named fields: write {...} on each line; jq -c '.[]' makes such lines of a JSON array"

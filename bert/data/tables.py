@@ -2,7 +2,7 @@
 
 The first row of a CSV file decides its delimiter (comma, tab or semicolon); a quoted cell may hold delimiters, doubled
 quotes and line ends. TSV has no quoting, as in GLUE (a ``"`` is a character, a line is a row), unless all its quotes
-look like those of a CSV writer.
+look as if written by a CSV writer.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def detect_dialect(lines: Iterable[str], is_csv: bool, header: Sequence[str] | N
 
 def csv_reader(lines: Iterable[str], delimiter: str = ",", strict: bool = True) -> Any:
     """Returns a `csv.reader` without a limit on the length of a cell; if ``strict``, it rejects misplaced quotes."""
-    csv.field_size_limit(CELL_LIMIT)  # only the module has this setting
+    csv.field_size_limit(CELL_LIMIT)  # the limit is a global setting of the module
     return csv.reader(lines, delimiter=delimiter, strict=strict)
 
 
@@ -115,7 +115,7 @@ def is_quoted(lines: Iterable[str]) -> bool:
 
 
 def _unquote(row: Sequence[str]) -> list[str | None] | None:
-    """Returns the quoted text of each cell of a row, None for a cell without quotes; None for a malformed row."""
+    """Returns the quoted text of each cell of a row, None for cells without quotes; None for a malformed row."""
     text, offset = "\n".join(row), 0
     cells: list[str | None] = []
     while True:
@@ -137,7 +137,7 @@ def _delimiter(first: str, width: int) -> str:
 
 
 def conversion(path: Path) -> str:
-    """Returns how to convert a file of another kind, as the end of a message; an empty string if unknown."""
+    """Returns how to convert a file in an unsupported format, as the end of a message; "" if unknown."""
     fix = CONVERSIONS.get(file_suffix(path))
     return "" if fix is None else f"; {fix}"
 
@@ -180,7 +180,7 @@ def open_table(
 
     Args:
       header, literal_quotes: see `read_records`.
-      errors: the error handler of `bytes.decode` for bytes that are not UTF-8. With any other than strict, NUL
+      errors: the error handler of `bytes.decode` for bytes that are not UTF-8. With any handler except strict, NUL
         characters are accepted as well.
     """
     dialect = Dialect("\t", quoted=False) if literal_quotes else table_dialect(path, header, errors)

@@ -152,7 +152,7 @@ def run_tasks(
                 cores = int(ray.cluster_resources().get("CPU", 1))
                 room = (max_tasks or TASKS_A_CORE * max(1, cores)) - len(pending)
                 for number, (name, value) in itertools.islice(values, max(0, room)):
-                    named = task.options(name=name)  # in Ray's dashboard, and as the worker's title
+                    named = task.options(name=name)  # shown in Ray's dashboard, and as the worker's title
                     pending[named.remote(function, value, once, started)] = number
                 if not pending:
                     break
@@ -168,7 +168,7 @@ def run_tasks(
 def require_ray() -> None:
     """Raises UserError if Ray is not installed."""
     spec = importlib.util.find_spec("ray")
-    if spec is None or spec.origin is None:  # a folder of this name, such as Ray's in /tmp, is no package
+    if spec is None or spec.origin is None:  # a folder of this name, such as Ray's in /tmp, is not a package
         raise UserError("--engine ray needs Ray, which is not installed: use pip install 'bert-jax[ray]'")
 
 
@@ -189,7 +189,7 @@ def _call(function: Callable[[Any, Any], Any], value: Any, shared: Any, started:
     """Body of a Ray task."""
     import ray
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a worker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
     ray.get(started.add.remote())
     return function(value, shared)
 
@@ -205,7 +205,7 @@ def _connection() -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get("RAY_ADDRESS", "")
     try:
-        if named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # fails at once; Ray would wait for minutes
+        if named := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # fails immediately; Ray would wait for minutes
             socket.create_connection((named[1], int(named[2])), timeout=10).close()
         ray.init(log_to_driver=False, logging_level="warning")
     except (OSError, OverflowError, ValueError, RuntimeError) as error:

@@ -65,7 +65,7 @@ def hub_rows(source: str, file: int, columns: Sequence[str]) -> NumberedValues:
             yield row, tuple(record[name] for name in columns)
     except UserError:
         raise
-    except Exception as error:  # of the network, of the hub, of the files behind it
+    except Exception as error:  # errors of the network, the hub, and the files
         raise damaged(f"{source}, file {file + 1},", f" after row {row}", error) from None
 
 
@@ -128,7 +128,7 @@ def _load_from_hub(source: str, streaming: bool) -> Dataset | IterableDataset:
     options: dict[str, Any] = {"streaming": True} if streaming else {}
     try:
         return datasets.load_dataset(name, config or None, split=split or "train", **options)
-    except Exception as error:  # of the network, of the hub, of the files behind it
+    except Exception as error:  # errors of the network, the hub, and the files
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{source} cannot be loaded ({reason}): name hub:ORG/NAME, with :CONFIG or ::SPLIT where it needs them"

@@ -1,6 +1,6 @@
 """The embedded corpus: the prose in the docstrings of installed packages and of Python's standard library.
 
-It is English text that needs no download. Sources are parsed, never imported. Of a docstring, sentences are kept; code,
+It is English text that needs no download. Sources are parsed, never imported. Sentences of docstrings are kept; code,
 sessions, tables and headings are left out.
 """
 
@@ -37,7 +37,7 @@ _LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "turtledemo", "bert"}
     | {"_vendor", "vendor", "_vendored", "externals", "third_party", "__pycache__"}
 )
-"""Folders that are left out: tests, copies of other packages, and this package, whose prose changes."""
+"""Excluded folders: tests, copies of other packages, and this package, whose prose changes."""
 
 PACKAGE_BYTES = 16_000_000
 """Maximum bytes of source files per package, in the order of their paths: limits the largest packages."""
@@ -57,7 +57,7 @@ _PARALLEL_BYTES = 8_000_000
 """Bytes of source files above which several processes parse them."""
 
 _PARSED: dict[Path, list[list[str]]] = {}
-"""Parsed files of this process: the corpus and a task may use the same packages."""
+"""Parsed files of this process; the corpus and a task may use the same packages."""
 
 _SENTENCE_END = re.compile(r"[.!?:;)\"'][)\"']?$")
 
@@ -94,7 +94,7 @@ class Module(NamedTuple):
 
     @property
     def split(self) -> str:
-        """dev for one module in ten. It depends only on the name, not on other installed packages."""
+        """``dev`` for one module in ten, else ``train``; depends only on the name, not on other installed packages."""
         number = int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "big")
         return "train" if number % _HELD_OUT else "dev"
 
@@ -120,7 +120,8 @@ def docstring_documents(source: str = DOCSTRINGS_PREFIX) -> Iterator[list[str]]:
 
 
 def source_state(source: str) -> tuple[str, int]:
-    """Returns a hash of all that decides the documents (interpreter, sources, rules), and the newest change in ns.
+    """Returns a hash of everything that determines the documents (interpreter, sources, rules), and the newest change
+    in ns.
 
     Raises:
       UserError: see `docstring_documents`.
@@ -140,7 +141,8 @@ def source_state(source: str) -> tuple[str, int]:
 def read_prose(packages: frozenset[str]) -> tuple[ModuleProse, ...]:
     """Returns the prose of the modules of some packages (an empty set: all), held-out modules first, sorted by name.
 
-    A paragraph is kept where it occurs first, so that paragraphs of held-out modules are in no other module.
+    A repeated paragraph is kept only in its first module, so that paragraphs of held-out modules occur in no other
+    module.
 
     Raises:
       UserError: a package is not installed.
@@ -247,11 +249,11 @@ def _parse_module(path: Path) -> list[list[str]]:
 
 
 def _find_new(paragraphs: list[str]) -> list[bool]:
-    """Returns for each paragraph whether it is no near-duplicate of the paragraphs before it. Only letters count."""
+    """Returns for each paragraph whether it differs from all earlier paragraphs. Only letters are compared."""
     if not paragraphs:
         return []
     ids: dict[str, int] = {}
-    padding = [0] * (_SHINGLE - 1)  # between paragraphs, so that no run spans two of them
+    padding = [0] * (_SHINGLE - 1)  # separates paragraphs, so that no run spans two of them
     tokens: list[int] = []
     lengths = []
     for paragraph in paragraphs:
@@ -294,8 +296,8 @@ def _documented(node: ast.AST) -> Iterator[str]:
 def prose_paragraphs(docstring: str) -> list[str]:
     """Returns the paragraphs of a cleaned docstring, with wrapped lines joined.
 
-    Blocks of at least four words that are mostly letters are kept. In doubt a paragraph is dropped, because code would
-    spoil a vocabulary.
+    Blocks of at least four words that are mostly letters are kept. Ambiguous paragraphs are dropped, because code would
+    degrade a vocabulary.
     """
     paragraphs = []
     for block in re.split(r"\n\s*\n", docstring):

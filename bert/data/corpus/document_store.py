@@ -33,16 +33,17 @@ _TEXT, _OFFSETS, _SOURCES, _DONE = "text", "offsets.int64", "sources.int32", "do
 
 
 class NearDuplicateFilter:
-    """Leaves out documents that are similar to an earlier one, by MinHash (Broder 1997) of the library datasketch.
+    """Filters documents that are similar to an earlier one, by MinHash (Broder 1997) from the library datasketch.
 
     Uses about 6 kB of memory per document.
 
     Attributes:
-        count: number of documents left out.
+        count: number of removed documents.
     """
 
     def __init__(self, threshold: float) -> None:
-        """
+        """Initializes the filter.
+
         Args:
             threshold: minimum estimated similarity of a near-duplicate.
 
@@ -54,7 +55,7 @@ class NearDuplicateFilter:
 
         self.count = 0
         self._threshold = threshold
-        # Weights for few misses, because each candidate is compared. No index exists for a threshold above 0.9.
+        # Weights that favour few misses, because each candidate is compared. No index exists for a threshold above 0.9.
         self._index = MinHashLSH(threshold=min(threshold, 0.9), num_perm=PERMUTATIONS, weights=(0.1, 0.9))
         self._empty = MinHash(num_perm=PERMUTATIONS)
         self._values: list[np.ndarray] = []
@@ -116,7 +117,7 @@ class DocumentStore:
     number_of_documents: int
     number_of_bytes: int
     near_duplicates: int = 0
-    """Number of documents left out."""
+    """Number of near-duplicates that were removed."""
 
     def offsets(self) -> np.ndarray:
         """Returns the byte offsets, int64 [N + 1], mapped."""

@@ -70,7 +70,7 @@ def stream_files(source: list[str] | str) -> list[StreamFile]:
     """Returns the files of a corpus without reading them.
 
     Raises:
-        UserError: a source does not exist, cannot be streamed, or is of a kind that is not read.
+        UserError: a source does not exist, cannot be streamed, or has an unsupported format.
     """
     entries = [source] if isinstance(source, str) else source
     files: list[StreamFile] = []
@@ -175,7 +175,8 @@ class DocumentReader:
         state: ReaderState | None = None,
         skipped: Skipped | None = None,
     ) -> None:
-        """
+        """Initializes the reader.
+
         Args:
             reader: (index, count).
             state: state from which to resume; None: begin at the start.
@@ -192,7 +193,7 @@ class DocumentReader:
 
     @property
     def state(self) -> ReaderState:
-        """State from which another reader continues like this one."""
+        """State from which another reader continues identically."""
         return tuple(astuple(position) for position in self._positions)
 
     def __iter__(self) -> Iterator[StreamedDocument]:

@@ -39,8 +39,10 @@ LONG_PARAGRAPH = 10_000
 """Characters of a paragraph that are split into sentences at once."""
 
 UNSPACED = 500
-"""Characters without white space after which a text is divided at a sentence end before sentencex splits it, whose time
-per sentence grows with the distance to the last white space."""
+"""Characters without white space after which a text is divided at a sentence end before sentencex splits it.
+
+sentencex's time per sentence grows with the distance to the last white space.
+"""
 
 LONGEST_QUOTATION = 2000
 """Characters after which an opening quotation mark or bracket is treated as unclosed."""
@@ -229,14 +231,14 @@ def _keep_spaces(pieces: list[str]) -> list[str]:
 def _windows(paragraph: str, language: str) -> Iterator[str]:
     """Divides a long paragraph into windows that end with a sentence.
 
-    In a book on one line, a stray quotation mark would be paired with another one a chapter later, without sentence
-    ends between (1.1 MB of joined paragraphs: 1048 sentences instead of 7809).
+    In a book on one line, a stray quotation mark would be paired with another one a chapter later, and no sentence
+    would end between them (1.1 MB of joined paragraphs: 1048 sentences instead of 7809).
     """
     start = 0
     while len(paragraph) - start > LONG_PARAGRAPH:
         window = paragraph[start : start + LONG_PARAGRAPH]
         window = window[: window.rfind(" ") + 1] or window
-        # The last sentence may continue beyond the window, so it begins the next one, unless it fills this one.
+        # The last sentence may continue beyond the window, so it begins the next one unless it fills this window.
         last = len(_segment(window, language)[-1])
         window = window[: len(window) - last] or window
         yield window
@@ -299,7 +301,7 @@ def _shown(source: list[str] | str) -> str:
 
 
 class DigestCache:
-    """Digests of files, cached between runs. Faults of the cache file are ignored."""
+    """Digests of files, cached between runs. Errors of the cache file are ignored."""
 
     def __init__(self, cache_dir: Path | None):
         self._file = cache_dir / "fingerprints.json" if cache_dir else None

@@ -68,14 +68,14 @@ MARKUP = ("<?xml", "<!doctype", "<html", "<doc ", "<mediawiki")
 """Beginnings of XML and HTML files in lower case; "<doc " is WikiExtractor's."""
 
 _UNREADABLE = (".json", ".csv", ".tsv", ".arrow", ".parquet", ".tar", ".html", ".xml", ".pdf")
-"""Suffixes of files that are no text, plain or compressed."""
+"""Suffixes of files that are not text, plain or compressed."""
 
 _UNPACKED = (".zip", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zstd", ".lz4", ".lzma", ".br", ".z")
 """Suffixes of archives and compressed files that are not supported."""
 
 
 class Reading(TypedDict, total=False):
-    """The keys of `DataConfig` that decide how documents are read."""
+    """Keys of `DataConfig` that determine how documents are read."""
 
     verbatim: bool
     document_per_line: bool
@@ -83,7 +83,7 @@ class Reading(TypedDict, total=False):
 
 
 def reading(config: DataConfig) -> Reading:
-    """Returns how documents are read, by a configuration."""
+    """Returns the reading settings of a configuration."""
     return {
         "verbatim": config.verbatim,
         "document_per_line": config.document_per_line,
@@ -213,7 +213,7 @@ def _unpacked_name(path: str) -> str:
 
 
 def require_readable_kind(path: str) -> None:
-    """Raises UserError for a file whose suffix is of a kind that is not read."""
+    """Raises UserError for a file with the suffix of an unsupported format."""
     if corpus_format(path) == "parquet":
         return
     kinds = f".txt or .jsonl (plain or with {', '.join(DECOMPRESSORS)}) or .parquet"
@@ -289,7 +289,7 @@ def _decoded_lines(path: Path | str, utf_16: bool, errors: str) -> Generator[tup
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise damaged(path, f" after line {line_number}", error) from None
     except OSError as error:
-        if error.strerror is None:  # errors of bz2 and zstd: the file is damaged
+        if error.strerror is None:  # bz2 and zstd raise these: the file is damaged
             raise damaged(path, f" after line {line_number}", error) from None
         raise unreadable(path, error) from None
 
@@ -303,7 +303,7 @@ def is_blank(line: str) -> bool:
 
 
 def _checked_lines(path: Path | str, lines: Iterator[tuple[int, str]], columns: list[str]) -> Iterator[tuple[int, str]]:
-    """Yields the lines of a text file, after checking that the first one does not show another format."""
+    """Yields the lines of a text file, after checking that the first one does not indicate another format."""
     for number, line in lines:
         if is_blank(line):
             yield number, line
@@ -328,7 +328,7 @@ def _check_first_line(path: Path | str, line: str, columns: list[str]) -> None:
             record = load_json(line)
     fields = next((row for row in (record if isinstance(record, list) else [record]) if isinstance(row, dict)), {})
     if named := [column for column in columns if isinstance(fields.get(column), str)]:
-        raise UserError(f'{path} holds JSON with a "{named[0]}" but its name is that of plain text: {fix}')
+        raise UserError(f'{path} holds JSON with a "{named[0]}" but its name is for plain text: {fix}')
     folder = os.path.dirname(path) or "."
     if fields:
         keys = listed(fields)

@@ -57,7 +57,7 @@ def corpus_vocabulary(
 
     cache = cache_folder(data)
     keys = dataclasses.asdict(config)
-    if config.kind == "wordpiece":  # was the only kind: keeps the names of existing folders
+    if config.kind == "wordpiece":  # the original kind: keeps the names of existing folders
         del keys["kind"]
     settings: list[Any] = [training_fingerprint(data, cache), keys, *reading_settings(data)]
     if data.streaming:
@@ -88,7 +88,7 @@ def corpus_vocabulary(
 def train_vocabulary(
     data: DataConfig, config: TokenizerConfig, log: Callable[[str], None], engine: Engine = "local"
 ) -> Tokenizer:
-    """Trains a vocabulary of ``data.train``. Arguments and errors: see `corpus_vocabulary`."""
+    """Trains a vocabulary of ``data.train``. See `corpus_vocabulary` for arguments and errors."""
     from bert.tokenizer.vocabulary import train_tokenizer, word_steps
 
     texts = count_corpus_words(data, word_steps(config), log, engine) if engine == "ray" else _lines(data)
@@ -225,7 +225,7 @@ def sample_texts(data: DataConfig) -> Iterator[str]:
     files = corpus_files(data.train)
     chosen = files[:: -(-len(files) // SAMPLE_FILES)]
     for file in chosen:
-        with contextlib.suppress(UserError):  # a file without text; damage is reported when all files are read
+        with contextlib.suppress(UserError):  # a file without text; damaged files are reported when all files are read
             lines = (line for document in documents(file, **reading(data)) for line in document)
             yield from first_texts(lines, SAMPLE_CHARACTERS // len(chosen))
 

@@ -2,9 +2,9 @@
 
     documents -> store -> random order -> held-out share | shards -> one worker per shard -> index.json
 
-The folder of a set is named by the hash of everything that decides its content. A set is complete when ``index.json``
-exists; an interrupted build resumes with the missing shards. Each worker holds one shard in memory. The bytes depend
-neither on the number of workers nor on interruptions.
+The folder of a set is named by the hash of everything that determines its content. A set is complete when
+``index.json`` exists; an interrupted build resumes with the missing shards. Each worker holds one shard in memory. The
+bytes depend neither on the number of workers nor on interruptions.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _open(folder: Path, copy: CacheCopy | None) -> PretrainingDataset:
 def _dataset_folder(
     config: DataConfig, tokenizer: Tokenizer, cache_dir: Path | None, progress: Progress
 ) -> tuple[Path, dict[str, Any]]:
-    """Returns the folder of the set, which may not exist yet, and the settings that decide its name."""
+    """Returns the folder of the set, which may not exist yet, and the settings that determine its name."""
     config.check()
     cache = cache_folder(config, cache_dir)
     progress("fingerprinting the corpus", 0, None)
@@ -185,7 +185,7 @@ def _build(
     progress: Progress,
     engine: Engine = "local",
 ) -> None:
-    """Builds the missing ones of ``tasks``, which are some or all of ``every``."""
+    """Builds the missing shards of ``tasks``, a subset of ``every``."""
     work = folder / WORK
     missing = [task for task in tasks if _read_finished(task, work) is None]
     done = len(tasks) - len(missing)
@@ -254,7 +254,7 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
         if len(order) < minimum:
             raise _too_few_documents(f"data.{split}", store.number_of_documents, config)
         order_file = work / f"{split}-order.npy"
-        if not order_file.exists():  # equal in all processes, and another one may be reading it
+        if not order_file.exists():  # identical in all processes, and another one may be reading it
             write_array(order_file, order)
         ranges = list(enumerate(store.shard_ranges(order, SHARD_BYTES)))
         duplicates = range(config.dupe_factor if split == "train" else 1)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CACHE_VERSION = 2
-"""Part of the settings of a set. To be increased when the same text gives other rows."""
+"""Part of the settings of a set. Increase it when the same text results in other rows."""
 
 INDEX, COUNTS = "index.json", "unigram_counts.npy"
 
@@ -123,7 +123,7 @@ class PretrainingDataset:
 
 
 def dataset_settings(config: DataConfig, cache: Path, tokenizer: Tokenizer, shard_bytes: int) -> dict[str, Any]:
-    """Returns everything that decides the rows: not masking, the number of workers or the names of files.
+    """Returns everything that determines the rows: not masking, the number of workers or the names of files.
 
     Settings that were added later are included only if they are set, so that earlier sets are still found.
     """
@@ -236,7 +236,7 @@ class ShardReader:
     def __init__(self, paths: Sequence[Path]):
         """Maps the shards. Raises UserError for a missing or damaged one."""
         self._views: list[tuple[np.ndarray, ...]] = []
-        self._files: list[tuple[Path, tuple[int, ...] | None]] = []  # the file of each view, and its state
+        self._files: list[tuple[Path, tuple[int, ...] | None]] = []  # the file of each view, and the file's state
         self._names = COLUMNS
         for path in paths:
             try:
@@ -303,7 +303,7 @@ def _column_view(column: pa.Array) -> np.ndarray:
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
-    """Returns inode, size and modification time of a file, which change when it is replaced; None without a file."""
+    """Returns inode, size and modification time of a file, which change when it is replaced; None if it is missing."""
     try:
         status = os.stat(path)
     except OSError:

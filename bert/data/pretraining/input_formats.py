@@ -41,7 +41,7 @@ class InputFormat:
       sample_rows: (sentences, documents, T, template, short_seq_prob, random stream, document_ids) -> rows [R, ...]:
         start and end of each token range, and the label if there is one (see `sentence_pairs`).
       to_columns: (tokens, boundaries of the documents among the tokens, sampled rows, template, input_ids) -> columns.
-        Writes into input_ids [R, T], which contain padding.
+        They are written into input_ids [R, T], which contain padding.
       label: NAME of the column NAME_label and of the batch's NAME_labels and NAME_weights; None without a label.
       metric: prefix of the label's loss and accuracy in metrics.jsonl.
       label_names: names of the label's values.

@@ -211,7 +211,7 @@ class Masking:
     def _choose_positions(
         self, input_ids: Integer[np.ndarray, "B T"], draws: UInt32[np.ndarray, "B T"]
     ) -> tuple[Int32[np.ndarray, "B count"], Bool[np.ndarray, "B count"]]:
-        """Returns positions [B, min(P, T)], ascending and 0 where unused, and which of them are used."""
+        """Returns positions [B, min(P, T)], ascending and 0 where unused, and a mask of the used ones."""
         count = min(self.max_predictions, input_ids.shape[1])
         maskable = self.maskable.take(input_ids)
         num_predictions = self.predictions_of[np.count_nonzero(maskable, axis=1)]
@@ -249,7 +249,7 @@ class Masking:
         draws: UInt32[np.ndarray, "B T"],
         count: int,
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
-        """Returns positions [B, count], ascending and 0 where unused, and which are used."""
+        """Returns positions [B, count], ascending and 0 where unused, and a mask of the used ones."""
         length = maskable.shape[1]
         # One sortable key per token: 32 random bits above its position, so that keys never tie. Tokens that may not be
         # chosen get the largest key. The `num_predictions` smallest keys of a row are chosen.
@@ -294,7 +294,7 @@ class Masking:
         keys = np.where(starts, keys, np.uint64(2**64 - 1))
         max_words = int(np.count_nonzero(starts, axis=1).max(initial=0))
         keys = np.sort(keys, axis=1)[:, :max_words].T
-        sizes = (keys & np.uint64(0xFFFF)).astype(np.int32)  # 65535 if a row has no more words
+        sizes = (keys & np.uint64(0xFFFF)).astype(np.int32)  # 65535 if a row has no further words
         left, taken, turns = num_predictions.astype(np.int32), np.empty((max_words, rows), bool), 0
         while turns < max_words and (turns % 8 or left.any()):
             np.less_equal(sizes[turns], left, out=taken[turns])
@@ -340,7 +340,7 @@ class PermutedMasking(Masking):
         batch = super().batch_arrays(rows, words)
         length, count = rows["input_ids"].shape[1], batch["masked_lm_ids"].shape[1]
         draws = words.view(np.uint32)[:, length : length + count].astype(np.uint64)
-        draws[batch["masked_lm_weights"] == 0] = np.uint64(2**32)  # behind all predictions
+        draws[batch["masked_lm_weights"] == 0] = np.uint64(2**32)  # after all predictions
         order = np.argsort(draws, axis=1, kind="stable")
         predicted = {name: x for name, x in batch.items() if name.startswith("masked_lm_")}
         return {

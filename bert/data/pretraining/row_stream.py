@@ -4,10 +4,10 @@
 
 A reader divides its documents into chunks of as much text as a shard has, and makes rows of each chunk as for a shard.
 Each row of chunk c goes into a random one of the blocks c ... c + W - 1. A block is complete when all its chunks have
-been read; then its rows are shuffled. So W chunks are mixed, at most W chunks are in memory, and the first block is
-ready after the first chunk.
+been read; then its rows are shuffled. Therefore W chunks are mixed, at most W chunks are in memory, and the first block
+is ready after the first chunk.
 
-All of this is a function of (files, seed, reader, chunk), so row n of a reader is always the same. To make it again, a
+All of this is a function of (files, seed, reader, chunk), so row n of a reader is always the same. To reproduce it, a
 reader begins W - 1 chunks before its block, at a `Start`.
 """
 
@@ -76,7 +76,7 @@ class Block:
     """Consecutive rows of a reader.
 
     Attributes:
-        start: point from which the block can be made again.
+        start: point from which the block can be reproduced.
         columns: columns of the rows, as in a shard.
         size: characters that the reader had read after the last chunk.
         passes: number of completed passes over the corpus before the last chunk.
@@ -96,7 +96,7 @@ class Block:
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """Everything that decides the rows of a reader, except the tokenizer.
+    """Everything that determines the rows of a reader, except the tokenizer.
 
     Attributes:
         files: files of the corpus.
@@ -251,9 +251,10 @@ class RowReader:
     """
 
     def __init__(self, spec: StreamSpec, tokenizer: str, starts: Iterable[Start]) -> None:
-        """
+        """Initializes the reader.
+
         Args:
-            tokenizer: in JSON.
+            tokenizer: the tokenizer as JSON.
             starts: known starts, from which rows are reached quickly.
         """
         self.spec, self._tokenizer = spec, tokenizer
@@ -335,8 +336,10 @@ class StreamedRows:
     """
 
     def __init__(self, readers: Sequence[RowReader], log: Callable[[str], None]) -> None:
-        """
+        """Initializes the rows.
+
         Args:
+            readers: the readers of this host.
             log: logs the rate.
         """
         self._readers = {reader.spec.reader: reader for reader in readers}

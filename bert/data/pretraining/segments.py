@@ -50,7 +50,7 @@ def sentence_pairs(
     """Yields the next-sentence pairs of a set of documents.
 
     Sentences are gathered up to a target length and divided at a random sentence. In half of the cases, and if the
-    chunk is a single sentence, B is drawn from another document instead, and the sentences it replaces are used again.
+    chunk is a single sentence, B is drawn from another document instead. The sentences that it replaces are used again.
     Two differences from Google's code: a short target is drawn per example, not per document (which over-represents
     short rows), and the other document is drawn only from the others (Google's code retries ten times).
 
@@ -60,8 +60,8 @@ def sentence_pairs(
       room: maximum tokens of a pair, T less the special tokens.
       short_seq_prob: probability of a target length drawn from [2, room].
       draw: random stream; only its ``.random()`` is used.
-      document_ids: id of each document; copies of a document have the same id. At least two ids differ. None: there
-        are no copies.
+      document_ids: id of each document; copies of a document have the same id. At least two ids differ. None: there are
+        no copies.
     """
     document_ids = range(len(documents) - 1) if document_ids is None else document_ids
     for document in range(len(documents) - 1):
@@ -91,7 +91,8 @@ def sentence_order_pairs(
     draw: random.Random,
     document_ids: Sequence[int] | None = None,
 ) -> Iterator[Pair]:
-    """Yields pairs of consecutive segments of one document, half of them swapped. Arguments: see ``sentence_pairs``.
+    """Yields pairs of consecutive segments of one document, half of them swapped. See ``sentence_pairs`` for the
+    arguments.
 
     Chunks are gathered and divided as for next-sentence pairs, but have at least two sentences. ALBERT's code pairs a
     chunk of one sentence with a random segment and labels it swapped. Here a single last sentence is paired with the

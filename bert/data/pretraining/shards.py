@@ -41,7 +41,7 @@ LONGER_DOCUMENTS = "join the texts of a document (an empty line ends one), or us
 
 @dataclass(frozen=True)
 class RowSettings:
-    """Everything that decides the rows of documents, except the tokenizer and the key of the random stream."""
+    """Everything that determines the rows of documents, except the tokenizer and the key of the random stream."""
 
     seed: int
     input_format: str

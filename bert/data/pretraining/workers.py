@@ -116,7 +116,7 @@ class ShardText:
 def build_shards_on_ray(
     tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, max_tasks: int | None, log: Callable[[str], None]
 ) -> Iterator[str]:
-    """Builds shards like `build_shards`, on a Ray cluster. ``max_tasks``, ``log`` and errors: see `run_tasks`."""
+    """Builds shards like `build_shards`, on a Ray cluster. See `run_tasks` for ``max_tasks``, ``log`` and errors."""
     groups = groups_of(tasks)
     texts = ((group[0].name, text_of(group)) for group in groups)
     for number, files in run_tasks(_build_on_ray, texts, tokenizer.to_str(), max_tasks, log):
