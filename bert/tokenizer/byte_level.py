@@ -1,7 +1,7 @@
-"""Trains byte-level vocabularies like those of GPT-2 and RoBERTa, and reads vocab.json with merges.txt.
+"""Trains byte-level vocabularies like GPT-2's and RoBERTa's, and reads vocab.json with merges.txt.
 
-Every byte is a token, so that no text is unknown or altered. Tokens are merged within words, and a word begins with
-the space in front of it (Radford et al. 2019, section 2.2).
+Every byte is a token, so that no text is unknown or altered. Tokens are merged within words, and a word begins with the
+space in front of it (Radford et al. 2019, section 2.2).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def parse_byte_level(vocab: str, merges: str) -> Tokenizer:
     """Returns the tokenizer of the contents of vocab.json and merges.txt.
 
     Raises:
-        Exception: the library rejects them, or, as in other byte-pair vocabularies, some bytes have no token.
+        Exception: the library rejects them, or some bytes have no token, as in other byte-pair vocabularies.
     """
     from tokenizers import pre_tokenizers
 

@@ -1,4 +1,4 @@
-"""Reads tokenizer_config.json and added_tokens.json, which change how a vocabulary next to them reads text."""
+"""Reads tokenizer_config.json and added_tokens.json, which change how a vocabulary next to them tokenizes text."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _failure_on(text: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def is_wordpiece(tokenizer: Tokenizer) -> bool:
-    """Returns whether a vocabulary is WordPiece, as BERT's."""
+    """Returns whether a vocabulary is WordPiece, like BERT's."""
     return vocabulary_kind(tokenizer) == "wordpiece"
 
 
@@ -138,7 +138,7 @@ def keeps_spaces(tokenizer: Tokenizer) -> bool:
 def detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Returns the text of token ids on one line, without special tokens.
 
-    WordPiece has lost the spaces of the text: spaces next to punctuation follow the rules of English.
+    WordPiece does not preserve spaces, so spaces next to punctuation follow the rules of English.
     """
     special = set(special_ids(tokenizer).all)
     kept = [int(i) for i in ids if int(i) not in special]

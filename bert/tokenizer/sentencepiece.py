@@ -1,7 +1,7 @@
 """Reads Unigram vocabularies in SentencePiece files, as published with ALBERT, XLM-RoBERTa and DeBERTa-v3.
 
 A file (Kudo and Richardson 2018) is a protocol buffer with the field numbers of google/sentencepiece's
-sentencepiece_model.proto. Ids are those of SentencePiece, shifted as in the model's family.
+sentencepiece_model.proto. Ids are SentencePiece's ids, shifted as in the model's family.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
 
 FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
-"""File names in published folders; XLM-RoBERTa's, the last one, is a Unigram model despite its name."""
+"""File names in published folders. XLM-RoBERTa's file, the last one, is a Unigram model despite its name."""
 
 _NEVER = 1e4
 """Distance below the lowest score of tokens that no text may become: special tokens, bytes, unused tokens."""
@@ -212,13 +212,13 @@ def _number(pieces: list[Piece], camembert: bool, file: Path) -> tuple[list[Piec
 
 
 def _with_scores(pieces: list[Piece], albert: bool) -> list[tuple[str, float]]:
-    """Returns the pieces and their logarithmic probabilities; like ALBERT's code, splits a number from a comma."""
+    """Returns the pieces and their logarithmic probabilities; splits a number from a comma like ALBERT's code."""
     normal = [piece.score for piece in pieces if piece.kind == NORMAL]
     lowest = min(normal, default=0.0)
 
     def score(piece: Piece) -> float:
         if piece.kind == USER_DEFINED:
-            return len(piece.text) * _ALWAYS - 0.1  # a longer one before two shorter ones
+            return len(piece.text) * _ALWAYS - 0.1  # one longer piece before two shorter ones
         number_and_comma = piece.text.endswith(",") and piece.text[-2:-1].isdigit()
         taken = piece.kind == NORMAL and not (albert and number_and_comma)
         return piece.score if taken else lowest - _NEVER

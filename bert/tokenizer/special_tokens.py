@@ -21,7 +21,8 @@ ALBERT_TOKENS = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]",
 GPT2_TOKENS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "pad": "<pad>"}
 
 TOKEN_SETS: tuple[Mapping[str, str], ...] = (MPNET_TOKENS, ROBERTA_TOKENS, BERT_TOKENS, ALBERT_TOKENS, GPT2_TOKENS)
-"""Names by role. A vocabulary belongs to the set of which it has the most tokens; of several, to the first."""
+"""Names by role. A vocabulary belongs to the set with which it shares the most tokens, or to the first of equal sets.
+"""
 
 HIDDEN = " "
 """Prefix that hides a special token from texts: no token of a text contains a space."""

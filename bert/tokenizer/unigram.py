@@ -1,4 +1,4 @@
-"""Trains Unigram vocabularies, like those of ALBERT and XLM-RoBERTa.
+"""Trains Unigram vocabularies like ALBERT's and XLM-RoBERTa's.
 
 A word begins with a mark for the space in front of it, and is split into the most probable sequence of tokens (Kudo
 2018, section 3.2), not into the longest ones.
@@ -34,7 +34,7 @@ _DIGITS = 6
 """Decimal digits of a logarithmic probability; further digits depend on the order in which threads add."""
 
 _STEP = 1e-4
-"""Difference between consecutive scores that the library assigns to characters kept only to be known."""
+"""Difference between consecutive scores that the library assigns to characters that are kept only to be known."""
 
 
 def train_unigram(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
@@ -145,7 +145,7 @@ def _make_normalizer(lowercase: bool, strip_accents: StripAccents) -> Normalizer
 
 
 def _make_pre_tokenizer() -> PreTokenizer:
-    """Splits a text at white space, and marks the beginning of each word."""
+    """Returns the pre-tokenizer that splits a text at white space and marks the beginning of each word."""
     from tokenizers import pre_tokenizers
 
     marked = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")

@@ -87,8 +87,8 @@ def load_tokenizer(
       settings: result of `read_settings` for the folder; None: read them here.
 
     Raises:
-      UserError: the file does not exist, is no WordPiece, byte-level or Unigram vocabulary or has no special token; or
-        files next to it are malformed or contradict it.
+      UserError: the file does not exist, is not a WordPiece, byte-level or Unigram vocabulary, or has no special token;
+        or files next to it are malformed or contradict it.
     """
     config = config or TokenizerConfig()
     file = _vocabulary_file(Path(fetch(path)))
@@ -249,7 +249,7 @@ def require_embedding_rows(tokenizer: Tokenizer, vocab_size: int, source: str | 
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """Returns a hash, 64 hexadecimal digits, of everything that decides the ids of a text."""
+    """Returns a hash, 64 hexadecimal digits, of everything that determines the ids of a text."""
     content = json.loads(tokenizer.to_str())
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
@@ -325,10 +325,11 @@ def _parse_byte_level(text: str, file: Path) -> Tokenizer:
 
 
 def _parse_vocab(content: str, file: Path, log: Log) -> dict[str, int]:
-    """Returns token -> id, its line from 0. Only "\\n" ends a line: some tokens are other separators.
+    """Returns a mapping from token to id, its line number from 0. Only "\\n" ends a line, because some tokens are other
+    separators.
 
-    Of equal lines the last one counts, as in transformers and in Google's ``load_vocab``. The other lines, which have
-    a row in the embedding as well, become unused tokens.
+    If lines are equal, the last one counts, as in transformers and in Google's ``load_vocab``. The other lines, which
+    also have a row in the embedding, become unused tokens.
     """
     lines = content.split("\n")
     while lines and lines[-1] in ("", "\r"):

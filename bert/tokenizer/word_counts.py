@@ -26,8 +26,11 @@ EUROPEAN_MARKS = (
 """The combining marks of Latin, Greek and Cyrillic letters, without the stroke of symbols such as \u2260."""
 
 OTHER_MARKS_SHARE = 1e-3
-"""Share of the characters above which the marks of other scripts are kept. Below it BERT's steps are used, so that the
-vocabulary of an English corpus with a few foreign names works in every tool for BERT."""
+"""Share of the characters above which the marks of other scripts are kept.
+
+Below it BERT's steps are used, so that the vocabulary of an English corpus with a few foreign names works in every tool
+for BERT.
+"""
 
 _EUROPEAN_SCRIPTS = ("LATIN", "GREEK", "CYRILLIC")
 _SHARED_MARKS = ("COMBINING", "VARIATION SELECTOR")
@@ -111,7 +114,7 @@ def count_words(texts: Iterable[str], steps: WordSteps) -> WordCounts:
     stretches: collections.Counter[str] = collections.Counter()
     for text in map(without_surrogates, texts):
         words = text.split()
-        if " ".join(words) == text:  # with the space before each word, which belongs to byte-level words
+        if " ".join(words) == text:  # with the space before each word, which is part of byte-level words
             stretches.update(words[:1])
             stretches.update(f" {word}" for word in words[1:])
         else:
