@@ -33,8 +33,9 @@ HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
     ),
     FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
 }
-"""Settings that determine the evaluation rows, except for sequence lengths, the vocabulary, and settings that hold rows
-out of the training text."""
+"""Settings that determine the evaluation rows, except sequence lengths, the vocabulary, and settings that hold out rows
+of the training text.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class ComparedRun:
     """A run, which may be unfinished.
 
     Attributes:
-        path: folder.
+        path: the run's folder.
         config: content of config.yaml.
         lines: lines of metrics.jsonl for each seed.
         results: content of results.json for each seed that has ended.

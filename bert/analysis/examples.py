@@ -19,8 +19,10 @@ from bert.tokenizer.special_tokens import special_ids
 
 
 class MaskedToken(NamedTuple):
-    """One input token of an example; ``original`` is the token to predict, for permuted tokens its number in their
-    order, or None."""
+    """One input token of an example.
+
+    ``original`` is the token to predict, for permuted tokens the number in their order, or None.
+    """
 
     text: str
     original: str | None
@@ -29,8 +31,9 @@ class MaskedToken(NamedTuple):
 
 
 class MaskedExample(NamedTuple):
-    """An example: its row, its position in a packed row (or None), its tokens, the number of predicted tokens, and the
-    name of its label."""
+    """An example as it is masked: row, position in a packed row (or None), tokens, number of predictions, and label
+    name.
+    """
 
     row: int
     position: int | None
@@ -40,7 +43,7 @@ class MaskedExample(NamedTuple):
 
 
 def loss_statistics(losses: Losses) -> list[tuple[str, str]]:
-    """Returns names and values: the text that the vocabulary cannot represent, in a sample."""
+    """Returns names and values of the text that the vocabulary cannot represent, in a sample."""
     return [
         ("unknown text", f"{losses.unknown:.3%} of the characters of a sample"),
         ("removed marks", f"{losses.removed:.3%} of the characters of a sample"),
@@ -48,7 +51,7 @@ def loss_statistics(losses: Losses) -> list[tuple[str, str]]:
 
 
 def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Returns names and values: unknown tokens, and for each split documents, sentences, tokens, rows and padding."""
+    """Returns names and values: unknown tokens, and documents, sentences, tokens, rows and padding of each split."""
     unknown = dataset.unknown_rate(special_ids(tokenizer))
     lines = [("unknown tokens", f"{unknown:.3%} of the training tokens")]
     if (left_out := dataset.counts.get("near_duplicates")) is not None:
@@ -85,7 +88,7 @@ def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> lis
 
 
 def _of_sentences(sentences: int, documents: int) -> str:
-    """Sentences per document, if rows are built from sentences."""
+    """Returns the number of sentences per document, if rows are built from sentences."""
     return f"{sentences / documents:,.1f} sentences and " if sentences else ""
 
 

@@ -115,8 +115,10 @@ def training_flops(
 
 
 UTILIZATION = 0.19
-"""Default share of the devices' peak: 60 of 312 TFLOP/s, for a plain BERT-base on A100 with the 111,000 tokens per
-second that mosaicml/examples reports."""
+"""Default share of the devices' peak: 60 of 312 TFLOP/s.
+
+mosaicml/examples reports 111,000 tokens per second for a plain BERT-base on an A100.
+"""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def summarize(source: str | Path, length: int | None = None) -> Facts:
 
     Args:
         source: folder of a run or of a model, or a name on the hub.
-        length: tokens T per row for FLOPs; None for the run's.
+        length: tokens T per row for FLOPs; None for the run's length.
 
     Raises:
         UserError: there is no model, a file is damaged, or ``length`` is out of range.
@@ -94,7 +94,7 @@ def summarize(source: str | Path, length: int | None = None) -> Facts:
             raise UserError(f"{path} has neither a checkpoint nor a vocabulary yet: let the run get that far")
         architecture, shapes = _expected_parameters(config)
         tokenizer, task = load_tokenizer(path), config.task if isinstance(config, FinetuneConfig) else None
-        read.append("no checkpoint yet: sizes are those of config.yaml")
+        read.append("no checkpoint yet: sizes are from config.yaml")
     else:
         pretrained = load(source, read.append)
         model, step, tokenizer = pretrained.config, pretrained.step, pretrained.tokenizer
@@ -251,7 +251,7 @@ def _vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> Facts:
 
 
 def _initial_weights(config: RunConfig) -> str:
-    """The source of a run's initial weights."""
+    """Returns the source of a run's initial weights."""
     if config.init is None or config.init == "none":
         sizes_from = getattr(config, "architecture_from", None)
         return "random weights" + (f" of the sizes of {sizes_from}" if sizes_from else "")

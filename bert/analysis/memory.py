@@ -97,7 +97,7 @@ def all_reduce_bytes(hlo: str) -> int | None:
 
 
 class _UnknownRoundsError(Exception):
-    """The trip count of a loop is not a constant."""
+    """Raised if the trip count of a loop is not a constant."""
 
 
 def _computations(hlo: str) -> dict[str, list[str]]:
@@ -331,7 +331,9 @@ def _next_index(fitting: int, too_many: int, count: int, tried: int) -> int:
 
 
 def compiled_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory | None:
-    """Like `compiled_step_memory`; None if the compiler reports that the step does not fit, as on TPUs."""
+    """Returns the result of `compiled_step_memory`; None if the compiler reports that the step does not fit, as on
+    TPUs.
+    """
     try:
         return compiled_step_memory(config, mesh)
     except jax.errors.JaxRuntimeError as error:
