@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def _check_output(output: Path) -> None:
-    """Raises UserError if the picture cannot be written, or would replace another file than an earlier comparison."""
+    """Raises UserError if the plot cannot be written, or would replace a file that is not a comparison."""
     from bert.runs.plots import is_comparison
 
     if output.suffix.lower() != ".png":

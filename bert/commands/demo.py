@@ -124,7 +124,7 @@ def find_auth(given: str | None, file: str | None) -> tuple[str, str] | None:
 
 
 def parse_auth(text: str, source: str = "--auth") -> tuple[str, str]:
-    """Parses user and password. Raises UserError, which does not quote them, if one is missing."""
+    """Parses user and password. Raises UserError, without quoting them, if one is missing."""
     user, _, password = text.partition(":")
     if not user or not password or "\n" in text:
         raise UserError(f"command line: {source} is not USER:PASSWORD: pass a name and a password with a colon between")
@@ -140,7 +140,7 @@ def exposure(host: str, port: int) -> str:
 
 
 def check_address(host: str, port: int) -> None:
-    """Raises UserError if the port of the host cannot be listened on."""
+    """Raises UserError if the server cannot listen on the port of the host."""
     if not 0 < port <= MAX_PORT:
         raise UserError(f"command line: --port is {port}: set it to a number from 1 to {MAX_PORT}")
     if ":" in host:

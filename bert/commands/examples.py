@@ -55,10 +55,10 @@ def main(argv: list[str]) -> int:
     from bert.runs.report import log_table, progress_lines
     from bert.tokenizer.vocabulary import load_tokenizer
 
-    if config.tokenizer.path is not None:  # with init, its vocabulary extended
+    if config.tokenizer.path is not None:  # with init, its extended vocabulary
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     elif source := config.init or config.distillation.teacher:
-        from bert.inference.load import load_vocabulary  # which imports JAX
+        from bert.inference.load import load_vocabulary  # imports JAX
 
         tokenizer = load_vocabulary(source, print)
     else:

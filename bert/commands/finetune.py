@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
 
 
 def _show(results: dict[str, Any], path: str) -> None:
-    runs = results.get("runs", ())  # of several seeds
+    runs = results.get("runs", ())  # results of several seeds
     what = f"{len(runs)} seeds, best of all evaluations of each" if runs else "best of all evaluations"
     step = "" if runs else f" (step {results['best_step']:,})"
     print(f"\n{results['task']} dev, {what}{step}, from {results['init']}:")

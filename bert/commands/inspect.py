@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def _facts(path: Path, source: str, length: int | None) -> tuple[dict[str, Any], UserError | None]:
-    """The facts to print, and the error if the source cannot be used."""
+    """Returns the facts to print, and the error if the source cannot be used."""
     from bert.analysis.diagnosis import diagnose, diagnose_data
     from bert.analysis.inspection import summarize
 
@@ -60,7 +60,7 @@ def _facts(path: Path, source: str, length: int | None) -> tuple[dict[str, Any],
 
 
 def _data(facts: dict[str, Any]) -> list[str]:
-    """Counts of a data file; empty for a model that cannot be loaded."""
+    """Returns counts of a data file; empty for a model that cannot be loaded."""
     if "kind" not in facts:
         return []
     counts = [f"{name} {value:,}" for name, value in facts.items() if isinstance(value, int)]
@@ -134,7 +134,7 @@ def _provenance(facts: dict[str, Any]) -> list[str]:
 
 
 def _sessions(facts: dict[str, Any]) -> list[str]:
-    """One line per start of a run; other versions may have written the files."""
+    """Returns one line per start of a run; the files may be from other versions."""
     lines = []
     for session in facts.get("sessions", ()):
         versions, devices, git = (session.get(name) or {} for name in ("versions", "devices", "git"))

@@ -73,8 +73,10 @@ def main(argv: list[str]) -> int:
 
 
 def _known_sizes(config: PretrainConfig) -> ModelConfig:
-    """Returns the sizes of the run's model, from ``init`` if set, with the number of tokens of its vocabulary, or the
-    maximum of a vocabulary that is not trained yet."""
+    """Returns the sizes of the run's model, from ``init`` if set, with the size of its vocabulary.
+
+    A vocabulary that is not trained yet has its maximum size.
+    """
     path, teacher = config.tokenizer.path, config.distillation.teacher
     if config.model.vocab_size is not None and config.init is None:
         return config.model
@@ -176,11 +178,11 @@ class PaperSteps:
     """Estimates the time of steps on devices with known published speeds.
 
     Attributes:
-        figures: of one device.
+        figures: published figures of one device.
         shape: devices along the axes of the mesh.
         utilization: share of the peak that is assumed.
-        parameters: of the model.
-        flops: operations for each token, phase by phase.
+        parameters: number of parameters of the model.
+        flops: FLOPs per token, by phase.
     """
 
     figures: DeviceFigures
@@ -273,7 +275,7 @@ def parse_size(text: str) -> int:
 def _device_memory(device: Device) -> int:
     try:
         stats = device.memory_stats() or {}
-    except Exception:  # a device that exists only for the compiler has none
+    except Exception:  # a device that exists only for the compiler has no statistics
         stats = {}
     if "bytes_limit" not in stats:
         raise UserError(

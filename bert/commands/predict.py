@@ -130,5 +130,5 @@ def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size:
 
 
 def _fields(answer: Any) -> dict[str, Any]:
-    """The fields of an answer, or of a list of answers."""
+    """Returns the fields of an answer, or of a list of answers."""
     return {"answers": [one._asdict() for one in answer]} if isinstance(answer, list) else answer._asdict()

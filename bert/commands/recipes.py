@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
 
 
 def _list() -> str:
-    """The recipes of each command with the titles of their headers."""
+    """Returns the recipes of each command with the titles of their headers."""
     parts = []
     for command, for_task in (("pretrain", False), ("finetune", True)):
         lines = [f"  {name:16}{_comments(name)[0]}" for name in recipe_names(for_task)]
@@ -39,7 +39,7 @@ def _header(name: str) -> str:
 
 
 def _comments(name: str) -> list[str]:
-    """The comment lines at the start of a recipe."""
+    """Returns the comment lines at the start of a recipe."""
     text = (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8")
     header = re.match(r"(#.*\n)*", text)
     return re.sub(r"^# ?", "", header[0] if header else "", flags=re.MULTILINE).splitlines()

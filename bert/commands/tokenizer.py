@@ -82,7 +82,7 @@ def _load_published(path: str, config: TokenizerConfig) -> Tokenizer:
 
     if Path(path).exists() or not is_hub_name(path):
         return load_tokenizer(path, config)
-    from bert.inference.load import load_vocabulary  # which imports JAX
+    from bert.inference.load import load_vocabulary  # imports JAX
 
     return load_vocabulary(path, print)
 

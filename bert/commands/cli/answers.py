@@ -37,7 +37,7 @@ class Input(NamedTuple):
     """One input, or the error of an invalid one."""
 
     line: int
-    """From 1; for a CSV row the first of its lines."""
+    """Line number from 1; for a CSV row, the number of its first line."""
     text: str
     """The line, for messages."""
     value: Any = None
@@ -97,7 +97,9 @@ def read_standard_input(parse: Callable[[str], Any]) -> Iterator[list[Input]]:
 
 
 def lines_as_they_come(file: io.BufferedReader) -> Iterator[list[bytes]]:
-    """Yields available lines, at most LINES_AT_ONCE, without waiting, so that a client can wait for each answer."""
+    """Yields lists of available lines, at most LINES_AT_ONCE, without waiting, so that a client can wait for each
+    answer.
+    """
     rest = b""
     while data := file.read1(READ_AT_ONCE):
         *lines, rest = (rest + data).split(b"\n")
@@ -258,7 +260,7 @@ def write_answers(
 
 
 def _answers_or_errors(inputs: list[Input], answer: Callable[[list[Input]], list[Any]]) -> list[Any]:
-    """Returns the answer or error message of each input. If one is invalid, each is answered separately."""
+    """Returns the answer or error message of each input. If an input is invalid, each is answered separately."""
     answers: list[Any] = [item.error for item in inputs]
     indices = [i for i, item in enumerate(inputs) if item.error is None]
     try:

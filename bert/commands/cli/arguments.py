@@ -1,4 +1,4 @@
-"""Parses command lines and YAML files into configurations; every mistake becomes one sentence."""
+"""Parses command lines and YAML files into configurations, and reports every mistake as one sentence."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def log_to_stderr(text: str) -> None:
 def run_command(main: Callable[[list[str]], int]) -> Command:
     """Wraps the main function of a command, so that it can be called from Python or by `run_program`.
 
-    The wrapped function accepts the arguments, or None for those of the process, and returns the exit status. It
-    enables the compilation cache.
+    The wrapped function accepts the arguments, or None for the arguments of the process, and returns the exit status.
+    It enables the compilation cache.
 
     Raises:
         UserError: wrong arguments or data, or an error that `system_errors_as_user_errors` converts.
@@ -150,7 +150,7 @@ def run_program(main: Command) -> Command:
                 print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
                 return 2
             except BrokenPipeError:
-                # Python flushes stdout again at exit and would complain again.
+                # Python flushes stdout again at exit, and would print another error.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return 141
             except KeyboardInterrupt:

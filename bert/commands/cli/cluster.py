@@ -93,13 +93,15 @@ _FAILURES = "bert/failures"
 """Key in the store of JAX's coordinator under which failed hosts write their errors."""
 
 _POLL_SECONDS, _GRACE_SECONDS = 2.0, 5.0
-"""Interval between checks for failures of other hosts, and the time that this host then has to fail with its own error,
-as it does if all hosts find the same mistake."""
+"""Interval between checks for failures of other hosts, and grace period before this host exits.
+
+In the grace period, this host may fail with its own error, as it does if all hosts find the same mistake.
+"""
 
 
 @contextlib.contextmanager
 def ending_together() -> Iterator[None]:
-    """Context in which an error of this host is reported to the others, and theirs end this process with status 2.
+    """Reports an error of this host to the other hosts, and ends this process with status 2 if another host fails.
 
     Without it, the other hosts would wait for the failed one for minutes, or forever.
     """

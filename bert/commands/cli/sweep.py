@@ -43,7 +43,7 @@ def take_sweep_options(argv: list[str], keys: dict[str, ConfigField]) -> tuple[l
     Raises:
         UserError: an option is invalid, or one of its keys is also set.
     """
-    groups: list[list[str]] = [[]]  # an option with its words
+    groups: list[list[str]] = [[]]  # an option with its values
     for word in argv:
         if word.startswith("--") or word == "-h":
             groups.append([])
