@@ -51,7 +51,7 @@ class Checkpoints(Protocol):
 class Checkpointer:
     """Saves and restores the checkpoints of one run. One process writes; any number may read meanwhile.
 
-    Close it, or use it in a ``with``: a save that is still running when the interpreter exits is lost.
+    Close it, or use it as a context manager: a save that is still running when the interpreter exits is lost.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Checkpointer:
         """Opens ``folder`` (RUN/checkpoints), which the first save creates.
 
         Args:
-          max_to_keep: how many of the newest checkpoints are kept; None means 1.
-          log: receives a message about each damaged checkpoint, and which one is used instead.
+          max_to_keep: number of newest checkpoints to keep; None means 1.
+          log: receives a message about each damaged checkpoint, and about the one used instead.
           after_save: called in the background thread after each save.
           storage: how hosts share the checkpoints; None for one host.
         """
@@ -96,10 +96,10 @@ class Checkpointer:
     # Writing
 
     def save(self, step: int, state: Any, *, wait: bool = False) -> None:
-        """Starts to save ``state`` as ``step``, after the save before has finished.
+        """Starts to save ``state`` as ``step``, after the previous save has finished.
 
-        An older checkpoint of the same step is replaced once the new one is complete. On several hosts, nothing is
-        saved while an error is handled if the state is in parts: the other hosts do not save theirs.
+        An older checkpoint of the same step is replaced once the new one is complete. On several hosts, a state in
+        parts is not saved while an error is handled, because the other hosts do not save their parts.
 
         Args:
           state: pytree of NumPy arrays, of arrays in parts, and of Python numbers. Arrays must not change before the
@@ -107,7 +107,7 @@ class Checkpointer:
           wait: return only when the save has finished.
 
         Raises:
-          UserError: the save before failed; with ``wait``, also if this one failed.
+          UserError: the previous save failed; with ``wait``, also if this one failed.
         """
         if not self._storage.can_save(state):
             return
@@ -150,7 +150,7 @@ class Checkpointer:
         """Deletes checkpoints that need not be kept, as each save does. Call it after the last `set_best` of a run.
 
         Raises:
-          UserError: the save before failed, or a file cannot be removed.
+          UserError: the previous save failed, or a file cannot be removed.
         """
         self._storage.call_on_main(self._thin_out)
 
@@ -184,7 +184,7 @@ class Checkpointer:
             self._storage.write(directory, step, items)
         except Exception as error:
             directory.discard_draft(step)
-            if not is_io_error(error):  # a bug
+            if not is_io_error(error):  # indicates a bug
                 raise
             good = directory.good_steps
             raise UserError(
@@ -254,7 +254,7 @@ class Checkpointer:
     def _load_newest(self, names: tuple[str, ...], step: int | None, place: Place) -> tuple[int, dict[str, Any]] | None:
         """Returns (step, items) of the newest undamaged checkpoint; None if there is no checkpoint."""
         self._finish_save()
-        local_devices()  # raises if JAX has none; reading would fail, and the checkpoint would count as damaged
+        local_devices()  # raises if JAX has none; otherwise the checkpoint would count as damaged
         find = partial(self._candidates, step, resumable=TRAINING_STATE in names)
         candidates = find()
         while True:
@@ -276,7 +276,7 @@ class Checkpointer:
             if not problems:
                 try:
                     items = load_items(candidates[candidate], names, place)
-                except Exception as error:  # of any type; the checkpoint before may still be readable
+                except Exception as error:  # errors of any type; the previous checkpoint may still be readable
                     problems = [f"orbax cannot read it: {describe_error(error)}"]
                 else:
                     for damage in damages:
@@ -320,7 +320,7 @@ def make_checkpointer(run: RunFolder[Any], log: Callable[[str], None], parallel:
     """Returns the checkpoints of a run, for one host or for several."""
 
     def log_as_info(text: str) -> None:
-        log(str(text))  # without `WarningText`: the steps before and after are in the log of the run
+        log(str(text))  # not a `WarningText`: the log of the run shows the surrounding steps
 
     storage: Storage | None = None
     if is_multihost():

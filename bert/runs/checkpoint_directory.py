@@ -50,9 +50,10 @@ class CheckpointDirectory:
     """
 
     def __init__(self, path: Path, max_to_keep: int | None = None) -> None:
-        """
+        """Initializes the directory.
+
         Args:
-            max_to_keep: how many of the newest checkpoints are kept; None means 1.
+            max_to_keep: number of newest checkpoints to keep; None means 1.
         """
         self.path = Path(path).absolute()
         self.damaged: set[int] = set()
@@ -112,7 +113,7 @@ class CheckpointDirectory:
 
     def discard_draft(self, step: int) -> None:
         """Removes the draft of a step whose save failed, so that a full disk has space again."""
-        # Late writes of tensorstore may create the folder again. The next save removes what is left after this.
+        # Late writes of tensorstore may create the folder again. The next save then removes it.
         for _ in range(10):
             for path in self.path.glob(f"{step}{SAVING}*"):
                 remove(path, ignore_errors=True)
@@ -121,7 +122,7 @@ class CheckpointDirectory:
                 return
 
     def remove_incomplete(self) -> None:
-        """Removes what a killed process left incomplete, and puts a replaced checkpoint back."""
+        """Removes the incomplete checkpoints of a killed process, and restores a replaced checkpoint."""
         for path in list(self.path.iterdir()):
             # orbax appends a suffix while it writes
             if match := re.fullmatch(rf"(\d+)(?:{SAVING}|{REPLACED}|{DELETED})(?:\.orbax.*)?", path.name):
@@ -159,7 +160,7 @@ class CheckpointDirectory:
             shutil.copytree(
                 path, reduced, copy_function=_link_or_copy, ignore=lambda place, _: left_out.get(place, set())
             )
-        except shutil.Error as error:  # has no errno: the disk is full, or cannot be read
+        except shutil.Error as error:  # has no errno: the disk is full or unreadable
             remove(reduced, ignore_errors=True)
             raise OSError(errno.EIO, str(error.args[0][0][2]), str(reduced)) from error
         (reduced / PARAMS_ONLY).write_text("The optimizer's state was removed: a run cannot resume from this.\n")

@@ -1,4 +1,4 @@
-"""How the hosts of a run write its checkpoints together, and read the same one."""
+"""Strategies by which the hosts of a run write checkpoints together, and read the same one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Restored = tuple[int, Any]
 
 
 class Storage(Protocol):
-    """How the hosts of a run write a checkpoint together, and choose the one that they read.
+    """Strategy by which the hosts of a run write a checkpoint together, and choose the checkpoint to read.
 
     Attributes:
-        is_writer: whether this host names the best step.
+        is_writer: whether this host records the best step.
         place: which arrays of a restored state this host has parts of.
     """
 
@@ -73,7 +73,7 @@ class LocalStorage:
         call()
 
     def sync(self) -> None:
-        """Returns at once: there are no other hosts."""
+        """Returns immediately, because there are no other hosts."""
 
 
 def complete(directory: CheckpointDirectory, step: int) -> None:
@@ -93,11 +93,12 @@ class MultihostStorage:
     """
 
     def __init__(self, place: Place, mirror: Mirror | None, pull: Callable[[], None]) -> None:
-        """
+        """Initializes the storage.
+
         Args:
             place: which arrays of a restored state this host has parts of.
             mirror: the object store of hosts without a shared disk; None for hosts with one.
-            pull: downloads what the main process has written, on a host that does not see its disk.
+            pull: downloads files of the main process, on a host that does not share its disk.
         """
         self.is_writer, self.place = is_main_process(), place
         self._mirror, self._pull = mirror, pull
@@ -151,7 +152,7 @@ class MultihostStorage:
             remove(draft)
 
     def _save_parts(self, draft: Path, items: dict[str, Any]) -> None:
-        # The main process may still be completing the checkpoint before, for longer than orbax would wait for it.
+        # The main process may still be completing the previous checkpoint, for longer than orbax would wait for it.
         sync_hosts("parts_begin")
         save_parts(draft, items, is_shared=self._mirror is None)
 

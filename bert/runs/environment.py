@@ -1,4 +1,4 @@
-"""environment.json: software and devices of each session of a run. It is only informative: no resume reads it."""
+"""Records software and devices of each session of a run in environment.json, which is only informative."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _version(package: str) -> str | None:
 
 
 def _without_home(text: str) -> str:
-    with contextlib.suppress(RuntimeError):  # a user without a home, as in some containers
+    with contextlib.suppress(RuntimeError):  # a user without a home folder, as in some containers
         home = str(Path.home())
         return text if home == "/" else text.replace(home, "~")
     return text
@@ -90,8 +90,7 @@ def _without_home(text: str) -> str:
 def _git(folder: Path) -> dict[str, Any] | None:
     """Returns the commit of the working tree that contains a folder; None for any other folder.
 
-    It is read from the files of git. Git itself could run programs that the settings of the folder name, and the folder
-    may be untrusted.
+    It is read from the files of git, because git itself could run programs that an untrusted folder configures.
     """
     for parent in (folder, *folder.parents):
         git = parent / ".git"

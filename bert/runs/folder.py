@@ -50,7 +50,7 @@ TARGET_TOKENIZER = "target_tokenizer"
 ENVIRONMENT_FILE = "environment.json"
 
 BUDGET_FILE = "budget.json"
-"""File with the time that a run with training.max_minutes has used, and its number of steps once it is decided."""
+"""File with the time that a run with training.max_minutes has used, and with its number of steps once fixed."""
 
 LENGTH_KEYS = ("steps", "epochs", "max_minutes")
 """Keys of ``training`` that the decided number of steps replaces."""
@@ -76,11 +76,11 @@ class RunFolder(Generic[Config]):
 
     Attributes:
         path: the folder.
-        config: configuration of the run; for a resumed run as it was resolved at the start.
+        config: configuration of the run; for a resumed run, as resolved at its start.
         resumed: whether the run was started before.
-        is_writer: whether this process writes into the folder. Of several hosts, only the first one does.
+        is_writer: whether this process writes into the folder; with several hosts, only the first one does.
         mirror: the copy in an object store, if ``output_dir`` is a URL.
-        previous: configuration of a resumed run so far, if its schedule changes; else None.
+        previous: previous configuration of a resumed run whose schedule changes; else None.
         extended_from: number of steps before the schedule changed; None unless it changes.
     """
 
@@ -130,7 +130,7 @@ class RunFolder(Generic[Config]):
             raise UserError(
                 f"the rows are not those that the run in {self.path} began with: pass these, or another output_dir"
             )
-        self.save_config(self.config)  # first: a folder without config.yaml is not a run
+        self.save_config(self.config)  # written first: a folder without config.yaml is not a run
         for outdated in (*folder.glob("*.json*"), *self.path.glob(DATA_DIGEST_FILE)):
             outdated.unlink()
         folder.mkdir(exist_ok=True)
@@ -168,8 +168,8 @@ class RunFolder(Generic[Config]):
 def open_run(config: Config, within: Mirror | None = None) -> Iterator[RunFolder[Config]]:
     """Claims ``config.output_dir`` for this process, and starts or resumes the run in it.
 
-    Of several hosts (`jax.distributed`), the first one claims the folder and writes; all hosts open the same run. A URL
-    names a folder in an object store, of which each host has a local copy (`bert.runs.mirror`).
+    With several hosts (`jax.distributed`), the first one claims the folder and writes; all hosts open the same run. A
+    URL names a folder in an object store, of which each host has a local copy (`bert.runs.mirror`).
 
     Args:
         config: the requested configuration.
@@ -276,7 +276,7 @@ def _check_is_kind_or_empty(path: Path, kind: str, marker: str) -> None:
 
 
 def _leftovers(path: Path) -> list[Path]:
-    """Returns temporary files that a killed process has left (`bert.files.atomic_write`)."""
+    """Returns temporary files of killed processes (`bert.files.atomic_write`)."""
     return [entry for entry in path.glob(".*") if is_temporary(entry) and entry.is_file()]
 
 
@@ -306,8 +306,8 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
                 f"{branch}, or resume it with --config {file} (keys that may change on resume: "
                 f"{', '.join(RESUMABLE_KEYS)})"
             )
-        # Without a checkpoint, the user has only fixed a mistake in the configuration.
-        # The old config.yaml stays until it is replaced: a folder without it is not a run.
+        # Without a checkpoint, the user has only fixed a mistake in the configuration. The old config.yaml stays until
+        # it is replaced, because a folder without it is not a run.
         files = (
             "tokenizer.json",
             "vocab.txt",
@@ -451,8 +451,9 @@ def _read_sweep(folder: SweepFolder) -> dict[str, Any]:
 
 
 def _check_is_same_sweep(output_dir: str, plan: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Raises UserError for a sweep over other keys. A grid may have other values, and a search more trials: trials that
-    have ended do not change."""
+    """Raises UserError for a sweep over other keys. A grid may have other values, and a search more trials, because
+    completed trials do not change.
+    """
     space, stored_space = redact(to_jsonable(plan["space"])), stored["space"]
     if list(space) != list(stored_space):
         difference = f"sweeps over {', '.join(stored_space)}, here over {', '.join(space)}"

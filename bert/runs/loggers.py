@@ -76,17 +76,18 @@ PROJECT = "bert-jax"
 """Default project of Weights & Biases, and default experiment of MLflow."""
 
 FLUSH_SECONDS = 5
-"""Seconds of TensorBoard events that a kill may lose; metrics.jsonl loses none."""
+"""Seconds of TensorBoard events that may be lost when the process is killed; metrics.jsonl loses none."""
 
 PARAMS_PER_REQUEST = 100
 """MLflow's limit."""
 
 WANDB_SECONDS = 300
 """Maximum time that a run waits at its end for uploads to Weights & Biases. Without a limit, it would wait forever for
-a server that is gone. The files stay in wandb/ for ``wandb sync``."""
+an unreachable server. The files stay in wandb/ for ``wandb sync``.
+"""
 
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-"""Defaults of environment variables: MLflow would wait minutes for a server that is gone."""
+"""Defaults of environment variables; otherwise MLflow would wait minutes for an unreachable server."""
 
 
 class Logger(Callback):
@@ -94,7 +95,7 @@ class Logger(Callback):
 
     module: ClassVar[str]
     extra: ClassVar[str | None] = None
-    """The library that it needs, and the extra of this package that installs the library."""
+    """Required library, and the extra of this package that installs it."""
 
     _is_open = False
 
@@ -108,7 +109,7 @@ class Logger(Callback):
 
     @abc.abstractmethod
     def end(self, scores: dict[str, float] | None) -> None:
-        """Closes the run with the numbers of its results.json; None if it has not ended."""
+        """Closes the run with the numbers of its results.json; None if the run is incomplete."""
 
     def on_start(self, start: RunStart) -> None:
         self._is_open = True
@@ -144,7 +145,7 @@ class TensorBoardLogger(Logger):
             str(start.path / "tensorboard"),
             purge_step=start.start_step + 1,
             flush_secs=FLUSH_SECONDS,
-            # TensorBoard reads files in the order of their names, which tensorboardX makes from whole seconds.
+            # TensorBoard reads files in the order of their names, to which tensorboardX adds whole seconds.
             filename_suffix=f".{time.time_ns()}",
         )
 
@@ -302,7 +303,7 @@ def _keep_run_id(folder: Path, module: str, run_id: str) -> None:
 
 
 class RunCallbacks:
-    """The loggers of a run and further callbacks, to be used in a ``with``; at its end they receive the results.
+    """The loggers of a run and further callbacks, as a context manager; at its exit they receive the results.
 
     Attributes:
         callbacks: loggers first.

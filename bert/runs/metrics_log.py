@@ -26,7 +26,8 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path | str, start_step: int, provisional: Collection[str] = ()) -> None:
-        """
+        """Opens the file.
+
         Args:
             provisional: splits whose line at ``start_step`` is removed as well.
         """
@@ -43,7 +44,7 @@ class MetricsLog:
         """Appends one line; split is "train" or "eval". NaN and infinities become null, because JSON has neither."""
         line = to_jsonable({"step": step, "split": split, **metrics})
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        self._file.flush()  # a kill must not lose lines
+        self._file.flush()  # no line is lost if the process is killed
 
     def close(self) -> None:
         self._file.close()
@@ -66,7 +67,7 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
             line = load_json(text)
         if isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("split"), str):
             lines.append(line)
-        elif number < len(texts):  # a kill may leave half of the last line
+        elif number < len(texts):  # the last line may be incomplete if the process was killed
             LOGGER.warning(f"{path}, line {number} is damaged, and is ignored")
     return lines
 
@@ -119,7 +120,7 @@ Metrics = dict[str, float]
 
 SKIPPED_STEPS_FOLDER = "nonfinite"
 MAX_DUMPED_BATCHES = 100
-"""Maximum number of batches that are written: more would only use disk space."""
+"""Maximum number of batches that are written; more would only use disk space."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ from bert.remote import ObjectStore, call_each, is_inside
 from bert.runs.checkpoint_directory import MANIFEST, listed_files, remove
 
 SMALL = 2**24
-"""Files of fewer bytes are read before they are uploaded: they may grow meanwhile, as metrics.jsonl does."""
+"""Size in bytes below which files are read before they are uploaded, because they may grow meanwhile, like
+metrics.jsonl.
+"""
 
 PARTS = "*/*/**/*"
 """Glob of the files with parts of arrays (item/array/...). The files above them describe the arrays on each host."""
@@ -81,7 +83,7 @@ class Mirror:
         """Makes the local folder, or a part of it, equal to the copy.
 
         Incomplete checkpoints are not downloaded, and neither are files that the manifest of their checkpoint does not
-        list: a process has died while it replaced the checkpoint by its parameters.
+        list: a process died while it replaced the checkpoint by its parameters.
 
         Args:
             part: local folder of a run in this folder.
@@ -273,7 +275,7 @@ SETTLING = 2.0
 class Lease:
     """An exclusive write lock on a folder in an object store; it expires if its holder dies.
 
-    Use it in a ``with``, which waits up to `EXPIRY` seconds for a holder that may be dead.
+    Use it as a context manager, which waits up to `EXPIRY` seconds for a holder that may be dead.
 
     Attributes:
         holder: name of this machine in the lease. If a lease has the name of this machine, and this process has the
@@ -305,7 +307,7 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        with contextlib.suppress(UserError):  # the lease expires by itself
+        with contextlib.suppress(UserError):  # the lease expires without a renewal
             if self._is_own(self._store.read(LEASE)):
                 self._store.remove(LEASE)
 

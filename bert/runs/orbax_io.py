@@ -186,7 +186,7 @@ def _hook_before(previous: Callable[[sys.UnraisableHookArgs], Any]) -> Callable[
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
-    """Options for one process to act alone; by default, orbax waits for all processes of a distributed run."""
+    """Returns options for a process that acts alone; by default, orbax waits for all processes of a distributed run."""
     return ocp.options.MultiprocessingOptions(
         primary_host=jax.process_index(),
         active_processes={jax.process_index()},
@@ -238,8 +238,8 @@ def _check_space(folder: Path, items: Any) -> None:
 
 def is_io_error(error: Exception) -> bool:
     """Returns whether an error is caused by files, and not by a bug."""
-    # tensorstore raises ValueErrors that begin with a status such as PERMISSION_DENIED. The error number of the system
-    # is not always included: an array that does not fit may make another one NOT_FOUND.
+    # tensorstore raises ValueErrors that begin with a status such as PERMISSION_DENIED. They do not always include the
+    # error number of the system: an array that does not fit may turn another error into NOT_FOUND.
     return _errno(error) is not None or bool(re.match(r"[A-Z_]{3,}: ", str(error)))
 
 

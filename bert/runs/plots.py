@@ -17,12 +17,12 @@ from bert import metrics
 from bert.files import atomic_write
 from bert.runs.metrics_log import read_metrics
 
-# The colours of Okabe and Ito, which colour-blind people can distinguish.
+# Okabe and Ito's colours, which colour-blind people can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
 GREY = "#666666"
 
 STYLES: dict[str, dict[str, Any]] = {
-    "training": {"linewidth": 1.2, "alpha": 0.45},  # faint: evaluation is more important
+    "training": {"linewidth": 1.2, "alpha": 0.45},  # faint, because evaluation is more important
     "evaluation": {"linewidth": 1.6, "marker": "o", "markersize": 4.5},
     "baseline": {"linewidth": 1.2, "linestyle": "--"},
 }
@@ -95,7 +95,7 @@ def _losses(names: list[str]) -> list[str]:
 
 
 def _scores(lines: list[dict[str, Any]], subject: Subject) -> list[str]:
-    """Returns the main metric and all metrics for which higher is better, of evaluations or else of training.
+    """Returns the main metric and all metrics for which higher is better, from evaluations or else from training.
 
     If there are more metrics than colours, the scores of single labels are omitted.
     """
@@ -109,11 +109,11 @@ def _scores(lines: list[dict[str, Any]], subject: Subject) -> list[str]:
 
 @contextlib.contextmanager
 def collect_garbage_after() -> Iterator[None]:
-    """Collects the reference cycles that a matplotlib figure leaves, which the garbage collector would otherwise
-    reach only late in a long run.
+    """Collects the reference cycles of a matplotlib figure, which the garbage collector would reach only late in a long
+    run.
 
-    No collection within the block, so that all it makes stays in the youngest generation and only that is looked
-    through: a whole collection walks all that JAX holds, a third of a second after each drawing.
+    No collection happens within the block, so that its objects stay in the youngest generation and only that generation
+    is searched. A full collection visits all of JAX's objects, which takes a third of a second per plot.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -172,7 +172,7 @@ def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, A
 
 def draw_line(axes: Any, steps: list[int], values: list[float], style: str, **look: Any) -> None:
     """Draws one curve in one of the `STYLES`, modified by ``look``."""
-    dot = {"marker": "."} if len(steps) == 1 else {}  # one point is no line
+    dot = {"marker": "."} if len(steps) == 1 else {}  # a single point is not a line
     axes.plot(steps, values, **{**dot, **STYLES[style], **look})
 
 

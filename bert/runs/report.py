@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 QUIET_SECONDS = 30
-"""Maximum time without a line if there is no bar: steps may be slow, or log lines rare."""
+"""Maximum seconds without a line if there is no bar, since steps may be slow or log lines rare."""
 
 
 class Progress:
@@ -180,8 +180,9 @@ def _short(metrics: dict[str, Any]) -> str:
 
 
 PLOT_INTERVAL_SECONDS = 20
-"""Minimum interval between two plots of the curves, each of which takes up to a CPU second. The last plot is always
-drawn."""
+"""Minimum interval between two plots of the curves, each of which costs up to a CPU second. The last plot is always
+drawn.
+"""
 
 
 DIVERGED = 3
@@ -198,7 +199,8 @@ class Divergence:
     """Detects a training loss that is far above its start, or above the token-frequency baseline."""
 
     def __init__(self, lines: Sequence[dict[str, Any]], baseline: tuple[str, float] | None) -> None:
-        """
+        """Initializes the detector.
+
         Args:
             lines: lines of metrics.jsonl, if the run resumes.
             baseline: name of a loss and its value for the token-frequency baseline; None if there is no baseline.
@@ -214,7 +216,7 @@ class Divergence:
         self._start = loss if math.isfinite(loss) else None
 
     def update(self, step: int, metrics: dict[str, Any]) -> str | None:
-        """Returns a warning for the first line of training metrics with such a loss, else None."""
+        """Returns a warning for the first line of training metrics with a diverged loss, else None."""
         loss = metrics.get("loss", math.nan)
         if math.isnan(loss):  # every step was skipped, which is reported elsewhere
             return None
@@ -313,7 +315,7 @@ class RunReport(Report):
     def __exit__(self, *error: Any) -> None:
         self._progress.__exit__(*error)
         self._log.close()
-        with contextlib.suppress(*([OSError] if any(error) else [])):  # the first error is reported
+        with contextlib.suppress(*([OSError] if any(error) else [])):  # only the first error is reported
             self._draw()
 
     def set_phase(self, facts: dict[str, Any]) -> None:
