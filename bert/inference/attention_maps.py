@@ -1,4 +1,4 @@
-"""Attention weights of every head over a text, or from a target to its source, as a page or a picture."""
+"""Attention weights of every head over a text, or from a target to its source, as an HTML page or a picture."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AttentionTokens:
     def from_ids(
         cls, tokenizer: Tokenizer, ids: np.ndarray, segments: np.ndarray | None = None, num_truncated: int = 0
     ) -> AttentionTokens:
-        """Creates the tokens of ids [T]; without ``segments`` they have one segment."""
+        """Makes the tokens from ids [T]. Without ``segments``, all are in one segment."""
         segments = np.zeros(len(ids), np.int32) if segments is None else segments
         return cls(_tokens(tokenizer, ids), segments, np.isin(ids, special_ids(tokenizer).all), num_truncated)
 
@@ -86,12 +86,12 @@ class AttentionMap:
 
     @property
     def is_cross(self) -> bool:
-        """True if rows and columns are different texts."""
+        """Whether rows and columns are different texts."""
         return self.rows is not self.columns
 
     @property
     def sides(self) -> dict[str, AttentionTokens]:
-        """The sides by the name of their tokens."""
+        """The tokens of each side, by name."""
         return {"target tokens": self.rows, "source tokens": self.columns} if self.is_cross else {"tokens": self.rows}
 
 
@@ -99,8 +99,8 @@ def compute_attention_map(model: Pretrained, text: Text, target: str | Continuat
     """Computes the attention of every layer and head over a text, or over a pair of texts given as a tuple.
 
     Args:
-        model: a model; of an encoder-decoder without ``target``, the encoder is used.
-        text: a text or a pair.
+        model: a model. For an encoder-decoder without ``target``, the encoder is used.
+        text: a text, or a tuple of two texts.
         target: for an encoder-decoder: the target of the source ``text``, or a `Continuation` from `generate` with
             ``details``. The result is then the cross-attention for this target.
 
@@ -144,7 +144,7 @@ def _cross_attentions(
 
 
 def _pad_to_bucket(model: Pretrained, features: TokenRows) -> dict[str, np.ndarray]:
-    """Pads a row to a bucket, so that one program is compiled per bucket."""
+    """Pads a row to a bucket, so that only one program is compiled per bucket."""
     return features.batch(np.arange(1), _bucket(model, len(features.ids)), 1)
 
 
@@ -172,7 +172,7 @@ def _compute_alignment(model: Pretrained, source: Text, target: str | Continuati
     read, predicted = whole[:-1][:longest], whole[1:][:longest]
     features, num_truncated = _cut(model, source)
     batch = _pad_to_bucket(model, features)
-    # Attention is causal, so that the padding tokens have no effect.
+    # Attention is causal, so padding tokens have no effect.
     target_ids = np.pad(read, (0, _bucket(model, len(read)) - len(read)))[None]
     weights = _cross_attentions(model.config, model.params, batch["input_ids"], target_ids, batch["attention_mask"])
     return AttentionMap(
@@ -201,7 +201,7 @@ def _cut(model: Pretrained, text: Text) -> tuple[TokenRows, int]:
 
 
 def _tokens(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
-    """Returns readable tokens; a leading space of byte-level tokens is an open box."""
+    """Returns readable tokens. The leading space of byte-level tokens becomes an open box."""
     return [token_text(tokenizer, int(token_id)).replace(" ", "␣") for token_id in ids]
 
 
@@ -213,9 +213,9 @@ def write_html(attention: AttentionMap, path: Path) -> None:
 
 
 def make_page(attention: AttentionMap) -> str:
-    """Returns a self-contained HTML page with data, script and style, which loads nothing."""
+    """Returns a self-contained HTML page with data, script and style. It makes no requests."""
     layers, heads, _, _ = attention.weights.shape
-    # One byte per weight, relative to the row's maximum, so that uniform rows of 512 tokens are as exact as sharp ones.
+    # One byte per weight, relative to the row's maximum, so that flat rows of 512 tokens are as exact as peaked ones.
     largest = attention.weights.max(-1)
     bytes_ = np.round(255 * attention.weights / np.maximum(largest, 1e-30)[..., None]).astype(np.uint8)
     data = {
@@ -227,7 +227,7 @@ def make_page(attention: AttentionMap) -> str:
         "weights": _encode_base64(bytes_),
         "largest": _encode_base64(np.round(65535 * largest).astype("<u2")),
     }
-    # Escaped, so that tokens such as "</script>" cannot end the script element.
+    # Escaped so that tokens such as "</script>" cannot end the script element.
     content = json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     page = resources.files("bert.inference").joinpath("attention_page.html").read_text(encoding="utf-8")
     filling = {"title": html.escape(f"attention of {attention.source}"), "data": content}
@@ -243,8 +243,8 @@ def _encode_base64(array: np.ndarray) -> str:
 
 
 def write_png(attention: AttentionMap, path: Path) -> None:
-    """Writes a PNG with one row of panels per layer and one column per head; each panel shows weights [T, S]."""
-    # The Agg canvas without pyplot needs no display and has no global state.
+    """Writes a PNG with a row of panels per layer and a column per head. Each panel shows the weights [T, S]."""
+    # The Agg canvas without pyplot needs no display and no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
@@ -255,7 +255,7 @@ def write_png(attention: AttentionMap, path: Path) -> None:
     figure = Figure(figsize=size, dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
-    # A square-root scale, so that a weight of 0.01 is visible next to 1; all heads share it.
+    # A square-root scale shared by all heads makes a weight of 0.01 visible next to 1.
     norm = PowerNorm(0.5, 0, 1)
     for (layer, head), axes in np.ndenumerate(grid):
         image = axes.imshow(attention.weights[layer, head], cmap="Blues", norm=norm, interpolation="nearest")
@@ -283,7 +283,7 @@ def write_png(attention: AttentionMap, path: Path) -> None:
 
 
 def _panel_size(tokens: int, named: bool) -> float:
-    """Returns the side of a panel in inches."""
+    """Returns the side length of a panel in inches."""
     return max(1.1, 0.115 * tokens) if named else min(2.4, 1.1 + tokens / 200)
 
 

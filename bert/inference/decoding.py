@@ -1,7 +1,7 @@
-"""Compiled decoding loops over a function that computes the next token's logits: greedy, sampling, beam search.
+"""Compiled decoding loops: greedy decoding, sampling and beam search. A function computes the next token's logits.
 
-Shapes: see `bert.model.encoder`; T is the length of the prompts and S of the cache, M the maximum number of new tokens,
-K the number of beams, C of candidates. All settings except shapes are arrays, so that they need no new compilation.
+Shapes as in `bert.model.encoder`; T is the length of the prompts and S of the cache, M the maximum number of new
+tokens, K beams, C candidates. All settings except shapes are arrays, so changing them does not recompile.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from bert.model.mask import Mask
 
 Cache = tuple[LayerCache, ...]
 Step = Callable[[Array, Array, Mask, Cache], tuple[Array, Cache]]
-"""(tokens [B, T], position ids [B, T], mask over the cache's S keys, cache) -> (logits [B, T, V], cache with the keys
-and values of the tokens from the mask's ``start`` on). An encoder-decoder closes over its memory."""
+"""Maps (tokens [B, T], position ids [B, T], mask over the cache's S keys, cache) to (logits [B, T, V], cache).
+
+The new cache includes the keys and values of the tokens from the mask's ``start`` on. For an encoder-decoder, the
+function closes over the memory.
+"""
 
 
 Stop = Callable[[Any, Any], Any]
-"""(new tokens [B, n, M], their number) -> [B, n], whether a text ends with the last token; not compiled."""
+"""Maps (new tokens [B, n, M], their number) to [B, n]: whether a text ends with the last token. Not compiled."""
 
 
 class Prompts(struct.PyTreeNode):
-    """Texts to continue, at least one token each, padded on the left.
+    """Texts to continue, with at least one token each, padded on the left.
 
     Attributes:
         tokens: [B, T] int32.
         mask: [B, T], 1 for tokens and 0 for padding.
         limits: [B] int32, maximum number of new tokens of each row; 0 for rows that only fill the batch.
-        numbers: [B, 2] int32, numbers of the text and of its sample, which seed the sampler.
+        numbers: [B, 2] int32, indices of the text and of its sample, which seed the sampler.
     """
 
     __no_type_check__ = True  # jax.tree.map may put any object into a field
@@ -48,12 +51,12 @@ class Prompts(struct.PyTreeNode):
 
 
 class Decoded(NamedTuple):
-    """New tokens: K results for each row, the best first; K is 1 except in beam search.
+    """New tokens: K results per row, best first. K is 1 except in beam search.
 
     Attributes:
-        tokens: [B, K, M] int32; values after a result's length are undefined.
-        lengths: [B, K] int32, the end token included; 0 for a missing result.
-        scores: [B, K] float32, sum of the tokens' log-probabilities, in beam search divided by the length norm.
+        tokens: [B, K, M] int32. Values after a result's length are undefined.
+        lengths: [B, K] int32, including the end token; 0 for a missing result.
+        scores: [B, K] float32, sum of the tokens' log-probabilities. Beam search divides it by the length norm.
     """
 
     tokens: Array
@@ -62,8 +65,11 @@ class Decoded(NamedTuple):
 
 
 class _Context(NamedTuple):
-    """Values that each step reads: the mask of keys, the last token of each prompt, its position id and its offset in
-    the cache, the tokens [B, T] of the prompts and their mask."""
+    """Inputs of every step.
+
+    The mask of keys; each prompt's last token with its position id and offset in the cache; the prompts' tokens [B, T]
+    and their mask.
+    """
 
     keys: Array
     last: Array
@@ -73,13 +79,13 @@ class _Context(NamedTuple):
     mask: Array
 
     def step(self, step: Step, cache: Cache, tokens: Array, position: Array) -> tuple[Array, Cache]:
-        """Returns the logits [B, V] of new token number ``position`` (from 0) after the tokens [B]."""
+        """Returns the logits [B, V] of the new token with index ``position``, given the previous tokens [B]."""
         mask = Mask(keys=self.keys, start=self.place + position, causal=True)
         logits, cache = step(tokens[:, None], self.position_ids + position, mask, cache)
         return logits[:, 0], cache
 
     def repeat(self, times: int) -> _Context:
-        """Repeats each row, with its copies side by side."""
+        """Repeats each row, with the copies next to each other."""
         arrays = (self.keys, self.last, self.position_ids, self.tokens, self.mask)
         keys, last, position_ids, tokens, mask = (jnp.repeat(x, times, axis=0) for x in arrays)
         return _Context(keys, last, position_ids, self.place, tokens, mask)
@@ -87,8 +93,10 @@ class _Context(NamedTuple):
     def control(
         self, logits: Array, new: Array, position: Array, decoding: DecodingArrays, total: Array | None = None
     ) -> Array:
-        """Applies the settings to the logits [B, V] after the new tokens [B, M]; with ``total`` [B], to the
-        log-probabilities, which are the logits minus ``total``."""
+        """Applies the settings to the logits [B, V] after the new tokens [B, M].
+
+        With ``total`` [B], applies them to the log-probabilities, which are the logits minus ``total``.
+        """
 
         def controlled(logits: Array) -> Array:
             filled = jnp.broadcast_to(jnp.arange(new.shape[1]) < position, new.shape)
@@ -113,15 +121,15 @@ class _Sampled(NamedTuple):
 def sample(
     step: Step, cache: Cache, prompts: Prompts, decoding: DecodingArrays, max_tokens: int, stop: Stop | None = None
 ) -> Decoded:
-    """Runs greedy decoding, or sampling with a temperature, until every row has ended.
+    """Decodes greedily, or samples with a temperature, until every row has ended.
 
     Args:
-        step: computes logits.
-        cache: empty, with B rows and at least T + ``max_tokens`` - 1 positions.
+        step: function that computes logits.
+        cache: empty cache with B rows and at least T + ``max_tokens`` - 1 positions.
         prompts: texts to continue.
-        decoding: settings.
+        decoding: decoding settings.
         max_tokens: M, at least the largest limit of the prompts.
-        stop: detects texts that have ended without the end token; None for none.
+        stop: detects texts that end without the end token; None for none.
     """
     context, cache = _read_prompts(step, cache, prompts)
 
@@ -156,9 +164,9 @@ def sample(
 
 class _Beams(NamedTuple):
     position: Array  # new tokens so far
-    live: Array  # [B, K, M], hypotheses that continue
+    live: Array  # [B, K, M], unfinished hypotheses
     sums: Array  # [B, K], their log-probabilities
-    ended: Decoded  # the best finished hypotheses; -inf for free slots
+    ended: Decoded  # the best finished hypotheses, -inf for free slots
     open: Array  # [B], whether a better hypothesis may still finish
     cache: Cache
 
@@ -172,17 +180,18 @@ def beam_search(
     beams: int,
     stop: Stop | None = None,
 ) -> Decoded:
-    """Returns the ``beams`` best continuations of beam search, equal to transformers' ``generate``.
+    """Returns the ``beams`` best continuations found by beam search, equal to transformers' ``generate``.
 
-    The K best of the 2K best candidates that do not end continue. Those among the K best that end, or reach the limit,
-    compete with the finished ones. A row closes when the best continuing hypothesis is no better than the worst
-    finished one at the same length, or, with early stopping, when K are finished.
+    Of the 2K best candidates, the K best that do not end are continued. Candidates among the K best that end, or reach
+    the limit, compete with the finished hypotheses. A row is done when its best unfinished hypothesis is no better than
+    the worst finished one at the same length. With early stopping, it is done when K hypotheses are finished.
 
     Args:
-        step: computes logits for B rows of prompts, then for B * K rows, with the hypotheses of a prompt side by side.
+        step: function that computes logits, for B rows of prompts, and then for B * K rows, with the hypotheses of a
+            prompt next to each other.
         cache: see `sample`.
         prompts: texts to continue.
-        decoding: settings.
+        decoding: decoding settings.
         max_tokens: M; see `sample`.
         beams: K.
         stop: see `sample`.
@@ -226,7 +235,7 @@ def beam_search(
     start = _Beams(
         position=jnp.int32(0),
         live=tokens,
-        sums=none.at[:, 0].set(0.0),  # all beams of a row are equal at the start
+        sums=none.at[:, 0].set(0.0),  # all beams of a row are equal at the start, so only one counts
         ended=Decoded(tokens, jnp.zeros((rows, beams), jnp.int32), none),
         open=limits > 0,
         cache=cache,
@@ -235,7 +244,7 @@ def beam_search(
 
 
 def _read_prompts(step: Step, cache: Cache, prompts: Prompts) -> tuple[_Context, Cache]:
-    """Fills the cache with all tokens of the prompts except the last ones, which the first step reads."""
+    """Fills the cache with the prompts' tokens, except the last token, which the first step reads."""
     rows, length = prompts.tokens.shape
     after = cache[0].own.num_positions - length
     keys = jnp.concatenate([jnp.asarray(prompts.mask, bool), jnp.ones((rows, after), bool)], axis=1)
@@ -247,7 +256,7 @@ def _read_prompts(step: Step, cache: Cache, prompts: Prompts) -> tuple[_Context,
 
 
 def _stopped(stop: Stop | None, tokens: Int[Array, "B C M"], count: Int[Array, ""]) -> Bool[Array, "B C"]:
-    """Returns whether a stop text ends each hypothesis."""
+    """Returns whether each hypothesis ends with a stop text."""
     shape = jax.ShapeDtypeStruct(tokens.shape[:2], jnp.bool_)
     return jnp.zeros(shape.shape, bool) if stop is None else jax.pure_callback(stop, shape, tokens, count)
 
@@ -255,12 +264,12 @@ def _stopped(stop: Stop | None, tokens: Int[Array, "B C M"], count: Int[Array, "
 def _best_candidates(
     sums: Float[Array, "B K"], logits: Float[Array, "R V"], total: Float[Array, "R"]
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"], Int[Array, "B C"]]:
-    """Returns sums of log-probabilities, hypotheses and tokens of the 2K best continuations of each row.
+    """Returns the 2K best continuations of each row: sums of log-probabilities, hypotheses and tokens.
 
-    A log-probability is a logit minus ``total``.
+    Log-probabilities are logits minus ``total``.
     """
     rows, beams = sums.shape
-    best, tokens = jax.lax.top_k(logits, min(2 * beams, logits.shape[-1]))  # per beam first: less to sort
+    best, tokens = jax.lax.top_k(logits, min(2 * beams, logits.shape[-1]))  # per beam first, so that less is sorted
     best = (best - total[:, None]).reshape(rows, beams, -1) + sums[:, :, None]
     width = best.shape[-1]
     best, candidates = jax.lax.top_k(best.reshape(rows, -1), 2 * beams)
@@ -274,7 +283,7 @@ def _length_norm(count: Int[Array, ""], decoding: DecodingArrays) -> Float[Array
 
 
 def _best_ended(ended: Decoded, live: Array, count: Array, scores: Float[Array, "B C"]) -> Decoded:
-    """Returns the K best of the finished hypotheses and those that end now."""
+    """Returns the K best of the finished hypotheses and the hypotheses that end now."""
     best, which = jax.lax.top_k(jnp.concatenate([ended.scores, scores], axis=1), ended.scores.shape[1])
     row = jnp.arange(len(which))[:, None]
     lengths = jnp.concatenate([ended.lengths, jnp.where(jnp.isfinite(scores), count, 0)], axis=1)

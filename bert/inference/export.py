@@ -1,4 +1,4 @@
-"""Export of a model to other formats, and the comparison of an int8 graph with the float graph."""
+"""Exports models to other formats, and compares int8 graphs with float graphs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from bert.tasks.base import Outputs, Task
 from bert.tasks.splits import read_splits
 
 TOLERANCE = 0.01
-"""Share of the float score that int8 may lose, by default."""
+"""Default of the maximum relative loss of score by int8."""
 
 
 class Model(Protocol):
-    """The attributes of `bert.Pretrained` that scoring needs."""
+    """The attributes of `bert.Pretrained` that scoring uses."""
 
     @property
     def graph(self) -> Path | None:
@@ -44,7 +44,7 @@ class Model(Protocol):
 
 
 class GraphResult(NamedTuple):
-    """Score, file size and speed of a graph on dev."""
+    """Score, file size and speed of a graph on the dev set."""
 
     score: float
     num_bytes: int
@@ -57,10 +57,10 @@ class Int8Check:
 
     Attributes:
         source: source of the model, for messages.
-        task: task that scores dev; None for the cosines of embeddings.
-        examples: examples of dev; texts without a task.
-        features: rows of the examples; None without a task.
-        tolerance: share of the float score that int8 may lose.
+        task: task that computes the score on dev; None for the cosine similarity of embeddings.
+        examples: dev examples; texts if there is no task.
+        features: rows of the examples; None if there is no task.
+        tolerance: maximum relative loss of score.
     """
 
     source: str
@@ -124,7 +124,7 @@ class Int8Check:
     def _require_kept(self, name: str, float_score: float, int8_score: float) -> None:
         higher = self.task is None or self.task.higher_main_is_better
         loss = float_score - int8_score if higher else int8_score - float_score
-        if not loss <= self.tolerance * abs(float_score):  # nor NaN
+        if not loss <= self.tolerance * abs(float_score):  # also catches NaN
             raise ExportError(
                 f"{self.source}: int8 changes the {name} from {float_score:.6g} to {int8_score:.6g}, more than the "
                 f"tolerance of {self.tolerance:g} allows: pass a larger tolerance, or export it without quantize"
@@ -132,7 +132,7 @@ class Int8Check:
 
 
 def _dev_examples(model: Any, task: Task, dev: Any) -> Any:
-    """Returns the dev rows of a run, or the rows in ``dev``. Raises UserError."""
+    """Returns the dev examples of a run, or the rows in ``dev``. Raises UserError."""
     is_folder = isinstance(dev, str | os.PathLike) and Path(dev).is_dir()
     if dev is not None and not is_folder:
         if "score" not in task.calls:
@@ -147,7 +147,7 @@ def _dev_examples(model: Any, task: Task, dev: Any) -> Any:
 
 
 def _texts(model: Any, dev: Any) -> list[Any]:
-    """Returns the texts whose embeddings are compared. Raises UserError."""
+    """Returns the texts for the comparison of embeddings. Raises UserError."""
     if model.architecture != "Bert":
         raise UserError(
             f"{model.source} has no task and gives no embeddings ({model.architecture}), and so no score that int8 "
@@ -164,7 +164,7 @@ def _texts(model: Any, dev: Any) -> list[Any]:
 
 
 def _num_bytes(graph: Path) -> int:
-    """Returns the size of a graph's file and its external weights."""
+    """Returns the size in bytes of a graph's file and its external weights."""
     return sum(file.stat().st_size for file in graph.parent.glob(f"{graph.name}*"))
 
 

@@ -1,4 +1,4 @@
-"""The compiled forward functions of a model, or its ONNX graph, run over rows in batches of similar lengths."""
+"""Runs the compiled forward functions of a model, or its ONNX graph, in batches of rows with similar lengths."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
 
 LENGTH = 128
-"""Tokens of a packed row, unless a text is longer: attention stays cheap, and rows are nearly full."""
+"""Length of packed rows, unless a text is longer. Attention stays cheap, and rows are nearly full."""
 
 TEXTS_PER_ROW = 8
-"""Quotient of the batch size and the number of packed rows per batch. 32 texts are four rows of 128 tokens, whose
-activations fit into a core's cache."""
+"""Ratio of the batch size to the number of packed rows per batch.
+
+32 texts fill four rows of 128 tokens, whose activations fit into a core's cache.
+"""
 
 MIN_BATCHES = 8
-"""Minimum number of batches for packing: fewer take little time, and `Pretrained.warm_up` compiles padded rows."""
+"""Minimum number of batches for packing. Fewer are fast anyway, and `Pretrained.warm_up` compiles padded rows."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,9 @@ class PackedRows:
     """Assignment of texts to packed rows.
 
     Attributes:
-        length: tokens T of a row.
-        num_rows: rows B of a batch.
-        packs: indices of the texts of each row.
+        length: T, the tokens per row.
+        num_rows: B, the rows per batch.
+        packs: indices of the texts in each row.
     """
 
     length: int
@@ -55,10 +57,10 @@ class PackedRows:
     packs: list[list[int]]
 
     def batches(self, features: TokenRows) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-        """Yields (indices of the texts in the order of their tokens, batch).
+        """Yields (indices of the texts, in the order of their tokens; batch).
 
-        A batch has ``input_ids``, ``token_type_ids``, ``example_ids`` and ``position_ids``, [B, T] int32; for the last
-        two see `Packing`.
+        A batch has ``input_ids``, ``token_type_ids``, ``example_ids`` and ``position_ids``, [B, T] int32. For the last
+        two, see `Packing`.
         """
         for start in range(0, len(self.packs), self.num_rows):
             packs = self.packs[start : start + self.num_rows]
@@ -80,10 +82,10 @@ class PackedRows:
 def pack_if_shorter(
     features: TokenRows, config: ModelConfig, batch_size: int, buckets: tuple[int, ...]
 ) -> PackedRows | None:
-    """Returns packed rows, or None if there are few texts or padded rows cost less.
+    """Returns packed rows, or None if there are few texts or if padded rows cost less.
 
     Args:
-        batch_size: number of texts in a padded batch, whose length is one of ``buckets``.
+        batch_size: number of texts per padded batch. Padded lengths are ``buckets``.
     """
     if len(features) < MIN_BATCHES * batch_size or features.lengths.min() < 1:
         return None
@@ -98,7 +100,7 @@ def pack_if_shorter(
     ]
 
     def cost(tokens: int, row: int) -> int:
-        """Proportional to the FLOPs of a layer: projections, feed-forward network, attention."""
+        """Estimates the FLOPs of a layer up to a factor: projections, feed-forward, and attention."""
         return tokens * (2 * config.hidden_size + config.intermediate_size + row)
 
     is_shorter = cost(packed, length) < sum(cost(batch_size * row, row) for row in padded)
@@ -106,7 +108,7 @@ def pack_if_shorter(
 
 
 BUCKETS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
-"""Lengths to which inputs are padded; one program is compiled per length and number of rows."""
+"""Lengths to which inputs are padded. One program is compiled per length and number of rows."""
 
 
 class EncodeOutput(NamedTuple):
@@ -114,9 +116,9 @@ class EncodeOutput(NamedTuple):
 
     Attributes:
         last_hidden_state: [B, T, D] float32, zero at padding.
-        pooled_output: [B, D] float32; None for a model without a pooler.
+        pooled_output: [B, D] float32; None without a pooler.
         attention_mask: [B, T] int32, 1 for tokens and 0 for padding.
-        embeddings: [B, E] float32, the hidden states pooled as the model declares (`Pretrained.pooling`).
+        embeddings: [B, E] float32, pooled as configured by the model (`Pretrained.pooling`).
     """
 
     last_hidden_state: np.ndarray
@@ -126,11 +128,11 @@ class EncodeOutput(NamedTuple):
 
 
 Batches = Iterator[tuple[np.ndarray, Any]]
-"""(row indices, outputs as NumPy arrays) of each batch."""
+"""(row indices, outputs as NumPy arrays) per batch."""
 
 
 def check_inputs(ids: np.ndarray, vocab_size: int) -> None:
-    """Raises UserError for ids without an embedding row, which JAX clips, and in a forked child, where JAX hangs."""
+    """Raises UserError for ids outside of the embedding, which JAX clips, and in forked children, where JAX hangs."""
     require_no_fork()
     if ids.size and (wrong := ids[(ids < 0) | (ids >= vocab_size)]).size:
         raise UserError(
@@ -140,17 +142,17 @@ def check_inputs(ids: np.ndarray, vocab_size: int) -> None:
 
 
 def check_finite(numbers: Sequence[int] | np.ndarray, outputs: Any, lengths: Sequence[int] | None = None) -> None:
-    """Raises UserError that names an input if its output is NaN or infinite.
+    """Raises UserError if the output of an input is NaN or infinite, and names the input.
 
-    Every output is checked before it becomes an answer, because softmax and argmax would hide a NaN.
+    All outputs are checked, because softmax and argmax would hide a NaN.
 
     Args:
         numbers: [R] index of each row's input.
-        outputs: arrays whose first R rows are checked.
-        lengths: [R] number of tokens of each row, up to which arrays [B, T, ...] are checked; None checks all.
+        outputs: arrays. The first R rows are checked.
+        lengths: [R] tokens per row. Arrays [B, T, ...] are checked up to this length; None checks all.
     """
     leaves = [np.asarray(leaf)[: len(numbers)] for leaf in jax.tree.leaves(outputs)]
-    with np.errstate(all="ignore"):  # a finite sum is a fast proof; an overflow is none
+    with np.errstate(all="ignore"):  # a finite sum proves that all are finite; an overflow proves nothing
         if all(math.isfinite(leaf.sum()) for leaf in leaves):
             return
     for row, number in enumerate(numbers):
@@ -166,7 +168,7 @@ class BatchedForward:
     """The compiled encoder, masked-LM head and task head of a model."""
 
     packs_texts = True
-    """Short texts may share rows, in which each attends only to itself."""
+    """Whether short texts may share rows, in which each text attends only to itself."""
 
     def __init__(
         self,
@@ -187,13 +189,13 @@ class BatchedForward:
     def embed(
         self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None = None
     ) -> np.ndarray:
-        """Computes the embeddings of rows, [R, E] float32; many short rows are packed to avoid padding.
+        """Computes the embeddings of rows, [R, E] float32. Many short rows are packed to avoid padding.
 
         Args:
-            features: rows.
+            features: rows to embed.
             pooling: pooling of the hidden states.
             batch_size: number of rows per batch.
-            skipped: [R] number of leading tokens of each row to leave out; None pools all.
+            skipped: [R] number of leading tokens of each row to leave out of the pooling; None for 0.
         """
         check_count("batch_size", batch_size)
         width = pooling.embedding_size(self._config.hidden_size)
@@ -212,7 +214,7 @@ class BatchedForward:
         return embeddings
 
     def embed_groups(self, groups: QueryDocumentRows, pooling: Pooling, batch_size: int) -> Outputs:
-        """Computes the embeddings of each row's query and documents side by side, zero for missing documents."""
+        """Computes the concatenated embeddings of each row's query and documents. Missing documents are zero."""
         documents = groups.documents
         queries, flat = (self.embed(rows, pooling, batch_size) for rows in (groups.queries, documents.sequences))
         texts = np.zeros((len(groups), 1 + documents.choices.max(), queries.shape[1]), np.float32)
@@ -238,7 +240,7 @@ class BatchedForward:
         return EncodeOutput(hidden, pooled if self.has_pooler else None, mask, embeddings)
 
     def _encode_packed(self, packed: PackedRows, features: TokenRows) -> Batches:
-        """Yields the hidden states [tokens, D] of the texts of each batch, concatenated."""
+        """Yields the hidden states of each batch, with the texts concatenated to [tokens, D]."""
 
         def dispatched() -> Iterator[tuple[Any, Any]]:
             for texts, batch in packed.batches(features):
@@ -249,12 +251,12 @@ class BatchedForward:
             yield texts, hidden[is_token]
 
     def predict_masks(self, features: Rows) -> Any:
-        """Returns the logits [1, T, V] of a single row."""
+        """Returns the masked-LM logits of a single row, [1, T, V]."""
         [(_, logits)] = self._run(self._masked_lm, features, 1)
         return logits
 
     def apply_head(self, features: Rows, batch_size: int) -> Outputs:
-        """Returns the outputs of the task's head, one array per row; see `bert.tasks.base.Outputs`."""
+        """Returns the outputs of the task head, one array per row (see `bert.tasks.base.Outputs`)."""
         outputs: list[np.ndarray] = [np.zeros(0)] * len(features)
         for rows, batch in self._run(self.head, features, batch_size):
             for row, output in zip(rows, batch, strict=False):
@@ -262,7 +264,7 @@ class BatchedForward:
         return outputs
 
     def warm_up(self, num_rows: int, length: int) -> None:
-        """Compiles the head, or without a task the encoder, for a number of rows and a length."""
+        """Compiles the head, or the encoder if there is no task, for a number of rows and a length."""
         offsets = length * np.arange(num_rows + 1, dtype=np.int64)
         blank = TokenRows(np.zeros(num_rows * length, np.int32), offsets, np.full(num_rows, length, np.int32), None)
         rows = blank if self._task is None else self._task.blank_rows(blank)
@@ -270,10 +272,10 @@ class BatchedForward:
             pass
 
     def _run(self, forward: Callable[..., Any], features: Rows, batch_size: int) -> Batches:
-        """Applies a function to all rows; the next batch is computed while one is used.
+        """Applies a function to all rows. The next batch is dispatched before one is returned.
 
         Raises:
-            UserError: a token id has no row in the embedding, or an output is not finite.
+            UserError: a token id is outside of the embedding, or an output is not finite.
         """
         check_count("batch_size", batch_size)
         batch_size = min(batch_size, 1 << max(len(features) - 1, 0).bit_length())
@@ -324,7 +326,7 @@ class BatchedForward:
 
 
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function with outputs in float32."""
+    """Compiles a function and casts its outputs to float32."""
     return jax.jit(lambda *inputs: jax.tree.map(lambda x: x.astype(jnp.float32), forward(*inputs)))
 
 
@@ -340,7 +342,7 @@ def _one_ahead(batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
 
 
 class GraphForward(BatchedForward):
-    """An exported ONNX graph in place of the compiled functions. It holds the encoder or the task's head."""
+    """An exported ONNX graph instead of compiled functions. It contains the encoder or the task head."""
 
     packs_texts = False
 

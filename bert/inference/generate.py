@@ -1,4 +1,4 @@
-"""Text generation: prompts or sources are batched by length, decoded, and turned into text."""
+"""Text generation: batches prompts or sources by length, decodes them, and converts the tokens to text."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Continuation(NamedTuple):
     """A generated text.
 
     Attributes:
-        text: text without the prompt and the end token.
-        score: sum of the log-probabilities of the tokens, end token included; in beam search divided by the length
+        text: the text, without the prompt and the end token.
+        score: sum of the log-probabilities of the tokens, including the end token. Beam search divides it by the length
             norm.
-        token_ids: tokens of the text, including a stop text.
-        ended: whether an end token or a stop text follows; otherwise the maximum length was reached.
+        token_ids: token ids of the text, including a stop text.
+        ended: whether an end token or a stop text was generated before the maximum length.
     """
 
     text: str
@@ -51,7 +51,7 @@ class Continuation(NamedTuple):
 
 
 def make_decoding(settings: Mapping[str, Any]) -> Decoding:
-    """Returns checked settings. Raises UserError for unknown names and invalid values."""
+    """Validates settings. Raises UserError for unknown names and invalid values."""
     names = [field.name for field in fields(Decoding)]
     if unknown := [name for name in settings if name not in names]:
         raise UserError(f"{unknown[0]} is not a setting of generation: use one of {', '.join(names)}")
@@ -61,9 +61,9 @@ def make_decoding(settings: Mapping[str, Any]) -> Decoding:
 
 
 def complete_decoding(evaluated: Decoding | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings of `Pretrained.generate`, completed by those that an encoder-decoder was evaluated with.
+    """Completes settings of `Pretrained.generate` with the settings with which an encoder-decoder was evaluated.
 
-    A temperature in ``settings`` replaces the evaluated beams, and beams replace the evaluated sampling.
+    A temperature in ``settings`` replaces evaluated beams, and beams replace evaluated sampling.
     """
     if evaluated is None:
         return settings
@@ -83,7 +83,7 @@ def generate_texts(
     batch_size: int,
     numbers: Sequence[int] | None,
 ) -> list[list[Continuation]]:
-    """Returns the continuations of each text. Raises UserError for ``numbers`` that are invalid or of another count."""
+    """Returns the continuations of each text. Raises UserError if ``numbers`` are invalid or their count is wrong."""
     numbers = list(range(len(texts)) if numbers is None else numbers)
     if any(not isinstance(number, (int, np.integer)) or not 0 <= number < 2**31 for number in numbers):
         raise UserError("numbers has an entry that is not a whole number from 0 to 2,147,483,647: pass another")
@@ -94,37 +94,37 @@ def generate_texts(
 
 @dataclass(frozen=True)
 class StopTexts:
-    """Detects stop texts in new tokens; a `bert.inference.decoding.Stop`.
+    """Detects stop texts in new tokens. Implements `bert.inference.decoding.Stop`.
 
     Attributes:
         texts: texts that end a continuation.
-        decode: token ids -> text.
+        decode: converts token ids to text.
     """
 
     texts: tuple[str, ...]
     decode: Callable[[list[int]], str] = field(compare=False)
 
     def __call__(self, tokens: Any, count: Any) -> np.ndarray:
-        """New tokens [B, n, M], number of them -> [B, n] bool."""
+        """Maps new tokens [B, n, M] and their number to [B, n] booleans."""
         new = np.asarray(tokens)[..., : int(count)]
         found = [self.cut(self.decode(ids)) is not None for ids in new.reshape(-1, new.shape[-1]).tolist()]
         return np.array(found, bool).reshape(new.shape[:2])
 
     def cut(self, text: str) -> str | None:
-        """Returns the part before the first stop text; None if no stop text occurs."""
+        """Returns the text before the first stop text; None if no stop text occurs."""
         starts = [start for stop in self.texts if (start := text.find(stop)) >= 0]
         return text[: min(starts)] if starts else None
 
     @classmethod
     def of(cls, decoding: Decoding, decode: Callable[[list[int]], str]) -> StopTexts | None:
-        """Returns the stop texts of the settings; None if there are none."""
+        """Creates the detector for the settings; None if they have no stop texts."""
         return cls(tuple(decoding.stop), decode) if decoding.stop else None
 
 
 class TextGenerator:
-    """The compiled decoding loops of a left-to-right language model.
+    """The compiled decoding loops of a causal language model.
 
-    One program is compiled per bucket of prompt lengths and new tokens, number of rows and number of beams.
+    One program is compiled per combination of length bucket, new tokens, number of rows and number of beams.
     """
 
     def __init__(
@@ -141,16 +141,16 @@ class TextGenerator:
     def __call__(
         self, texts: Sequence[str], decoding: Decoding, batch_size: int, numbers: Sequence[int]
     ) -> list[list[Continuation]]:
-        """Returns ``decoding.num_samples`` continuations of each text, in their order.
+        """Returns ``decoding.num_samples`` continuations of each text, in the order of the texts.
 
         Args:
-            texts: prompts; the empty text is the start of a text.
-            decoding: checked settings.
+            texts: prompts. An empty prompt starts a new text.
+            decoding: validated settings.
             batch_size: number of samples, or of texts with all their beams, per batch.
-            numbers: numbers of the texts, which seed the sampler.
+            numbers: indices of the texts, which seed the sampler.
 
         Raises:
-            UserError: a prompt leaves no position for a new token.
+            UserError: a prompt leaves no room for a new token.
         """
         prompts = [ids if len(ids) else np.array([self._end]) for ids in plain_ids(self._tokenizer, texts)]
         self._check_lengths(texts, prompts)
@@ -162,7 +162,7 @@ class TextGenerator:
                 prompt = prompts[row // samples]
                 for k in range(decoding.num_samples // samples):
                     new = np.asarray(decoded.tokens[index, k, : decoded.lengths[index, k]])
-                    if (score := float(decoded.scores[index, k])) > -np.inf:  # there may be fewer than beams
+                    if (score := float(decoded.scores[index, k])) > -np.inf:  # there may be fewer results than beams
                         results[row // samples].append(self._continuation(prompt, new, score, stop))
         return results
 
@@ -175,7 +175,7 @@ class TextGenerator:
         samples: int,
         stop: StopTexts | None,
     ) -> Iterator[tuple[np.ndarray, Decoded]]:
-        """Yields (rows, results); row r is sample r % ``samples`` of prompt r // ``samples``."""
+        """Yields (rows, results). Row r is sample r % ``samples`` of prompt r // ``samples``."""
         lengths = np.repeat([len(prompt) for prompt in prompts], samples)
         size = min(batch_size, 1 << max(len(lengths) - 1, 0).bit_length())
         settings = DecodingArrays.make(decoding, self._end)
@@ -219,7 +219,7 @@ class TextGenerator:
     def _step(
         self, params: dict[str, Any], tokens: Array, position_ids: Array, mask: Mask, cache: Cache
     ) -> tuple[Array, Cache]:
-        # Finished rows are computed with the others, and may pass the last position.
+        # Finished rows are computed with the others, so their positions may exceed the maximum.
         position_ids = (
             jnp.minimum(position_ids, self._config.max_position_embeddings - 1) + self._config.position_offset
         )
@@ -269,11 +269,11 @@ def decode_targets(
     """Decodes the targets of sources with the loops of `bert.inference.decoding`.
 
     Args:
-        sources: token ids and mask, 1 for tokens and 0 for padding.
+        sources: token ids, and mask with 1 for tokens and 0 for padding.
         limits: maximum number of tokens of each target; 0 for rows that only fill the batch.
-        numbers: numbers of the text and its sample, which seed the sampler.
-        decoding: settings.
-        start: id of the token that starts a target.
+        numbers: indices of the text and of its sample, which seed the sampler.
+        decoding: decoding settings.
+        start: id of the start token.
         max_tokens: M, at least the largest limit.
         beams: K; 1 for greedy decoding or sampling.
         stop: texts that end a target; None for none.
@@ -284,13 +284,13 @@ def decode_targets(
     longest = config.max_position_embeddings
 
     def step(tokens: Array, position_ids: Array, mask: Mask, cache: Cache) -> tuple[Array, Cache]:
-        # Finished rows are computed with the others, and may pass the last position.
+        # Finished rows are computed with the others, so their positions may exceed the maximum.
         positions = jnp.minimum(position_ids, longest - 1) + config.position_offset
         found = model.apply({"params": params}, tokens, positions, mask, cache, memory, method=model.step)
         return cast(tuple[Array, Cache], found)
 
     cache = make_cache(config.decoder, rows, max_tokens, model.dtype)
-    _, cache = step(tokens, jnp.zeros((1, 1), jnp.int32), Mask(start=0, causal=True), cache)  # adds the source's keys
+    _, cache = step(tokens, jnp.zeros((1, 1), jnp.int32), Mask(start=0, causal=True), cache)  # caches the source's keys
     prompts = Prompts(tokens, jnp.ones_like(tokens), limits, numbers)
     if beams == 1:
         return sample(step, cache, prompts, decoding, max_tokens, stop)
@@ -298,14 +298,14 @@ def decode_targets(
 
 
 def max_target_tokens(decoding: Decoding, config: ModelConfig) -> int:
-    """Returns the maximum number of tokens of a target: the setting, or the number of positions if smaller."""
+    """Returns the maximum number of target tokens: the setting, limited by the number of positions."""
     return min(decoding.max_tokens, config.max_position_embeddings)
 
 
 class SequenceGenerator:
     """The compiled decoding loops of an encoder-decoder.
 
-    One program is compiled per bucket of source lengths, number of new tokens, of rows and of beams.
+    One program is compiled per combination of source length bucket, new tokens, number of rows and number of beams.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class SequenceGenerator:
     def __call__(
         self, texts: Sequence[str], decoding: Decoding, batch_size: int, numbers: Sequence[int]
     ) -> list[list[Continuation]]:
-        """Returns ``decoding.num_samples`` targets of each text, in their order; see `TextGenerator`.
+        """Returns ``decoding.num_samples`` targets of each text, in the order of the texts (see `TextGenerator`).
 
         Raises:
             UserError: a source has more tokens than the model has positions.
@@ -362,7 +362,7 @@ class SequenceGenerator:
         samples: int,
         stop: StopTexts | None,
     ) -> Iterator[tuple[np.ndarray, Decoded]]:
-        """Yields (rows, results); row r is sample r % ``samples`` of source r // ``samples``."""
+        """Yields (rows, results). Row r is sample r % ``samples`` of source r // ``samples``."""
         lengths = np.repeat(sources.lengths, samples)
         size = min(batch_size, 1 << max(len(lengths) - 1, 0).bit_length())
         settings = DecodingArrays.make(decoding, self._end)

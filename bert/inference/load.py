@@ -1,4 +1,4 @@
-"""`bert.load`, which reads a run or a model in another format, and `bert.Run`."""
+"""`bert.load`, which reads runs and published models, and `bert.Run`."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
 KIND_OF_ARCHITECTURE = {module.__name__: kind for kind, module in HEADS.items() if kind != "reranker"}
-"""The kind of task of each architecture that `Pretrained.predict` supports."""
+"""The task kind of each architecture that `Pretrained.predict` supports."""
 
 
 COMPUTE_TYPES = ("float32", "bfloat16")
 
 DEFAULT_QA_LENGTH = 384
-"""Row length of a published model that splits long texts into windows, as in training on SQuAD."""
+"""Row length of published question answering models, which split long texts into windows as in SQuAD training."""
 
 
 @system_errors_as_user_errors()
@@ -56,22 +56,25 @@ def load(
     revision: str | None = None,
     dtype: str = "float32",
 ) -> Pretrained:
-    """Loads a pretraining run's newest valid checkpoint, a fine-tuning run's best one, or a published model.
+    """Loads a model: the newest valid pretraining checkpoint, the best fine-tuning checkpoint, or a published model.
 
-    Enables JAX's compilation cache (`bert.runtime.compilation_cache`), so that later processes do not compile again.
+    Enables JAX's compilation cache (`bert.runtime.compilation_cache`), so that later processes do not recompile.
 
     Args:
-        source: folder of a run, or the `bert.Run`; folder written by transformers, sentence-transformers or
-            google-research/bert; URL of such a folder; or name on the hub (``organisation/name``), which is downloaded
-            if no such path exists. ``RUN@STEP`` and ``organisation/name@revision`` select a checkpoint or a revision.
-        say: called with messages on loaded parts, ignored settings, randomly initialized parts and skipped damaged
-            checkpoints. By default the logger ``bert`` warns of ignored settings and damaged checkpoints.
+        source: one of the following. ``RUN@STEP`` and ``organisation/name@revision`` select a checkpoint or a revision.
+
+            - the folder of a run, or a `bert.Run`;
+            - a folder written by transformers, sentence-transformers or google-research/bert;
+            - the URL of such a folder;
+            - a hub name (``organisation/name``), which is downloaded if no such path exists.
+        say: called with messages about loaded parts, ignored settings, randomly initialized parts and skipped damaged
+            checkpoints. By default, the logger ``bert`` warns about ignored settings and damaged checkpoints.
         step: step of a run's checkpoint.
-        revision: branch, tag or commit of a model on the hub.
-        dtype: ``float32`` or ``bfloat16`` for computation; results are float32.
+        revision: branch, tag or commit of a hub model.
+        dtype: type of the computation, ``float32`` or ``bfloat16``. Results are float32.
 
     Raises:
-        UserError: there is no model, no valid checkpoint, or not the requested one.
+        UserError: there is no model, no valid checkpoint, or the requested one does not exist.
     """
     if dtype not in COMPUTE_TYPES:
         raise UserError(f"dtype is {dtype!r}: use {' or '.join(COMPUTE_TYPES)}")
@@ -95,7 +98,7 @@ def load(
 
 
 def load_vocabulary(source: str | Path, log: Callable[[str], None] = log_message) -> Tokenizer:
-    """Loads only the tokenizer of a source of `load`. Raises UserError."""
+    """Loads only the tokenizer of a source for `load`. Raises UserError."""
     folder, _ = _find(source, weights=False)
     if google.is_google(folder) and not hf.is_hf_folder(folder):
         return google.read_tokenizer(folder, google.read_config(folder / google.CONFIG, log), log)
@@ -124,7 +127,7 @@ def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
 
 
 def fetch_model(source: str | Path) -> tuple[Path, int | None]:
-    """Returns folder and step of ``RUN@STEP``, or any other path and None; URLs are copied to a local folder."""
+    """Returns the folder and step of ``RUN@STEP``, or the path and None. URLs are copied to a local folder first."""
     folder, _, step = str(source).rpartition("@")
     if is_url(source) and step.isascii() and step.isdigit():
         return Path(fetch(folder)), int(step)
@@ -158,7 +161,7 @@ def _load_published(folder: Path, name: str, log: Callable[[str], None]) -> Pret
 
 
 def _load_run(path: Path, step: int | None, log: Callable[[str], None]) -> Pretrained:
-    # A slow import that other sources do not need.
+    # Imported here because it is slow and other sources do not need it.
     from bert.runs.checkpoint import Checkpointer
     from bert.runs.orbax_io import read_frozen_weights
 
@@ -201,7 +204,7 @@ def _load_run(path: Path, step: int | None, log: Callable[[str], None]) -> Pretr
 
 
 def load_run_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -> Tokenizer:
-    """Loads the vocabulary of the run in a folder. Raises UserError if it is not the vocabulary of its model."""
+    """Loads the vocabulary of a run. Raises UserError if it does not match the model."""
     tokenizer = load_tokenizer(path)
     require_embedding_rows(tokenizer, config.model.known_vocab_size, path)
     check_vocabulary(path)
@@ -209,7 +212,7 @@ def load_run_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -> T
 
 
 def load_target_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -> Tokenizer | None:
-    """Loads the separate vocabulary of a run's targets; None if there is none. Raises UserError."""
+    """Loads the separate target vocabulary of a run; None if there is none. Raises UserError."""
     if not isinstance(config, FinetuneConfig) or not config.has_target_tokenizer:
         return None
     tokenizer = load_tokenizer(path / TARGET_TOKENIZER)
@@ -218,7 +221,7 @@ def load_target_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -
 
 
 def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, Any]]:
-    """Returns the task of a run, and other attributes of `Pretrained` from its configuration."""
+    """Returns the task of a run, and further attributes of `Pretrained` from its configuration."""
     task = make_task(config)
     settings = {key: getattr(config, key) for key in ("data", "num_feature_layers", "classifier_dropout")}
     if "generate" in task.calls:
@@ -239,13 +242,13 @@ def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, An
 
 
 def architecture_of(task: Task) -> str:
-    """Returns the class of the exported model of a task."""
+    """Returns the architecture with which a model of the task is exported."""
     return task.architecture or HEADS[task.kind].__name__
 
 
 @dataclass(frozen=True)
 class Run:
-    """A running, interrupted or finished run; `os.fspath` returns its folder.
+    """A running, interrupted or finished run. `os.fspath` returns its folder.
 
     Attributes:
         path: folder of the run.
@@ -264,7 +267,7 @@ class Run:
 
     @property
     def config(self) -> PretrainConfig | FinetuneConfig:
-        """The resolved configuration in config.yaml."""
+        """The resolved configuration from config.yaml."""
         return load_run_config(self.path)
 
     @property
@@ -277,11 +280,11 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; empty for several seeds, whose folders seed-N have their own."""
+        """The lines of metrics.jsonl. Empty for several seeds: each folder seed-N has a separate file."""
         return read_metrics(self.path)
 
     @functools.cached_property
     def model(self) -> Pretrained:
-        """The model that `bert.load` reads from the folder; for several seeds, the best one."""
+        """The model that `bert.load` reads from the folder; the best one for several seeds."""
         seeds = getattr(self.config, "num_seeds", 1) > 1
         return load(self.path / f"seed-{self.results['best_seed']}" if seeds else self.path)

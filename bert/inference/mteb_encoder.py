@@ -1,4 +1,4 @@
-"""Adapter of a model for the benchmark `mteb`."""
+"""Adapter from `Pretrained` to the benchmark `mteb`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from bert.model.pooling import Pooling
 class MtebEncoder:
     """An embedding model for ``mteb.evaluate`` of mteb 2 (``mteb.EncoderProtocol``).
 
-    Queries and documents begin with the model's prompts. The revision in mteb's results is a digest of the weights, so
-    that a retrained model does not reuse old results.
+    Queries and documents are prefixed with the model's prompts. The revision in mteb's results is a digest of the
+    weights, so a retrained model does not reuse old results.
 
     Args:
         model: model that computes the embeddings.
-        name: name in mteb's results, ``organization/model``; None derives it from the model's source.
+        name: name in mteb's results, ``organization/model``; None: derived from the model's source.
 
     Raises:
         UserError: mteb is not installed, or the name is invalid.
@@ -51,28 +51,28 @@ class MtebEncoder:
 
         Args:
             inputs: batches with a list of texts under "text".
-            prompt_type: ``mteb.types.PromptType`` of queries or documents; None for neither.
+            prompt_type: ``mteb.types.PromptType`` for queries or documents; None for neither.
             batch_size: number of texts per batch.
-            settings: other settings of mteb, which are ignored.
+            settings: other mteb settings, which are ignored.
         """
         texts = [text for batch in inputs for text in batch["text"]]
         return self._model.embed(texts, batch_size, None if prompt_type is None else prompt_type.value)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Returns the cosines of all pairs, [A, B]."""
+        """Returns the cosine similarities of all pairs, [A, B]."""
         from mteb.similarity_functions import cos_sim
 
         return cos_sim(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Returns the cosines of corresponding pairs, [A]."""
+        """Returns the cosine similarities of corresponding pairs, [A]."""
         from mteb.similarity_functions import pairwise_cos_sim
 
         return pairwise_cos_sim(embeddings1, embeddings2)
 
     @cached_property
     def mteb_model_meta(self) -> Any:
-        """Description of the model in mteb's results, a ``mteb.models.ModelMeta``."""
+        """Model description for mteb's results, a ``mteb.models.ModelMeta``."""
         from mteb.models import ModelMeta
         from mteb.models.model_meta import ScoringFunction
 

@@ -1,4 +1,4 @@
-"""`Pretrained`, the object that `bert.load` returns."""
+"""`Pretrained`, the class of the models that `bert.load` returns."""
 
 from __future__ import annotations
 
@@ -66,10 +66,11 @@ class Pretrained(ModelBundle):
     """A model with its tokenizer and task, ready for inference.
 
     Attributes:
-        task: the task that the model was fine-tuned for, or None.
-        data: how rows of the task are built.
-        num_feature_layers: number of last layers that a head over a frozen encoder reads; None for other heads.
-        graph: file of an ONNX graph that ONNX Runtime executes instead of the compiled JAX functions, or None.
+        task: the task for which the model was fine-tuned, or None.
+        data: configuration of the task's rows.
+        num_feature_layers: number of last layers whose outputs the head of a frozen encoder reads; None for other
+            heads.
+        graph: an ONNX graph that ONNX Runtime executes instead of the compiled JAX functions, or None.
     """
 
     architecture: str = "BertForPreTraining"
@@ -79,7 +80,7 @@ class Pretrained(ModelBundle):
     graph: Path | None = None
 
     def __repr__(self) -> str:
-        """A few lines: source, architecture, sizes, parameters, vocabulary, task and labels."""
+        """Returns a summary of a few lines: source, architecture, sizes, parameters, vocabulary, task and labels."""
         sizes, labels = self.config, self.labels
         more = f", ... ({len(labels)} labels)" if len(labels) > LABELS_SHOWN else ""
         lines = {
@@ -95,30 +96,29 @@ class Pretrained(ModelBundle):
         }
         return "\n".join(["Pretrained", *(f"  {name}: {on_one_line(value)}" for name, value in lines.items() if value)])
 
-    # The model as arrays.
+    # Parameters and arrays.
 
     @cached_property
     def module(self) -> Any:
-        """The Flax module of `params`."""
+        """The Flax module for `params`."""
         layers = self.num_feature_layers
         more = {} if layers is None else {"num_feature_layers": layers}
         return build_module(self).clone(dtype=jnp.dtype(self.dtype), **more)
 
     def apply(self, *inputs: Any, **named: Any) -> Any:
-        """Returns ``module.apply`` with `params`; the inputs are arrays, for example the result of `tokenize`."""
+        """Calls ``module.apply`` with `params`. The inputs are arrays, for example the result of `tokenize`."""
         require_no_fork()
         return self.module.apply({"params": self._device_params}, *inputs, **named)
 
     def tokenize(self, texts: str | Sequence[Text], max_length: int | None = None) -> dict[str, np.ndarray]:
-        """Returns rows padded to the longest one, as arguments of `apply`: [B, T] int32 each.
+        """Returns rows padded to the longest one, as arguments for `apply`: [B, T] int32 each.
 
         Args:
             texts: texts, or pairs of texts as tuples. A string is a batch of one text.
-            max_length: maximum number of tokens of a row; None for the number of positions of the model.
+            max_length: maximum number of tokens per row; None for the model's number of positions.
 
         Raises:
-            UserError: an input is not a text or a pair of texts, or ``max_length`` leaves no room beside the special
-                tokens.
+            UserError: an input is not a text or a pair of texts, or ``max_length`` is too small for the special tokens.
         """
         if max_length is not None:
             check_count("max_length", max_length)
@@ -128,7 +128,7 @@ class Pretrained(ModelBundle):
         return {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
 
     def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
-        """Returns the outputs of the task's head, one array per row (see `bert.tasks.base.Outputs`)."""
+        """Returns the outputs of the task head, one array per row (see `bert.tasks.base.Outputs`)."""
         if isinstance(features, SourceTargetRows):
             decoding = self.decoding or Decoding()
             results = self._sequence_generator.decode(features.sources, decoding, batch_size, range(len(features)))
@@ -140,17 +140,17 @@ class Pretrained(ModelBundle):
         return self._forward.apply_head(features, batch_size)
 
     def warm_up(self, lengths: Iterable[int] | None = None, batch_sizes: Iterable[int] = (1,)) -> None:
-        """Compiles `predict` (without a task `embed` and `encode`) for the given shapes, so that no request waits.
+        """Compiles `predict` (`embed` and `encode` without a task) for the given shapes, so that no request waits.
 
-        Lengths are rounded up to one of `BUCKETS`, numbers of inputs to a power of two; each pair compiles once.
+        Lengths are rounded up to one of `BUCKETS`, and numbers of inputs to a power of two. Each pair is compiled once.
 
         Args:
-            lengths: numbers of tokens, special tokens included; None for all buckets up to the model's maximum.
+            lengths: numbers of tokens, including special tokens; None for all buckets up to the model's maximum.
             batch_sizes: numbers of inputs per call. Values above 32 apply to calls with that ``batch_size``.
 
         Raises:
-            UserError: a number is below 1; or the model is an encoder-decoder or a multiple choice model, which
-                compile for each target length or number of choices.
+            UserError: a number is below 1, or the model is an encoder-decoder or for multiple choice. Those compile for
+                each target length or number of choices.
         """
         if self.architecture == "BertForMultipleChoice" and self.task is not None:
             raise UserError(f"{self.task.name} compiles for each number of choices: call predict with such questions")
@@ -170,13 +170,13 @@ class Pretrained(ModelBundle):
     # Embeddings and search.
 
     def encode(self, texts: str | Sequence[Text], batch_size: int = 32) -> EncodeOutput:
-        """Returns the hidden states of texts, or of pairs of texts as tuples; texts that are too long are truncated.
+        """Returns the hidden states of texts, or of pairs of texts as tuples. Texts that are too long are truncated.
 
-        A string is a batch of one text (B = 1). A sentence-transformers folder may declare a shorter maximum length or
-        lowercasing. `embed` is faster and needs less memory for many texts.
+        A string is a batch of one text (B = 1). A sentence-transformers folder may configure a shorter maximum length
+        or lower-casing. For many texts, `embed` is faster and needs less memory.
 
         Raises:
-            UserError: an input is not a text or a pair of texts, or ``batch_size`` is not at least 1.
+            UserError: an input is not a text or a pair of texts, or ``batch_size`` is below 1.
         """
         features, pooling = self._features_to_pool(texts)
         return self._forward.encode_all(features, pooling, batch_size)
@@ -184,16 +184,16 @@ class Pretrained(ModelBundle):
     def embed(self, texts: str | Sequence[Text], batch_size: int = 32, prompt: PromptName | None = None) -> np.ndarray:
         """Returns the embeddings of texts, [B, E] float32, or [E] for a string.
 
-        At most two batches of hidden states are in memory. Many short texts share rows, in which each text attends
-        only to itself, so that little padding is computed.
+        At most two batches of hidden states are in memory at a time. Many short texts are packed into shared rows, in
+        which each text attends only to itself, to avoid padding.
 
         Args:
             texts: texts, or pairs of texts as tuples.
             batch_size: number of texts per batch.
-            prompt: ``query`` or ``document`` prepends the model's prompt of that name, if it has one.
+            prompt: ``query`` or ``document`` to prepend the model's prompt of that name, if it has one.
 
         Raises:
-            UserError: see `encode`; or ``prompt`` has another value.
+            UserError: see `encode`; also if ``prompt`` has another value.
         """
         if isinstance(texts, str):
             return self.embed([texts], batch_size, prompt)[0]
@@ -203,7 +203,7 @@ class Pretrained(ModelBundle):
         if prompt is not None:
             start = getattr(pooling, f"{prompt}_prompt")
             if start and not pooling.include_prompt:
-                # As sentence-transformers counts them: the prompt's row without the special token at its end.
+                # Like sentence-transformers, count the tokens of the prompt without the special token at its end.
                 features, _ = self._features_to_pool([start])
                 count = len(features.ids) - bool(row_template(self.tokenizer, pair=False).suffix)
                 skipped = np.array([count * isinstance(text, str) for text in texts], int)
@@ -211,7 +211,7 @@ class Pretrained(ModelBundle):
         return self._forward.embed(*self._features_to_pool(texts), batch_size, skipped)
 
     def similarity(self, texts: str | Sequence[Text], others: str | Sequence[Text], batch_size: int = 32) -> np.ndarray:
-        """Returns the cosine of each text's embedding with each of the others, [A, B] float32; a string is one text.
+        """Returns the cosine similarity of each text with each of the others, [A, B] float32. A string is one text.
 
         Raises:
             UserError: see `embed`.
@@ -225,21 +225,24 @@ class Pretrained(ModelBundle):
         top_k: int = 10,
         batch_size: int = 32,
     ) -> SearchResults:
-        """Returns the documents whose embeddings have the highest cosine with each query's embedding.
+        """Returns the documents with the highest cosine similarity to each query.
 
-        The search is exact, except in an approximate index. Documents are embedded and compared in blocks, so that
-        embeddings of the whole corpus are never in memory. Queries and documents begin with the model's prompts.
+        The search is exact, except with an approximate index. Documents are embedded and compared in blocks, so the
+        embeddings of the whole corpus are never in memory. Queries and documents are prefixed with the model's prompts.
 
         Args:
-            queries: texts. A string is one query; its result has no axis of queries.
-            corpus: texts; or embeddings [N, D] from ``embed(texts, prompt="document")``, to search them repeatedly; or
-                a FAISS index of embeddings of length 1 with the inner product as metric. An index may find fewer than
-                ``top_k`` documents; missing ones have the number -1.
+            queries: texts. A string is a single query, whose result has no query axis.
+            corpus: one of the following.
+
+                - Texts.
+                - Embeddings [N, D] from ``embed(texts, prompt="document")``, for repeated searches.
+                - A FAISS index of embeddings of length 1 with the inner product as metric. It may return fewer than
+                  ``top_k`` documents; missing ones have the index -1.
             top_k: number of documents per query, at most the size of the corpus.
             batch_size: number of texts per batch.
 
         Raises:
-            UserError: see `embed`; or there are no documents, a text is empty, or embeddings have another width.
+            UserError: see `embed`; also if there are no documents, a text is empty, or embeddings have another width.
         """
         if isinstance(queries, str):
             indices, scores = self.search([queries], corpus, top_k, batch_size)
@@ -253,21 +256,21 @@ class Pretrained(ModelBundle):
     def rank(
         self, query: str, documents: Sequence[str], label: str = "1", batch_size: int = 32
     ) -> list[RankedDocument]:
-        """Returns the documents sorted by the score that a cross-encoder gives to the pair of query and document.
+        """Returns the documents sorted by a cross-encoder's score for the pair of query and document.
 
         Args:
             query: a text.
             documents: texts.
-            label: label whose probability is the score of a classifier; rerankers and regression models ignore it.
+            label: label whose probability is the score of a classifier. Rerankers and regression models ignore it.
             batch_size: number of pairs per batch.
 
         Raises:
-            UserError: the model neither classifies nor scores pairs of texts or lacks the label; or a text is empty.
+            UserError: the model does not classify or score pairs of texts, it lacks the label, or a text is empty.
         """
         return rank_documents(self.answers, self.require_pair_scores(label), query, documents, label, batch_size)
 
     def require_pair_scores(self, label: str) -> Task:
-        """Returns the task, which scores pairs of texts. Raises UserError as `rank`."""
+        """Returns the task if it scores pairs of texts. Raises UserError as in `rank`."""
         if self.task is None and self.problem_type is None:
             raise UserError(
                 f"{self.source} is an encoder without scores for pairs of texts: use a reranker, or use search, which "
@@ -289,29 +292,30 @@ class Pretrained(ModelBundle):
         batch_size: int = 32,
         say: Callable[[str], None] = lambda text: None,
     ) -> list[dict[str, Any]]:
-        """Returns the rows with hard negatives: documents that a search finds and that are no positives of the query.
+        """Adds hard negatives to rows: documents that a search returns and that are not positives of the query.
 
-        A document whose score is close to the positive's may be a correct answer without a label. A negative's score
-        is therefore lower by at least ``margin`` plus ``relative_margin`` times the size of the positive's score.
+        A document with a score close to the positive's may be an unlabelled correct answer. A negative's score is
+        therefore lower by at least ``margin`` plus ``relative_margin`` times the absolute value of the positive's
+        score.
 
         Args:
             rows: dictionaries with ``query`` and ``positive``, a data frame, or the path of a file with these columns.
             corpus: documents; None for the positives of all rows.
-            scorer: a cross-encoder whose scores replace the cosine for the positive and the documents found.
-            label: label of a classifier as scorer (see `rank`).
-            num_negatives: maximum number of negatives per row; those with the highest scores are chosen.
-            top_k: number of documents found per query, from which negatives are chosen.
-            margin: minimum difference of the scores.
+            scorer: a cross-encoder whose scores replace the cosine similarity.
+            label: label, if the scorer is a classifier (see `rank`).
+            num_negatives: maximum number of negatives per row. Those with the highest scores are chosen.
+            top_k: number of retrieved documents per query, from which negatives are chosen.
+            margin: minimum difference between the scores.
             relative_margin: minimum difference as a share of the positive's score.
             batch_size: number of texts per batch.
-            say: logs the numbers of negatives.
+            say: called with the numbers of negatives.
 
         Returns:
             The rows with ``negatives``, a list of texts, and ``score``, the scores of the positive and each negative.
 
         Raises:
-            UserError: a row has no positive, or has negatives already; a document is empty; the corpus is too small;
-                or see `embed` and `rank`.
+            UserError: a row has no positive or already has negatives, a document is empty, or the corpus is too small;
+                see also `embed` and `rank`.
         """
         settings = Mining(num_negatives, top_k, margin, relative_margin)
         return mine_negatives(self, rows, corpus, scorer, label, settings, batch_size, say)
@@ -328,26 +332,26 @@ class Pretrained(ModelBundle):
         max_answer_length: int | None = None,
         n_best: int | None = None,
     ) -> Any:
-        """Returns one answer per input, in their order, as the named tuples of the task.
+        """Returns one answer per input, in order, as a named tuple of the task.
 
-        Rows are built as in training: an input longer than ``data.max_length`` is truncated, or split into
-        windows by tasks that have them. A published model without a known ``max_length`` uses all its positions.
+        Rows are built as in training: inputs longer than ``data.max_length`` are truncated, or split into windows if
+        the task supports it. A published model without a known ``max_length`` uses all its positions.
 
-        A question answering model without a declared threshold always returns an answer, like the pipeline of
-        transformers. Its probability counts "no answer" as a candidate, so it is near 0 if there is no answer.
+        A question answering model without a threshold always returns an answer, like the transformers pipeline. Its
+        probability includes "no answer" as a candidate, so it is near 0 if there is no answer.
 
         Args:
-            inputs: texts, or what else the task reads: tuples of two texts, of a question and its context, or of a
-                question and its choices. A string is one text, and its answer is not in a list.
+            inputs: texts, or the inputs of the task: pairs of texts, of a question and its context, or of a question
+                and its choices. A string is one text, whose answer is returned without a list.
             batch_size: number of rows per batch.
-            null_score_diff_threshold: for question answering, like the arguments below: the answer is empty if the
-                score of "no answer" exceeds the best answer's by more than this; 0 returns the likelier one.
-            doc_stride: tokens between the starts of the windows of a long context.
+            null_score_diff_threshold: for question answering, like the arguments below. The answer is empty if the
+                score of "no answer" exceeds the best answer's score by more than this; 0 returns the likelier one.
+            doc_stride: number of tokens between the starts of the windows of a long context.
             max_answer_length: maximum number of tokens of an answer.
-            n_best: each answer becomes a list of at most this many different answers, the most likely first.
+            n_best: return a list of up to this many different answers, most likely first.
 
         Raises:
-            UserError: the model has no task that can be predicted, an input does not fit the task, or a setting is
+            UserError: the model has no task that supports prediction, an input does not fit the task, or a setting is
                 invalid or belongs to another task.
         """
         values = (null_score_diff_threshold, doc_stride, max_answer_length, n_best)
@@ -359,13 +363,13 @@ class Pretrained(ModelBundle):
         return self.answers(task, as_list(inputs), batch_size, data)
 
     def with_answer_settings(self, settings: Mapping[str, Any]) -> Task:
-        """Returns the task with settings of `predict`. Raises UserError for settings of another task or bad values."""
+        """Returns the task with the given settings of `predict`. Raises UserError for invalid settings."""
         return self.require_task().with_answer_settings(settings)
 
     def answers(
         self, task: Task, inputs: Sequence[Any], batch_size: int, data: TaskDataConfig | None = None
     ) -> list[Any]:
-        """Returns the result of `predict` for a task that reads the model's head; ``data`` replaces `data`."""
+        """Returns the answers of `predict` for a task that reads the model's head. ``data`` replaces `data`."""
         examples = task.examples_from_inputs(inputs)
         features = task.features(self.tokenizer, examples, data or self.data)
         predictions = task.predict(self.outputs(features, batch_size), features, examples)
@@ -382,17 +386,17 @@ class Pretrained(ModelBundle):
         multi_label: bool = False,
         batch_size: int = 32,
     ) -> Any:
-        """Chooses among labels that an entailment model (MNLI) was not trained on.
+        """Chooses among labels on which an entailment model (MNLI) was not trained.
 
         Args:
-            text: a text, whose answer is a `Label`, or several, whose answers are a list. Long texts are truncated.
-            labels: candidates.
-            template: a sentence about the text, with {} for the label; the model predicts if the text entails it.
-            multi_label: whether several labels may apply; each then has its own probability.
-            batch_size: number of pairs of a text and a label per batch.
+            text: a text, whose answer is a `Label`, or a list of texts for a list of answers. Long texts are truncated.
+            labels: candidate labels.
+            template: a sentence about the text, with {} for the label. The model predicts whether the text entails it.
+            multi_label: whether several labels may apply. Each label then has a separate probability.
+            batch_size: number of (text, label) pairs per batch.
 
         Raises:
-            UserError: the model has no labels entailment and contradiction; or a text, label or template is invalid.
+            UserError: the model lacks the labels entailment and contradiction, or a text, label or template is invalid.
         """
         if isinstance(text, str):
             return self.zero_shot([text], labels, template, multi_label, batch_size)[0]
@@ -407,7 +411,7 @@ class Pretrained(ModelBundle):
         return zero_shot_labels(task, self.source, logits, text, labels, template, multi_label)
 
     def require_task(self) -> Task:
-        """Returns the task that `predict` answers. Raises UserError if there is none."""
+        """Returns the task that `predict` uses. Raises UserError if there is none."""
         if self.task is not None:
             return self.task
         if self.problem_type is not None:
@@ -422,18 +426,18 @@ class Pretrained(ModelBundle):
     # Language modelling and generation.
 
     def score(self, data: Any, *, stride: int | None = None, batch_size: int = 8) -> Any:
-        """Returns the task's metrics on labelled rows or, for a left-to-right language model, a `TextScore` per text.
+        """Returns the task's metrics on labelled rows or, for a causal language model, a `TextScore` per text.
 
         Args:
             data: for a task on custom data, the path of a labelled file, or rows in memory: dictionaries by column, a
-                ``pandas.DataFrame`` or a ``datasets.Dataset``. For a language model, texts; a string is one text, and
-                its score is not in a list. Each token is predicted once, the first one after the end token.
-            stride: for a language model: tokens between the starts of the windows of texts longer than the model
-                reads. A smaller stride gives more context and costs more time. None is half of the positions.
+                ``pandas.DataFrame`` or a ``datasets.Dataset``. For a language model, texts. A string is one text, whose
+                score is returned without a list. Each token is predicted once, the first one after the end token.
+            stride: for a language model, the number of tokens between the starts of the windows of long texts. A
+                smaller stride gives more context and takes longer. None: half of the positions.
             batch_size: number of rows or windows per batch.
 
         Raises:
-            UserError: the task reads its own files, a row lacks a column or has an unknown label; the model is no
+            UserError: the task reads its own files, a row lacks a column or has an unknown label, the model is not a
                 language model, an input is not a text, or ``stride`` is not between 1 and the number of positions.
         """
         if self.task is None:
@@ -443,7 +447,7 @@ class Pretrained(ModelBundle):
         return self.task.score(self.task.predict(self.outputs(features, batch_size), features, examples), examples)
 
     def score_texts(self, texts: str | Sequence[str], *, stride: int | None = None, batch_size: int = 8) -> Any:
-        """Returns the log-probability of texts under a left-to-right language model (see `score`)."""
+        """Returns the log-probability of texts under a causal language model (see `score`)."""
         if isinstance(texts, str):
             return self.score_texts([texts], stride=stride, batch_size=batch_size)[0]
         check_count("batch_size", batch_size)
@@ -454,15 +458,15 @@ class Pretrained(ModelBundle):
     def fill_mask(self, text: Text, top_k: int = 5) -> list[list[MaskPrediction]]:
         """Returns the ``top_k`` most likely tokens for each [MASK] of a text, the most likely first.
 
-        For a run with replaced token detection, the generator predicts them.
+        For a run with replaced token detection, the generator makes the predictions.
 
         Args:
-            text: a string, or a tuple of two for a pair.
+            text: a string, or a tuple of two strings for a pair.
             top_k: number of tokens for each [MASK].
 
         Raises:
-            UserError: there is no [MASK] in the text or one beyond the model's positions, or the model has no
-                masked-LM head (for example because it is fine-tuned).
+            UserError: the text has no [MASK], or has one beyond the model's positions, or the model has no masked-LM
+                head (for example because it is fine-tuned).
         """
         check_count("top_k", top_k)
         if "generator" in self.params:
@@ -480,7 +484,7 @@ class Pretrained(ModelBundle):
         """The generator of a run with replaced token detection, as a masked language model.
 
         Raises:
-            UserError: the model has none.
+            UserError: the model has no generator.
         """
         if "generator" not in self.params:
             raise UserError(f"{self.source} has no generator: use a pretraining run with training.objective rtd")
@@ -496,30 +500,31 @@ class Pretrained(ModelBundle):
         numbers: Sequence[int] | None = None,
         **settings: Any,
     ) -> Any:
-        """Continues texts, or with an encoder-decoder generates the target of each source.
+        """Continues prompts or, with an encoder-decoder, generates the target of each source.
 
-        The default is greedy decoding, or for an encoder-decoder the settings that it was evaluated with.
-        ``temperature`` samples, and ``beams`` searches. Prompt and continuation together, and a source and a target
-        each, have at most as many tokens as the model has positions. A sample depends only on the seed, the numbers of
-        its text and sample, and the position, not on other texts or the batch size.
+        The default is greedy decoding or, for an encoder-decoder, the settings with which it was evaluated.
+        ``temperature`` enables sampling, and ``beams`` enables beam search. The number of positions limits prompt and
+        continuation together, and source and target separately. A sample depends only on the seed, the indices of its
+        text and sample, and the position. It does not depend on other texts or the batch size.
 
         Args:
-            prompts: texts, or for an encoder-decoder sources. The empty text is the start of a text. A string is one
-                text, and its answer is not in a list.
+            prompts: texts, or sources for an encoder-decoder. An empty prompt starts a new text. A string is one
+                prompt, whose result is returned without a list.
             details: return `Continuation` with scores and token ids instead of strings.
             batch_size: number of samples, or of texts with all their beams, per batch.
-            numbers: numbers of the texts, on which samples depend; None for 0, 1, ...
+            numbers: indices of the texts, on which samples depend; None for 0, 1, ...
             **settings: fields of `bert.config.Decoding`: max_tokens, beams, temperature, top_k, top_p, num_samples,
                 seed, length_penalty, length_norm, early_stopping, repetition_penalty, no_repeat_ngram_size, min_tokens,
                 stop.
 
         Returns:
-            The new text of each prompt, without the prompt; with ``num_samples`` above 1 a list of them for each
-            prompt, with beam search the best first.
+            The new text of each prompt, without the prompt. With ``num_samples`` above 1, a list of texts per prompt,
+            best
+                first with beam search.
 
         Raises:
-            UserError: the model is neither a left-to-right language model nor an encoder-decoder, a prompt is not a
-                text or too long, or a setting is invalid.
+            UserError: the model is neither a causal language model nor an encoder-decoder, a prompt is not a text or is
+                too long, or a setting is invalid.
         """
         if isinstance(prompts, str):
             return self.generate([prompts], details=details, batch_size=batch_size, numbers=numbers, **settings)[0]
@@ -531,16 +536,16 @@ class Pretrained(ModelBundle):
         return answers if decoding.num_samples > 1 else [answer for [answer] in answers]
 
     def complete_decoding(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Returns settings of `generate`, completed by those that an encoder-decoder was evaluated with."""
+        """Completes settings of `generate` with the settings with which an encoder-decoder was evaluated."""
         return complete_decoding(self.decoding if self.architecture == ENCODER_DECODER else None, settings)
 
     def require_generation(self) -> None:
-        """Raises UserError if the model is neither a left-to-right language model nor an encoder-decoder."""
+        """Raises UserError if the model is neither a causal language model nor an encoder-decoder."""
         if self.architecture != ENCODER_DECODER:
             self.require_language_model()
 
     def require_language_model(self) -> None:
-        """Raises UserError if the model is not a left-to-right language model."""
+        """Raises UserError if the model is not a causal language model."""
         if self.architecture != "BertForCausalLM":
             raise UserError(
                 f"{self.source} is not a left-to-right language model ({self.architecture}): use a run with "
@@ -562,36 +567,39 @@ class Pretrained(ModelBundle):
         dev: Any = None,
         tolerance: float = TOLERANCE,
     ) -> None:
-        """Writes the model in another format, completely or not at all, and compares its outputs with this model's.
+        """Writes the model in another format atomically, and compares the outputs of the written model.
 
         Args:
-            out: a new or empty folder, or the URL of a new one.
-            format: ``hf``, a folder for Hugging Face transformers; ``stablehlo``, a function that needs only JAX;
-                ``onnx``, a graph for ONNX Runtime and others, for any number of rows and tokens.
-            say: logs what was written and compared. By default the logger ``bert`` warns of settings that the format
-                cannot express.
-            length: tokens T of the inputs of a ``stablehlo`` function; None for the model's maximum.
-            dynamic_length: leaves T of a ``stablehlo`` function variable, up to the model's maximum.
-            quantize: ``int8`` writes the weights of an ``onnx`` graph in 8 bits (dynamic quantization) and compares
+            out: a new or empty folder, or the URL of a new folder.
+            format: the format to write.
+
+                - ``hf``: a folder for Hugging Face transformers.
+                - ``stablehlo``: a function that needs only JAX.
+                - ``onnx``: a graph for ONNX Runtime and others, for any number of rows and tokens.
+            say: called with what was written and compared. By default, the logger ``bert`` warns about settings that
+                the format cannot express.
+            length: number of tokens T of a ``stablehlo`` function's inputs; None for the model's maximum.
+            dynamic_length: leave T of a ``stablehlo`` function variable, up to the model's maximum.
+            quantize: ``int8`` writes the weights of an ``onnx`` graph in 8 bits (dynamic quantization), and compares
                 its score on dev with the float graph's. For an embedding model without a task, the score is the mean
-                cosine of both graphs' embeddings.
-            dev: data for that score. None reads the dev rows of a run. Otherwise labelled rows or a file, as in
-                `score`; the folder of a task that reads its own files; or for an embedding model without a task,
-                texts, or a file with one text per line.
-            tolerance: share of the float score that int8 may lose.
+                cosine similarity between the embeddings of both graphs.
+            dev: data for that score. None: the dev rows of a run. Otherwise labelled rows or a file as in `score`, the
+                folder of a task that reads its own files, or, for an embedding model without a task, texts or a file
+                with one text per line.
+            tolerance: maximum relative loss of score by int8.
 
         Raises:
-            ExportError: the int8 graph loses more.
-            UserError: an unknown format, a head without names in other libraries, options of another format, a
-                library that is not installed, or ``out`` exists and is not an empty folder.
+            ExportError: the outputs differ, or the int8 graph loses more.
+            UserError: the format is unknown, the head has no equivalent in other libraries, an option belongs to
+                another format, a library is not installed, or ``out`` exists and is not an empty folder.
         """
         save_model(self, out, format, say, length, dynamic_length, quantize, dev, tolerance)
 
     def push_to_hub(self, name: str, *, private: bool = False, message: str = "Add a model of bert-jax") -> str:
-        """Writes the model like `save` with the format ``hf`` and uploads it to the Hugging Face hub as one commit.
+        """Writes the model with `save` in the format ``hf``, and uploads it to the Hugging Face hub as one commit.
 
         Args:
-            name: repository, ``organisation/name``; it is created if it does not exist.
+            name: repository, ``organisation/name``, which is created if necessary.
             private: whether a new repository is private.
             message: commit message.
 
@@ -599,11 +607,11 @@ class Pretrained(ModelBundle):
             The URL of the commit.
 
         Raises:
-            UserError: see `save`; or the repository cannot be written (name, access or network).
+            UserError: see `save`; also if the repository cannot be written (name, access or network).
         """
         return hub.upload(self.save, name, private, message)
 
-    # Compiled parts, each built when it is first used.
+    # Compiled functions, built on first use.
 
     @cached_property
     def _device_params(self) -> Params:
@@ -646,6 +654,6 @@ class Pretrained(ModelBundle):
 
 
 def _as_texts(texts: Sequence[str]) -> list[str]:
-    """The inputs as texts. Raises UserError."""
+    """Returns the inputs as a list of texts. Raises UserError."""
     expected = "a text is needed: pass a string"
     return [as_texts(text, index, expected)[0] for index, text in enumerate(as_list(texts), 1)]

@@ -1,6 +1,6 @@
-"""Choice of the next token: the most likely one, or a sample after top-k and top-p filtering.
+"""Chooses the next token: the most likely one, or a sample after top-k and top-p filtering.
 
-Shapes: see `bert.model.encoder`; logits [B, V] are the next token's in each row.
+Shapes as in `bert.model.encoder`; logits [B, V] are the next token's logits in each row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALL_TOKENS = 2**31 - 1
 """Value of ``top_k`` that keeps every token."""
 
 BLOCK = 256
-"""Tokens per block: the sampler draws a block by its probability, then a token in it."""
+"""Tokens per block. The sampler first draws a block, then a token within the block."""
 
 
 class DecodingArrays(struct.PyTreeNode):
@@ -66,14 +66,14 @@ def control_logits(
 ) -> Float[Array, "B V"]:
     """Applies the repetition penalty, and -inf to tokens that repeat n-grams or end a text too early.
 
-    The order is the order of transformers' logits processors.
+    The order matches transformers' logits processors.
 
     Args:
-        logits: of the next token, or log-probabilities.
-        tokens: prompt and continuation so far. The last token is at the last True of ``is_token``.
-        is_token: False for padding and free positions.
+        logits: logits of the next token, or log-probabilities.
+        tokens: prompt and continuation so far. The last token is at the last true entry of ``is_token``.
+        is_token: false for padding and unused positions.
         position: number of new tokens so far.
-        decoding: settings.
+        decoding: decoding settings.
     """
     rows = jnp.arange(len(logits))[:, None]
     vocabulary = jnp.zeros(logits.shape, bool)
@@ -88,7 +88,7 @@ def control_logits(
         last = jnp.max(jnp.where(is_token, positions, -1), axis=1)[:, None]
 
         def matches(distance: Array, repeats: Array) -> Array:
-            """Compares the token ``distance`` before each position with the one before the next token."""
+            """Whether the tokens ``distance`` before each position and before the next new token are equal."""
             before, recent = positions - distance, last + 1 - distance
             known = (before >= 0) & (recent >= 0) & is_token[:, jnp.maximum(before, 0)]
             known &= jnp.take_along_axis(is_token, jnp.maximum(recent, 0), axis=1)
@@ -107,7 +107,7 @@ def control_logits(
 def choose_tokens(
     logits: Float[Array, "B V"], numbers: Int[Array, "B 2"], position: Int[Array, ""], decoding: DecodingArrays
 ) -> Int[Array, "B"]:
-    """Returns the most likely tokens, or samples that depend on (seed, text, sample, position), not on the batch."""
+    """Returns the most likely tokens, or samples that depend only on (seed, text, sample, position)."""
 
     def sample(logits: Float[Array, "B V"]) -> Int[Array, "B"]:
         scaled = (logits - logits.max(-1, keepdims=True)) / decoding.temperature
@@ -127,7 +127,7 @@ def choose_tokens(
 def _draw_token(key: Array, logits: Float[Array, "V"]) -> Int[Array, ""]:
     """Samples a token from its logits.
 
-    Two draws with a few hundred random numbers each are faster than one random number per token of the vocabulary.
+    Two draws of a few hundred random numbers each are faster than one random number per token of the vocabulary.
     """
     of_block, of_token = jax.random.split(key)
     blocks = jnp.pad(logits, (0, -len(logits) % BLOCK), constant_values=-jnp.inf).reshape(-1, BLOCK)
@@ -138,11 +138,12 @@ def _draw_token(key: Array, logits: Float[Array, "V"]) -> Int[Array, ""]:
 def filter_logits(
     logits: Float[Array, "B V"], top_k: Int[Array, ""] | int, top_p: Float[Array, ""] | float
 ) -> Float[Array, "B V"]:
-    """Keeps the logits of the ``top_k`` most likely tokens, and among them the smallest set with probability ``top_p``;
-    the others become -inf.
+    """Keeps the ``top_k`` most likely tokens, and among them the smallest set with total probability ``top_p``.
 
-    Like transformers, ``top_k`` also keeps ties with its last token, and ``top_p`` prefers higher ids among ties.
-    Binary search replaces sorting, which on a CPU takes longer than a step of a small model.
+    The logits of all other tokens become -inf.
+
+    As in transformers, ``top_k`` also keeps ties with the last token, and ``top_p`` prefers higher ids among ties.
+    Binary search replaces sorting, which takes a CPU longer than a step of a small model.
     """
     size = logits.shape[-1]
     order = _ordered(logits)
@@ -165,7 +166,7 @@ def _most_likely(
         return jnp.sum(jnp.where(order < limit[:, None], probabilities, 0), axis=-1)
 
     rows, rest = len(logits), 1 - top_p
-    least = jnp.minimum(_largest(lambda t: below(t) <= rest, rows), order.max(-1))  # the last one kept
+    least = jnp.minimum(_largest(lambda t: below(t) <= rest, rows), order.max(-1))  # the last token to keep
     equal = order == least[:, None]
     share = jnp.max(jnp.where(equal, probabilities, 0), axis=-1)
     dropped = jnp.clip(jnp.floor((rest - below(least)) / share), 0, equal.sum(-1) - 1)
@@ -175,13 +176,13 @@ def _most_likely(
 
 
 def _ordered(x: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
-    """Maps floats to integers of the same order."""
-    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x.astype(jnp.float32)), jnp.uint32)  # -0.0 is 0.0
+    """Maps floats to integers in the same order."""
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x.astype(jnp.float32)), jnp.uint32)  # maps -0.0 to 0.0
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
 def _largest(holds: Callable[[Array], Array], rows: int) -> UInt32[Array, "B"]:
-    """Returns the largest integer of each row that satisfies a monotone condition, by binary search."""
+    """Returns the largest integer per row that satisfies a monotone condition, by binary search."""
 
     def with_bit(number: Array, largest: Array) -> Array:
         candidate = largest | (jnp.uint32(1) << (31 - number).astype(jnp.uint32))

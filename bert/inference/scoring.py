@@ -1,4 +1,4 @@
-"""Predictions without fine-tuning: log-probabilities of texts, tokens for masks, zero-shot labels."""
+"""Predictions without fine-tuning: log-probabilities of texts, tokens for masks, and zero-shot labels."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_stride(stride: int | None, max_length: int, source: str) -> int:
 
 
 class _Window(NamedTuple):
-    """Tokens [T + 1] of a text: the first T are inputs, and the last ``scored`` ones are predicted."""
+    """Tokens [T + 1] of a text. The first T are inputs, and the last ``scored`` tokens are predicted."""
 
     text: int
     tokens: np.ndarray
@@ -78,12 +78,12 @@ class TextScorer:
     def __call__(self, texts: Sequence[str], stride: int, batch_size: int) -> list[TextScore]:
         """Returns the score of each text. Every token is predicted once, the first one after the end token.
 
-        Names of special tokens in texts are ordinary characters.
+        Special tokens in texts are read as ordinary characters.
 
         Args:
             texts: texts of any length.
-            stride: tokens between the starts of windows, at most the number of positions. Each token has at least
-                positions - ``stride`` tokens of context, if the text has them.
+            stride: number of tokens between the starts of windows, at most the number of positions. Each token has at
+                least positions - ``stride`` tokens of context, if the text is long enough.
             batch_size: number of windows per batch.
         """
         end = special_ids(self._tokenizer).end
@@ -111,7 +111,7 @@ class TextScorer:
         return windows
 
     def _batch(self, windows: list[_Window], rows: int) -> np.ndarray:
-        """Returns the log-probabilities [rows, T] of the tokens that follow."""
+        """Returns the log-probabilities of the next tokens, [rows, T]."""
         lengths = [len(window.tokens) - 1 for window in windows]
         length = bucket_length(max(lengths), BUCKETS, self._config.max_position_embeddings)
         tokens = np.zeros((rows, length + 1), np.int32)
@@ -145,7 +145,7 @@ class TextScorer:
 
 
 class MaskPrediction(NamedTuple):
-    """One candidate for a [MASK]: the token, its probability, its id."""
+    """A candidate for a [MASK]: token, probability and id."""
 
     token: str
     probability: float
@@ -153,10 +153,10 @@ class MaskPrediction(NamedTuple):
 
 
 def encode_masked(tokenizer: Tokenizer, text: Any, max_length: int, source: str) -> tuple[TokenRows, np.ndarray]:
-    """Returns a text as one row and the positions of its masks.
+    """Encodes a text as one row. Returns it and the positions of its masks.
 
     Raises:
-        UserError: there is no mask, or one beyond ``max_length``; ``source`` is the name of the model.
+        UserError: there is no mask, or a mask is beyond ``max_length``. ``source`` is the name of the model.
     """
     if isinstance(text, list):
         raise UserError(f"the text is {shown(text)}: pass one string, or a tuple of two for a pair")
@@ -177,7 +177,7 @@ def encode_masked(tokenizer: Tokenizer, text: Any, max_length: int, source: str)
 
 
 def rank_tokens(tokenizer: Tokenizer, logits: np.ndarray, top_k: int) -> list[MaskPrediction]:
-    """Returns the ``top_k`` most likely tokens by logits [V], the most likely first."""
+    """Returns the ``top_k`` most likely tokens given logits [V], most likely first."""
     probabilities = softmax(logits)
     best = np.argsort(-probabilities, kind="stable")[:top_k]
     return [MaskPrediction(token_text(tokenizer, int(i)), float(probabilities[i]), int(i)) for i in best]
@@ -200,7 +200,7 @@ def zero_shot_labels(
     Args:
         task: task of the entailment model.
         source: name of the model, for messages.
-        compute_logits: pairs of a text and a sentence -> their logits [pairs, classes].
+        compute_logits: maps pairs of a text and a sentence to logits [pairs, classes].
     """
     if labels is not None and not isinstance(labels, str):
         labels = as_list(labels)
@@ -214,11 +214,11 @@ def zero_shot_labels(
 def entailment_labels(task: Task, source: str) -> tuple[int, int]:
     """Returns the indices of the labels entailment and contradiction.
 
-    Contradiction is found by its name; of two labels it is the other one; otherwise it is the last or first label, as
-    in transformers.
+    Contradiction is found by name. If there are only two labels, it is the other one. Otherwise it is the last or first
+    label, as in transformers.
 
     Raises:
-        UserError: the model is no classifier, or has no label entailment.
+        UserError: the model is not a classifier, or has no label entailment.
     """
     names = [name.lower() for name in task.exclusive_labels]
     entailed = [number for number, name in enumerate(names) if name.startswith("entail")]
@@ -247,11 +247,11 @@ def hypotheses(labels: Sequence[str], template: str) -> list[str]:
 
 
 def best_label(logits: np.ndarray, labels: Sequence[str], entailed: int, opposite: int, multi_label: bool) -> Label:
-    """Returns the answer for one text.
+    """Returns the best label of one text.
 
     Args:
-        logits: [labels, classes] logits of the text with the sentence of each label.
-        multi_label: normalize each label over entailment and contradiction, as for a single label; otherwise normalize
+        logits: [labels, classes], logits for the text paired with each label's sentence.
+        multi_label: normalize each label over entailment and contradiction, as for a single label. Otherwise normalize
             over the labels.
     """
     independent = multi_label or len(labels) == 1

@@ -1,4 +1,4 @@
-"""Search by cosine, exact or in an index, and hard negatives mined with it."""
+"""Search by cosine similarity, exact or in an index, and mining of hard negatives."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from bert.tasks.columns import json_lines
 from bert.tasks.text_pairs import read_queries
 
 TEXTS_AT_ONCE = 4096
-"""Maximum number of documents and of queries in a block: 64 MiB of cosines."""
+"""Maximum number of documents and of queries per block, for 64 MiB of similarities."""
 
 
 class SearchResults(NamedTuple):
-    """Documents found by a search, the best first.
+    """Results of a search, best first.
 
     Attributes:
-        indices: [Q, K] int64 indices of the documents in the corpus.
-        scores: [Q, K] float32 cosines with the query.
+        indices: [Q, K] int64, indices of the documents in the corpus.
+        scores: [Q, K] float32, cosine similarities to the query.
     """
 
     indices: np.ndarray
@@ -36,7 +36,7 @@ class SearchResults(NamedTuple):
 
 
 class RankedDocument(NamedTuple):
-    """A document sorted by its score for a query: its index among the documents."""
+    """A document's index and its score for a query."""
 
     number: int
     score: float
@@ -44,7 +44,7 @@ class RankedDocument(NamedTuple):
 
 @runtime_checkable
 class VectorIndex(Protocol):
-    """Protocol of ``faiss.Index``, an index of vectors.
+    """Protocol of ``faiss.Index``.
 
     Attributes:
         d: D, width of the vectors.
@@ -57,11 +57,11 @@ class VectorIndex(Protocol):
     metric_type: int
 
     def search(self, vectors: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-        """[Q, D] -> scores [Q, K] and indices [Q, K], the best first."""
+        """Maps queries [Q, D] to scores [Q, K] and indices [Q, K], best first."""
 
 
 def check_index(index: VectorIndex, width: int, source: str) -> None:
-    """Raises UserError if an index is empty or its width or metric does not fit the queries."""
+    """Raises UserError if an index is empty or if its width or metric does not match the queries."""
     if index.d != width:
         raise UserError(
             f"the index has vectors of {index.d} numbers, but embeddings of {source} have {width}: build it from these"
@@ -73,13 +73,13 @@ def check_index(index: VectorIndex, width: int, source: str) -> None:
 
 
 def find_in_index(queries: np.ndarray, index: VectorIndex, top_k: int) -> SearchResults:
-    """Searches an index of vectors of length 1 for [Q, D] vectors; K is at most the size of the index."""
+    """Searches an index of unit vectors for queries [Q, D]. K is at most the size of the index."""
     scores, indices = index.search(_unit(queries), min(top_k, index.ntotal))
     return SearchResults(indices.astype(np.int64), scores.astype(np.float32))
 
 
 def find_nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], top_k: int) -> SearchResults:
-    """Returns the ``top_k`` documents with the highest cosines; ties in their order.
+    """Returns the ``top_k`` documents with the highest cosine similarity. Ties keep their order.
 
     Args:
         queries: [Q, D] vectors.
@@ -108,7 +108,7 @@ def search_corpus(
     width: int,
     source: str,
 ) -> SearchResults:
-    """Returns the ``top_k`` documents with the highest cosine for each query; see `Pretrained.search`.
+    """Returns the ``top_k`` documents with the highest cosine similarity to each query (see `Pretrained.search`).
 
     Args:
         embed: computes the embeddings [N, width] of queries or documents.
@@ -139,11 +139,11 @@ def search_corpus(
 def _merge(
     indices: np.ndarray, scores: np.ndarray, numbers: np.ndarray, cosines: np.ndarray, top_k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Merges the best documents so far [q, k] with a block's cosines [q, n]."""
+    """Merges the best documents so far [q, k] with the similarities of a block [q, n]."""
     candidates = np.concatenate([indices, np.broadcast_to(numbers, cosines.shape)], axis=1)
     cosines = np.concatenate([scores, cosines], axis=1)
     if cosines.shape[1] > top_k:
-        # Ties with the lowest kept cosine are kept in order; argpartition would choose any of them.
+        # Ties with the lowest kept similarity keep their order; argpartition alone would choose any of them.
         least = np.partition(cosines, -top_k, axis=1)[:, -top_k, None]
         above = cosines > least
         equal = cosines == least
@@ -158,7 +158,7 @@ def _slices(count: int) -> list[slice]:
 
 
 def finite_blocks(vectors: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields [N, D] vectors in blocks. Raises UserError that names the row for NaN or infinity."""
+    """Yields vectors [N, D] in blocks. Raises UserError with the row if a value is NaN or infinite."""
     for start, block in zip(range(0, len(vectors), TEXTS_AT_ONCE), blocks_of(vectors), strict=False):
         if not (finite := np.isfinite(block).all(axis=1)).all():
             row = start + int(np.argmin(finite))
@@ -167,12 +167,12 @@ def finite_blocks(vectors: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def blocks_of(vectors: np.ndarray) -> list[np.ndarray]:
-    """Splits [N, D] vectors into blocks."""
+    """Splits vectors [N, D] into blocks."""
     return [vectors[rows] for rows in _slices(len(vectors))]
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """[A, D], [B, D] vectors -> [A, B] cosines; 0 for zero vectors."""
+    """Computes cosine similarities, [A, D], [B, D] -> [A, B]; 0 for zero vectors."""
     norms = np.linalg.norm(first, axis=1)[:, None] * np.linalg.norm(second, axis=1)[None, :]
     return first @ second.T / np.maximum(norms, np.finfo(np.float32).tiny)
 
@@ -185,10 +185,10 @@ def rank_documents(
     label: str,
     batch_size: int,
 ) -> list[RankedDocument]:
-    """Returns the documents sorted by the score of a cross-encoder, ties in their order; see `Pretrained.rank`.
+    """Returns the documents sorted by a cross-encoder's score. Ties keep their order (see `Pretrained.rank`).
 
     Args:
-        answers: returns the answers of the task for a list of inputs and a batch size.
+        answers: function that returns the task's answers, given a list of inputs and a batch size.
     """
     [text] = as_filled_texts("query", [query])
     pairs = [(text, document) for document in as_filled_texts("document", documents)]
@@ -210,8 +210,10 @@ def require_scores_of_pairs(task: Task, label: str, source: str) -> Task:
 
 
 def _measured(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns [n, D] vectors in float32 and their lengths [n], by which products are divided: normalizing all vectors
-    would take ten times as long as their products with one query."""
+    """Returns vectors [n, D] in float32, and their lengths [n], by which products are divided.
+
+    Normalizing all vectors instead would take ten times as long as their products with one query.
+    """
     vectors = np.asarray(vectors, np.float32)
     lengths = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))
     if not np.isfinite(lengths).all():
@@ -220,13 +222,13 @@ def _measured(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Normalizes vectors to length 1 in float32. Zero vectors stay, and non-finite numbers become 0."""
+    """Normalizes vectors in float32. Zero vectors are unchanged, and non-finite values become 0."""
     vectors = np.nan_to_num(np.asarray(vectors, np.float32), posinf=0, neginf=0)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
 class Searcher(Protocol):
-    """The methods of `bert.Pretrained` that mining needs."""
+    """The methods of `bert.Pretrained` that mining uses."""
 
     def embed(
         self, texts: Sequence[str], batch_size: int = 32, prompt: Literal["query", "document"] | None = None
@@ -234,7 +236,7 @@ class Searcher(Protocol):
         """Returns the embeddings of texts."""
 
     def require_pair_scores(self, label: str) -> Any:
-        """Raises UserError unless `rank` can score pairs with that label."""
+        """Raises UserError unless `rank` supports pairs and that label."""
 
     def rank(
         self, query: str, documents: Sequence[str], label: str = "1", batch_size: int = 32
@@ -244,11 +246,11 @@ class Searcher(Protocol):
 
 @dataclass(frozen=True)
 class Mining:
-    """Settings of the choice of negatives.
+    """Settings for choosing negatives.
 
     Attributes:
-        num_negatives: maximum number per row.
-        top_k: number of documents found per query, from which negatives are chosen.
+        num_negatives: maximum number of negatives per row.
+        top_k: number of retrieved documents per query, from which negatives are chosen.
         margin: minimum difference between the scores of the positive and a negative.
         relative_margin: minimum difference as a share of the positive's score.
     """
@@ -259,7 +261,7 @@ class Mining:
     relative_margin: float = 0.05
 
     def check(self, documents: int) -> None:
-        """Raises UserError for invalid settings; each query has at most ``documents`` documents besides positives."""
+        """Raises UserError for invalid settings. A query has up to ``documents`` documents besides positives."""
         check_count("num_negatives", self.num_negatives)
         check_count("top_k", self.top_k)
         for name in ("margin", "relative_margin"):
@@ -274,7 +276,7 @@ class Mining:
             )
 
     def below(self, positive: float) -> float:
-        """Returns the upper bound of a negative's score; documents above it may be unlabelled answers."""
+        """Returns the upper bound for a negative's score. Documents above it may be unlabelled answers."""
         return positive - self.margin - self.relative_margin * abs(positive)
 
 
@@ -288,7 +290,7 @@ def mine_negatives(
     batch_size: int,
     log: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Returns the rows with negatives; see `Pretrained.mine_negatives`."""
+    """Adds negatives to rows (see `Pretrained.mine_negatives`)."""
     if scorer is not None:
         scorer.require_pair_scores(label)
     fields, queries, positives = _read(rows)
@@ -329,7 +331,7 @@ def mine_negatives(
 
 
 def _read(rows: Any) -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """Returns fields, query and positive of each row. Raises UserError if one is missing."""
+    """Returns the fields, query and positive of each row. Raises UserError if one is missing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         if isinstance(rows, str | os.PathLike):
@@ -355,7 +357,7 @@ def _cosine(first: np.ndarray, second: np.ndarray) -> float:
 def _scored(
     scorer: Searcher, label: str, query: str, positive: str, documents: list[str], batch_size: int
 ) -> tuple[float, list[tuple[str, float]]]:
-    """Returns a cross-encoder's scores of the positive and of the documents, the best document first."""
+    """Returns a cross-encoder's scores for the positive and for the documents, best document first."""
     ranked = scorer.rank(query, [positive, *documents], label, batch_size)
     own = next(document.score for document in ranked if document.number == 0)
     return own, [(documents[found.number - 1], found.score) for found in ranked if found.number > 0]
