@@ -72,7 +72,7 @@ def pretrain(
         callbacks: `Callback` objects that receive the metrics and may end the run.
 
     Raises:
-        UserError: wrong keys, values or data: one sentence that says what to change.
+        UserError: wrong keys, values or data; the message is one sentence with a fix.
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
     with as_library_call():
@@ -105,7 +105,7 @@ def finetune(
     overrides: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Fine-tunes a model on a task, as `bert finetune` does; the same call again resumes.
+    """Fine-tunes a model on a task, like `bert finetune`; repeating the call resumes the run.
 
     Args:
         config: name of a recipe, path of a YAML file, or a configuration.
@@ -119,7 +119,7 @@ def finetune(
         callbacks: `Callback` objects that receive the metrics and may end the run.
 
     Raises:
-        UserError: wrong keys, values or data: one sentence that says what to change.
+        UserError: wrong keys, values or data; the message is one sentence with a fix.
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
     with as_library_call():

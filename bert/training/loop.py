@@ -57,7 +57,7 @@ class TrainLoop:
         early_stopping: None trains to ``end_step`` and keeps no best checkpoint.
         profiler: None for no trace.
         loss_factors: factors of the `Loss`, for the log.
-        decide: step -> the total number of steps if it is decided at this step, else None. The loop then ends.
+        decide: step -> the total number of steps if it is fixed at this step, else None. The loop then ends.
         is_last: whether ``end_step`` ends the run rather than only a phase.
         average: the average whose mean is evaluated; None evaluates the trained parameters.
         before_save: called with the step before each save.

@@ -93,8 +93,9 @@ def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def scale_by_adafactor() -> optax.GradientTransformation:
-    """Returns Adafactor's direction without momentum, relative to each tensor's size (Shazeer and Stern 2018, algorithm
-    4).
+    """Returns Adafactor's direction without momentum, relative to each tensor's size.
+
+    See Shazeer and Stern 2018, algorithm 4.
     """
     return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
 
@@ -113,9 +114,7 @@ def make_direction(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def is_decayed(path: ParameterPath) -> bool:
-    """Returns whether weight decay (and LAMB's trust ratio) applies to a parameter, which excludes biases and
-    LayerNorm.
-    """
+    """Returns whether weight decay (and LAMB's trust ratio) applies to a parameter: not to biases and LayerNorm."""
     return path[-1] not in ("bias", "scale")
 
 
@@ -185,11 +184,11 @@ DECAYS = {
 
 
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Returns a function from the update number n (from 0) to the learning rate: linear warm-up, then decay as in
-    `DECAYS`.
+    """Returns a function from the update number n (from 0) to the learning rate: warm-up, then decay (`DECAYS`).
 
-    The first update of a warm-up has rate 0, as in google-research/bert and transformers. The decay starts at the peak,
-    as in transformers; in google-research/bert it starts at update 0, and the warm-up replaces its first part.
+    The warm-up is linear. Its first update has rate 0, as in google-research/bert and transformers. The decay starts at
+    the peak, as in transformers; in google-research/bert it starts at update 0, and the warm-up replaces its first
+    part.
     """
     warmup = config.num_warmup_steps(total_steps)
     decay = DECAYS[config.schedule](config, warmup, max(total_steps - warmup, 1))
@@ -214,8 +213,7 @@ def layer_depth(path: tuple[str, ...]) -> int | None:
 
 
 def scale_by_layer_depth(decay: float) -> optax.GradientTransformation:
-    """Scales learning rates by layer: 1 above the layers, ``decay`` for the top layer, and a factor ``decay`` less per
-    layer below it.
+    """Scales learning rates by layer: 1 above the layers, and ``decay`` to the power i for the i-th layer from the top.
 
     The embeddings are the lowest layer, as in google-research/electra, optimization.py.
     """

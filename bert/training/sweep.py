@@ -57,9 +57,7 @@ OTHER_ROWS = ("data.train", "data.near_duplicates")
 """Keys that determine the rows if the held-out text is a share of the training text."""
 
 SAMPLE_SEED = 0
-"""``data.sample_seed`` of trials with different seeds. It does not depend on these seeds, because trials may be added
-later.
-"""
+"""``data.sample_seed`` of trials with different seeds. It is constant because trials may be added later."""
 
 Prepare = Callable[[Mapping[str, Any], str | None], launch.RunRequest[Any]]
 """(values by dotted key, path or URL of the folder) -> the run of a trial; None for the folder of the sweep."""
@@ -76,7 +74,7 @@ def sweep(
     callbacks: Sequence[Callback] = (),
     **arguments: Any,
 ) -> list[Run]:
-    """Trains with all combinations of some values, as ``--sweep`` does; the same call again resumes.
+    """Trains with all combinations of some values, like ``--sweep``; repeating the call resumes the sweep.
 
     Each trial is a run in a separate folder in ``output_dir``, which also contains sweep.json. Completed trials are not
     repeated.
@@ -96,7 +94,8 @@ def sweep(
         The runs, the best one first; runs that were ended early are last and have no results.
 
     Raises:
-        UserError: wrong keys, values or data: one sentence that says what to change, for a trial with its name.
+        UserError: wrong keys, values or data; the message is one sentence with a fix, and with the name of the trial if
+            there is one.
         KeyboardInterrupt: a trial was interrupted; its state is saved.
     """
     if function not in PREPARE:
@@ -158,9 +157,7 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
 
 
 def main_metric(request: launch.RunRequest[Any]) -> tuple[str, bool]:
-    """Returns the score that ranks trials, and whether higher is better: a task's main score on dev, or the pretraining
-    loss.
-    """
+    """Returns the score that ranks trials (main score on dev, or pretraining loss), and whether higher is better."""
     config: PretrainConfig | FinetuneConfig = request.config
     if isinstance(config, PretrainConfig):
         return "loss", False

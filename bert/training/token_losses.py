@@ -163,8 +163,7 @@ def decoded_loss(
     vocab_size: int | None = None,
     stretch: int | None = None,
 ) -> TokenSums:
-    """Computes the loss of every position, and its gradient, without the logits of more than ``stretch`` positions in
-    memory.
+    """Computes the loss of every position, and its gradient, with the logits of ``stretch`` positions in memory.
 
     A language model's ``method`` returns the first three arguments (`bert.model.decoders.BertForCausalLM`)::
 

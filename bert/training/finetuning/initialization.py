@@ -128,7 +128,7 @@ def _difference(task: Head, source: Head) -> str | None:
 def _label_rows(task: Head, source_labels: Sequence[str]) -> tuple[int | None, ...]:
     """Returns the source row of each of the task's labels (None for labels without one), or None.
 
-    An exact match wins over a match in another case, and a label's name wins over the word for it in the data. Numbered
+    Exact matches have priority over matches in another case, and a label's name over its word in the data. Numbered
     labels of a source (LABEL_0, LABEL_1) match data labels that are the same numbers.
     """
     words = task.words or task.names
@@ -307,7 +307,7 @@ def take_frozen_weights(
 def trained_params(params: Params, config: LoraConfig, seed: int) -> Params:
     """Returns the trained parameters of a model, with new adapters (A random, B zero); all without a rank.
 
-    A is uniform up to 1 / sqrt(D), as in the authors' code (microsoft/LoRA, layers.py); the paper does not give the
+    A is uniform up to 1 / sqrt(D), as in the authors' code (microsoft/LoRA, layers.py); the paper does not state the
     standard deviation of its normal distribution. The values of A depend on the seed and on the path of the matrix in
     the model.
 

@@ -250,7 +250,7 @@ def _joined(batch: Batch) -> dict[str, Array]:
 
 
 def _join(array: Array) -> Array:
-    """[k, b, ...] -> [k * b, ...]."""
+    """Reshapes [k, b, ...] to [k * b, ...]."""
     return array.reshape(-1, *array.shape[2:])
 
 

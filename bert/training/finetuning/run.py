@@ -54,7 +54,7 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
 
     Raises:
         UserError: the data, the initial model or a checkpoint cannot be used, or too many steps were skipped.
-        Interrupted: a signal came; the state is saved.
+        Interrupted: a signal was received; the state is saved.
     """
     start_time, log = time.perf_counter(), multihost.main_process_only(log)
     config, setup = resolve_setup(run, log)

@@ -105,7 +105,7 @@ def _rank(score: float | None, higher: bool) -> float:
 
 
 def _mean_and_std(runs: Sequence[dict[str, Any]], split: str) -> dict[str, dict[str, float | None]]:
-    """{"mean": {score: ...}, "standard_deviation": {score: ...}}."""
+    """Returns {"mean": {score: ...}, "standard_deviation": {score: ...}}."""
     values = {
         name: np.array([math.nan if one[split][name] is None else one[split][name] for one in runs])
         for name in runs[0][split]

@@ -75,7 +75,7 @@ def load_teacher(config: DistillationConfig, log: Log) -> Teacher | None:
     """Loads the teacher of a configuration; None if it has none.
 
     Raises:
-        UserError: the teacher cannot be read, is no encoder, or differs from the one that the run began with.
+        UserError: the teacher cannot be read, is not an encoder, or differs from the one that the run began with.
     """
     if config.teacher is None:
         return None
@@ -141,7 +141,7 @@ def check_student(config: PretrainConfig, teacher: Teacher) -> None:
 
 
 def layer_pairs(config: PretrainConfig, teacher: Teacher) -> dict[int, int]:
-    """Layer of the student -> layer of the teacher."""
+    """Returns a mapping from layers of the student to layers of the teacher."""
     asked = config.distillation
     if asked.student_layers is None or asked.teacher_layers is None:
         return {config.model.num_hidden_layers: teacher.config.num_hidden_layers}

@@ -152,14 +152,12 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, lo
 
 
 def taken_layers(layers: int, of: int) -> list[int]:
-    """Returns the teacher's layers that initialize a student with fewer layers, evenly spaced from first to last
-    (DistilBERT).
-    """
+    """Returns the teacher's layers that initialize a student with fewer layers, evenly spaced (DistilBERT)."""
     return np.linspace(0, of - 1, layers).round().astype(int).tolist() if layers > 1 else [0]
 
 
 def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> tuple[Params, list[int]]:
-    """Returns the student's encoder with the teacher's layers and LayerNorm of the embeddings, as far as they fit.
+    """Returns the student's encoder with the teacher's layers and embedding LayerNorm, if their shapes match.
 
     Returns:
         The encoder, and the numbers of the teacher's layers that it contains, from 1.

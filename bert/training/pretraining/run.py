@@ -44,7 +44,7 @@ def pretrain(run: RunFolder[PretrainConfig], log: Log = log_info, callbacks: Seq
 
     Raises:
         UserError: the corpus, the vocabulary or a checkpoint cannot be used, or too many steps were skipped.
-        Interrupted: a signal came; the state is saved.
+        Interrupted: a signal was received; the state is saved.
     """
     start_time, log = time.perf_counter(), multihost.main_process_only(log)
     config, setup = resolve_setup(run, log)

@@ -62,7 +62,7 @@ def check_transfer(config: PretrainConfig) -> None:
 
 
 def measure_transfer(run: RunFolder[PretrainConfig], log: Log) -> dict[str, Any]:
-    """Fine-tunes from the run, and from random weights of the same sizes, and returns their scores on dev.
+    """Fine-tunes the run's model, and random weights of the same sizes, and returns their scores on dev.
 
     Completed runs are not repeated.
 
