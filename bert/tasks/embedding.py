@@ -249,7 +249,7 @@ class LabelledTextsTask(EmbeddingTask):
     """One vector per text; a row is a text. The scores of the examples are label indices."""
 
     @property
-    def main_metric(self) -> str:  # type: ignore[override]  # as of EmbeddingTask
+    def main_metric(self) -> str:  # type: ignore[override]  # see EmbeddingTask
         """Share of texts whose nearest other text has the same label."""
         return "accuracy"
 

@@ -104,8 +104,7 @@ class QuestionAnsweringTask(Task):
         return ()
 
     def tune(self, outputs: Outputs, features: Windows, examples: Dataset) -> QuestionAnsweringTask:
-        """Returns the task with the threshold of the best F1, halfway between the last answered question and the next
-        one.
+        """Returns the task with the threshold of the best F1, halfway between an answered and an unanswered question.
 
         The official search returns the odds of the last answered question. New questions with slightly lower confidence
         would then have no answer. If never answering is best, the threshold is 0.

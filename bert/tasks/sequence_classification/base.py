@@ -32,9 +32,7 @@ MISSING_WORDS = ("nan", "<na>", "nat")
 
 MIN_SINGLE_LABELS = 10
 MAX_SINGLE_LABELS_SHARE = 0.8
-"""Share of rows with unique labels above which a training file is rejected, if it has at least MIN_SINGLE_LABELS of
-them.
-"""
+"""Share of rows with unique labels above which a training file is rejected; it also needs MIN_SINGLE_LABELS of them."""
 
 
 @dataclass(frozen=True)

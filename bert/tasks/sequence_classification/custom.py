@@ -155,7 +155,7 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
         return super().fit(train)
 
     def balanced_weights(self, counts: np.ndarray, rows: int) -> np.ndarray:
-        """Returns weights that give rows with and without a label the same total; 1 if every row has the label."""
+        """Returns weights with the same total for rows with and without a label; 1 if every row has the label."""
         weights: np.ndarray = np.where(counts == rows, 1, (rows - counts) / np.maximum(counts, 1))
         return weights
 

@@ -273,7 +273,7 @@ def best_thresholds(probabilities: np.ndarray, labels: np.ndarray, micro: bool) 
     Among equally good thresholds, the one nearest to 0.5 is chosen.
 
     Micro F1 is 2 * correct / total over all labels. Maximizing 2 * correct - f1 * total for each label separately
-    gives cuts with a micro F1 above f1, unless f1 is the maximum (Dinkelbach 1967).
+    results in cuts with a micro F1 above f1, unless f1 is the maximum (Dinkelbach 1967).
 
     Args:
       probabilities: [R, L], from 0 to 1.
