@@ -104,9 +104,10 @@ class TaskDataConfig:
     """Maximum length of a row in tokens, including special tokens. Longer inputs are truncated, the longer text first;
     SQuAD and tagging split them into several rows."""
     pair_truncation: PairTruncation | None = None
-    """Truncation of pairs. google: remove tokens from the longer text, from the second if they are equal, as
-    google-research/bert does. longest_first: give an odd token to the longer text, to the second if they are equal, as
-    transformers does. Defaults to the rule of init: longest_first for a Hugging Face model, else google."""
+    """Truncation of pairs. google: remove tokens from the longer text, from the second if they are equal, as in
+    google-research/bert. longest_first: an odd token stays in the longer text, in the second if they are equal, as in
+    transformers. Defaults to the rule of init: longest_first for a Hugging Face model, else google.
+    """
     max_target_length: Annotated[int, Range(least=2)] | None = None
     """Sequence to sequence: maximum length of a target in training, in tokens with its start or end token; longer ones
     are truncated. At most max_length, which is the default."""

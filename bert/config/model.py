@@ -208,18 +208,18 @@ class ModelConfig:
         return self.num_hidden_layers // self.num_distinct_layers
 
     def group_of(self, layer: int) -> int:
-        """The number of the parameters of a layer, both counted from 0."""
+        """Returns the index of the parameters of a layer, both counted from 0."""
         return layer // self.layers_per_group
 
     def is_local(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, attends to a window instead of the whole row."""
+        """Returns whether a layer, counted from 0, attends to a window instead of the whole row."""
         every = self.global_attention_every
         return self.attention_window is not None and (every is None or layer % every != 0)
 
     def local_block(self, length: int) -> int | None:
-        """Block size of local attention, in which each block attends to itself and its neighbours.
+        """Returns the block size of local attention, in which each block attends to itself and its neighbours.
 
-        None if rows of ``length`` tokens are at most three blocks long, and are computed at once.
+        Returns None if rows of ``length`` tokens are at most three blocks long, and are computed at once.
         """
         if self.attention_window is None:
             return None
@@ -227,7 +227,7 @@ class ModelConfig:
         return size if length > 3 * size else None
 
     def keys_per_query(self, layer: int, length: int) -> int:
-        """Number of keys per query of a layer in rows of ``length`` tokens."""
+        """Returns the number of keys per query of a layer in rows of ``length`` tokens."""
         block = self.local_block(length) if self.is_local(layer) else None
         return length if block is None else (2 if self.causal else 3) * block
 

@@ -316,9 +316,7 @@ class Decoding:
 
 
 def _check_type(name: str, value: object, default: object) -> None:
-    """Raises UserError if the type of a value differs from the type of the default; None stands for an optional
-    integer.
-    """
+    """Raises UserError if a value has another type than the default; None stands for an optional integer."""
     if default is None and value is None:
         return
     kind, words = TYPES[int if default is None else type(default)]

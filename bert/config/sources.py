@@ -151,7 +151,7 @@ def apply_preset(config: AnyConfig, explicit: Collection[str] = ()) -> AnyConfig
     model = run.model
     if "model.attention_probs_dropout_prob" not in explicit:
         model = replace(model, attention_probs_dropout_prob=0.0)
-    # The kernel supports only masks that are given by row lengths.
+    # The kernel supports only masks that are defined by row lengths.
     no_lengths = isinstance(config, PretrainConfig) and (config.data.packing or config.training.objective == "plm")
     no_kernel = no_lengths or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"
     if training.attention_implementation == "auto" and no_kernel:
@@ -265,8 +265,10 @@ def _without_transfer_if_other_corpus(
 
 
 def _keys_overriding_preset(given: dict[str, UserValue], sources: list[str]) -> set[str]:
-    """Returns the keys that override the preset: those set by the source of the preset, such as a run's config.yaml, or
-    by later sources."""
+    """Returns the keys that override the preset.
+
+    These are the keys set by the source of the preset, such as a run's config.yaml, or by later sources.
+    """
     source = given["training.preset"].source if "training.preset" in given else None
     earlier = sources[: sources.index(source)] if source in sources else []
     return {key for key, entry in given.items() if entry.source not in earlier}

@@ -69,8 +69,7 @@ Seed = Annotated[int, Range(least=0, below=2**32)]
 
 
 def check_fields(prefix: str, config: object) -> None:
-    """Raises UserError for the first field of a dataclass whose value is not a choice of its Literal, or is outside of
-    its Range.
+    """Raises UserError for the first field of a dataclass with a value outside of its Literal or Range.
 
     Args:
         prefix: prefix of the fields' names in messages, such as ``training.``.
@@ -131,8 +130,7 @@ def fields_that_differ(config: object) -> Iterator[str]:
 
 
 def check_unused(prefix: str, config: object, reason: str, names: Collection[str] | None = None) -> None:
-    """Raises UserError for the first field of a dataclass that differs from its default; the message ends with
-    ``reason``.
+    """Raises UserError, with ``reason`` at its end, for the first field that differs from its default.
 
     Args:
         names: the fields to check; None for all of them.
