@@ -1,6 +1,6 @@
 """Reads labelled data as records with named fields: TSV, CSV and JSONL files, plain or compressed, and data sets.
 
-The first line of a table names the columns, unless the names are given (`bert.data.tables`).
+The first line of a table names the columns, unless the configuration names them (`bert.data.tables`).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def read_records(
 
     Args:
       header: the columns of a file whose first line does not name them.
-      header_if: words that identify a first line as a header although ``header`` is given.
+      header_if: words that identify a first line as a header even if ``header`` is set.
       literal_quotes: read the file as separated by tabs, without quoting.
       skip_short_rows: leave out rows with too few columns and empty lines, and count them in a note.
 

@@ -180,7 +180,7 @@ class Rows(Protocol):
 
     @property
     def lengths(self) -> np.ndarray:
-        """[R] number of tokens of each row, which decides its bucket."""
+        """[R] number of tokens of each row, which determines its bucket."""
 
     def __len__(self) -> int: ...
 

@@ -1,8 +1,8 @@
 """Reads tables in TSV and CSV files: detects how cells are separated and quoted, and splits lines into cells.
 
-The first row of a CSV file decides its delimiter (comma, tab or semicolon); a quoted cell may hold delimiters, doubled
-quotes and line ends. TSV has no quoting, as in GLUE (a ``"`` is a character, a line is a row), unless all its quotes
-look as if written by a CSV writer.
+The first row of a CSV file determines its delimiter (comma, tab or semicolon); a quoted cell may hold delimiters,
+doubled quotes and line ends. TSV has no quoting, as in GLUE (a ``"`` is a character, a line is a row), unless all its
+quotes look as if written by a CSV writer.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class _Starts:
 
 
 def _call(function: Callable[[Any, Any], Any], value: Any, shared: Any, started: Any) -> Any:
-    """Body of a Ray task."""
+    """Runs as a Ray task: calls a function."""
     import ray
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker

@@ -120,8 +120,7 @@ def docstring_documents(source: str = DOCSTRINGS_PREFIX) -> Iterator[list[str]]:
 
 
 def source_state(source: str) -> tuple[str, int]:
-    """Returns a hash of everything that determines the documents (interpreter, sources, rules), and the newest change
-    in ns.
+    """Returns a hash of interpreter, sources and rules, which determine the documents, and the newest change in ns.
 
     Raises:
       UserError: see `docstring_documents`.

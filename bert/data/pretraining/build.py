@@ -116,7 +116,7 @@ def build_shard_subset(
       subset: (i, n), i from 1 to n.
 
     Returns:
-      The set, or None while shards of other processes are missing. ``build_examples`` would build those.
+      The set, or None while shards of other processes are missing. ``build_examples`` would build the missing shards.
     """
     progress = progress or _silent
     folder, settings = _dataset_folder(config, tokenizer, cache_dir, progress)

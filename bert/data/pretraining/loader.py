@@ -153,8 +153,7 @@ def held_out_batches(
 
 
 def masked_batch(rows: dict[str, np.ndarray], predictions: Predictions, words: np.ndarray, first_row: int) -> Batch:
-    """Makes a pretraining batch of rows on disk. The attention mask is computed from the lengths, not from corrupted
-    tokens.
+    """Makes a pretraining batch of rows on disk, with an attention mask from the lengths, not the corrupted tokens.
 
     If the input format has a label, the batch has NAME_labels and NAME_weights, NAME being next_sentence or
     sentence_order: [B], or [B, K] if rows are packed. Packed batches also have the arrays of `packing_arrays`.

@@ -273,7 +273,7 @@ class Masking:
         draws: UInt32[np.ndarray, "B T"],
         count: int,
     ) -> tuple[Int32[np.ndarray, "B {count}"], Bool[np.ndarray, "B {count}"]]:
-        """Returns positions like ``_single_tokens``, but of whole words that are taken in random order while they fit.
+        """Returns positions like ``_single_tokens``, but of whole words, chosen in random order while they fit.
 
         A word is a token and its continuations; a word without its beginning (due to truncation) starts with its first
         token in the row. As in google-research/bert ``create_masked_lm_predictions``, words that are too long are

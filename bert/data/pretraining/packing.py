@@ -1,7 +1,7 @@
 """Packs several short examples into one row by histogram packing (Krell et al. 2021, arXiv 2107.02027).
 
-The histogram of lengths decides which examples share a row. A packed row stores the lengths of up to K examples, from
-which their offsets, positions and [CLS] follow.
+The histogram of lengths determines which examples share a row. A packed row stores the lengths of up to K examples,
+from which their offsets, positions and [CLS] follow.
 """
 
 from __future__ import annotations

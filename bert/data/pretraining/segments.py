@@ -91,12 +91,11 @@ def sentence_order_pairs(
     draw: random.Random,
     document_ids: Sequence[int] | None = None,
 ) -> Iterator[Pair]:
-    """Yields pairs of consecutive segments of one document, half of them swapped. See ``sentence_pairs`` for the
-    arguments.
+    """Yields pairs of consecutive segments of one document, half of them swapped (see ``sentence_pairs``).
 
     Chunks are gathered and divided as for next-sentence pairs, but have at least two sentences. ALBERT's code pairs a
     chunk of one sentence with a random segment and labels it swapped. Here a single last sentence is paired with the
-    one before it, and a document of one sentence gives no pair. ``document_ids`` is not used.
+    one before it, and a document of one sentence has no pair. ``document_ids`` is not used.
     """
     for start, stop in itertools.pairwise(documents):
         first = start

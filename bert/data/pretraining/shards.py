@@ -124,7 +124,7 @@ def build_range(tasks: list[ShardSpec], tokenizer: Tokenizer) -> Iterator[tuple[
       [V].
 
     Raises:
-      UserError: too few documents have a token, or none gives a row.
+      UserError: too few documents have a token, or no row can be made.
     """
     task = tasks[0]
     # A copy, not a map: another process may replace the file, and some file systems then invalidate the map.

@@ -151,7 +151,7 @@ def build_from_text(text: ShardText, tokenizer: Tokenizer) -> dict[str, bytes]:
 
 
 def _build_on_ray(text: ShardText, tokenizer: str) -> dict[str, bytes]:
-    """Body of a Ray task."""
+    """Runs as a Ray task: builds shards with `build_from_text`."""
     return build_from_text(text, parse_literal_tokenizer(tokenizer))
 
 
