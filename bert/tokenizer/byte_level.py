@@ -31,8 +31,8 @@ SPACES = ("Ġ", "Ċ", "ĉ", "č")
 def train_byte_level(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
     """Trains a vocabulary of at most ``config.vocab_size`` tokens.
 
-    The same texts give the same vocabulary, ids included: the library breaks ties by token ids, and the ids of the
-    bytes are fixed here.
+    The vocabulary and its ids are deterministic: the library breaks ties by token ids, and the ids of the bytes are
+    fixed here.
 
     Args:
         texts: lines or paragraphs, or the counts of their words.
@@ -123,7 +123,7 @@ def separate_pairs(tokenizer: Tokenizer) -> None:
 def build_byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
     """Returns the tokenizer of a vocabulary, with RoBERTa's rows ``<s> A </s>`` and ``<s> A </s></s> B </s>``.
 
-    A vocabulary with BERT's special tokens gives BERT's rows; one without a classifier or separator gives plain text.
+    A vocabulary with BERT's special tokens has BERT's rows; one without a classifier or separator has plain text.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 

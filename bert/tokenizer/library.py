@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 CLOSING = frozenset(".,!?;:%)]}’”»…、。，！？；：）」』】")
-"""Marks without a space in front."""
+"""Marks without a space before them."""
 
 OPENING = frozenset("([{¿¡$£“„‘«（「『【")
-"""Marks without a space behind."""
+"""Marks without a space after them."""
 
 JOINING = frozenset("-/_’'@\\")
 """Marks without spaces within a word, as in t-shirt."""

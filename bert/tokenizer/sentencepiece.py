@@ -229,7 +229,7 @@ def _with_scores(pieces: list[Piece], albert: bool) -> list[tuple[str, float]]:
 def _normalizer(content: Content, names: dict[str, str], settings: TokenizerSettings) -> Normalizer:
     """Returns ALBERT's and DeBERTa's steps, then SentencePiece's: the character map and the spaces.
 
-    NFC comes before a map of NFKC, because the library looks up a letter with all its accents or not at all.
+    NFC comes before a map of NFKC, because the library looks up a letter only together with all of its accents.
     """
     from tokenizers import Regex, normalizers
 

@@ -40,8 +40,8 @@ _STEP = 1e-4
 def train_unigram(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
     """Trains a vocabulary of at most ``config.vocab_size`` tokens, including all characters that are kept.
 
-    The same texts give the same vocabulary, ids included: the tokens, whose order in the library differs between runs,
-    are sorted by probability and name.
+    The vocabulary and its ids are deterministic: the tokens, whose order in the library differs between runs, are
+    sorted by probability and name.
 
     Args:
         texts: lines or paragraphs, which are copied to a temporary file, or the counts of their words.

@@ -45,7 +45,7 @@ _UNICODE_SIZE = 0x110000
 def train_wordpiece(texts: Iterable[str] | WordCounts, config: TokenizerConfig) -> Tokenizer:
     """Trains a WordPiece vocabulary of at most ``config.vocab_size`` tokens.
 
-    The same texts give the same vocabulary, ids included. The library alone is not deterministic: it numbers continuing
+    The vocabulary and its ids are deterministic. The library alone is not deterministic: it numbers continuing
     characters in the order of a hash table and breaks ties by these numbers. Therefore the alphabet is counted first
     and passed in a fixed order; meanwhile the texts are copied to a temporary file. Only distinct words are in memory.
 
