@@ -31,8 +31,14 @@ class MaskedToken(NamedTuple):
 
 
 class MaskedExample(NamedTuple):
-    """An example as it is masked: row, position in a packed row (or None), tokens, number of predictions, and label
-    name.
+    """An example as it is masked.
+
+    Attributes:
+        row: index of its row.
+        position: index in a packed row, or None.
+        tokens: its tokens.
+        predicted: number of predicted tokens.
+        label: name of its label.
     """
 
     row: int

@@ -225,7 +225,7 @@ def tpu_devices(topology: str) -> Sequence[jax.Device]:
     """Returns the devices of a TPU slice such as v5e:2x4 for compilation, which needs libtpu but no TPU.
 
     Raises:
-        UserError: libtpu is missing or does not know the slice.
+        UserError: libtpu is missing or does not support the slice.
     """
     # Without these, libtpu looks for a TPU on the network and logs errors.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -331,9 +331,7 @@ def _next_index(fitting: int, too_many: int, count: int, tried: int) -> int:
 
 
 def compiled_memory(config: PretrainConfig, mesh: MeshParallel) -> StepMemory | None:
-    """Returns the result of `compiled_step_memory`; None if the compiler reports that the step does not fit, as on
-    TPUs.
-    """
+    """Returns `compiled_step_memory`; None if the compiler reports that the step does not fit, as on TPUs."""
     try:
         return compiled_step_memory(config, mesh)
     except jax.errors.JaxRuntimeError as error:
