@@ -69,7 +69,7 @@ def _check_output(output: Path) -> None:
 
 
 def _table(title: str, names: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """One column per run or, if the terminal is too narrow, one line per value."""
+    """Builds a table with one column per run or, if the terminal is too narrow, one line per value."""
     lines = align_columns([(title, *names), *rows])
     if max(map(len, lines)) <= shutil.get_terminal_size((WIDTH, 24)).columns:
         return [lines[0].removeprefix("  "), *lines[1:]]

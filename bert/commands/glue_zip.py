@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     files = collect([Path(run) for run in arguments.runs])
     with atomic_write(output) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
-            # A fixed date, so that equal predictions give equal bytes.
+            # A fixed date, so that equal predictions produce equal bytes.
             archive.writestr(zipfile.ZipInfo(name), files[name].read_bytes(), zipfile.ZIP_DEFLATED)
     print(f"{output}: {', '.join(sorted(files))}")
     if missing := [name for name in SUBMISSIONS if name not in files]:

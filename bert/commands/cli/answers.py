@@ -97,9 +97,7 @@ def read_standard_input(parse: Callable[[str], Any]) -> Iterator[list[Input]]:
 
 
 def lines_as_they_come(file: io.BufferedReader) -> Iterator[list[bytes]]:
-    """Yields lists of available lines, at most LINES_AT_ONCE, without waiting, so that a client can wait for each
-    answer.
-    """
+    """Yields up to LINES_AT_ONCE available lines without waiting, so that clients can wait for each answer."""
     rest = b""
     while data := file.read1(READ_AT_ONCE):
         *lines, rest = (rest + data).split(b"\n")

@@ -133,7 +133,7 @@ def run_command(main: Callable[[list[str]], int]) -> Command:
 
 
 def run_program(main: Command) -> Command:
-    """Wraps a command as a program: a UserError is printed as ``error: <sentence>`` and gives status 2.
+    """Wraps a command as a program: a UserError is printed as ``error: <sentence>`` and sets status 2.
 
     A closed pipe ends without a message (status 141), an interrupt with one word (130).
     """
