@@ -215,7 +215,7 @@ class Checkpointer:
         return self._storage.read(partial(read, step), read)
 
     def restore_params(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
-        """Like ``restore``, but reads only the ``params`` of the saved state, as nested dicts of arrays."""
+        """Reads only the ``params`` of the saved state, as nested dicts of arrays; see ``restore``."""
         return self._storage.read(partial(self._restore_params, step), self._restore_params)
 
     def restore_best_params(self) -> tuple[int, dict[str, Any]] | None:

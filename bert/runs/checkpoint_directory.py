@@ -46,7 +46,7 @@ class CheckpointDirectory:
 
     Attributes:
         path: absolute; the first save creates it.
-        damaged: steps whose checkpoints are damaged, as far as they were read.
+        damaged: steps of the checkpoints that were read and found damaged.
     """
 
     def __init__(self, path: Path, max_to_keep: int | None = None) -> None:
@@ -76,7 +76,7 @@ class CheckpointDirectory:
 
     @property
     def good_steps(self) -> list[int]:
-        """The `steps` without those in `damaged`."""
+        """The `steps` that are not in `damaged`."""
         return [step for step in self.steps() if step not in self.damaged]
 
     @property

@@ -115,7 +115,7 @@ def _commit(git: Path, common: Path) -> str | None:
 
 
 def _read_small(file: Path) -> str:
-    """Reads a text file; returns "" for anything else, such as a folder, a pipe or a large file."""
+    """Reads a text file; returns "" for other paths, such as a folder, a pipe or a large file."""
     with contextlib.suppress(OSError, ValueError):
         if file.is_file() and file.stat().st_size <= GIT_FILE_BYTES:
             return file.read_text(encoding="utf-8", errors="replace")

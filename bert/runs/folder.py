@@ -53,7 +53,7 @@ BUDGET_FILE = "budget.json"
 """File with the time that a run with training.max_minutes has used, and with its number of steps once fixed."""
 
 LENGTH_KEYS = ("steps", "epochs", "max_minutes")
-"""Keys of ``training`` that the decided number of steps replaces."""
+"""Keys of ``training`` that are replaced when the time budget fixes the number of steps."""
 
 LOGGER_RUNS_FILE = "loggers.json"
 """File with the ids of a run at the services of its loggers, which a resumed run continues."""
@@ -176,7 +176,7 @@ def open_run(config: Config, within: Mirror | None = None) -> Iterator[RunFolder
         within: the mirror of the run or sweep that contains this run, if that has a URL.
 
     Raises:
-        UserError: the folder cannot be written, is in use by another process, or contains anything else.
+        UserError: the folder cannot be written, is in use by another process, or has other content.
     """
     jax = sys.modules.get("jax")  # without JAX there is one host
     if jax is None or not jax.distributed.is_initialized():
@@ -237,7 +237,7 @@ def claim_output_dir(output_dir: str, kind: str, marker: str) -> Iterator[tuple[
         The local folder, and its mirror if ``output_dir`` is a URL.
 
     Raises:
-        UserError: the folder cannot be written, is in use by another process, or contains anything else.
+        UserError: the folder cannot be written, is in use by another process, or has other content.
     """
     if not is_url(output_dir):
         path = Path(local_path(output_dir, "output_dir"))
@@ -336,7 +336,9 @@ def read_budget(path: Path) -> dict[str, Any]:
 
 
 def _with_decided_steps(path: Path, requested: Config, stored: Config) -> Config:
-    """Returns the requested configuration, with the stored number of steps if it was decided for this request."""
+    """Returns the requested configuration, with the stored number of steps if the time budget fixed it for this
+    request.
+    """
     lengths = {key: getattr(requested.training, key) for key in LENGTH_KEYS}
     budget = read_budget(path)
     if budget.get("steps") is None or budget.get("requested") != lengths:
@@ -409,7 +411,7 @@ def open_sweep(output_dir: str, plan: Mapping[str, Any]) -> Iterator[SweepFolder
         plan: identity of the sweep: ``space`` by key, ``num_trials`` and ``seed``, which are null for a grid.
 
     Raises:
-        UserError: the folder is in use, or contains anything else.
+        UserError: the folder is in use, or has other content.
     """
     import jax
 
@@ -451,8 +453,9 @@ def _read_sweep(folder: SweepFolder) -> dict[str, Any]:
 
 
 def _check_is_same_sweep(output_dir: str, plan: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Raises UserError for a sweep over other keys. A grid may have other values, and a search more trials, because
-    completed trials do not change.
+    """Raises UserError for a sweep over other keys.
+
+    A grid may have other values, and a search more trials, because completed trials do not change.
     """
     space, stored_space = redact(to_jsonable(plan["space"])), stored["space"]
     if list(space) != list(stored_space):

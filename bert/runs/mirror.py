@@ -28,9 +28,7 @@ from bert.remote import ObjectStore, call_each, is_inside
 from bert.runs.checkpoint_directory import MANIFEST, listed_files, remove
 
 SMALL = 2**24
-"""Size in bytes below which files are read before they are uploaded, because they may grow meanwhile, like
-metrics.jsonl.
-"""
+"""Files below this size in bytes are read before they are uploaded, because they may grow, like metrics.jsonl."""
 
 PARTS = "*/*/**/*"
 """Glob of the files with parts of arrays (item/array/...). The files above them describe the arrays on each host."""
@@ -115,7 +113,7 @@ class Mirror:
         """Uploads changed files of the local folder, and removes files from the copy that no longer exist.
 
         Raises:
-            UserError: the store cannot be used, or another process has taken over.
+            UserError: the store cannot be used, or another process holds the lease.
         """
         with self._lock:
             if self._lease is not None:
@@ -269,7 +267,7 @@ EXPIRY = 60.0
 """Seconds without a renewal after which the holder counts as dead. Each process uses its own clock."""
 
 SETTLING = 2.0
-"""Seconds to wait before confirming that this process, and no other, took an expired lease."""
+"""Seconds to wait before confirming that this process was the only one to acquire an expired lease."""
 
 
 class Lease:
@@ -312,7 +310,7 @@ class Lease:
                 self._store.remove(LEASE)
 
     def check(self) -> None:
-        """Raises UserError if another process has taken the lease, or may have because it was not renewed in time."""
+        """Raises UserError if another process holds the lease, or may hold it because it was not renewed in time."""
         if time.monotonic() - self._renewed >= EXPIRY:
             raise UserError(
                 f"{self._store.url} could not be reached for {EXPIRY:g} seconds, so another process may have taken "

@@ -108,7 +108,7 @@ def load_items(folder: Path, names: tuple[str, ...], place: Place) -> dict[str, 
         return ocp.RestoreArgs(np.ndarray) if sharding is None else ocp.ArrayRestoreArgs(sharding=sharding)
 
     def arguments(name: str) -> ocp.args.PyTreeRestore:
-        # Without these arguments, orbax looks for the devices that parts were on when they were saved.
+        # Without these arguments, orbax searches for the devices from which the parts were saved.
         tree = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone()).metadata(folder / name).tree
         prefix = f"{PARAMS}/" if name == PARAMS else ""
         return ocp.args.PyTreeRestore(restore_args=jax.tree_util.tree_map_with_path(partial(argument, prefix), tree))

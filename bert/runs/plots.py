@@ -109,11 +109,10 @@ def _scores(lines: list[dict[str, Any]], subject: Subject) -> list[str]:
 
 @contextlib.contextmanager
 def collect_garbage_after() -> Iterator[None]:
-    """Collects the reference cycles of a matplotlib figure, which the garbage collector would reach only late in a long
-    run.
+    """Collects the reference cycles of a matplotlib figure, which would otherwise be collected late in a long run.
 
     No collection happens within the block, so that its objects stay in the youngest generation and only that generation
-    is searched. A full collection visits all of JAX's objects, which takes a third of a second per plot.
+    is searched. A full collection visits all of JAX's objects, and costs a third of a second per plot.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -180,8 +180,7 @@ def _short(metrics: dict[str, Any]) -> str:
 
 
 PLOT_INTERVAL_SECONDS = 20
-"""Minimum interval between two plots of the curves, each of which costs up to a CPU second. The last plot is always
-drawn.
+"""Minimum seconds between two plots of the curves, which cost up to a CPU second each. The last plot is always drawn.
 """
 
 
