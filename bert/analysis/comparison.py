@@ -33,7 +33,7 @@ HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
     ),
     FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
 }
-"""Settings that determine the evaluation rows, except row lengths, vocabulary, and settings that hold out training rows."""
+"""Settings that determine the evaluation rows, except row lengths, vocabulary, and shares of training rows."""
 
 
 @dataclass(frozen=True)

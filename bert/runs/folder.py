@@ -336,9 +336,7 @@ def read_budget(path: Path) -> dict[str, Any]:
 
 
 def _with_decided_steps(path: Path, requested: Config, stored: Config) -> Config:
-    """Returns the requested configuration, with the stored number of steps if the time budget fixed it for this
-    request.
-    """
+    """Returns the requested configuration, or with the stored number of steps if it was fixed for this request."""
     lengths = {key: getattr(requested.training, key) for key in LENGTH_KEYS}
     budget = read_budget(path)
     if budget.get("steps") is None or budget.get("requested") != lengths:
