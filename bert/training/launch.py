@@ -62,7 +62,7 @@ def pretrain(
     overrides: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Pretrains an encoder or a language model, as `bert pretrain` does; the same call again resumes.
+    """Pretrains an encoder or a language model, like `bert pretrain`; repeating the call resumes the run.
 
     Args:
         config: name of a recipe, path of a YAML file, or a configuration.

@@ -98,7 +98,7 @@ def triplet_loss(embeddings: Float[Array, "B texts D"], batch: Batch, margin: fl
     See Schroff et al. 2015, section 3.1; here with cosines. Also returns the share of rows whose positive is nearest.
 
     Args:
-        embeddings, batch: like in `in_batch_loss`.
+        embeddings, batch: see `in_batch_loss`.
     """
     cosines, is_there = _own_cosines(embeddings, batch)
     losses = jax.nn.relu(margin - cosines[:, :1] + cosines[:, 1:])
@@ -114,7 +114,7 @@ def margin_mse_loss(embeddings: Float[Array, "B texts D"], batch: Batch, tempera
     the temperature.
 
     Args:
-        embeddings, batch: like in `in_batch_loss`, with the teacher's scores of the documents [B, C] as ``labels``.
+        embeddings, batch: see `in_batch_loss`; with the teacher's scores of the documents [B, C] as ``labels``.
     """
     cosines, is_there = _own_cosines(embeddings, batch)
     margins, expected = ((scores[:, :1] - scores[:, 1:]) for scores in (cosines / temperature, batch["labels"]))
@@ -220,7 +220,7 @@ def make_embedding_loss(loss: TaskLoss, apply: Apply) -> Loss:
     """Computes the loss over all micro-batches at once.
 
     Micro-batches are encoded one after the other, and encoded again when their gradients are computed. The memory use
-    is that for one micro-batch, and the gradients equal the gradients of the whole batch (GradCache; Gao et al. 2021).
+    is the same as for one micro-batch, and the gradients are exact for the whole batch (GradCache; Gao et al. 2021).
 
     Args:
         apply: (params, micro-batch, dropout or None) -> embeddings.

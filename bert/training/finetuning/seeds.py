@@ -68,10 +68,10 @@ def aggregate_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Aggregates the results of runs that differ only in their seed.
 
     Returns:
-        Per split with labels: ``mean`` and ``standard_deviation`` of each score (sample deviation, with n - 1; None for
-            a single run) and the ``collapsed`` seeds (`Task.is_degenerate`). If only some seeds collapsed,
-            ``without_collapsed`` has the same statistics without them. Also ``best_seed``, and ``runs``: the results of
-            each run without the details.
+        For each split with labels, ``mean`` and ``standard_deviation`` of each score (sample deviation, with n - 1;
+        None for a single run) and the ``collapsed`` seeds (`Task.is_degenerate`). If only some seeds collapsed,
+        ``without_collapsed`` has the same statistics without them. Also ``best_seed``, and ``runs``: the results of
+        each run without the details.
     """
     first = runs[0]
     splits = metrics_log.scored_splits(first)

@@ -53,9 +53,9 @@ def extend_embeddings(params: Params, rows: dict[int, list[int]], size: int) -> 
     """Extends a model's parameters to V = ``size`` rows for tokens; new rows are means of old rows.
 
     Args:
-      params: nested dict of arrays. rows: new row -> the old rows whose mean it becomes, from
-      `bert.tokenizer.extension.decompose_new_tokens`. size: new number of rows, at least the current number. A row
-      without a token becomes the mean of all old rows.
+      params: nested dict of arrays.
+      rows: new row -> the old rows whose mean it becomes, from `bert.tokenizer.extension.decompose_new_tokens`.
+      size: new number of rows, at least the current number. A row without a token becomes the mean of all old rows.
     """
     params = _copy(params)
     for *path, name in VOCAB_PARAMS:
