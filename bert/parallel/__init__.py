@@ -1,1 +1,1 @@
-"""Devices, meshes, hosts and partition rules. Knows no model."""
+"""Devices, meshes, hosts and partition rules. Independent of models."""

@@ -1,4 +1,4 @@
-"""Backends for the devices of a run: `jax.pmap`, or `jax.jit` over a mesh. Only this file handles device axes."""
+"""Parallelism backends: `jax.pmap`, or `jax.jit` over a mesh. Only this module handles device axes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Parallelism(Protocol):
 
     Attributes:
         axis: name of the device axis for sums in a body; None if the compiler inserts the sums.
-        process: (index, count) of this host's share of the rows of every batch.
-        row_shares: number of shares in which the devices divide the rows of a batch.
-        steps_in_flight: maximum number of steps that are started and not yet waited for.
+        process: (index, count) of this host's share of each batch's rows.
+        row_shares: number of shares into which the devices divide the rows of a batch.
+        steps_in_flight: maximum number of dispatched steps that have not been awaited.
     """
 
     axis: str | None
@@ -39,15 +39,15 @@ class Parallelism(Protocol):
     steps_in_flight: int
 
     def describe(self) -> str:
-        """Describes number and kind of the devices, for the log."""
+        """Returns the number and kind of the devices, for the log."""
         ...
 
     def check_batch(self, name: str, batch_size: int, micro_batches: int = 1) -> None:
-        """Raises UserError if a global batch cannot be sharded evenly."""
+        """Raises UserError if a global batch cannot be divided evenly."""
         ...
 
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
-        """Compiles the body over all devices."""
+        """Compiles the body for all devices."""
         ...
 
     def put_state(self, tree: Any) -> Any:
@@ -58,18 +58,18 @@ class Parallelism(Protocol):
         ...
 
     def to_host(self, tree: Any) -> Any:
-        """Copies the result of `put_state` or a compiled body to whole NumPy arrays, which stay valid after donation.
+        """Copies a result of `put_state` or of a compiled body to whole NumPy arrays, which stay valid after donation.
 
         All hosts must call it.
         """
         ...
 
     def take_state(self, tree: Any) -> Any:
-        """Like `to_host`, but arrays sharded over hosts stay sharded, as `jax.Array` in host memory."""
+        """Like `to_host`, but arrays sharded across hosts stay sharded, as `jax.Array` in host memory."""
         ...
 
     def host_sharding(self, path: str, shape: Sequence[int]) -> NamedSharding | None:
-        """Returns the sharding of an array of `take_state` over hosts; None if each host has the whole array."""
+        """Returns the sharding across hosts of an array from `take_state`; None if each host has the whole array."""
         ...
 
     def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
@@ -77,32 +77,32 @@ class Parallelism(Protocol):
         ...
 
     def gather_rows(self, array: jax.Array) -> np.ndarray:
-        """Returns the output of a compiled body for the rows of all hosts, [B, ...]."""
+        """Gathers the output of a compiled body for the rows of all hosts, [B, ...]."""
         ...
 
 
 def make_local_parallelism(devices: Sequence[jax.Device] | None = None) -> Parallelism:
-    """Returns data parallelism over devices of this host; None means all local devices.
+    """Returns data parallelism over devices of this host; None for all local devices.
 
-    JAX only maintains `jax.pmap`. To replace it, return ``MeshParallel((len(devices), 1, 1), devices)`` here: a test
-    checks that runs give equal results.
+    `jax.pmap` is in maintenance mode. To replace it, return ``MeshParallel((len(devices), 1, 1), devices)`` here. A
+    test checks that both give equal results.
     """
     devices = list(local_devices() if devices is None else devices)
     return PmapParallelism(devices)
 
 
 def make_parallelism(training: TrainingConfig, model: ModelConfig | None = None) -> Parallelism:
-    """Returns the mesh of the configuration, or data parallelism over all devices if it has none.
+    """Returns the configured mesh, or data parallelism over all devices if there is none.
 
-    Several hosts always use a mesh: with pmap, every leaf of the state would be wrapped again at each step
+    Several hosts always use a mesh, because pmap would wrap every leaf of the state again at each step
     (`benchmarks/dispatch.py`).
 
     Raises:
-        UserError: the mesh does not fit devices or model.
+        UserError: the mesh does not match the devices or the model.
     """
     if training.mesh is None and jax.process_count() == 1:
         return make_local_parallelism()
-    # Use the run's devices: all devices across hosts, or the local devices of a single host.
+    # All devices across hosts, or the local devices of a single host.
     devices = jax.devices() if jax.process_count() > 1 else local_devices()
     mesh = MeshParallel(training.mesh_shape or (len(devices), 1, 1), devices)
     if model is not None:
@@ -116,12 +116,12 @@ def psum_if_axis(tree: Any, axis: str | None) -> Any:
 
 
 def gather_rows_if_axis(tree: Any, axis: str | None) -> Any:
-    """Gathers the rows [b, ...] of all devices of an axis as [B, ...]. With a mesh (None), arrays are global."""
+    """Gathers the rows [b, ...] of all devices to [B, ...]. With a mesh (None), arrays are already global."""
     return tree if axis is None else jax.tree.map(lambda x: jax.lax.all_gather(x, axis, tiled=True), tree)
 
 
 def _evict_pmapped(body: Callable[..., Any]) -> None:
-    """Removes a body from JAX's cache. The public `jax.clear_caches` would also remove the user's functions."""
+    """Removes a body from JAX's cache. The public `jax.clear_caches` would also remove functions of the user."""
     cache = getattr(sys.modules.get("jax._src.pmap"), "_cached_shard_map", None)
     evict = getattr(cache, "evict_function", None)
     if evict is not None:
@@ -132,10 +132,10 @@ class PmapParallelism:
     """`jax.pmap`: each local device has a copy of the state and a share of each batch.
 
     Args:
-        devices: the devices to use; None means all local devices.
+        devices: devices to use; None for all local devices.
 
     Raises:
-        UserError: there are several hosts, each of which would train separately.
+        UserError: there are several hosts, which would all train separately.
     """
 
     axis: str | None = AXIS
@@ -158,11 +158,11 @@ class PmapParallelism:
     def compile(self, body: Callable[..., Any], donate: Sequence[int] = ()) -> Callable[..., Any]:
         """Compiles the body for every device; `jax.lax.psum(x, AXIS)` sums over devices.
 
-        The compiled program is freed with the function that is returned.
+        The compiled program is freed together with the returned function.
         """
         compiled = jax.pmap(body, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate))
-        # JAX's cache of pmapped functions never frees them, because its values refer to their keys. On a CPU, a process
-        # with the programs of some hundred runs reaches the system's limit of memory maps and crashes.
+        # JAX's cache never frees pmapped functions, because its values refer to their keys. On a CPU, a process with
+        # the programs of several hundred runs would exceed the system's limit of memory maps and crash.
         weakref.finalize(compiled, _evict_pmapped, body).atexit = False
         return compiled
 
@@ -187,7 +187,7 @@ class PmapParallelism:
         """Returns None: the only host has the whole array."""
 
     def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
-        """Returns [k, b, ...] per device with k micro-batches, [b, ...] with None."""
+        """Returns [k, b, ...] per device with k micro-batches, or [b, ...] if None."""
 
         def put(array: np.ndarray) -> jax.Array:
             shape = (len(self.devices),) if micro_batches is None else (len(self.devices), micro_batches)
@@ -200,18 +200,18 @@ class PmapParallelism:
 
 
 class MeshParallel:
-    """`jax.jit` over a mesh: rows, parameters and features are sharded by `bert.parallel.sharding.RULES`.
+    """`jax.jit` over a mesh. Rows, parameters and features are sharded by `bert.parallel.sharding.RULES`.
 
-    A body computes with global arrays and needs no axis: the compiler distributes the work and inserts the sums.
-    Neighbours along the last axis are neighbours in ``devices``, so that tensor parallelism stays within a host if
-    possible.
+    A body computes with global arrays and needs no axis, because the compiler distributes the work and inserts the
+    sums. Neighbours along the last mesh axis are neighbours in ``devices``, so tensor parallelism stays within a host
+    if possible.
 
     Args:
-        shape: devices along data, fsdp and tensor.
-        devices: the devices to use, grouped by host; None means all devices.
+        shape: number of devices along data, fsdp and tensor.
+        devices: devices to use, grouped by host; None for all devices.
 
     Raises:
-        UserError: the number of devices differs, or the hosts' shares of the rows would differ.
+        UserError: the number of devices differs, or the hosts would have unequal shares of the rows.
     """
 
     axis: str | None = None
@@ -223,7 +223,7 @@ class MeshParallel:
         self.shape = shape
         self.mesh = Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.process, self.row_shares = _host_shard(self.mesh, name), shape[0] * shape[1]
-        # With gloo, which connects CPUs of several hosts, two steps may wait for each other forever.
+        # With gloo, which connects CPUs of several hosts, two concurrent steps may deadlock.
         self._gloo = jax.process_count() > 1 and devices[0].platform == "cpu"
         self.steps_in_flight = 0 if self._gloo else 2
 
@@ -253,9 +253,9 @@ class MeshParallel:
         return run
 
     def lower(self, body: Callable[..., Any], *arguments: Any, donate: Sequence[int] = ()) -> jax.stages.Lowered:
-        """Lowers the body for the devices, from shapes (`jax.ShapeDtypeStruct`).
+        """Lowers the body for the devices, given shapes (`jax.ShapeDtypeStruct`).
 
-        The first argument is a state, the optional second one a batch [k, b, ...].
+        The first argument is a state. The optional second argument is a batch [k, b, ...].
         """
         state, *batches = arguments
         placed = [
@@ -269,10 +269,10 @@ class MeshParallel:
             return self._jit(body, donate).lower(*placed)
 
     def put_state(self, tree: Any) -> Any:
-        """Copies each array to the devices, sharded by the table."""
+        """Copies each array to the devices, sharded by the partition rules."""
 
         def put(path: Sequence[Any], leaf: Any) -> jax.Array:
-            if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:  # this host's parts
+            if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:  # this host's shards
                 return jax.device_put(leaf, self._sharding_for(path, leaf))
             leaf = np.asarray(leaf)
             return jax.make_array_from_callback(leaf.shape, self._sharding_for(path, leaf), lambda part: leaf[part])
@@ -287,7 +287,7 @@ class MeshParallel:
                 leaf = multihost_utils.process_allgather(leaf, tiled=True)
             return np.array(leaf, copy=True)
 
-        return jax.tree.map(whole, tree)  # leaf by leaf: a device may not have memory for all whole arrays
+        return jax.tree.map(whole, tree)  # leaf by leaf: all whole arrays may not fit on a device
 
     def take_state(self, tree: Any) -> Any:
         def take(path: Sequence[Any], leaf: jax.Array) -> Any:
@@ -308,7 +308,7 @@ class MeshParallel:
         return None if len(parts) * part_size == math.prod(shape) else sharding.with_memory_kind("pinned_host")
 
     def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
-        """Returns [k, B / k, ...] with k micro-batches, [B, ...] with None. B counts the rows of all hosts."""
+        """Returns [k, B / k, ...] with k micro-batches, or [B, ...] if None. B counts the rows of all hosts."""
         spec = PartitionSpec(BATCH_AXES) if micro_batches is None else PartitionSpec(None, BATCH_AXES)
         sharding = NamedSharding(self.mesh, spec)
 
@@ -334,7 +334,7 @@ class MeshParallel:
 
 
 def _compile_on_all_hosts(jitted: Any) -> Callable[..., Any]:
-    """Returns the function, which hosts only run when it is compiled on all: gloo times out after 30 seconds."""
+    """Delays the first run of a function until all hosts have compiled it, because gloo times out after 30 seconds."""
     programs: dict[Any, Callable[..., Any]] = {}
 
     def run(*arguments: Any) -> Any:
@@ -348,7 +348,7 @@ def _compile_on_all_hosts(jitted: Any) -> Callable[..., Any]:
 
 
 def check_mesh(shape: tuple[int, int, int], count: int) -> None:
-    """Raises UserError if a mesh does not have as many devices as there are."""
+    """Raises UserError if the size of a mesh differs from the number of devices."""
     if math.prod(shape) != count:
         raise UserError(
             f"training.mesh ({'x'.join(map(str, shape))}) needs {math.prod(shape)} devices, but there are {count}: "
@@ -357,7 +357,7 @@ def check_mesh(shape: tuple[int, int, int], count: int) -> None:
 
 
 def _host_shard(mesh: Mesh, name: str) -> tuple[int, int]:
-    """Returns (index, count) of the contiguous share of a batch's rows that the devices of this host have."""
+    """Returns (index, count) of this host's contiguous share of a batch's rows."""
     by_rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
     holders = [{device.process_index for device in devices} for devices in by_rows]
     mine = [number for number, hosts in enumerate(holders) if jax.process_index() in hosts]

@@ -1,4 +1,4 @@
-"""Devices of this process, published figures of named devices, and limits of cuDNN's attention. Imports no JAX."""
+"""Local devices, published figures of named devices, and limits of cuDNN's attention. Does not import JAX."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bert.errors import UserError
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """Published figures of a kind of device, for estimates; none is measured here.
+    """Published figures of a device kind, for estimates. None of them is measured.
 
     Attributes:
-        peak_tflops: TFLOP/s of dense matrix products in bfloat16.
+        peak_tflops: dense bfloat16 TFLOP/s.
         link: GB/s that a device sends over all links of its slice or host, in one direction.
-        linked: maximum number of devices that such links connect.
+        linked: maximum number of devices connected by such links.
         per_host: devices per host.
         network: GB/s of the host's network per device, in one direction; None if links connect hosts.
-        memory_gib: GiB available to programs: the published size without the memory of the runtime; None if there are
+        memory_gib: GiB available to programs, which is the published size minus the runtime's share; None if there are
             several sizes.
     """
 
@@ -44,19 +44,22 @@ FIGURES = {
     "h100": DeviceFigures(989, 450, 8, 8, network=50),
     "h200": DeviceFigures(989, 450, 8, 8, network=50),
 }
-"""Sources. TPUs: cloud.google.com/tpu/docs, which gives the sum of both directions of a chip's links. GPUs: NVIDIA's
-data sheets of the SXM modules (NVLink, 600 and 900 GB/s in both directions together) and of DGX A100, H100 and H200 (a
-network adapter of 200 or 400 Gb/s per GPU)."""
+"""Published figures by device kind.
+
+Sources for TPUs: cloud.google.com/tpu/docs, which gives the sum of both directions of a chip's links. Sources for GPUs:
+NVIDIA's data sheets of the SXM modules (NVLink, 600 and 900 GB/s in both directions together) and of DGX A100, H100 and
+H200 (a network adapter of 200 or 400 Gb/s per GPU).
+"""
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Devices by name, which need not be present.
+    """Devices specified by name. They need not be present.
 
     Attributes:
         kind: a key of `FIGURES`, or any other name.
-        count: number of devices; None if it is not specified.
-        is_slice: whether they are a TPU slice, specified by its sides.
+        count: number of devices; None if not specified.
+        is_slice: whether they are a TPU slice, specified by its dimensions.
     """
 
     kind: str
@@ -69,7 +72,7 @@ class DeviceSpec:
 
 
 def parse_device_spec(text: str) -> DeviceSpec:
-    """Parses h100, h100:8 (8 devices) or v5e:2x4 (a slice with these sides).
+    """Parses h100, h100:8 (8 devices) or v5e:2x4 (a slice with these dimensions).
 
     Raises:
         UserError: the text has another form, or the slice is too large.
@@ -92,7 +95,7 @@ def parse_device_spec(text: str) -> DeviceSpec:
 
 
 def local_devices() -> list[Any]:
-    """Returns the devices of this process: all devices of JAX, or the first ``BERT_NUM_DEVICES``.
+    """Returns the devices of this process: all JAX devices, or the first ``BERT_NUM_DEVICES``.
 
     Raises:
         UserError: JAX finds no device, or the variable is not a number from 1 to the number of devices.
@@ -116,9 +119,9 @@ def local_devices() -> list[Any]:
 
 
 def max_cudnn_head_dim(devices: Iterable[Any]) -> int:
-    """Returns the largest head size that JAX's cuDNN attention supports on all these devices; 0 without support.
+    """Returns the largest head size that JAX's cuDNN attention supports on all devices; 0 if it is not supported.
 
-    JAX requires compute capability 8.0 (Ampere), and 9.0 (Hopper) for heads over 128. Its platform "gpu" includes AMD.
+    JAX requires compute capability 8.0 (Ampere), or 9.0 (Hopper) for heads over 128. Its platform "gpu" includes AMD.
     """
 
     def largest(device: Any) -> int:
@@ -131,7 +134,7 @@ def max_cudnn_head_dim(devices: Iterable[Any]) -> int:
 
 
 def are_tpus(devices: Iterable[Any]) -> bool:
-    """Returns whether all these devices are TPUs."""
+    """Whether all devices are TPUs."""
     return all(device.platform == "tpu" for device in devices)
 
 
@@ -139,7 +142,7 @@ _forked_after_start = False
 
 
 def require_no_fork() -> None:
-    """Raises UserError in a process that was forked after JAX had started its threads: all computations would hang."""
+    """Raises UserError in a process forked after JAX started its threads, where all computations would hang."""
     if _forked_after_start:
         raise UserError(
             "this process was forked after JAX had started, but JAX hangs in forked processes: start it with "
@@ -149,7 +152,7 @@ def require_no_fork() -> None:
 
 def _note_fork() -> None:
     global _forked_after_start
-    # JAX has no public function for this that does not start JAX.
+    # JAX has no public function for this that does not initialize the backends.
     started = getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None)
     _forked_after_start = _forked_after_start or bool(started)
 

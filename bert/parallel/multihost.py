@@ -1,6 +1,6 @@
-"""Coordination of several hosts in one run: the main process (the first host) decides and writes.
+"""Coordination of several hosts in one run. The main process (the first host) decides and writes.
 
-All hosts run the same program. With one host, these functions add nothing.
+All hosts run the same program. With a single host, these functions add nothing.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ Value = TypeVar("Value")
 
 
 def is_multihost() -> bool:
-    """Returns whether there is more than one host."""
+    """Whether there is more than one host."""
     return jax.process_count() > 1
 
 
 def is_main_process() -> bool:
-    """Returns whether this is the host that writes files and logs."""
+    """Whether this is the host that writes files and logs."""
     return jax.process_index() == 0
 
 
 def broadcast_from_main(make: Callable[[], Any]) -> Any:
-    """Calls ``make`` on the main process only, and returns its value, which must be valid JSON, on all hosts.
+    """Calls ``make`` on the main process only, and returns its value on all hosts. The value must be valid JSON.
 
     Raises:
-        UserError: on all hosts if the main process raised it.
+        UserError: raised on all hosts if the main process raised it.
     """
     return call_on_main(make, lambda value: value)[1]
 
@@ -42,11 +42,11 @@ def call_on_main(make: Callable[[], Value], summarize: Callable[[Value], Any]) -
     """Calls ``make`` on the main process only.
 
     Returns:
-        The value on the main process and None on other hosts; and on all hosts ``summarize(value)``, which must be
-        valid JSON.
+        The value on the main process and None on the others, and ``summarize(value)`` on all hosts, which must be valid
+        JSON.
 
     Raises:
-        UserError: on all hosts if the main process raised it.
+        UserError: raised on all hosts if the main process raised it.
     """
     if not is_multihost():
         value = make()
@@ -70,17 +70,17 @@ def call_on_main(make: Callable[[], Value], summarize: Callable[[Value], Any]) -
 
 
 def gather_rows(array: np.ndarray) -> np.ndarray:
-    """Concatenates the arrays [R, ...] of all hosts in their order. All hosts must call it."""
+    """Concatenates the arrays [R, ...] of all hosts, in the order of the hosts. All hosts must call it."""
     if not is_multihost():
         return array
-    # As bytes, because JAX would convert int64 to int32.
+    # Gathered as bytes, because JAX would convert int64 to int32.
     rows = multihost_utils.process_allgather(np.ascontiguousarray(array).view(np.uint8), tiled=True)
     return np.ascontiguousarray(rows, np.uint8).view(array.dtype)
 
 
 @contextlib.contextmanager
 def main_process_first() -> Iterator[None]:
-    """Runs the block on the main process first. The other hosts start when it has ended, and find its files."""
+    """Runs the block on the main process first. The other hosts start when it has finished, and can read its files."""
     if not is_main_process():
         sync_hosts("first_goes_first")
     try:
@@ -91,12 +91,12 @@ def main_process_first() -> Iterator[None]:
 
 
 def main_process_only(log: Callable[[str], None]) -> Callable[[str], None]:
-    """Returns ``log`` on the main process, and a function that logs nothing on other hosts."""
+    """Returns ``log`` on the main process, and a function that does nothing on other hosts."""
     return log if is_main_process() else lambda text: None
 
 
 _PATIENCE = 7 * 24 * 3600 * 1000
-"""Milliseconds that hosts wait for the main process, which may train a vocabulary. If it dies, they end at once."""
+"""Timeout in milliseconds for the main process, which may train a vocabulary. If it dies, hosts stop at once."""
 
 
 def sync_hosts(name: str) -> None:

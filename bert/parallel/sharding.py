@@ -1,8 +1,8 @@
-"""Sharding over a mesh: one table for parameters and optimizer state, one rule for rows.
+"""Sharding over a mesh: one table for parameters and optimizer state, and one rule for rows.
 
-A mesh has three axes. ``data`` and ``fsdp`` both shard the rows of a batch. ``fsdp`` also shards parameters and
-optimizer state (Rajbhandari et al. 2020, ZeRO stage 3). ``tensor`` shards heads and feed-forward features, so that
-attention and the feed-forward block need one sum over devices each (Shoeybi et al. 2019, section 3).
+A mesh has three axes. ``data`` and ``fsdp`` shard the rows of a batch. ``fsdp`` also shards parameters and optimizer
+state (Rajbhandari et al. 2020, ZeRO stage 3). ``tensor`` shards heads and feed-forward features, so attention and the
+feed-forward block need one all-reduce each (Shoeybi et al. 2019, section 3).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"predictions/decoder", PartitionSpec("tensor", "fsdp")),  # [V, D]
     (r"predictions/bias", PartitionSpec("tensor")),  # [V]
     (r"(position|segment)/embedding", PartitionSpec(None, "fsdp")),  # [., D]
-    (r"kernel", PartitionSpec("fsdp", None)),  # of pooler and heads: [D, .]
+    (r"kernel", PartitionSpec("fsdp", None)),  # pooler and heads: [D, .]
 )
-"""The first matching rule applies. Arrays without a rule (biases, LayerNorm, counters) are replicated.
+"""Partition rules. The first match applies. Arrays without a rule (biases, LayerNorm, counters) are replicated.
 
-A dimension that an axis does not divide evenly is not sharded along it: BERT's 30,522 tokens are sharded over 2 or 3
+A dimension that is not divisible by an axis is not sharded along it. BERT's 30,522 tokens are sharded over 2 or 3
 devices, but not over 4. ``model.vocab_size: 30720`` is divisible by powers of two up to 2,048.
 """
 
 
 def partition_spec(path: str, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-    """Returns how an array is sharded.
+    """Returns the partition spec of an array.
 
     Args:
-        path: names from the root of the state, joined by slashes; moments end in the path of their parameter.
+        path: names from the root of the state, joined by slashes. Paths of moments end in the path of their parameter.
         shape: shape of the whole array.
         sizes: number of devices along each axis of the mesh.
     """
@@ -55,7 +55,7 @@ def partition_spec(path: str, shape: Sequence[int], sizes: Mapping[str, int]) ->
 
 
 def constrain_state(tree: Any) -> Any:
-    """Constrains the arrays of a state to the sharding of the table. Without a mesh (pmap), returns them unchanged."""
+    """Constrains the arrays of a state to their partition specs. Without a mesh (pmap), returns them unchanged."""
     mesh = _mesh()
     if mesh is None:
         return tree
@@ -67,9 +67,9 @@ def constrain_state(tree: Any) -> Any:
 
 
 def constrain_activation(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrains an activation [B, ...] to be sharded over the batch axes, and its remaining dimensions over `axes`.
+    """Constrains an activation [B, ...] to be sharded over the batch axes, and its other dimensions over ``axes``.
 
-    Otherwise the compiler may gather activations where it should gather weights. Without a mesh, returns ``x``.
+    Otherwise the compiler might gather activations instead of weights. Without a mesh, returns ``x``.
     """
     mesh = _mesh()
     if mesh is None:
@@ -78,9 +78,9 @@ def constrain_activation(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def all_gather_fsdp(table: jax.Array, *axes: str | None) -> jax.Array:
-    """All-gathers a parameter over `fsdp` at its point of use; its dimensions stay sharded along `axes`.
+    """All-gathers a parameter over ``fsdp`` where it is used. Its dimensions stay sharded along ``axes``.
 
-    Only needed for lookup tables: for matrix products, the compiler gathers the parameter by itself.
+    Only needed for lookup tables. For matrix products, the compiler inserts the all-gather.
     """
     mesh = _mesh()
     if mesh is None:
@@ -89,10 +89,10 @@ def all_gather_fsdp(table: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def shard_rows_and_heads(attend: Callable[..., jax.Array], *arrays: jax.Array | None) -> jax.Array:
-    """Runs a kernel that the compiler cannot shard on each device, for its rows and heads.
+    """Runs a kernel that the compiler cannot shard. Each device computes its rows and heads.
 
     Args:
-        attend: the kernel: arrays -> array [B, N, ...].
+        attend: maps the arrays to an array [B, N, ...].
         arrays: [B, N, ...] with heads, or [B, T] without.
     """
     mesh = _mesh()
@@ -106,13 +106,13 @@ def shard_rows_and_heads(attend: Callable[..., jax.Array], *arrays: jax.Array | 
 
 
 def num_row_shards() -> int:
-    """Returns the number of shards of a batch: devices along the batch axes of the mesh; 1 without a mesh (pmap)."""
+    """Returns the number of shards of a batch, which is the size of the batch axes; 1 without a mesh (pmap)."""
     mesh = _mesh()
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def path_str(path: Sequence[Any]) -> str:
-    """Formats a path of `jax.tree_util` as names joined by slashes."""
+    """Formats a `jax.tree_util` path as names joined by slashes."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
 

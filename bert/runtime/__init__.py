@@ -1,1 +1,1 @@
-"""The process: signals, memory allocation, compilation cache, profiling."""
+"""Process-level code: signals, memory allocation, compilation cache, profiling."""

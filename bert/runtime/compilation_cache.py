@@ -1,4 +1,4 @@
-"""The cache of compiled programs, which runs share. Imports no JAX."""
+"""The persistent cache of compiled programs, shared by all runs. Does not import JAX."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bert.errors import UserError
 from bert.files import user_cache_dir
 
 ENV_VAR = "BERT_COMPILATION_CACHE"
-"""Environment variable with another folder, or ``off``."""
+"""Environment variable that sets another folder, or ``off``."""
 
 MAX_SIZE_GIB = 2
-"""Maximum size of the folder. The least recently used programs are removed first."""
+"""Maximum size of the folder. The least recently used programs are evicted."""
 
 UNBOUNDED = "-1"
-"""JAX's default: no limit. JAX then writes no access times."""
+"""JAX's default, no limit. JAX then records no access times."""
 
 LOCK_SECONDS = 1
-"""Maximum time that a start waits for another process that reads or writes a program."""
+"""Maximum time to wait at startup for another process that reads or writes a program."""
 
 MIN_COMPILE_SECONDS = 0.1
 """Programs that compile faster are not cached."""
@@ -31,13 +31,13 @@ MIN_COMPILE_SECONDS = 0.1
 def use_compilation_cache() -> Path | None:
     """Makes JAX cache compiled programs in the user's cache folder, or in $BERT_COMPILATION_CACHE.
 
-    Settings of JAX in the environment take precedence. A default folder that cannot be written is not used.
+    JAX settings in the environment take precedence. The default folder is not used if it is not writable.
 
     Returns:
         The folder; None if compiled programs are not cached, or if JAX's own settings choose the folder.
 
     Raises:
-        UserError: the folder that $BERT_COMPILATION_CACHE names cannot be written.
+        UserError: the folder in $BERT_COMPILATION_CACHE is not writable.
     """
     named = os.environ.get(ENV_VAR)
     if named == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ or _given_to_jax():
@@ -52,7 +52,7 @@ def use_compilation_cache() -> Path | None:
         if named:
             raise UserError(f"{ENV_VAR} is {named!r}, which cannot be written: name another folder, or off")
         return None
-    # A program for one kind of processor may crash on another, and both may share a home folder.
+    # A program for one processor may crash on another, and both may share a home folder.
     folder = root / _processor()
     settings = {
         "jax_compilation_cache_dir": str(folder),
@@ -61,8 +61,8 @@ def use_compilation_cache() -> Path | None:
     }
     for name, value in settings.items():
         if name.upper() not in os.environ:
-            os.environ[name.upper()] = str(value)  # child processes inherit it
-            if "jax" in sys.modules:  # JAX reads the environment when it is imported
+            os.environ[name.upper()] = str(value)  # inherited by child processes
+            if "jax" in sys.modules:  # JAX reads the environment only on import
                 sys.modules["jax"].config.update(name, value)
     if os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] != UNBOUNDED:
         _remove_incomplete(folder)
@@ -70,20 +70,21 @@ def use_compilation_cache() -> Path | None:
 
 
 def _given_to_jax() -> bool:
-    """Returns whether this process has set JAX's folder through ``jax.config``."""
+    """Whether this process has set JAX's folder through ``jax.config``."""
     return "jax" in sys.modules and sys.modules["jax"].config.jax_compilation_cache_dir is not None
 
 
 def _remove_incomplete(folder: Path) -> None:
-    """Removes programs that a killed process wrote incompletely.
+    """Removes programs that a killed process left incomplete.
 
-    JAX writes a program, and then its access time. It would load an incomplete program, and before 0.11 it caches
-    nothing more while an access time is missing. Its lock distinguishes a kill from a process that is still writing.
+    JAX writes a program first, and then its access time. It would load an incomplete program, and before version 0.11
+    it stops caching while an access time is missing. JAX's lock distinguishes a killed process from one that still
+    writes.
     """
     with contextlib.suppress(OSError, NotImplementedError):  # the lock is held, or the file system has no locks
         if not _incomplete(folder):
             return
-        from filelock import FileLock  # slow to import, and rarely needed
+        from filelock import FileLock  # slow to import and rarely needed
 
         with FileLock(folder / ".lockfile", timeout=LOCK_SECONDS):
             for program in _incomplete(folder):
@@ -97,7 +98,7 @@ def _incomplete(folder: Path) -> list[Path]:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Returns whether the folder, or its nearest existing ancestor, can be written."""
+    """Whether the folder, or its nearest existing ancestor, is writable."""
     try:
         nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
@@ -106,11 +107,11 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _processor() -> str:
-    """Returns a short name for the kind of processor: its architecture, and a digest of its instruction sets."""
+    """Returns a short name for the processor: its architecture, and a digest of its instruction sets."""
     instructions = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         instructions = next((line for line in lines if line.startswith(("flags", "Features"))), instructions)
-    except OSError:  # not Linux
+    except OSError:  # not on Linux
         pass
     return f"{platform.machine()}-{hashlib.sha256(instructions.encode()).hexdigest()[:8]}"

@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Interrupted(Exception):
-    """Raised after a signal, when the state is saved. ``status`` is the exit status (130, 143 or 129)."""
+    """Raised after a signal, once the state is saved. ``status`` is the exit status (130, 143 or 129)."""
 
     def __init__(self, step: int, signal_number: int) -> None:
         super().__init__(step)
@@ -31,23 +31,23 @@ class EvaluationInterrupted(Exception):
 
 @dataclass
 class InterruptHandler:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into a flag that the loop reads; a second SIGINT ends the process.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a flag for the training loop. A second SIGINT ends the process.
 
-    SIGHUP means that the terminal or the ssh session was closed. Under ``nohup``, it stays ignored.
+    SIGHUP means that the terminal or ssh session was closed. It stays ignored under ``nohup``.
 
-    With several hosts, JAX's runtime handles SIGTERM: it forwards the notice of one host to all, and they stop after
-    the same step. Ctrl-C ends a host at once. Signals are handled only in the main thread.
+    With several hosts, JAX's runtime handles SIGTERM: it forwards one host's notice to all, and they stop after the
+    same step. Ctrl-C ends a host at once. Signals are handled only in the main thread.
     """
 
     signal_number: int | None = None
     _previous: dict[int, Any] = field(default_factory=dict)
 
     def __enter__(self) -> InterruptHandler:
-        import jax  # not needed by `CtrlC`, which commands use before they import JAX
+        import jax  # `CtrlC` does not need it, and commands use that before they import JAX
 
         self._shared = jax.distributed.is_initialized()
         takes_signals = not self._shared and threading.current_thread() is threading.main_thread()
-        hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+        hangup = getattr(signal, "SIGHUP", None)  # missing on Windows
         signals = [signal.SIGINT, signal.SIGTERM]
         if hangup is not None and signal.getsignal(hangup) == signal.SIG_DFL:
             signals.append(hangup)
@@ -60,7 +60,7 @@ class InterruptHandler:
             signal.signal(signum, handler)
 
     def should_stop(self, step: int) -> bool:
-        """Returns whether the loop must stop after this step. Every host calls it once after every step."""
+        """Whether the loop must stop after this step. Every host calls it exactly once after every step."""
         if self._shared and self.signal_number is None:
             from orbax.checkpoint.utils import reached_preemption
 
@@ -69,19 +69,19 @@ class InterruptHandler:
         return self.signal_number is not None
 
     def raise_if_requested(self) -> None:
-        """Raises `EvaluationInterrupted` after a signal, to end work that can be repeated."""
+        """Raises `EvaluationInterrupted` after a signal, to stop work that can be repeated."""
         if self.signal_number is not None:
             raise EvaluationInterrupted
 
     def raise_if_signalled(self, step: int) -> None:
-        """Raises `Interrupted` after a signal. Call it when the state of ``step`` is saved."""
+        """Raises `Interrupted` after a signal. Call this when the state of ``step`` is saved."""
         if self.signal_number is not None:
             raise Interrupted(step, self.signal_number)
 
     def _note(self, signum: int, _: FrameType | None) -> None:
         if self.signal_number is not None and signum == signal.SIGINT:
-            # An exception would wait for the save while it unwinds.
-            cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # hidden by the progress bar
+            # Not an exception, which would wait for the save while it unwinds.
+            cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the progress bar hides it
             os.write(2, f"{cursor}\nended at once; what had been saved before is still there\n".encode())
             os._exit(128 + signum)
         if signum == getattr(signal, "SIGHUP", None):
@@ -90,7 +90,7 @@ class InterruptHandler:
 
 
 def _leave_closed_terminal() -> None:
-    """Redirects output to the null device if its terminal was closed: a failing write would end the run unsaved."""
+    """Redirects output to the null device if its terminal was closed, because a failing write would end the run."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
@@ -102,15 +102,15 @@ def _leave_closed_terminal() -> None:
 INTERRUPTED = "interrupted"
 STATUS = 128 + signal.SIGINT
 CALLBACK_SECONDS = 0.05
-"""Time that a callback has to return."""
+"""Maximum duration of a callback, in seconds."""
 
 
 class CtrlC:
-    """Raises KeyboardInterrupt at Ctrl-C, also where Python or extension modules would drop it.
+    """Raises KeyboardInterrupt on Ctrl-C, even where Python or extension modules would drop it.
 
-    While a module is imported, the process ends at once: an exception in its initialization could be a traceback, a
-    crash or be ignored. Python drops exceptions in callbacks of its garbage collector, and JAX has such a callback. The
-    exception is then raised again after the callback.
+    During imports, the process ends at once, because an exception in a module's initialization could cause a traceback
+    or a crash, or be ignored. Python also drops exceptions in callbacks of its garbage collector, such as JAX's. In
+    that case the exception is raised again after the callback.
     """
 
     def __enter__(self) -> CtrlC:
@@ -129,9 +129,9 @@ class CtrlC:
 
 @functools.cache
 def _hook_before(previous: Callable[[sys.UnraisableHookArgs], Any]) -> Callable[[sys.UnraisableHookArgs], None]:
-    """Returns a hook that raises a dropped KeyboardInterrupt again, and passes on other errors.
+    """Returns a hook that re-raises a dropped KeyboardInterrupt and passes on other errors.
 
-    It is cached, so that it is never freed: another thread may be calling it when it is replaced.
+    It is cached and never freed, because another thread may be calling it while it is replaced.
     """
 
     def hook(dropped: sys.UnraisableHookArgs) -> None:

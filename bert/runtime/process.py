@@ -1,4 +1,4 @@
-"""The process: glibc's memory allocator (huge pages, fewer arenas, free memory returned) and the standard streams."""
+"""Settings of the process: glibc's allocator (huge pages, fewer arenas, trimming) and the standard streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ARENAS_PER_CORE = 2
-"""Limit instead of glibc's 8 per core. Arenas never shrink, and new threads use any of them."""
+"""Limit instead of glibc's 8 per core. Arenas never shrink, and new threads may use any of them."""
 
 _M_ARENA_MAX = -8  # malloc.h
 
@@ -20,17 +20,17 @@ _KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 _DEVICES = Path("/dev")
 _DEVICE_FILES = ("nvidia[0-9]*", "dxg", "accel[0-9]*", "vfio/[0-9]*")
-"""NVIDIA, NVIDIA under WSL, and TPUs of both kinds of driver."""
+"""Device files of NVIDIA GPUs, NVIDIA GPUs under WSL, and TPUs with either kind of driver."""
 _TPU_VARIABLES = ("TPU_NAME", "TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID")
 
 
 def reexec_with_huge_pages() -> None:
-    """Re-executes this program with pages of 2 MB in glibc's allocator, if it runs on a CPU and the kernel allows it.
+    """Re-executes this program with 2 MB pages in glibc's allocator, if it runs on a CPU and the kernel supports it.
 
-    Each step on a CPU allocates and frees its working memory. With pages of 4 kB, this is a fifth of the CPU time of a
-    step. glibc (2.35 and later) reads the setting only when a process starts, so call this first in a program:
-    `os.execve` keeps the process and its arguments. Nothing happens with ``BERT_NO_REEXEC=1``, with the setting in
-    ``GLIBC_TUNABLES``, with an accelerator, or if the kernel has no huge pages on demand.
+    Each training step on a CPU allocates and frees its working memory, which takes a fifth of the CPU time with 4 kB
+    pages. glibc (2.35 and later) reads the setting only at process start, so call this first in a program. `os.execve`
+    keeps the process and its arguments. Does nothing with ``BERT_NO_REEXEC=1``, if ``GLIBC_TUNABLES`` has the setting,
+    with an accelerator, or if the kernel does not provide huge pages on demand.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if os.environ.get("BERT_NO_REEXEC", "0") != "0" or _HUGE in tunables:
@@ -44,7 +44,7 @@ def reexec_with_huge_pages() -> None:
 
 
 def is_accelerator_visible() -> bool:
-    """Returns whether JAX may find a GPU or TPU, judged by environment variables and device files, without JAX."""
+    """Whether JAX may find a GPU or TPU, judging by environment variables and device files. Does not use JAX."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms.split(",")[0] != "cpu"  # the first one is the default backend
     if any(name in os.environ for name in _TPU_VARIABLES):
@@ -69,7 +69,7 @@ def _huge_pages_on_demand() -> bool:
 def limit_malloc_arenas() -> None:
     """Limits the number of glibc's arenas in this process, unless the environment sets it.
 
-    Call it before threads start. With a single arena, the steps of a small model took 50% longer; with two per core,
+    Call this before threads start. With a single arena, the steps of a small model took 50% longer; with two per core,
     they took no longer.
     """
     named = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
@@ -78,21 +78,21 @@ def limit_malloc_arenas() -> None:
 
 
 def release_free_memory() -> None:
-    """Returns free memory to the system with `malloc_trim(0)`: arenas cannot use the free memory of other arenas."""
+    """Returns free memory to the system with `malloc_trim(0)`, because arenas cannot use each other's free memory."""
     _call_libc("malloc_trim", 0)
 
 
 def _call_libc(name: str, *arguments: Any) -> None:
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # musl has another allocator
+        with contextlib.suppress(OSError, AttributeError):  # musl has no such function
             getattr(ctypes.CDLL(None), name)(*arguments)
 
 
 def prepare_streams() -> None:
     """Opens the null device for each standard stream that the shell has closed (`<&-`, `>&-`, `2>&-`).
 
-    Otherwise the stream would be None, messages for a closed stderr would go to stdout, and the next file that is
-    opened would become the stream. File names that are not UTF-8 are printed with backslash escapes.
+    Otherwise the stream would be None, messages for a closed stderr would go to stdout, and the next opened file would
+    become the stream. File names that are not valid UTF-8 are printed with backslash escapes.
     """
     for descriptor, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         try:
@@ -109,5 +109,5 @@ def prepare_streams() -> None:
 
 
 def is_stdout_closed() -> bool:
-    """Returns whether the shell has closed standard output."""
+    """Whether the shell has closed standard output."""
     return getattr(sys.stdout, "name", "") == os.devnull  # opened by `prepare_streams`

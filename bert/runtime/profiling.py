@@ -12,23 +12,23 @@ import jax
 FOLDER = "profile"
 
 WARMUP_STEPS = 5
-"""Steps before the trace, while caches fill."""
+"""Number of steps before the trace, while caches fill."""
 
 TRACED_STEPS = 5
-"""Steps in the trace, including the work of the host between them."""
+"""Number of traced steps, including the host's work between them."""
 
 
 def make_profiler(
     enabled: bool, folder: Path, log: Callable[[str], None]
 ) -> contextlib.AbstractContextManager[StepProfiler | None]:
-    """Returns a `StepProfiler` for the run in a folder; a context manager that returns None unless enabled."""
+    """Returns a context manager that yields a `StepProfiler` for a run's folder, or None if profiling is disabled."""
     return StepProfiler(folder, log) if enabled else contextlib.nullcontext()
 
 
 class StepProfiler:
-    """Writes a trace of some early steps of a process to ``profile/`` in a run's folder.
+    """Writes a trace of a few early steps to ``profile/`` in a run's folder.
 
-    Close it, or use it in a ``with``, so that a run that ends within the trace writes the incomplete trace.
+    Use it as a context manager or close it, so that a run that ends during the trace still writes the trace.
     """
 
     def __init__(self, folder: Path, log: Callable[[str], None]) -> None:
@@ -43,7 +43,7 @@ class StepProfiler:
         self.close()
 
     def before_step(self, state: Any) -> None:
-        """Starts or ends the trace. ``state`` is the state of the step before, which is waited for."""
+        """Starts or ends the trace. Waits for ``state``, the result of the previous step."""
         if self._num_steps == WARMUP_STEPS:
             jax.block_until_ready(state)
             self._trace.callback(self._print_path)  # after the trace is written
@@ -54,7 +54,7 @@ class StepProfiler:
         self._num_steps += 1
 
     def close(self) -> None:
-        """Writes an incomplete trace."""
+        """Writes the trace, even if it is incomplete."""
         if 0 < self._num_steps <= WARMUP_STEPS:
             self._log(f"no step was traced: the trace starts after {WARMUP_STEPS} steps")
         self._trace.close()
