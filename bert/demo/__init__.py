@@ -1,1 +1,1 @@
-"""Web demo of a model: `bert.demo.abilities` defines its tabs, `bert.demo.page` the page."""
+"""Web demo of a model. `bert.demo.abilities` defines the tabs, and `bert.demo.page` the page."""

@@ -1,4 +1,4 @@
-"""The tabs of the demo for a model, with example texts."""
+"""The tabs of the demo, with example texts."""
 
 from __future__ import annotations
 
@@ -53,36 +53,37 @@ def with_masks(mask: str) -> tuple[tuple[str, ...], ...]:
 
 
 MAX_CHARACTERS = 20_000
-"""Maximum length of a text, so that other requests do not wait."""
+"""Maximum number of characters of a text, so that other requests do not have to wait."""
 
 MAX_ATTENTION_TOKENS = 128
-"""Maximum number of tokens of an attention page, which has two megabytes for 12 layers of 12 heads."""
+"""Maximum number of tokens of an attention page, which has two megabytes for 12 layers with 12 heads."""
 
 MAX_CHOICES = 10
-"""Maximum number of choices of a question; one program is compiled per number."""
+"""Maximum number of choices of a question. One program is compiled per number."""
 
 MAX_TOKENS = 40
-"""Maximum number of tokens that a language model adds to a text."""
+"""Maximum number of tokens that a language model generates."""
 
 TOP_K = 8
 """Number of tokens listed for a mask."""
 
 Highlights = list[tuple[str, str | None]]
-"""Parts of a text, each with its mark or None."""
+"""Parts of a text, each with its label or None."""
 
 
 @dataclass(frozen=True)
 class Ability:
-    """One tab of the page and one function of its API.
+    """One tab of the page, which is also a function of its API.
 
     Attributes:
         name: name of the API function.
         title: title of the tab.
         description: one sentence about the tab.
-        answer: texts -> one value per output, or the value of a single output; its parameter names are the API's.
-        inputs: labels of the texts.
-        outputs: kind of each output (a key of `bert.demo.page.OUTPUTS`) and its label.
-        examples: inputs to click on.
+        answer: maps texts to one value per output, or to the value of a single output. Its parameter names are the
+            API's.
+        inputs: labels of the text inputs.
+        outputs: kind (a key of `bert.demo.page.OUTPUTS`) and label of each output.
+        examples: example inputs.
         num_required: number of leading texts that must not be empty.
     """
 
@@ -97,11 +98,11 @@ class Ability:
 
     @property
     def is_page(self) -> bool:
-        """True if the answer is an HTML page."""
+        """Whether the answer is an HTML page."""
         return self.outputs[0][0] == "page"
 
     def __call__(self, *texts: str | None) -> Any:
-        """Returns the answer.
+        """Returns the answer for the texts.
 
         Raises:
             UserError: a text is empty or too long, or the model rejects it.
@@ -123,7 +124,7 @@ def _checked(label: str, text: str | None) -> str:
 
 
 def abilities_of(model: Pretrained) -> list[Ability]:
-    """Returns the abilities of a model, starting with its task."""
+    """Returns the abilities of a model. Its task comes first."""
     writes = model.architecture in (ENCODER_DECODER, "BertForCausalLM")
     found = []
     compares = model.task is None or "embed" in model.task.calls
@@ -153,7 +154,7 @@ def _sample_input(model: Pretrained) -> tuple[str, ...]:
 
 
 def _with_sample(ability: Ability, sample: tuple[str, ...]) -> Ability:
-    """Returns the ability with an input of the run's data as its example, if the number of texts fits."""
+    """Returns the ability with an input from the run's data as its example, if the number of texts matches."""
     if ability.name == "choose":
         sample = (sample[0], "\n".join(sample[1:]))
     elif ability.name == "attention":
@@ -190,7 +191,7 @@ def fill_mask(model: Pretrained, text: str) -> dict[str, float]:
     found = model.fill_mask(text, TOP_K)
     if len(found) > 1:
         raise UserError(f"the text has {len(found)} masks, and this page fills one: remove the others")
-    # Byte-level tokens may have equal texts; the most likely one is kept.
+    # Byte-level tokens may have equal texts. The most likely one is kept.
     return {prediction.token.replace(" ", "␣"): prediction.probability for prediction in reversed(found[0])}
 
 
@@ -275,7 +276,7 @@ def tag(model: Pretrained, text: str) -> Highlights:
 
 
 def mark(text: str, spans: list[tuple[int, int, str]]) -> Highlights:
-    """Splits a text into parts and marks the ``spans`` (start, end, name), which are sorted and disjoint."""
+    """Splits a text into parts and labels the ``spans`` (start, end, name), which are sorted and disjoint."""
     parts: Highlights = []
     position = 0
     for start, end, name in spans:
@@ -320,7 +321,7 @@ def _similarity(model: Pretrained) -> Ability:
 
 
 def similarity(model: Pretrained, text_a: str, text_b: str) -> float:
-    """Returns the cosine of the embeddings of two texts."""
+    """Returns the cosine similarity of two texts."""
     return float(model.similarity(text_a, text_b)[0, 0])
 
 
@@ -362,7 +363,7 @@ def _attention(model: Pretrained) -> Ability:
 
 
 def attention(model: Pretrained, text: str) -> str:
-    """Returns the HTML page of `bert attention` for a text, with an encoder-decoder for the generated target too."""
+    """Returns the HTML page of `bert attention` for a text. An encoder-decoder also generates the target."""
     if (count := model.tokenize(text)["input_ids"].shape[1]) > MAX_ATTENTION_TOKENS:
         raise UserError(f"the text has {count} tokens, and this page shows {MAX_ATTENTION_TOKENS}: pass a shorter text")
     target = model.generate(text, details=True, num_samples=1) if has_decoder(model.architecture) else None

@@ -1,4 +1,4 @@
-"""Requests that `bert demo` rejects before Gradio reads them: other hosts, large bodies and uploads."""
+"""Rejects requests to `bert demo` before Gradio reads them: unknown hosts, large bodies and uploads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 MAX_BODY = 1 << 20
-"""Maximum bytes of a request. The longest texts need a few hundred thousand bytes as JSON."""
+"""Maximum size of a request in bytes. The longest texts need a few hundred thousand bytes as JSON."""
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine in a local browser."""
@@ -23,9 +23,9 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 class RequestGuard:
     """ASGI middleware that rejects requests before the application reads them.
 
-    - A request for an unknown host gets 421, so that another site whose name points here cannot read the model (DNS
-      rebinding).
-    - A body over `MAX_BODY` gets 413, by its Content-Length or, if streamed, as soon as it is too long.
+    - Requests for an unknown host get 421, so that another site whose name resolves to this server cannot use the model
+      (DNS rebinding).
+    - Bodies over `MAX_BODY` get 413, by Content-Length or, if streamed, as soon as the limit is exceeded.
     - Uploads and forms with files get 403, because no ability reads files and they would stay in the temporary folder.
     """
 
@@ -33,7 +33,7 @@ class RequestGuard:
         """
         Args:
             hosts: allowed values of the Host header, without a port, in lower case.
-            any_address: whether every IP address is also allowed, which DNS rebinding cannot use.
+            any_address: whether all IP addresses are also allowed. DNS rebinding cannot use them.
         """
         self._app, self._hosts, self._any_address = app, frozenset(hosts), any_address
 
@@ -75,7 +75,7 @@ def hosts_of(host: str, allowed: Collection[str] = ()) -> set[str]:
 
 
 def is_local(host: str) -> bool:
-    """Returns True if only this machine can reach an address."""
+    """Whether an address is reachable only from this machine."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
@@ -88,20 +88,20 @@ def _is_address(host: str) -> bool:
 
 
 def _content_length(headers: list[tuple[bytes, bytes]]) -> int:
-    """Returns the declared length, 0 without one, and more than `MAX_BODY` for an invalid one."""
+    """Returns the declared length; 0 without one, and more than `MAX_BODY` if it is invalid."""
     lengths = [value for name, value in headers if name == b"content-length"]
     return max((int(value) if value.isdigit() and len(value) < 20 else MAX_BODY + 1 for value in lengths), default=0)
 
 
 def _has_files(path: str, headers: list[tuple[bytes, bytes]]) -> bool:
-    """Returns True if a request uploads files. The form of the login has none."""
+    """Whether a request uploads files. The login form does not."""
     endpoint = path.rstrip("/").rpartition("/")[2]
     forms = any(name == b"content-type" and value.strip().lower().startswith(b"multipart/") for name, value in headers)
     return endpoint in ("upload", "process_recording") or (forms and endpoint != "login")
 
 
 async def _read_body(receive: Receive) -> list[Message] | None:
-    """Returns the messages of a body; None if it is too long."""
+    """Returns the messages of a body; None if it exceeds `MAX_BODY`."""
     messages, size = list[Message](), 0
     while True:
         message = await receive()

@@ -1,4 +1,4 @@
-"""The Gradio page of `bert demo`: one tab per ability of a model, which is also an API function."""
+"""The Gradio page of `bert demo`, with one tab and one API function per ability of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import gradio as gr
 
 MAX_WAITING = 256
-"""Maximum number of waiting requests, each of at most `bert.demo.guard.MAX_BODY` bytes; others are rejected."""
+"""Maximum number of waiting requests of up to `bert.demo.guard.MAX_BODY` bytes each. Others are rejected."""
 
 CSS = """
 .gradio-container .html-container { padding: 0; }
@@ -51,7 +51,7 @@ def require_gradio() -> None:
 
 
 def build(model: Pretrained) -> gr.Blocks:
-    """Builds the page of a model, which processes one request at a time.
+    """Builds the page for a model. It processes one request at a time.
 
     Raises:
         UserError: Gradio is not installed.
@@ -77,7 +77,7 @@ def serve(
 ) -> str:
     """Serves a page in the background until ``page.close()``, and returns its address.
 
-    Nothing is reported to or loaded from other hosts. `bert.demo.guard.RequestGuard` limits the requests.
+    No data is sent to or loaded from other hosts. `bert.demo.guard.RequestGuard` restricts the requests.
 
     Args:
         host: address to listen on. If other machines can reach it, the Host header may be any IP address.
@@ -136,7 +136,7 @@ def _output(kind: str, label: str) -> Any:
 
 
 def _answer_or_error(ability: Ability) -> Callable[..., Any]:
-    """Wraps an ability for Gradio with the parameters of its answer; the page shows errors."""
+    """Wraps an ability for Gradio, with the parameters of its answer. Errors are shown on the page."""
     import gradio as gr
 
     @functools.wraps(ability.answer)
@@ -152,7 +152,7 @@ def _answer_or_error(ability: Ability) -> Callable[..., Any]:
 
 
 def _frame(page: str) -> str:
-    """Returns a page in a sandboxed frame without access to the outer page."""
+    """Returns a sandboxed frame with the page, which cannot access the outer page."""
     return f'<iframe title="attention" sandbox="allow-scripts" srcdoc="{_inert(page)}"></iframe>'
 
 

@@ -1,4 +1,4 @@
-"""Official metrics and trivial baselines for plain arrays. scikit-learn and SciPy are imported when first used."""
+"""Official metrics and trivial baselines for plain arrays. scikit-learn and SciPy are imported on first use."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from bert.metrics.tagging_schemes import extract_entities
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the share of correct predictions, 0 to 1."""
+    """Returns the fraction of correct predictions, 0 to 1."""
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(labels, predictions))
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the F1 of label 1, as in GLUE for MRPC and QQP; 0 if nothing is predicted as 1."""
+    """Returns the F1 of label 1, as in GLUE for MRPC and QQP; 0 if label 1 is never predicted."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels, predictions, pos_label=1, average="binary", zero_division=0))
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean F1 of the labels, 0 to 1.
+    """Returns the mean F1 over the labels, 0 to 1.
 
-    With one label per row, only labels that are predicted or correct somewhere count; otherwise all L labels, and
-    labels that never occur have F1 0.
+    With one label per row, the mean includes only labels that are predicted or correct in some row. With several labels
+    per row, it includes all L labels, and labels that never occur have F1 0.
     """
     return _mean_f1(predictions, labels, "macro")
 
 
 def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the F1 over all labels of all rows [R, L], 0 to 1; 0 without any label or prediction."""
+    """Returns the F1 over all labels of all rows [R, L], 0 to 1; 0 if there are no labels and no predictions."""
     return _mean_f1(predictions, labels, "micro")
 
 
 def _mean_f1(predictions: np.ndarray, labels: np.ndarray, average: str) -> float:
     from sklearn.metrics import f1_score
 
-    if labels.shape[1:] == (1,):  # scikit-learn would count having and not having the label as two labels
+    if labels.shape[1:] == (1,):  # scikit-learn would treat presence and absence as two labels
         return f1(predictions[:, 0], labels[:, 0])
     return float(f1_score(labels, predictions, average=average, zero_division=0))
 
 
 def matthews_correlation(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns Matthews correlation, -1 to 1, as in GLUE for CoLA; 0 if all predictions are equal."""
+    """Returns the Matthews correlation, -1 to 1, as in GLUE for CoLA; 0 if all predictions are equal."""
     from sklearn.metrics import matthews_corrcoef
 
     return float(matthews_corrcoef(labels, predictions))
@@ -88,7 +88,7 @@ METRICS = {
     "pearson": pearson,
     "spearman": spearman,
 }
-"""Metrics of rows with labels or scores, by name."""
+"""Metrics for rows with labels or scores, by name."""
 
 SQUAD_V2 = tuple(f"{answers}{name}" for answers in ("", "HasAns_", "NoAns_", "best_") for name in ("exact", "f1"))
 
@@ -101,13 +101,13 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(("disc_accuracy", "disc_recall"), True),
     **dict.fromkeys(("perplexity", "bits_per_byte"), False),
 }
-"""Whether higher is better, for the metrics of this module, of `bert.training.losses` and of the tasks."""
+"""Whether higher is better, for metrics of this module, of `bert.training.losses` and of the tasks."""
 
 
 def higher_is_better(name: str) -> bool | None:
-    """Returns whether a higher value of a metric is better; None for metrics without a direction, such as counts.
+    """Returns whether a higher value is better; None for metrics without a direction, such as counts.
 
-    The names of losses end in ``_loss`` (`bert.training.losses.Loss`); their sum is ``loss``.
+    Names of losses end in ``_loss`` (`bert.training.losses.Loss`). Their sum is ``loss``.
     """
     if name == "loss" or name.endswith("_loss"):
         return False
@@ -115,7 +115,7 @@ def higher_is_better(name: str) -> bool | None:
 
 
 def is_better(score: float | None, other: float | None, higher: bool) -> bool:
-    """Returns whether ``score`` is strictly better than ``other``; None and NaN are worse than any number."""
+    """Whether ``score`` is strictly better than ``other``. None and NaN are worse than any number."""
     if score is None or math.isnan(score):
         return False
     if other is None or math.isnan(other):
@@ -124,16 +124,16 @@ def is_better(score: float | None, other: float | None, higher: bool) -> bool:
 
 
 def compute_metrics(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Returns the named metrics of labels or scores [R], or of several labels per row [R, L]."""
+    """Computes the named metrics for labels or scores [R], or for several labels per row [R, L]."""
     return {name: METRICS[name](predictions, labels) for name in names}
 
 
 def by_class(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Returns the scores of each label for labels [R] or [R, L], and the confusion matrix for labels [R].
+    """Computes the scores of each label for labels [R] or [R, L], and the confusion matrix for labels [R].
 
     Returns:
-      ``classes``: precision, recall, f1, support (rows with the label) and predicted (rows predicted as the label) by
-        name; undefined scores are 0. ``confusion_matrix``: [L, L] number of rows by label and prediction.
+      ``classes``: precision, recall, f1, support (rows with the label) and predicted (rows predicted as the label), by
+        name. Undefined scores are 0. ``confusion_matrix``: [L, L] number of rows by label and prediction.
     """
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
@@ -142,7 +142,7 @@ def by_class(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) 
     if labels.ndim == 1:
         more["confusion_matrix"] = confusion_matrix(labels, predictions, labels=classes).tolist()
         labels, predictions = (side[:, None] == classes for side in (labels, predictions))
-    # scikit-learn treats a single column as two labels: only label 1 is of interest.
+    # scikit-learn treats a single column as two labels, of which only label 1 is relevant.
     only = {"labels": [1]} if labels.shape[1] == 1 else {}
     columns = precision_recall_fscore_support(labels, predictions, average=None, zero_division=0, **only)
     keys = ("precision", "recall", "f1", "support", "predicted")
@@ -151,32 +151,32 @@ def by_class(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) 
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Returns the float64 probabilities of logits [..., L]."""
+    """Computes float64 probabilities from logits [..., L]."""
     logits = np.asarray(logits, np.float64)
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Returns the float64 probabilities of logits [...]."""
+    """Computes float64 probabilities from logits [...]."""
     return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
 
 
 def majority_class(names: Sequence[str], labels: np.ndarray) -> dict[str, float]:
-    """Returns the named metrics of always predicting the most frequent label."""
+    """Returns the named metrics when the most frequent label is always predicted."""
     labels = np.asarray(labels)
     return compute_metrics(names, np.full_like(labels, np.bincount(labels).argmax()), labels)
 
 
 def unigram_baseline(train_counts: np.ndarray, label_ids: np.ndarray) -> dict[str, float]:
-    """Returns the scores of predicting tokens from their frequencies in the training text.
+    """Returns the scores when tokens are predicted from their frequencies in the training text.
 
     Args:
-      train_counts: [V] occurrences of each token.
+      train_counts: [V] number of occurrences of each token.
       label_ids: [tokens] held-out tokens.
 
     Returns:
-      loss (nats per token), perplexity, and accuracy of always predicting the most frequent token.
+      loss (nats per token), perplexity, and the accuracy when the most frequent token is always predicted.
     """
     if len(label_ids) == 0:
         raise ValueError("label_ids is empty: there is nothing to predict")
@@ -187,36 +187,36 @@ def unigram_baseline(train_counts: np.ndarray, label_ids: np.ndarray) -> dict[st
 
 
 def unigram_log_probabilities(counts: np.ndarray) -> np.ndarray:
-    """Returns the log relative frequencies [V]; 1 is added to each count, so that they are finite."""
+    """Returns the logarithms of the relative frequencies [V]. Each count is increased by 1 to keep them finite."""
     counts = np.asarray(counts, np.float64) + 1
     return np.log(counts) - np.log(counts.sum())
 
 
 def bits_per_byte(loss: float, tokens_per_byte: float) -> float:
-    """Returns the bits per byte of text for a loss in nats per token."""
+    """Converts a loss in nats per token to bits per byte of text."""
     return loss * tokens_per_byte / math.log(2)
 
 
 def perplexity(loss: float) -> float:
-    """Returns exp of a loss in nats per token; always finite, because JSON has no infinity."""
+    """Returns exp(loss) for a loss in nats per token. The result is finite, because JSON has no infinity."""
     return math.exp(min(loss, 700.0))  # exp overflows beyond 709
 
 
 def squad_metrics(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], v2: bool | None = None
 ) -> dict[str, float]:
-    """Returns exact match and F1 of answers in percent, as in SQuAD's official evaluators.
+    """Computes exact match and F1 of answers in percent, like SQuAD's official evaluators.
 
-    v1.1 has the keys exact_match and f1; a question without a prediction scores 0. v2.0 has the keys exact, f1, total,
-    and the same with the prefixes ``HasAns_`` and ``NoAns_``.
+    v1.1 has the keys exact_match and f1, and scores 0 for a question without a prediction. v2.0 has the keys exact, f1
+    and total, and the same with the prefixes ``HasAns_`` and ``NoAns_``.
 
     Args:
-      predictions: a text for each question id; "" for no answer.
-      references: the correct answers of each question id; [] for no answer. The best match counts.
-      v2: whether to use the evaluator of v2.0; None: if a question has no answer.
+      predictions: answer text by question id; "" for no answer.
+      references: correct answers by question id; [] for no answer. The best match counts.
+      v2: whether to use the v2.0 evaluator; None: if any question has no answer.
 
     Raises:
-      ValueError: there are no questions, or for v2.0 a question has no prediction.
+      ValueError: there are no questions, or a question has no prediction in v2.0.
     """
     if not references:
         raise ValueError(_NO_QUESTIONS)
@@ -236,15 +236,15 @@ def squad_metrics(
 def best_null_threshold(
     predictions: Mapping[str, str], null_odds: Mapping[str, float], references: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """Returns the best thresholds of no answer by SQuAD v2.0's official search, and their scores.
+    """Finds the best no-answer thresholds with SQuAD v2.0's official search, and their scores.
 
-    As in the official script, the threshold is 0 if it is best to answer no question, questions with equal odds may be
+    As in the official script, the threshold is 0 if answering no question is best, questions with equal odds may be
     counted differently, and odds of ids without references are ignored.
 
     Args:
       predictions: the best non-empty answer by question id (`bert.tasks.question_answering.Answers.best`).
-      null_odds: by question id; higher values mean that no answer is more likely.
-      references: as for `squad_metrics`.
+      null_odds: odds by question id. Higher values mean that no answer is more likely.
+      references: see `squad_metrics`.
 
     Returns:
       best_exact, best_f1 (percent), best_exact_thresh, best_f1_thresh.
@@ -268,14 +268,14 @@ def best_null_threshold(
 
 
 def entity_metrics(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Returns precision, recall and F1 of entities, and accuracy of tags, 0 to 1, as in conlleval and seqeval.
+    """Computes precision, recall and F1 of entities, and the accuracy of tags, 0 to 1, like conlleval and seqeval.
 
-    An entity is correct if its type, first and last word are. `extract_entities` defines entities for all schemes,
-    including invalid tags. precision, recall and f1 are over all entities (micro in seqeval), macro_f1 is the mean over
-    the types, and weighted_f1 the mean weighted by the number of entities. Undefined scores are 0.
+    An entity is correct if its type, first word and last word are correct. `extract_entities` defines entities for all
+    schemes, including invalid tags. precision, recall and f1 are over all entities (micro in seqeval). macro_f1 is the
+    mean over the types, and weighted_f1 is weighted by the number of entities. Undefined scores are 0.
 
     Args:
-      predictions, references: the tags of each word of each sentence.
+      predictions, references: tags of each word of each sentence.
     """
     by_type = entities_by_type(predictions, references)
     correct, predicted, support = (
@@ -300,7 +300,7 @@ def entity_metrics(predictions: Sequence[Sequence[str]], references: Sequence[Se
 def entities_by_type(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, dict[str, float]]:
-    """Returns precision, recall, f1, correct, predicted and support of each type, in alphabetical order."""
+    """Computes precision, recall, f1, correct, predicted and support of each type, in alphabetical order."""
     counts: dict[str, Counter[str]] = {"correct": Counter(), "predicted": Counter(), "support": Counter()}
     for sentence, (tags, golds) in enumerate(zip(predictions, references, strict=True)):
         if len(tags) != len(golds):
@@ -322,7 +322,7 @@ def _prf(correct: int, predicted: int, support: int) -> dict[str, float]:
 def _squad_scores(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], v2: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns exact match and F1 of each question, 0 to 1. Raises ValueError for missing predictions in v2.0."""
+    """Computes exact match and F1 per question, 0 to 1. Raises ValueError for missing predictions in v2.0."""
     if v2 and (missing := [id for id in references if id not in predictions]):
         raise ValueError(f"{len(missing)} questions have no prediction, {missing[0]} is the first")
     exact, f1 = {}, {}
@@ -332,7 +332,7 @@ def _squad_scores(
             continue
         words = _answer_words(predictions[id])
         right = [_answer_words(gold) for gold in golds]
-        if v2:  # there, a right answer of articles and punctuation alone is none
+        if v2:  # v2.0 does not count a correct answer of only articles and punctuation
             right = [gold for gold in right if gold] or [[]]
         exact[id] = float(words in right)
         f1[id] = max(_word_f1(words, gold, v2) for gold in right)
@@ -340,13 +340,13 @@ def _squad_scores(
 
 
 def _answer_words(text: str) -> list[str]:
-    """Returns the words in lower case, without ASCII punctuation and articles."""
+    """Returns the lower-case words, without ASCII punctuation and articles."""
     text = text.lower().translate(_NO_PUNCTUATION)
     return _ARTICLES.sub(" ", text).split()
 
 
 def _word_f1(words: list[str], gold: list[str], v2: bool) -> float:
-    if v2 and not (words and gold):  # v1.1 gives no points where there are no words to share
+    if v2 and not (words and gold):  # v1.1 scores 0 if there are no words to share
         return float(words == gold)
     shared = (Counter(words) & Counter(gold)).total()
     if not shared:

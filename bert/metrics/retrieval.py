@@ -1,6 +1,6 @@
 """Retrieval metrics: nDCG, MRR and recall of ranked documents.
 
-They are implemented here because libraries for them need a C compiler (pytrec_eval, ir-measures) or Numba (ranx).
+They are implemented here because existing libraries need a C compiler (pytrec_eval, ir-measures) or Numba (ranx).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 
 CUTOFF = 10
-"""Number of documents that count."""
+"""Number of top documents that the metrics use."""
 
 NAMES = (f"ndcg_at_{CUTOFF}", f"mrr_at_{CUTOFF}", f"recall_at_{CUTOFF}")
 
 ROWS_AT_ONCE = 512
-"""Number of queries compared with all documents at once, to limit memory."""
+"""Number of queries that are compared with all documents at a time, to limit memory."""
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Returns the vectors [R, D] with length 1; values that are not finite become 0."""
+    """Normalizes vectors [R, D] to length 1. Non-finite values become 0."""
     vectors = np.nan_to_num(np.asarray(vectors, np.float32), posinf=0, neginf=0)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
@@ -30,17 +30,17 @@ def find_ranks(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rank of the positive document of each row.
 
-    Among documents with equal cosines the positive document is last, so that equal embeddings find nothing.
+    The positive document is last among documents with equal similarity, so that constant embeddings score 0.
 
     Args:
-      queries: [R, D] vectors of length 1.
-      documents: [N, D] vectors of length 1.
+      queries: [R, D] unit vectors.
+      documents: [N, D] unit vectors.
       positives: [R] index of a positive document of the row.
-      query_numbers: [R] equal for rows of the same query, which share their positive documents.
+      query_numbers: [R] query of each row. Rows of the same query share their positive documents.
 
     Returns:
-      [R] int64 rank from 1 among the document and the negative documents of its query, and [R] int64 index of the first
-      of all documents.
+      [R] int64 rank, from 1, among the document and the negative documents of its query; and [R] int64 index of the
+      first of all documents.
     """
     positives_of: dict[int, set[int]] = {}
     for query, positive in zip(query_numbers.tolist(), positives.tolist(), strict=True):
@@ -59,13 +59,13 @@ def find_ranks(
 
 
 def find_nearest_others(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the nearest other vector of each vector; a single vector has index 0 and cosine 0.
+    """Returns the nearest other vector of each vector. A single vector has index 0 and similarity 0.
 
     Args:
-      vectors: [R, D] of length 1.
+      vectors: [R, D] unit vectors.
 
     Returns:
-      [R] float32 cosines and [R] int64 indices of the nearest vectors.
+      [R] float32 cosine similarities and [R] int64 indices of the nearest vectors.
     """
     cosines, others = np.zeros(len(vectors), np.float32), np.zeros(len(vectors), np.int64)
     if len(vectors) < 2:
@@ -79,7 +79,7 @@ def find_nearest_others(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def retrieval_scores(ranks: np.ndarray, positives: np.ndarray, query_numbers: np.ndarray) -> dict[str, float]:
-    """Returns nDCG@10 (gain 1 for positive documents), MRR@10 and recall@10: means over the queries, 0 to 1.
+    """Computes nDCG@10 (gain 1 for positive documents), MRR@10 and recall@10, averaged over the queries, 0 to 1.
 
     Args:
       ranks, positives, query_numbers: [R] results and arguments of `find_ranks`.
@@ -97,11 +97,11 @@ def retrieval_scores(ranks: np.ndarray, positives: np.ndarray, query_numbers: np
 
 
 def chance_scores(counts: Sequence[int], documents: int) -> dict[str, float]:
-    """Returns the expected `retrieval_scores` of documents in random order.
+    """Returns the expected `retrieval_scores` of randomly ordered documents.
 
     Args:
       counts: number of positive documents of each query.
-      documents: number of all documents.
+      documents: total number of documents.
     """
     places = range(1, min(CUTOFF, documents) + 1)
     sums = np.zeros(3)
@@ -117,13 +117,13 @@ def chance_scores(counts: Sequence[int], documents: int) -> dict[str, float]:
 
 
 def reranking_scores(scores: Sequence[np.ndarray], gains: Sequence[np.ndarray]) -> dict[str, float]:
-    """Returns nDCG@10 and MRR@10 of documents sorted by score: means over the queries with a relevant document, or 0.
+    """Computes nDCG@10 and MRR@10 of documents sorted by score: means over queries with a relevant document; 0 if none.
 
-    Among documents with equal scores, the least relevant is first.
+    Among documents with equal scores, the least relevant comes first.
 
     Args:
-      scores: the scores of the documents [C] of each query.
-      gains: the relevance of the documents [C] of each query, at least 0. For MRR any gain above 0 is relevant.
+      scores: [C] scores of each query's documents.
+      gains: [C] relevance of each query's documents, at least 0. MRR treats any gain above 0 as relevant.
     """
     sums, queries = np.zeros(2), 0
     for own, relevance in zip(scores, gains, strict=True):
@@ -136,7 +136,7 @@ def reranking_scores(scores: Sequence[np.ndarray], gains: Sequence[np.ndarray]) 
 
 
 def random_reranking_scores(gains: Sequence[np.ndarray]) -> dict[str, float]:
-    """Returns the expected `reranking_scores` of documents in random order."""
+    """Returns the expected `reranking_scores` of randomly ordered documents."""
     sums, queries = np.zeros(2), 0
     for relevance in gains:
         if relevance.max(initial=0) > 0:
@@ -147,7 +147,7 @@ def random_reranking_scores(gains: Sequence[np.ndarray]) -> dict[str, float]:
 
 
 def _dcg(gains: np.ndarray) -> float:
-    """Returns the discounted cumulative gain of ranked documents (Järvelin and Kekäläinen 2002)."""
+    """Computes the discounted cumulative gain of ranked documents (Järvelin and Kekäläinen 2002)."""
     return sum(float(gain) * _discount(place) for place, gain in enumerate(gains[:CUTOFF], 1))
 
 
@@ -156,5 +156,5 @@ def _discount(place: int) -> float:
 
 
 def _ideal(right: int) -> float:
-    """Returns the DCG of positive documents in the first places."""
+    """Computes the DCG if positive documents come first."""
     return sum(map(_discount, range(1, min(right, CUTOFF) + 1)))

@@ -1,7 +1,7 @@
-"""Detects and converts tagging schemes: tags with B-, I-, O and other prefixes that mark spans of words.
+"""Detects and converts tagging schemes: tags with prefixes such as B-, I- and O that mark spans of words.
 
-`extract_entities` defines entities by the rules of conlleval of the CoNLL shared tasks, like the default mode of
-seqeval: every tag except O belongs to an entity, even if its prefix is invalid.
+`extract_entities` defines entities by the rules of conlleval from the CoNLL shared tasks, like seqeval's default mode:
+every tag except O belongs to an entity, even if its prefix is invalid.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 SCHEMES = ("BIO", "IOB1", "BIOES")
-"""BIO: B- starts every entity. IOB1: I- starts entities, B- only right after an entity of the same type. BIOES: E- ends
-entities, S- is an entity of one word."""
+"""Supported tagging schemes.
+
+- BIO: B- starts every entity.
+- IOB1: I- starts entities; B- starts an entity only right after one of the same type.
+- BIOES: E- ends entities, and S- is an entity of one word.
+"""
 
 OUTSIDE = "O"
 
@@ -22,20 +26,20 @@ LETTERS = {
     "BMES": {"B": "B", "M": "I", "E": "E", "S": "S"},
     "BMEWO": {"B": "B", "M": "I", "E": "E", "W": "S"},
 }
-"""The letters of each scheme and the corresponding letters of BIOES; BIO and IOB1 use two of them."""
+"""The letters of each scheme, and the corresponding letters of BIOES. BIO and IOB1 use two of them."""
 
 IO = "IO"
-"""The scheme of types without prefixes: adjacent words of one type are one entity."""
+"""The scheme of types without prefixes. Adjacent words of one type are one entity."""
 
 
 class Span(NamedTuple):
-    """An entity."""
+    """An entity, as a range of words."""
 
     type: str
     start: int
-    """First word."""
+    """Index of the first word."""
     end: int
-    """One past the last word."""
+    """Index after the last word."""
 
 
 def split_tag(tag: str) -> tuple[str, str]:
@@ -50,25 +54,25 @@ def join_tag(prefix: str, type: str) -> str:
 
 
 def is_span_tag(tag: str) -> bool:
-    """Returns whether the tag is O, or B, I, E or S with or without a type."""
+    """Whether a tag is O, or B, I, E or S with or without a type."""
     prefix, type = split_tag(tag)
     return tag == OUTSIDE or (prefix in ("B", "I", "E", "S") and (type != "" or "-" not in tag))
 
 
 class Spelling(NamedTuple):
-    """The spelling of tags in a file or a model; the canonical spelling is B-PER, I-PER, ..."""
+    """The spelling of tags in a file or a model. The canonical spelling is B-PER, I-PER, and so on."""
 
     scheme: str
     """A key of LETTERS, or IO."""
     separator: str = "-"
     type_first: bool = False
-    """PER-B for B-PER."""
+    """Whether tags are spelled PER-B."""
     lowercase: bool = False
-    """b-PER for B-PER."""
+    """Whether tags are spelled b-PER."""
     outside: str = OUTSIDE
 
     def read(self, tag: str) -> str | None:
-        """Returns a tag as O, or B-, I-, E- or S- and a type; None if it has another spelling."""
+        """Parses a tag to O, or to B-, I-, E- or S- and a type; None if it has another spelling."""
         if tag == self.outside:
             return OUTSIDE
         if self.scheme == IO:
@@ -80,7 +84,7 @@ class Spelling(NamedTuple):
         return f"{letter}-{type}" if is_sound else None
 
     def write(self, tag: str) -> str:
-        """Returns a tag of BIO or BIOES in this spelling."""
+        """Formats a BIO or BIOES tag in this spelling."""
         if tag == OUTSIDE:
             return self.outside
         prefix, type = split_tag(tag)
@@ -95,7 +99,7 @@ CANONICAL = Spelling("BIOES")
 
 
 def find_spelling(tags: Collection[str], types: Collection[str] | None = None) -> Spelling | None:
-    """Returns the spelling of tags that mark entities; None for plain tags and unknown spellings.
+    """Returns the spelling of tags that mark entities; None for other tags and unknown spellings.
 
     Args:
       tags: all tags that occur.
@@ -115,7 +119,7 @@ def find_spelling(tags: Collection[str], types: Collection[str] | None = None) -
 
 
 def other_spelling(labels: Collection[str]) -> Spelling | None:
-    """Returns the spelling of a published model's labels, if they mark entities and are not canonical."""
+    """Returns the spelling of a published model's labels; None if they are canonical or do not mark entities."""
     spelling = find_spelling(labels)
     return None if spelling == CANONICAL else spelling
 
@@ -123,7 +127,7 @@ def other_spelling(labels: Collection[str]) -> Spelling | None:
 def extract_entities(tags: Sequence[str]) -> list[Span]:
     """Returns the entities of a sentence.
 
-    An entity ends before O, B- and S-, after E- and S-, and if the type changes. It starts at any tag except O that
+    An entity ends before O, B- and S-, after E- and S-, and when the type changes. It starts at any tag except O that
     does not continue an entity.
     """
     spans: list[Span] = []
@@ -143,7 +147,7 @@ def tags_from_entities(entities: Iterable[Span], words: int, scheme: str) -> lis
     """Returns the tags of a sentence in one of SCHEMES.
 
     Args:
-      words: the number of words of the sentence.
+      words: number of words in the sentence.
     """
     tags = [OUTSIDE] * words
     before: Span | None = None
@@ -185,7 +189,7 @@ def first_invalid_tag(tags: Sequence[str], scheme: str) -> int | None:
 
 
 def detect_scheme(sentences: Iterable[Sequence[str]]) -> str:
-    """Returns the scheme with the fewest invalid sentences; BIO in case of a tie."""
+    """Returns the scheme with the fewest invalid sentences; BIO if there is a tie."""
     sentences = list(sentences)
     if any(split_tag(tag)[0] in ("E", "S") for tags in sentences for tag in tags):
         return "BIOES"

@@ -1,4 +1,4 @@
-"""Metrics of generated text in percent: BLEU and chrF by sacreBLEU, ROUGE by rouge-score (extra ``text``)."""
+"""Metrics of generated text in percent: BLEU and chrF with sacreBLEU, ROUGE with rouge-score (extra ``text``)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ LIBRARIES = {
 """The module that implements each metric."""
 
 BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]
-"""sacreBLEU's tokenizers without further libraries; ``none`` is for tokenized text."""
+"""sacreBLEU's tokenizers that need no further libraries. ``none`` is for tokenized text."""
 
 
 class TextScore(NamedTuple):
-    """A score of sacreBLEU."""
+    """A sacreBLEU score."""
 
     score: float
     """0 to 100."""
     signature: str
-    """Settings and version of sacreBLEU, needed to compare scores (Post 2018)."""
+    """Settings and version of sacreBLEU, which are needed to compare scores (Post 2018)."""
 
 
 def require_libraries(metrics: Iterable[str]) -> None:
-    """Raises UserError if a library of the named metrics is not installed. Call it before training starts."""
+    """Raises UserError if a library for the named metrics is not installed. Call this before training starts."""
     for metric in metrics:
         _library(metric)
 
@@ -44,27 +44,27 @@ def bleu(
     lowercase: bool = False,
     tokenizer: BleuTokenizer = "13a",
 ) -> TextScore:
-    """Returns the BLEU of a corpus (Papineni et al. 2002).
+    """Computes corpus BLEU (Papineni et al. 2002).
 
     Args:
       predictions: one detokenized text per row.
-      references: one or more texts per row; rows may have different numbers of references.
-      lowercase: whether case is ignored.
-      tokenizer: splits the texts into words.
+      references: one or more texts per row. Rows may have different numbers of references.
+      lowercase: whether to ignore case.
+      tokenizer: tokenizer that splits the texts into words.
     """
     metric = _library("bleu").BLEU(lowercase=lowercase, tokenize=tokenizer, force=True)
     return _corpus_score(metric, predictions, references)
 
 
 def chrf(predictions: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool = False) -> TextScore:
-    """Returns the chrF2 of a corpus, the F score of character 6-grams (Popović 2015); arguments as for `bleu`."""
+    """Computes corpus chrF2, the F-score of character 6-grams (Popović 2015). Arguments: see `bleu`."""
     return _corpus_score(_library("chrf").CHRF(lowercase=lowercase), predictions, references)
 
 
 def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Returns the mean F1 of each metric in ROUGE over the rows, 0 to 100, with Porter's stemmer (Lin 2004).
+    """Computes the mean F1 of each ROUGE metric over the rows, 0 to 100, with Porter's stemmer (Lin 2004).
 
-    The reference with the highest F1 counts. rougeLsum treats the lines of a text as sentences.
+    The reference with the highest F1 counts. rougeLsum treats each line as a sentence.
 
     Raises:
       UserError: the references are not in Latin script (see `require_latin`).
@@ -84,7 +84,7 @@ def require_latin(references: Iterable[str]) -> None:
 
 
 def _corpus_score(metric: Any, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> TextScore:
-    """Returns the score of a sacreBLEU metric, which expects a list of all first references, of all second, ..."""
+    """Computes a sacreBLEU metric, which expects lists of all first references, all second references, etc."""
     _check_rows(predictions, references)
     streams = [list(stream) for stream in zip_longest(*references)]
     return TextScore(float(metric.corpus_score(list(predictions), streams).score), str(metric.get_signature()))
