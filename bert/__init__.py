@@ -1,6 +1,6 @@
-"""Pretrain, fine-tune and use BERT in JAX.
+"""Pretrains, fine-tunes and uses BERT in JAX.
 
-Names are loaded when they are first used, so that ``import bert`` and ``bert --help`` need no JAX.
+Names are loaded on first use, so ``import bert`` and ``bert --help`` do not import JAX.
 """
 
 from __future__ import annotations

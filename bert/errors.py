@@ -1,6 +1,6 @@
-"""Errors and messages for users: the error type for their mistakes, helpers for its texts, and the logger ``bert``.
+"""User errors and messages: the exception type, formatting helpers, and the logger ``bert``.
 
-The messages of the logger are printed, unless an application routes them elsewhere.
+The logger's messages are printed unless an application routes them elsewhere.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ UTF8_HINT = (
     "convert the file with iconv -f ENCODING -t UTF-8, where ENCODING is its own encoding, such as GB18030, SHIFT_JIS "
     "or WINDOWS-1252"
 )
-"""The fix for a text that is not UTF-8."""
+"""The fix for text that is not UTF-8."""
 
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-"""Byte order marks of UTF-16."""
+"""UTF-16 byte order marks."""
 
 UTF32_MARKS = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
-"""Byte order marks of UTF-32. One of them starts with a mark of UTF-16."""
+"""UTF-32 byte order marks. One of them starts with a UTF-16 mark."""
 
 
 def convert(content: bytes) -> str:
-    """Returns the fix for a file that is not UTF-8, by its first bytes."""
+    """Returns the fix for a file that is not UTF-8, given its first bytes."""
     if not content.startswith((*UTF16_MARKS, *UTF32_MARKS)):
         return UTF8_HINT
     encoding = "UTF-32" if content.startswith(UTF32_MARKS) else "UTF-16"
@@ -42,24 +42,24 @@ LISTED_CHARACTERS = 200
 """Maximum length of a list of names in a message, unless the first name is longer."""
 
 NAME_CHARACTERS = 60
-"""Maximum length of one of the names."""
+"""Maximum length of a single name."""
 
 Value = TypeVar("Value")
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that control terminals, including marks of direction, and lone surrogates."""
+"""Characters that control terminals, including direction marks, and lone surrogates."""
 
 
 MAX_MESSAGE = 1_000
-"""Maximum length of the text of a `UserError`: a value in a damaged file can be megabytes long."""
+"""Maximum length of a `UserError` message, because values in damaged files can be megabytes long."""
 
 
 class UserError(Exception):
-    """A mistake the user can fix. Its text is one sentence: what, where, and the fix. Programs exit with 2.
+    """A mistake that the user can fix. The message is one sentence: what, where, and the fix. Programs exit with 2.
 
-    File names and contents in the text may be hostile. Control characters, which a terminal would execute, and lone
-    surrogates, which UTF-8 cannot encode, are escaped. A text of more than `MAX_MESSAGE` characters is shortened in
-    the middle. URLs lose their credentials (`redact`).
+    Messages may contain hostile file names and contents. Control characters, which a terminal would execute, and lone
+    surrogates, which UTF-8 cannot encode, are escaped. Messages over `MAX_MESSAGE` characters are shortened in the
+    middle. Credentials in URLs are removed (`redact`).
     """
 
     def __init__(self, *arguments: object) -> None:
@@ -84,7 +84,7 @@ _SECRET_WORDS = {
     *("credentials", "authorization", "apikey", "jwt", "hmac", "session", "sessionid", "hdnts", "hdnea"),
     *("pass", "passcode", "bearer", "sas", "ticket"),
 }
-"""Last words in names of credentials: ``access_token``, ``X-Amz-Signature``."""
+"""Last words in names of credentials, such as ``access_token`` and ``X-Amz-Signature``."""
 
 _SIGNING = re.compile(
     r"x-(amz|goog|ms|oss|cos)-.*|(aws|oss)?accesskeyid|googleaccessid|key-pair-id|policy|expires"
@@ -94,23 +94,23 @@ _SIGNING = re.compile(
 """Names of further parameters of signed URLs."""
 
 _SHARED_ACCESS = {"sv", "ss", "srt", "sp", "se", "st", "spr", "sip", "sr", "skoid", "sktid", "skt", "ske", "sks", "skv"}
-"""Parameters of a shared access signature in addition to ``sig``; they change when it is renewed."""
+"""Parameters of a shared access signature besides ``sig``. They change when it is renewed."""
 
 _KEYS = {"api", "access", "secret", "private", "account", "encryption", "license"}
-"""Words before ``key`` in names of credentials: ``secret_access_key``."""
+"""Words before ``key`` in names of credentials, such as ``secret_access_key``."""
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://"
 _URL = re.compile(rf"{_SCHEME}(?:[^\s/?#@]*:[^\s/?#@]*@)?(?:(?!{_SCHEME})[^\s'\"<>])+")
-"""A URL, up to the next one in lists such as ``[URL,URL]``. Quotes end it, except in a password."""
+"""A URL, up to the next one in lists such as ``[URL,URL]``. Quotes end it, except inside a password."""
 
 
 def redact(value: Any) -> Any:
-    """Returns a value with the credentials in its URLs replaced by `REDACTED`.
+    """Replaces the credentials in the URLs of a value by `REDACTED`.
 
-    These are the user and the password before the host, and the parameters that sign a URL.
+    Credentials are user and password before the host, and parameters that sign a URL.
 
     Args:
-        value: text, or dictionaries and lists of texts; anything else stays as it is.
+        value: text, or dictionaries and lists of texts. Other values are returned unchanged.
     """
     if isinstance(value, str):
         return _URL.sub(_redact_url, value) if "://" in value else value
@@ -122,19 +122,19 @@ def redact(value: Any) -> Any:
 
 
 def is_redacted(url: str) -> bool:
-    """Returns whether the credentials of a URL were replaced by `REDACTED`."""
+    """Whether the credentials of a URL were replaced by `REDACTED`."""
     return re.search(rf"://{REDACTED}@|[?&;#][^=&;#]*={REDACTED}(?:[&;#]|$)", url) is not None
 
 
 def is_secret_name(name: str) -> bool:
-    """Returns whether a name is the name of a password, a token or another secret, by its last word."""
+    """Whether a name denotes a password, token or other secret, judging by its last word."""
     words = re.findall(r"[^-_.\[\]]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()) or [""]
     return words[-1] in _SECRET_WORDS or (words[-1] == "key" and not _KEYS.isdisjoint(words[-2:-1]))
 
 
 def _redact_url(match: re.Match[str]) -> str:
     scheme, _, rest = match[0].partition("://")
-    # A password may hold a slash, which a host and its port cannot.
+    # A password may contain a slash; a host and port cannot.
     if user := re.match(r"[^/?#]*@|[^/?#@:]*:(?!\d*(?:[/?#]|$))[^@]*@", rest):
         rest = f"{REDACTED}@{rest[user.end() :]}"
     pieces = re.split(r"([?&;#])", rest)
@@ -148,12 +148,12 @@ def _redact_url(match: re.Match[str]) -> str:
 
 
 def quoted(names: Iterable[object]) -> str:
-    """Formats names for a message: each in quotes and shortened, with the number of omitted names."""
+    """Formats names for a message: quoted and shortened, with the number of omitted names."""
     return listed(map(repr, names))
 
 
 def listed(words: Iterable[str]) -> str:
-    """Formats words for a message: each shortened, with the number of omitted words."""
+    """Formats words for a message: shortened, with the number of omitted words."""
     shown: list[str] = []
     words = list(words)
     for number, word in enumerate(words):
@@ -165,24 +165,24 @@ def listed(words: Iterable[str]) -> str:
 
 
 def cut_at_word(text: str) -> str:
-    """Formats a text of another program for a message: on one line, and cut after a word if it is long."""
+    """Formats another program's text for a message: on one line, and cut after a word if it is long."""
     return textwrap.shorten(text, LISTED_CHARACTERS, placeholder=" ...")
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of another library's error for a message, or the name of its class."""
+    """Returns the first line of another library's error, or the name of its class."""
     return cut_at_word((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def on_one_line(text: str) -> str:
-    """Escapes control characters like `escape_controls`, and also line ends and tabs."""
+    """Like `escape_controls`, but also escapes line ends and tabs."""
     return re.sub(
         r"[\n\t\u2028\u2029]", lambda match: match[0].encode("unicode_escape").decode(), escape_controls(text)
     )
 
 
 def without_surrogates(text: str) -> str:
-    """Replaces lone surrogates by ``?``: JSON can represent them, but UTF-8 and tokenizers cannot."""
+    """Replaces lone surrogates by ``?``. JSON can represent them, but UTF-8 and tokenizers cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -206,7 +206,7 @@ def unreadable(path: object, error: OSError) -> UserError:
 
 
 def damaged(path: object, where: str, error: Exception) -> UserError:
-    """Returns the error for an incomplete file; ``where`` describes how much of it was read."""
+    """Returns the error for an incomplete file. ``where`` describes how much of it was read."""
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return UserError(f"{path} is cut short or damaged{where} ({reason}): copy it again")
 
@@ -215,7 +215,7 @@ LOGGER = logging.getLogger("bert")
 
 
 def _redact_record(record: logging.LogRecord) -> bool:
-    """Removes the credentials of URLs from a message, for every handler."""
+    """Removes credentials in URLs from a record, for all handlers."""
     text = record.getMessage()
     if (redacted := redact(text)) != text:
         record.msg, record.args = redacted, None
@@ -227,29 +227,29 @@ if _redact_record not in LOGGER.filters:
 
 
 class WarningText(str):
-    """A message that is logged as a warning, for functions that log through a ``log`` argument."""
+    """A message to be logged as a warning, for functions with a ``log`` argument."""
 
 
 def format_number(value: float, digits: int, separator: str = "") -> str:
-    """Formats a number with ``digits`` decimals; a very large one, such as a diverged perplexity, as 1.0e+304."""
+    """Formats a number with ``digits`` decimals. Very large numbers, such as a diverged perplexity, become 1.0e+304."""
     return f"{value:.{digits}e}" if 1e7 <= abs(value) < math.inf else f"{value:{separator}.{digits}f}"
 
 
 def log_message(text: str) -> None:
-    """Default of ``log`` arguments: logs a `WarningText` as a warning, and other messages for debugging."""
+    """Default for ``log`` arguments. Logs a `WarningText` at level WARNING and other messages at level DEBUG."""
     LOGGER.log(logging.WARNING if isinstance(text, WarningText) else logging.DEBUG, "%s", text)
 
 
 def log_info(text: str) -> None:
-    """Logs a message of a run: a `WarningText` as a warning, and other messages as information."""
+    """Logs a `WarningText` at level WARNING and other messages at level INFO."""
     LOGGER.log(logging.WARNING if isinstance(text, WarningText) else logging.INFO, "%s", text)
 
 
 class PrintHandler(logging.Handler):
-    """Prints messages to stdout, and warnings to stderr. Notebooks and tests may replace both streams at any time.
+    """Prints messages to stdout and warnings to stderr. Looks up both streams on each call, since tests replace them.
 
     Attributes:
-        console: rich's console of the progress bar on the terminal; messages are printed above the bar.
+        console: rich console of the progress bar. Messages are printed above the bar.
     """
 
     console: Any = None
@@ -266,20 +266,20 @@ PRINT_HANDLER = PrintHandler()
 
 
 def are_printed() -> bool:
-    """Returns whether messages are printed to the terminal."""
+    """Whether messages are printed to the terminal."""
     return PRINT_HANDLER in LOGGER.handlers and LOGGER.isEnabledFor(logging.INFO)
 
 
 @functools.lru_cache(maxsize=1024)
 def warn_once(text: str) -> None:
-    """Logs a warning once: a corpus is read several times."""
+    """Logs a warning only once, because a corpus is read several times."""
     LOGGER.warning(text)
 
 
-if not LOGGER.handlers and LOGGER.level == logging.NOTSET:  # else an application has configured it
+if not LOGGER.handlers and LOGGER.level == logging.NOTSET:  # otherwise an application has configured it
     LOGGER.addHandler(PRINT_HANDLER)
     LOGGER.setLevel(logging.INFO)
-    LOGGER.propagate = False  # a handler of the root logger would print messages a second time
+    LOGGER.propagate = False  # a root handler would print messages twice
 
 
 OUT_OF_MEMORY = (
@@ -291,14 +291,16 @@ OUT_OF_MEMORY = (
 
 @contextlib.contextmanager
 def system_errors_as_user_errors() -> Iterator[None]:
-    """Converts errors of the operating system (a full disk, a missing permission) and exhausted device memory to
-    UserError. BrokenPipeError is not converted."""
+    """Converts OS errors, such as a full disk or missing permissions, and exhausted device memory to UserError.
+
+    BrokenPipeError is not converted.
+    """
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        if error.strerror is None:  # not from the operating system
+        if error.strerror is None:  # not raised by the operating system
             raise
         where = f"{error.filename}: " if error.filename else ""
         raise UserError(f"{where}{error.strerror}: fix that and run the same command again") from error

@@ -1,4 +1,4 @@
-"""Checks of files by their first bytes, atomic file writes, locks of folders, and the user cache directory."""
+"""Checks files by their first bytes, writes files atomically, locks folders, and locates the user's cache folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 POINTERS = {b"version https://git-lfs": ("Git LFS", "git lfs pull"), b"/annex/objects/": ("git-annex", "git annex get")}
-"""First bytes of pointer files -> the tool that wrote the pointer, and the command that downloads the content."""
+"""Maps first bytes of pointer files to the tool that wrote them and the command that downloads the content."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""The escape of a surrogate in JSON, alone or in a pair."""
+"""A JSON escape of a surrogate, alone or in a pair."""
 
 FIRST_BYTES = 256
-"""Number of bytes that identify the kind of a file."""
+"""Number of bytes that identify the kind of file."""
 
 PACKED = "packed with {}: let its name end in {} or unpack it"
 KINDS = {
@@ -44,17 +44,17 @@ KINDS = {
     b"%PDF-": "a PDF file: extract its text",
     b"\xd0\xcf\x11\xe0\xa1\xb1": "an old Office file such as .xls or .doc: save it as CSV or text",
 }
-"""First bytes of files that are not plain text -> their kind, and the fix."""
+"""Maps first bytes of files that are not plain text to their kind and the fix."""
 
 OFFICE_PARTS = (b"[Content_Types].xml", b"_rels/", b"docProps/", b"xl/", b"word/", b"mimetype")
-"""Names of the first members of Office files, which are ZIP archives."""
+"""First member names of Office files, which are ZIP archives."""
 
 
 def pointer_fault(path: Path | str, start: bytes | None = None) -> str | None:
-    """Returns an error message for a pointer of Git LFS or git-annex; None for any other file.
+    """Returns an error message for a Git LFS or git-annex pointer; None for other files.
 
     Args:
-        start: the first bytes of the file; None reads them.
+        start: the first bytes of the file; None to read them.
     """
     if start is None:
         try:
@@ -69,13 +69,13 @@ def pointer_fault(path: Path | str, start: bytes | None = None) -> str | None:
 
 
 def require_content(path: Path | str, start: bytes | None = None) -> None:
-    """Raises UserError for a pointer of Git LFS or git-annex; arguments as for `pointer_fault`."""
+    """Raises UserError for a Git LFS or git-annex pointer. Arguments: see `pointer_fault`."""
     if fault := pointer_fault(path, start):
         raise UserError(fault)
 
 
 def require_text(path: Path | str, start: bytes) -> None:
-    """Raises UserError for a pointer, or for a file that is not text, by its first bytes."""
+    """Raises UserError for a pointer, or for a file that is not text, given its first bytes."""
     require_content(path, start)
     for magic, kind in KINDS.items():
         if start.startswith(magic):
@@ -88,7 +88,7 @@ def read_json(file: Path) -> Any:
     """Reads a JSON file.
 
     Raises:
-        UserError: the file cannot be read, is a pointer of Git LFS, is not JSON, exceeds Python's limits of nesting or
+        UserError: the file cannot be read, is a Git LFS pointer, is not JSON, exceeds Python's limits for nesting or
             numbers, or has a lone surrogate, which tokenizers and UTF-8 cannot represent.
     """
     try:
@@ -108,7 +108,7 @@ def read_json(file: Path) -> Any:
 
 
 def user_cache_dir() -> Path | None:
-    """Returns the folder of the user's caches; None for a user without a home folder, as in some containers."""
+    """Returns the user's cache folder; None if the user has no home folder, as in some containers."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bert-jax"
     except RuntimeError:
@@ -116,7 +116,7 @@ def user_cache_dir() -> Path | None:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Writes a file atomically: a crash or a power loss leaves the old file or the new file."""
+    """Writes a file atomically. After a crash or power loss, either the old or the new file exists."""
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
@@ -125,7 +125,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def load_json(text: str | bytes) -> Any:
-    """Parses a JSON text. All errors are ValueErrors, also for lists that are nested too deeply."""
+    """Parses JSON. All errors are ValueErrors, including too deep nesting."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -133,7 +133,7 @@ def load_json(text: str | bytes) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Parses a JSON text like `load_json`, and replaces lone surrogates by ``?``, also in keys."""
+    """Parses JSON like `load_json`, and replaces lone surrogates by ``?``, also in keys."""
     value = load_json(text)
     try:
         if _SURROGATE.search(text):  # pairs do not change
@@ -171,7 +171,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: d
 
 
 def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> Path:
-    """Writes rows as lines of cells separated by tabs. Creates the folder if it does not exist."""
+    """Writes rows as tab-separated lines. Creates the folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8", newline="\n")
     return path
@@ -179,7 +179,7 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> Path:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yields a temporary path in the same folder. At the end it replaces ``path``; after an error it is removed."""
+    """Yields a temporary path in the same folder. It replaces ``path`` on success and is removed after an error."""
     temporary = _temporary(path)
     try:
         yield temporary
@@ -189,12 +189,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Returns whether a file is a temporary one of `atomic_write` or `atomic_directory`, which a kill may leave."""
+    """Whether a file is a temporary file of `atomic_write` or `atomic_directory`, which a kill may leave behind."""
     return re.fullmatch(r"\..*\.\d+\.bert-partial", path.name) is not None
 
 
 def _remove_leftovers(draft: Path) -> None:
-    """Removes the drafts of the same name that processes which no longer run have left."""
+    """Removes temporary files for this path that processes left behind, if they no longer run."""
     for entry in draft.parent.iterdir() if draft.parent.is_dir() else ():
         name, _, process = entry.name.removesuffix(".bert-partial").rpartition(".")
         same = is_temporary(entry) and name == draft.name.removesuffix(f".{os.getpid()}.bert-partial")
@@ -203,7 +203,7 @@ def _remove_leftovers(draft: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    """Returns whether a process with this id runs on this machine."""
+    """Whether a process with this id runs on this machine."""
     if os.name == "nt":  # signal 0 would end the process
         return True
     try:
@@ -221,10 +221,10 @@ def _temporary(path: Path) -> Path:
 
 @contextlib.contextmanager
 def atomic_directory(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder. At the end its content is moved to ``out``; after an error it is removed.
+    """Yields a temporary folder. Its content is moved to ``out`` on success, and removed after an error.
 
-    An existing empty folder is kept, because it may be the working directory or a mount point. Drafts of killed
-    processes of this machine, in it or in its parent folder, are removed.
+    An existing empty folder is kept, because it may be the working directory or a mount point. Temporary folders of
+    processes that were killed on this machine are removed, both inside it and in its parent.
 
     Raises:
         UserError: ``out`` exists and is not an empty folder, cannot be written, or is not a local path.
@@ -254,7 +254,7 @@ def atomic_directory(out: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames inside ``folder`` survive a power loss, except on Windows, which cannot open folders."""
+    """Makes renames in ``folder`` survive a power loss, except on Windows, which cannot open folders."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -284,7 +284,7 @@ def path_text(path: object, name: str = "") -> str:
 
 
 def require_utf8(path: Path, name: str = "") -> None:
-    """Raises UserError for a path that is not UTF-8, which orbax cannot open."""
+    """Raises UserError for a path that is not UTF-8, which Orbax cannot open."""
     if without_surrogates(str(path)) != str(path):
         described = f"{name} is {path}, which" if name else str(path)
         raise UserError(f"{described} is not UTF-8, as checkpoints need: use another path")
@@ -294,18 +294,18 @@ def local_path(path: str | Path, name: str = "") -> str:
     """Returns the path with ``~`` expanded.
 
     Raises:
-        UserError: it has a scheme, such as gs://, which would become a local folder; or the errors of `path_text`.
+        UserError: the path has a scheme, such as gs://, which would become a local folder; also see `path_text`.
     """
     path_text(path, name)
     described = f"{name} is {path}, which" if name else str(path)
-    # One slash, because Path drops the other one. At least two letters, because C:/ is a drive.
+    # A single slash, because Path drops the second one. At least two letters, because C:/ is a drive.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise UserError(f"{described} is not a local path, and no other can be used there: pass a local path")
     return os.path.expanduser(path)
 
 
 LOCK = ".lock"
-"""File that a run locks. The file itself remains and means nothing: the kernel has the lock."""
+"""Lock file of a run. The file remains after the run and has no meaning: the kernel holds the lock."""
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """Error numbers of file systems without locks."""
@@ -313,15 +313,19 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 @contextlib.contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Locks a folder for this process until the block or the process ends, also by kill -9.
+    """Locks a folder for this process until the block or the process ends, even after kill -9.
 
-    The lock is flock(2). On a local disk the kernel releases it with the process. On NFS (Linux) the server has the
-    lock, so that it also works between hosts. The server releases the lock of a host that lost power after a timeout.
-    Lustre must be mounted with ``flock``; otherwise its locks only work within one host, as on FUSE mounts of object
-    stores. If the file system has no locks, the run continues without one.
+    The lock uses flock(2).
+
+    - On a local disk, the kernel releases it when the process ends.
+    - On NFS (Linux), the server holds the lock, so it works across hosts. If a host loses power, the server releases
+      its lock after a timeout.
+    - Lustre must be mounted with ``flock``. Otherwise locks work only within one host, as on FUSE mounts of object
+      stores.
+    - Without lock support in the file system, the run continues without a lock.
 
     Raises:
-        UserError: another process has the lock, or the folder cannot be written.
+        UserError: another process holds the lock, or the folder is not writable.
     """
     try:
         file = open(folder / LOCK, "ab+", buffering=0)  # noqa: SIM115
@@ -332,7 +336,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
             raise UserError(
                 f"{folder} is in use by {_holder(file)}: wait until that has ended, or pass another --output_dir"
             )
-        with contextlib.suppress(OSError):  # a full disk: only the description of the process is lost
+        with contextlib.suppress(OSError):  # if the disk is full, only the description of the process is lost
             file.truncate(0)
             since = f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
             file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n".encode())
@@ -341,13 +345,13 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocking_lock(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Waits until no other process builds ``folder``, and makes other processes wait.
+    """Waits until no other process builds ``folder``, and blocks other processes during the block.
 
-    The lock file is in the parent folder. Unlike with `exclusive_lock`, a file system without locks is an error,
-    because two processes that write the same files at once would damage them.
+    The lock file is in the parent folder. Unlike with `exclusive_lock`, missing lock support is an error, because two
+    processes that write the same files at once would damage them.
 
     Raises:
-        UserError: the file system has no locks.
+        UserError: the file system does not support locks.
     """
     with open(folder.with_name(folder.name + LOCK), "wb") as file:
         held = _try_lock(file)
@@ -365,7 +369,7 @@ def blocking_lock(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def _try_lock(file: IO[bytes]) -> bool | None:
-    """Tries to lock an open file: False if another process has the lock, None if the file system has no locks."""
+    """Tries to lock an open file. Returns False if another process holds the lock, None if locks are not supported."""
     from filelock import lock_descriptor  # takes 70 ms to import
 
     try:
@@ -377,7 +381,7 @@ def _try_lock(file: IO[bytes]) -> bool | None:
 
 
 def _holder(file: IO[bytes]) -> str:
-    """Returns the description that the process with the lock has written."""
+    """Returns the description written by the process that holds the lock."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         file.seek(0)
         if text := file.read(300).decode().strip():

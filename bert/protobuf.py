@@ -1,7 +1,7 @@
-"""Decodes messages in the wire format of protocol buffers.
+"""Decodes messages in the protocol buffer wire format.
 
-The SentencePiece and TensorFlow libraries, which have the schemas of the files read here, are not installed with the
-package. The format: https://protobuf.dev/programming-guides/encoding
+The package does not depend on SentencePiece and TensorFlow, which have the schemas of the files read here. Format:
+https://protobuf.dev/programming-guides/encoding
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import collections
 from typing import TypeVar
 
 Fields = dict[int, list[int | bytes]]
-"""Field number -> the values of a field in order: integers as int, everything else as bytes."""
+"""Maps field numbers to the field's values in order: integers as int, everything else as bytes."""
 
 Value = TypeVar("Value", int, bytes)
 
 _FIXED_SIZES = {1: 8, 5: 4}
-"""Wire type -> size in bytes of the types with a fixed size."""
+"""Maps wire types of fixed size to their size in bytes."""
 
 
 class MalformedMessage(ValueError):
-    """The bytes are not a message."""
+    """The bytes are not a valid message."""
 
 
 def parse_message(data: bytes) -> Fields:
-    """Returns the fields of a message. Raises MalformedMessage."""
+    """Parses the fields of a message. Raises MalformedMessage."""
     fields: Fields = collections.defaultdict(list)
     offset = 0
     while offset < len(data):
@@ -47,12 +47,12 @@ def parse_message(data: bytes) -> Fields:
 
 
 def read_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Returns the integer at an offset (seven bits per byte, lowest bits first) and the offset behind it.
+    """Reads an integer (seven bits per byte, lowest bits first). Returns it and the offset after it.
 
     Raises:
-        MalformedMessage: the integer is cut short, has more than 64 bits, or is not in its shortest form.
+        MalformedMessage: the integer is truncated, has more than 64 bits, or is not in its shortest form.
     """
-    if offset < len(data) and data[offset] < 0x80:  # most of them
+    if offset < len(data) and data[offset] < 0x80:  # fast path for most integers
         return data[offset], offset + 1
     value = 0
     for index, octet in enumerate(data[offset : offset + 10]):
@@ -65,7 +65,7 @@ def read_varint(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def values(fields: Fields, number: int, kind: type[Value]) -> list[Value]:
-    """Returns all values of a field, none if it is missing. Raises MalformedMessage if one is of another kind."""
+    """Returns all values of a field; [] if it is missing. Raises MalformedMessage if a value has another type."""
     found = fields.get(number, [])
     checked = [value for value in found if isinstance(value, kind)]
     if len(checked) < len(found):
@@ -74,5 +74,5 @@ def values(fields: Fields, number: int, kind: type[Value]) -> list[Value]:
 
 
 def last_value(fields: Fields, number: int, default: Value) -> Value:
-    """Returns the last value of a field, which is the one that counts, or a default of the same kind."""
+    """Returns the last value of a field, which takes precedence, or the default."""
     return next(reversed(values(fields, number, type(default))), default)

@@ -1,4 +1,4 @@
-"""Files and object stores behind URLs, through fsspec. Failed calls are repeated, and errors are UserErrors."""
+"""Access to URLs and object stores through fsspec. Failed calls are retried, and errors become UserError."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from bert.errors import LOGGER, UserError, cut_at_word, is_redacted
 from bert.files import local_path, user_cache_dir
 
 EXTRAS = {"gs": "gcs", "s3": "s3", "https": "https", "http": "https", "hf": None, "memory": None}
-"""Schemes that can be read -> the extra that installs the library; None if it is always installed."""
+"""Maps readable schemes to the extra that installs the library; None if it is always installed."""
 
 BLOCK_BYTES = 1 << 22
 """Block size for reading remote files."""
 
 WRITABLE = ("gs", "s3", "memory")
-"""Schemes of stores that can be written."""
+"""Schemes of writable stores."""
 
 
 def is_url(path: str | Path) -> bool:
-    """Returns whether a string has a scheme and two slashes. ``Path`` drops the second one."""
+    """Whether a string has a scheme and two slashes. ``Path`` drops the second slash."""
     return isinstance(path, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None
 
 
 def readable_path(path: str | Path, name: str = "") -> str:
-    """Returns a URL unchanged, and a local path with ``~`` expanded. Nothing is read yet.
+    """Returns a URL unchanged, or a local path with ``~`` expanded. Does not access it.
 
     Raises:
-        UserError: URLs of this kind cannot be read, the library is missing, or the path has a null character.
+        UserError: this kind of URL is not readable, the library is missing, or the path contains a null character.
     """
     if not is_url(path):
         return local_path(path, name)
@@ -61,10 +61,10 @@ def readable_path(path: str | Path, name: str = "") -> str:
 
 
 def writable_path(path: str | Path, name: str = "") -> str:
-    """Returns a URL unchanged, and a local path with ``~`` expanded. Nothing is written yet.
+    """Returns a URL unchanged, or a local path with ``~`` expanded. Does not access it.
 
     Raises:
-        UserError: URLs of this kind cannot be written, or the errors of `readable_path`.
+        UserError: this kind of URL is not writable; also see `readable_path`.
     """
     if is_url(path) and str(path).partition("://")[0] in EXTRAS.keys() - set(WRITABLE):
         raise UserError(f"{name or path} is read-only: pass a local path, or a URL of gs:// or s3://")
@@ -72,7 +72,7 @@ def writable_path(path: str | Path, name: str = "") -> str:
 
 
 def exists(path: str | Path) -> bool:
-    """Returns whether a file or folder exists. Raises UserError if a URL cannot be read."""
+    """Whether a file or folder exists. Raises UserError if a URL cannot be read."""
     if not is_url(path):
         return Path(path).exists()
     with as_user_errors(str(path)):
@@ -82,12 +82,12 @@ def exists(path: str | Path) -> bool:
 
 @contextlib.contextmanager
 def writable(path: str | Path) -> Iterator[Path]:
-    """Yields a local path for a new file or folder: the path itself, or for a URL one that is uploaded at the end.
+    """Yields a local path for a new file or folder. A URL is uploaded from a temporary path at the end.
 
-    The configuration of a model or run is uploaded last, so that an interrupted upload is neither.
+    The configuration of a model or run is uploaded last, so that an interrupted upload is not recognized as either.
 
     Raises:
-        UserError: it exists already, cannot be written, or the errors of `writable_path`.
+        UserError: it exists already or is not writable; also see `writable_path`.
     """
     path = writable_path(path)
     if not is_url(path):
@@ -112,13 +112,13 @@ def _upload(draft: Path, url: str) -> None:
 
 
 def fetch(path: str | Path, name: str = "") -> str:
-    """Returns a local path for reading: a local path unchanged, and for a URL the path of a local copy.
+    """Returns a local path for reading: a local path unchanged, or the path of a local copy of a URL.
 
-    A URL names a file, a folder, or the files that match a glob, which become a folder. They are downloaded into the
-    user's cache, and again when they have changed.
+    A URL names a file, a folder, or files that match a glob, which are placed in one folder. They are downloaded to the
+    user's cache, and again after they have changed.
 
     Raises:
-        UserError: it does not exist, cannot be read, or the errors of `readable_path`.
+        UserError: it does not exist or cannot be read; also see `readable_path`.
     """
     path = readable_path(path, name)
     if not is_url(path):
@@ -131,10 +131,10 @@ def fetch(path: str | Path, name: str = "") -> str:
 
 
 def remote_files(url: str, name: str = "") -> dict[str, int | None]:
-    """Returns the URLs of the files in a folder, or of those that match a glob, with their sizes if they are known.
+    """Returns the URLs of the files in a folder, or of the files that match a glob, and their sizes if known.
 
     Raises:
-        UserError: there is no file, it cannot be read, or the errors of `readable_path`.
+        UserError: there are no files, or they cannot be read; also see `readable_path`.
     """
     readable_path(url, name)
     with as_user_errors(url):
@@ -143,7 +143,7 @@ def remote_files(url: str, name: str = "") -> dict[str, int | None]:
 
 
 def open_remote(url: str) -> io.BufferedReader:
-    """Opens a file, which is downloaded in blocks while it is read. Reads may raise any error of the store's library.
+    """Opens a file, which is downloaded in blocks during reading. Reads may raise any error of the store's library.
 
     Raises:
         UserError: it cannot be opened.
@@ -155,7 +155,7 @@ def open_remote(url: str) -> io.BufferedReader:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file of a store. Reads are repeated if the network fails."""
+    """A file in a store. Reads are retried after network failures."""
 
     def __init__(self, url: str, file: Any) -> None:
         self._url, self._file = url, file
@@ -185,7 +185,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 def _find(url: str) -> tuple[Any, dict[str, dict[str, Any]], str]:
-    """Returns the file system of a URL, information on each file by path, and the kind: file, folder or glob."""
+    """Returns the file system of a URL, the details of each file by path, and the kind: file, folder or glob."""
     system, place = open_store(url)
     kind = retry(_kind, system, place)
     files = retry(_list, system, place, kind)
@@ -211,7 +211,7 @@ def _copy(url: str, root: Path) -> Path:
                 os.rename(draft, folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        # A warning goes to stderr: the standard output of a command may be answers or JSON.
+        # A warning goes to stderr, because the standard output of a command may be answers or JSON.
         LOGGER.warning(f"{url}: {len(files):,} files, {size / 1e6:,.1f} MB, are copied to {folder}")
     return folder / next(iter(files)) if kind == "file" else folder
 
@@ -223,7 +223,7 @@ def _kind(system: Any, place: str) -> str:
 
 
 def _list(system: Any, place: str, kind: str) -> dict[str, dict[str, Any]]:
-    """Returns information on each file, by relative path."""
+    """Returns the details of each file, by relative path."""
     if kind == "file":
         name = place
         if place.startswith(("http:", "https:")):  # the query is not part of the name
@@ -239,10 +239,10 @@ def _list(system: Any, place: str, kind: str) -> dict[str, dict[str, Any]]:
 
 
 CALLS_AT_ONCE = 16
-"""Maximum number of concurrent calls: they mostly wait."""
+"""Maximum number of concurrent calls, which spend most of their time waiting."""
 
 ATTEMPTS = 5
-"""Maximum number of attempts. The delay between them is 1 second at first, and doubles each time."""
+"""Maximum number of attempts. The delay starts at 1 second and doubles each time."""
 
 
 class ObjectStore:
@@ -255,10 +255,10 @@ class ObjectStore:
         self._place = place.rstrip("/")
 
     def files(self) -> list[str]:
-        """Returns the names of all files, sorted; none if there is no such folder.
+        """Returns the names of all files, sorted; [] if the folder does not exist.
 
         Raises:
-            UserError: a key is not a path inside the folder (`path_of_key`), or the store cannot be used.
+            UserError: a key is not a path inside the folder (`path_of_key`), or the store is not accessible.
         """
         with as_user_errors(self.url):
             self._system.invalidate_cache()
@@ -279,7 +279,7 @@ class ObjectStore:
             retry(self._system.pipe_file, self._path(name), content)
 
     def create(self, name: str, content: bytes) -> None:
-        """Writes a file unless it exists. If several processes call this at once, one succeeds."""
+        """Writes a file unless it exists. If several processes call this at once, exactly one succeeds."""
         with as_user_errors(f"{self.url}/{name}"), contextlib.suppress(FileExistsError):
             retry(lambda path: self._system.pipe_file(path, content, mode="create"), self._path(name))
 
@@ -304,28 +304,28 @@ class ObjectStore:
 
 
 def path_of_key(key: str, folder: str) -> str:
-    """Returns the path of an object relative to a folder of a store. It is also a path inside any local folder.
+    """Returns the path of an object relative to a folder in a store. It is safe to use inside any local folder.
 
-    A store accepts any text as a key. As a local path, a key with ``..`` would be outside of the folder.
+    Stores accept any text as a key. As a local path, a key with ``..`` would point outside of the folder.
 
     Raises:
-        UserError: a part of the path is empty, ``.`` or ``..``, or the key has a null character; on Windows also a
+        UserError: a part of the path is empty, ``.`` or ``..``, or the key contains a null character or, on Windows, a
             drive.
     """
     path = key.removeprefix(folder).removeprefix("/")
-    parts = re.split(r"[/\\]", path)  # Windows separates folders by backslashes as well
+    parts = re.split(r"[/\\]", path)  # Windows also uses backslashes
     if not {"", ".", ".."}.isdisjoint(parts) or "\0" in path or (os.name == "nt" and ":" in path):
         raise UserError(f"the key {key!r} leads out of its folder: rename or remove the object")
     return path
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Returns whether a path, with all links resolved, is inside a folder."""
+    """Whether a path, with all links resolved, is inside a folder."""
     return path.resolve().is_relative_to(folder.resolve())
 
 
 def call_each(call: Callable[[str], None], names: Iterable[str]) -> None:
-    """Calls a function with each name, concurrently. Raises the first error after all running calls have ended."""
+    """Calls a function with each name, concurrently. After all running calls have ended, raises the first error."""
     with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
         list(pool.map(call, names))
 
@@ -340,7 +340,7 @@ def open_store(url: str) -> tuple[Any, str]:
 
 
 def retry(call: Any, *arguments: Any) -> Any:
-    """Calls a function of a file system, up to `ATTEMPTS` times if the network fails."""
+    """Calls a function of a file system, up to `ATTEMPTS` times in case of network failures."""
     for attempt in range(ATTEMPTS):
         try:
             return call(*arguments)
@@ -354,9 +354,9 @@ def retry(call: Any, *arguments: Any) -> Any:
 
 
 def _is_of_network(error: Exception) -> bool:
-    """Returns whether the network failed, so that a call may succeed later."""
+    """Whether an error is a network failure, so that a later call may succeed."""
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
-    of_botocore = {"botocore.ConnectionError", "botocore.HTTPClientError"}  # not OSErrors
+    of_botocore = {"botocore.ConnectionError", "botocore.HTTPClientError"}  # these are not OSErrors
     return isinstance(error, OSError) or type(error).__module__.startswith("aiohttp") or bool(names & of_botocore)
 
 
@@ -369,6 +369,6 @@ def as_user_errors(url: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UserError(f"{url} does not exist or cannot be reached: fix the URL") from None
-    except Exception as error:  # each store has its own errors
+    except Exception as error:  # each store raises its own errors
         reason = cut_at_word(str(error)) or type(error).__name__
         raise UserError(f"{url} cannot be used ({reason}): fix the URL, your credentials or the network") from None
