@@ -49,7 +49,7 @@ class StepMetrics(struct.PyTreeNode):
     Attributes:
         loss: loss of the global batch, before the update.
         norms: norms of the gradient by groups of parameters, and of the whole ``update``.
-        skipped: as in the state after the step.
+        skipped: the value in the state after the step.
     """
 
     loss: jax.Array

@@ -235,7 +235,7 @@ class Trial:
         results = read_results(path) or {}
         evaluations = read_scores(path, self.metric)
         scores = results.get("dev") or results.get("eval") or {}
-        deviations = scores.get("standard_deviation", {})  # of several seeds
+        deviations = scores.get("standard_deviation", {})  # set if the trial has several seeds
         best = (max if self.higher_is_better else min)((x for x in evaluations if x is not None), default=None)
         return to_jsonable(
             {

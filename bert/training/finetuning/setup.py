@@ -52,7 +52,7 @@ class InitialModel(NamedTuple):
         target_tokenizer: vocabulary of a decoder's targets; None if sources and targets share one.
         pooling: the pooling that the model declares, if any.
         head: the head that the weights belong to; None for random weights.
-        pair_truncation: how pairs are truncated; None for the tokenizer's default.
+        pair_truncation: truncation of pairs; None for the tokenizer's default.
     """
 
     config: ModelConfig

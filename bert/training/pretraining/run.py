@@ -236,7 +236,7 @@ def _measure_costs(programs: list[PhaseProgram], state: TrainState, parallel: Pa
     so that a phase that does not fit into memory fails immediately.
     """
     steps, evaluations, compilation = [], [], 0.0
-    next_rows: dict[int, int] = {}  # of each stream, which is not read ahead for a later phase
+    next_rows: dict[int, int] = {}  # next row of each stream, which is not read ahead for a later phase
     for program in programs:
         phase, step_seconds, eval_seconds = program.data.phase, 0.0, 0.0
         if state.step < phase.end:
