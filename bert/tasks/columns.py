@@ -254,7 +254,7 @@ def table_files(rows: Any, name: str) -> dict[str, str]:
     """Returns the contents of files for rows in memory, by file name: ``NAME.jsonl`` and the declared labels.
 
     Args:
-      rows, name: as for `json_lines`.
+      rows, name: see `json_lines`.
 
     Raises:
       UserError: the rows are invalid (see `json_lines`).

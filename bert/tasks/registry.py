@@ -231,9 +231,9 @@ def published_task(
       outputs: names of its outputs.
       problem_type: ``problem_type`` in config.json, for sequence classification; None means regression for one output,
         and one of several labels otherwise.
-      null_score_diff_threshold: for question answering; None if every question has an answer.
+      null_score_diff_threshold: threshold of question answering; None if every question has an answer.
       label_thresholds: the threshold of each label for multi-label classification; () for 0.5.
-      texts_per_input: for sequence classification; None if inputs may be single texts or pairs.
+      texts_per_input: number of texts per input of sequence classification; None for single texts or pairs.
       clitics: word endings that are separated for token classification; None for CLITICS.
       score_activation: function applied to the scores of a regression, or None.
 

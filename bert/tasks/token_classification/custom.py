@@ -202,7 +202,7 @@ def read_sentences(
 
     Args:
       needed: whether tags are required; otherwise a split whose first row has no tags is a split to predict.
-      reading, types: as for `bert.tasks.token_classification.conll.read`.
+      reading, types: see `bert.tasks.token_classification.conll.read`.
 
     Raises:
       UserError: a row lacks a list, its lists have different lengths, or a tag is invalid.
