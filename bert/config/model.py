@@ -70,8 +70,9 @@ class ModelConfig:
     pooler_act: Literal["tanh", "gelu", "relu"] = "tanh"
     """Activation of the pooler: tanh (BERT), gelu (ELECTRA's classifiers) or relu (DistilBERT's classifiers)."""
     pooler_type: Literal["dense", "transform"] = "dense"
-    """Pooler: a dense layer with pooler_act (dense), or a dense layer with hidden_act and LayerNorm like the transform
-    of the MLM head, which is also applied to every token before token-level heads, as in ModernBERT (transform)."""
+    """Pooler: a dense layer with pooler_act (dense), or a dense layer with hidden_act and LayerNorm, like the transform
+    of the MLM head (transform). As in ModernBERT, token-level heads then apply it to every token.
+    """
     pooler_input: Literal["first", "mean"] = "first"
     """Input of the pooler: the hidden state of the first token (first), or the mean over all tokens (mean)."""
     pooler_dropout: bool | None = None

@@ -283,7 +283,7 @@ class Decoding:
         """Raises UserError for values that cannot work.
 
         Args:
-            prefix: of the fields' names in messages, such as ``--``.
+            prefix: prefix of the fields' names in messages, such as ``--``.
         """
         for one in fields(self):
             if one.name != "stop":

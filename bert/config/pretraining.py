@@ -270,9 +270,9 @@ class Phase:
     """A phase of a run whose number of steps is known.
 
     Attributes:
-        number: from 1 on.
+        number: index of the phase, from 1.
         first, end: its steps are first + 1 to end, as counted in metrics and checkpoints.
-        config: configuration of a run that consists of this phase.
+        config: configuration of a run with only this phase.
     """
 
     number: int
