@@ -216,8 +216,8 @@ def prose_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the ids [T] and the character offsets [T, 2] int32 of each text's tokens, without special tokens.
 
-    The library removes the space in front of a word from the offsets of a byte-level token even if the pre-tokenizer
-    has added that space, as RobBERT's does for each word; the token would start one letter late. Here only spaces of
+    The library removes the space in front of a word from the offsets of a byte-level token. It does so even if the
+    pre-tokenizer has added that space, like RobBERT's, and the token would start one letter late. Here only spaces of
     the text are removed.
     """
     literal, trims = _prose_tokenizer(tokenizer, tokenizer.get_vocab_size())

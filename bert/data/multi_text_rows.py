@@ -20,8 +20,8 @@ from bert.tokenizer.special_tokens import special_ids
 class SourceTargetRows:
     """R sources and their targets w1 ... wn. The decoder reads ``[CLS] w1 ... wn`` and predicts ``w1 ... wn [SEP]``.
 
-    Both sides of a batch are padded to one length (the targets at most to their maximum), so that a run compiles a
-    program per length and not per pair of lengths.
+    Both sides of a batch are padded to one length, the targets at most to their maximum. A run then compiles a program
+    per length instead of per pair of lengths.
     """
 
     sources: TokenRows
@@ -125,8 +125,8 @@ def target_boundaries(tokenizer: Tokenizer) -> tuple[int, int]:
 class QueryDocumentRows:
     """R queries, each with one or more documents; the first document is the right one.
 
-    Documents are padded to the length of the batch, queries at most to ``max_query_length``, so that a run compiles a
-    program per length and not per pair of lengths.
+    Documents are padded to the length of the batch, queries at most to ``max_query_length``. A run then compiles a
+    program per length instead of per pair of lengths.
     """
 
     queries: TokenRows

@@ -162,7 +162,7 @@ def table_rows(
       keep_empty: return an empty line between others as a row of one empty cell; otherwise it is an error.
 
     Raises:
-      UserError: with the file and line; also while the rows are read.
+      UserError: the table is invalid (with file and line); also raised while the rows are read.
     """
     dialect, rows = open_table(path, header, literal_quotes)
     notes = []

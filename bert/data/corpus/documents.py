@@ -124,8 +124,8 @@ def resolve_sources(source: list[str] | str) -> list[list[str]]:
 def corpus_fingerprint(source: list[str] | str, cache_dir: Path | None = None) -> str:
     """Returns a hash, 64 hexadecimal digits, of the content and order of a corpus' files, without names and times.
 
-    With a ``cache_dir``, the digest of each file is cached there by path, size and modification time, so that a second
-    start does not read the corpus again.
+    With a ``cache_dir``, the digest of each file is cached there by path, size and modification time. A second start
+    then does not read the corpus again.
     """
     cache = DigestCache(cache_dir)
     combined = hashlib.blake2b(digest_size=32)
