@@ -35,8 +35,8 @@ class NewWord:
     def tokens_saved(self) -> int:
         """Number of tokens by which the word shortens the corpus.
 
-        An unknown word counts as its characters less one, but at least one, so that a single unknown character is
-        worth as much as a word of two tokens.
+        An unknown word saves its number of characters minus one, but at least one. A single unknown character therefore
+        counts as much as a word of two tokens.
         """
         return self.count * (max(len(self.word) - 1, 1) if self.is_unknown else len(self.tokens) - 1)
 

@@ -1,7 +1,7 @@
 """Trains Unigram vocabularies like ALBERT's and XLM-RoBERTa's.
 
-A word begins with a mark for the space in front of it, and is split into the most probable sequence of tokens (Kudo
-2018, section 3.2), not into the longest ones.
+A word begins with a mark for the space in front of it. It is split into the most probable sequence of tokens (Kudo
+2018, section 3.2) instead of the longest tokens.
 """
 
 from __future__ import annotations
