@@ -36,10 +36,10 @@ def activation_bytes(
 ) -> int:
     """Returns the bytes of activations that one row keeps on a device for the backward pass of all encoder layers.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198), equation 2: with sequence length s, hidden size h, a heads and tensor
-    parallelism t, each layer keeps s h (10 + 24 / t + 5 a s / (h t)), without the last term for fused attention
-    kernels. With full rematerialization, each layer keeps 2 s h, except for the layer being computed. The formula
-    assumes 16-bit activations and a feed-forward width of 4 h; it excludes embeddings, logits and gradients.
+    Korthikanti et al. 2022 (arXiv 2205.05198), equation 2: each layer keeps s h (10 + 24 / t + 5 a s / (h t)), with
+    sequence length s, hidden size h, a heads and tensor parallelism t. Fused attention kernels do not have the last
+    term. With full rematerialization, each layer keeps 2 s h, except for the layer being computed. The formula assumes
+    16-bit activations and a feed-forward width of 4 h; it excludes embeddings, logits and gradients.
 
     Args:
         model: sizes.
