@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     from bert.runs.report import log_table, progress_lines
     from bert.tokenizer.vocabulary import load_tokenizer
 
-    if config.tokenizer.path is not None:  # with init, its extended vocabulary
+    if config.tokenizer.path is not None:  # the vocabulary of init, extended
         tokenizer = load_tokenizer(config.tokenizer.path, config.tokenizer)
     elif source := config.init or config.distillation.teacher:
         from bert.inference.load import load_vocabulary  # imports JAX

@@ -52,7 +52,7 @@ def _show(results: dict[str, Any], path: str) -> None:
         ),
     ]
     for name, value in baselines.items():
-        if name.endswith("_majority_accuracy"):  # of the objective's label, if it has one
+        if name.endswith("_majority_accuracy"):  # the objective's label, if it has one
             metric = name.removesuffix("_majority_accuracy")
             lines.append((f"{metric.upper()} accuracy", measured[f"{metric}_accuracy"], value, "majority class"))
     if "disc_recall" in measured:

@@ -237,7 +237,7 @@ def write_answers(
         output: file, written atomically; None for standard output.
 
     Raises:
-        UserError: at the end, if inputs were invalid.
+        UserError: an input was invalid; raised at the end.
     """
     count, failed, first = 0, 0, ""
     with open_output(output) as written:

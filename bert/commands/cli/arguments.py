@@ -65,8 +65,8 @@ def parse(
         description: help of the command.
         default_recipe: recipe without ``--config``; None if there is none.
         extra_options: help of the options that are not keys, by usage: ``NAME VALUE``, or ``NAME`` for a flag.
-        defaults_for_check: values of keys that the command checks but does not use; files and the command line
-            override them.
+        defaults_for_check: values of keys that the command checks but does not use; files and the command line override
+            them.
         log: called with the settings of a recipe that do not apply.
 
     Returns:
@@ -75,7 +75,7 @@ def parse(
 
     Raises:
         UserError: a mistake in the files, on the command line, or between values.
-        SystemExit: with status 0 after ``--help`` and ``--print_config``.
+        SystemExit: after ``--help`` and ``--print_config``, with status 0.
     """
     keys = keys_of(config_class)
     takes_value = {name: bool(value) for name, _, value in (usage.partition(" ") for usage in extra_options)}
