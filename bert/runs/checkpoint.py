@@ -68,7 +68,7 @@ class Checkpointer:
           max_to_keep: number of newest checkpoints to keep; None means 1.
           log: receives a message about each damaged checkpoint, and about the one used instead.
           after_save: called in the background thread after each save.
-          storage: how hosts share the checkpoints; None for one host.
+          storage: sharing of the checkpoints between hosts; None for one host.
         """
         require_utf8(folder)
         self._directory = CheckpointDirectory(folder, max_to_keep)

@@ -230,7 +230,7 @@ def claim_output_dir(output_dir: str, kind: str, marker: str) -> Iterator[tuple[
 
     Args:
         output_dir: a path or a URL.
-        kind: what the folder may contain, for messages.
+        kind: description of the allowed content, for messages.
         marker: a file that every folder of this kind has.
 
     Yields:

@@ -59,7 +59,7 @@ class Mirror:
         After an error nothing is uploaded: the copy already has the newest checkpoint.
 
         Args:
-            kind: what the folder may contain, for messages.
+            kind: description of the allowed content, for messages.
             marker: a file that every folder of this kind has.
 
         Raises:
@@ -277,7 +277,7 @@ class Lease:
 
     Attributes:
         holder: name of this machine in the lease. If a lease has the name of this machine, and this process has the
-            local lock of the run, then the holder is dead, and there is no need to wait.
+            local lock of the run, the holder is dead. The process then does not wait.
     """
 
     def __init__(self, store: ObjectStore, holder: str) -> None:
