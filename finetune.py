@@ -1,4 +1,4 @@
-"""Fine-tunes BERT: the same as ``bert finetune``."""
+"""Fine-tunes BERT. Equivalent to ``bert finetune``."""
 
 import sys
 

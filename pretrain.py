@@ -1,4 +1,4 @@
-"""Pretrains BERT: the same as ``bert pretrain``."""
+"""Pretrains BERT. Equivalent to ``bert pretrain``."""
 
 import sys
 

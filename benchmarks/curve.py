@@ -1,14 +1,15 @@
-"""Pretraining compared with PyTorch: the held-out MLM loss with the same rows, masks, schedule and start.
+"""Compares pretraining with PyTorch: held-out MLM loss with equal rows, masks, schedule and initial weights.
 
     PYTHONPATH=. python benchmarks/curve.py OUT --train train.txt --eval valid.txt --tokenizer vocab.txt
 
-`mini` at T 128 with dropout and fresh masks. Ours is the library's own step; the peer is transformers'
-BertForPreTraining under torch's AdamW as its users write the loop (decay not on biases and LayerNorm, clipping, linear
-schedule), but that its decoder reads the masked positions alone, which halves its time: each run begins with a check
-that the loss and the gradients are those of the model's own call. Of each seed both start from the same weights and see
-the same batches; dropout is each side's own. Every (side, seed) is one JSON file in OUT, and those that are there
-already are not run again, so that processes can share the work (`--only torch-1`); at the end OUT/curve.png and a table
-are made of them.
+Trains `mini` at T 128 with dropout and dynamic masking. Our side is the library's own step. The peer is transformers'
+BertForPreTraining with torch's AdamW, in the loop that its users write: no decay on biases and LayerNorm, clipping,
+linear schedule. Only its decoder differs: it reads just the masked positions, which halves its time. Each run first
+checks that loss and gradients equal the model's own.
+
+For each seed, both sides start from the same weights and read the same batches. Dropout differs. Each (side, seed) is
+one JSON file in OUT. Existing files are not run again, so processes can share the work (`--only torch-1`). At the end,
+OUT/curve.png and a table are made from all files.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ Batch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What both sides share.
+    """Data and initial weights that both sides share.
 
     Attributes:
-        batches: (seed, step) -> batch.
-        held_out: the held-out batches, the same ones at every call.
-        start: seed -> a model with random weights.
+        batches: maps (seed, step) to a batch.
+        held_out: the held-out batches, equal at every call.
+        start: maps a seed to a model with random weights.
     """
 
     model: ModelConfig
@@ -147,7 +148,7 @@ def prepare(arguments: argparse.Namespace) -> Experiment:
 
 @dataclass(frozen=True)
 class First:
-    """The first rows of more."""
+    """The first rows of a row source."""
 
     rows: Any
     count: int
@@ -206,7 +207,7 @@ def train_torch(experiment: Experiment, seed: int) -> list[tuple[int, float]]:
 
 
 def torch_loss(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The loss of `BertForPreTraining`, its decoder run at the masked positions alone."""
+    """Computes the loss of `BertForPreTraining`, with the decoder only at the masked positions."""
     hidden, pooled = encoded(model, inputs)
     known = inputs["labels"] >= 0
     mlm = cross_entropy(model.cls.predictions(hidden[known]), inputs["labels"][known])
@@ -214,14 +215,14 @@ def torch_loss(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def encoded(model: Any, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, T, H) of the last layer and (B, H) of the pooler."""
+    """Returns the last layer [B, T, D] and the pooled output [B, D]."""
     names = ("input_ids", "token_type_ids", "attention_mask")
     found = model.bert(**{name: inputs[name] for name in names})
     return found.last_hidden_state, found.pooler_output
 
 
 def check_torch_loss(model: Any, inputs: dict[str, torch.Tensor]) -> None:
-    """That `torch_loss` is the model's own, dropout off: float32 sums in another order, no more."""
+    """Checks that `torch_loss` equals the model's own loss without dropout, up to float32 rounding."""
     model.eval()
     both = []
     for loss in (model(**inputs).loss, torch_loss(model, inputs)):
@@ -235,7 +236,7 @@ def check_torch_loss(model: Any, inputs: dict[str, torch.Tensor]) -> None:
 
 
 def torch_held_out(model: Any, experiment: Experiment) -> float:
-    """The same mean as ours: over every masked token of all held-out rows."""
+    """Computes the mean over all masked tokens of the held-out rows, like our evaluation."""
     model.eval()
     total = weight = 0.0
     with torch.no_grad():
@@ -263,7 +264,7 @@ def torch_inputs(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def show(arguments: argparse.Namespace) -> None:
-    """The table and the figure of all runs there are."""
+    """Writes the table and the figure of all finished runs."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     for side in SIDES:
         read = [json.loads(file.read_text()) for file in sorted(arguments.out.glob(f"{side}-*.json"))]

@@ -1,6 +1,6 @@
-"""Seconds in which `bert demo` answers 200 requests that come at once: PYTHONPATH=. python benchmarks/demo.py MODEL
+"""Measures how long `bert demo` takes for 200 concurrent requests: PYTHONPATH=. python benchmarks/demo.py MODEL
 
-Each request has a text of its own. It is sent alone first: its answer among the others must be the same.
+Each request has a different text. It is first sent alone, and its answer must be the same among the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 async def measure(address: str, ability: Ability, count: int = REQUESTS) -> str:
-    """Sends requests one after the other and then all at once, compares their answers, and describes the times."""
+    """Sends requests sequentially and then concurrently, compares the answers, and describes the times."""
     url = f"{address.rstrip('/')}/gradio_api/call/{ability.name}"
     requests = [numbered_texts(ability, number) for number in range(count)]
     limits = httpx.Limits(max_connections=None)
@@ -56,13 +56,13 @@ async def measure(address: str, ability: Ability, count: int = REQUESTS) -> str:
 
 
 def numbered_texts(ability: Ability, number: int) -> list[str]:
-    """The texts of the first example, the first one with two letters of its own in front."""
+    """Returns the texts of the first example, with two letters prepended to the first text."""
     first, *others = ability.examples[0]
     return [f"{chr(97 + number // 26 % 26)} {chr(97 + number % 26)} {first}", *others]
 
 
 async def ask(client: httpx.AsyncClient, url: str, texts: list[str]) -> tuple[object, float]:
-    """The answer, or None for an error, and the seconds that it took."""
+    """Returns the answer, or None for an error, and the duration in seconds."""
     start = time.perf_counter()
     posted = await client.post(url, json={"data": texts})
     answer = await client.get(f"{url}/{posted.json()['event_id']}")

@@ -1,10 +1,10 @@
-"""What the host spends on one step next to the work itself: a state of 600 small arrays, under pmap and on a mesh.
+"""Measures the host's overhead per step: a state of 600 small arrays, under pmap and on a mesh.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python benchmarks/dispatch.py
     python benchmarks/dispatch.py --coordinator=localhost:8476 --num_processes=2 --process_id=0   # and 1
 
-Prints the median milliseconds from the call of a step to its end. The body adds 1 to every array and sums one number
-over the devices, so that nearly all of it is dispatch.
+Prints the median milliseconds of a step. The body adds 1 to every array and sums one number over the devices, so nearly
+all of the time is dispatch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAVES, STEPS = 600, 50
 
 
 def milliseconds(parallel: Parallelism) -> float:
-    """Median over steps; the first ones compile and are left out."""
+    """Returns the median over the steps, except the first ones, which compile."""
 
     def body(state: dict[str, jax.Array], batch: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
         return jax.tree.map(lambda leaf: leaf + 1, state), psum_if_axis(jnp.sum(batch["rows"]), parallel.axis)
@@ -42,7 +42,7 @@ def milliseconds(parallel: Parallelism) -> float:
 
 
 def main(argv: list[str]) -> None:
-    """Measures every layout that the devices allow."""
+    """Measures every layout that the devices support."""
     hosts = parse_hosts({word.partition("=")[0].removeprefix("--"): word.partition("=")[2] for word in argv})
     if hosts is not None:
         connect_hosts(*hosts)

@@ -1,18 +1,18 @@
-"""Speed and memory of building examples from English Wikipedia, compared with what else makes them from the same text.
+"""Compares speed and memory of building examples from English Wikipedia with other tools on the same text.
 
     PYTHONPATH=. python benchmarks/examples.py [--megabytes 60 240] [--rounds 3] [--sides raw ours ray run_mlm google]
 
-    raw      tokenizers' encode_batch_fast over the paragraphs, and nothing else: the ceiling
+    raw      only encode_batch_fast of tokenizers over the paragraphs: the upper bound
     ours     bert.data.pretraining.build: sentences, pieces, pairs, rows on disk
-    ray      the same with --engine ray, by the cluster of RAY_ADDRESS or one that is started before; only if named. Its
-             memory and CPU seconds are those of the process that starts the tasks
-    run_mlm  what transformers' run_mlm.py does: datasets.map over batches of lines, twice (tokenize; join and cut to T)
-    google   the algorithm of google-research/bert's create_pretraining_data.py, one process as there, in memory, masks
-             included; its sentences are found beforehand and its pieces by `tokenizers`, both in its favour
+    ray      the same with --engine ray, on the cluster in RAY_ADDRESS or a new one; only if named. Memory and
+             CPU seconds are measured only in the process that starts the tasks
+    run_mlm  like transformers' run_mlm.py: datasets.map over batches of lines, twice (tokenize; join and cut to T)
+    google   the algorithm of google-research/bert's create_pretraining_data.py: one process, in memory, with masks. Its
+             sentences are split beforehand and its pieces made by `tokenizers`, both in its favour
 
-BERT's own uncased vocabulary, T = 128. Sides take turns, each in a process of its own; imports are not counted. A
-corpus of more megabytes than the file has repeats it. Memory is the anonymous part of the resident set (RssAnon) of the
-process and those it started, sampled every 20 ms: mapped pages belong to the page cache.
+Uses BERT's uncased vocabulary and T = 128. Sides run in turns, each in a separate process. Imports are not counted. If
+the corpus is larger than the file, the file is repeated. Memory is the anonymous part of the resident set (RssAnon) of
+the process and its children, sampled every 20 ms, because mapped pages belong to the page cache.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def head(corpus: Path, size: int, target: Path) -> Path:
-    """The first documents of a corpus, about ``size`` bytes of them; all again and again where it has fewer."""
+    """Writes the first documents of a corpus, about ``size`` bytes, and repeats them if the corpus is smaller."""
     with open(target, "wb") as out:
         while out.tell() < size:
             with open(corpus, "rb") as source:
@@ -93,7 +93,7 @@ def head(corpus: Path, size: int, target: Path) -> Path:
 
 
 class Measured(NamedTuple):
-    """One build: seconds, those of the CPU in all its processes, tokens, and peak bytes of all and of the first."""
+    """Results of one build: seconds, CPU seconds of all processes, tokens, and peak bytes of all and of the first."""
 
     seconds: float
     cpu_seconds: float
@@ -103,7 +103,7 @@ class Measured(NamedTuple):
 
 
 def measure(text: Path, vocabulary: Path, folder: Path, side: str, workers: int) -> Measured:
-    """In a process of its own, since the peak of this one would hide a smaller one after a larger."""
+    """Runs one build in a separate process, because an earlier peak would hide a smaller one."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
@@ -121,7 +121,7 @@ def measure(text: Path, vocabulary: Path, folder: Path, side: str, workers: int)
 
 
 def run(side: str, text: Path, vocabulary: Path, work: Path, workers: int, sender: Connection) -> None:
-    threads = workers if side == "raw" else 1  # without this the library spreads over all cores
+    threads = workers if side == "raw" else 1  # otherwise the library uses all cores
     os.environ |= {"TOKENIZERS_PARALLELISM": str(threads > 1).lower(), "RAYON_NUM_THREADS": str(threads)}
     os.environ |= {"HF_HOME": str(work), "HF_DATASETS_OFFLINE": "1"}
     job = SIDES[side](text, vocabulary, work, workers)
@@ -132,7 +132,7 @@ def run(side: str, text: Path, vocabulary: Path, work: Path, workers: int, sende
 
 
 Job = Callable[[], int]
-"""What is timed; gives the number of tokens."""
+"""The timed function. Returns the number of tokens."""
 
 
 def raw(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
@@ -151,7 +151,7 @@ def raw(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
 
 
 def ours(text: Path, vocabulary: Path, work: Path, workers: int, engine: Engine = "local") -> Job:
-    import datasets.arrow_writer  # noqa: F401  the time of its import is nobody's
+    import datasets.arrow_writer  # noqa: F401  imported here so that it is not timed
 
     from bert.config import DataConfig
     from bert.data.pretraining.build import build_examples
@@ -236,7 +236,7 @@ def google(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
 def google_pairs(
     documents: list[list[list[int]]], number: int, draw: random.Random
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Two segments a row, the second one from another document half of the time."""
+    """Yields two segments per row. In half of the rows, the second one is from another document."""
     document, room, at = documents[number], LENGTH - 3, 0
     target = draw.randint(2, room) if draw.random() < 0.1 else room
     while at < len(document):
@@ -268,7 +268,7 @@ def google_pairs(
 def masked(
     ids: list[int], special: set[int], mask: int, size: int, draw: random.Random
 ) -> tuple[list[int], list[int], list[int]]:
-    """15% of the places predicted, 80/10/10: ids, places, originals."""
+    """Masks 15% of the tokens by 80/10/10. Returns ids, positions and original tokens."""
     places = [place for place, piece in enumerate(ids) if piece not in special]
     draw.shuffle(places)
     places = sorted(places[: min(20, max(1, round(0.15 * len(ids))))])
@@ -290,7 +290,7 @@ def batches(lines: Iterator[str], size: int) -> Iterator[list[str]]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and those it started, itself first."""
+    """Returns the ids of a process and its descendants, itself first."""
     found = [pid]
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -303,7 +303,7 @@ def family(pid: int) -> list[int]:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory of a process that is backed by no file; 0 for one that has ended."""
+    """Returns a process's memory that is not backed by files; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

@@ -1,13 +1,14 @@
-"""Scores of tagging and question answering next to PyTorch's: the same rows, several seeds per side, in turns.
+"""Compares scores of tagging and question answering with PyTorch: equal rows, several seeds per side, in turns.
 
     PYTHONPATH=. taskset -c 0 nice -n 19 python benchmarks/finetune_scores.py MODEL --wnut17 WNUT_DIR --squad SQUAD_DIR
 
-MODEL is a folder of Hugging Face's layout (MiniLM's, for example), WNUT_DIR has train.conll and dev.conll, SQUAD_DIR
-has train.json (`squad_split.py` makes it). Each run has one epoch. The rows are few, so that a run takes minutes on one
-core: the first sentences of WNUT-17; SQuAD's questions about short contexts, the first to train on and the last to
-score. The other side is `torch_peer.py` with the batches of `bert finetune` in their order, as the order alone changes
-the scores of so short a run by much; weights of the head and dropout are each side's own. An interrupted comparison
-resumes.
+MODEL is a folder in Hugging Face's layout, such as MiniLM. WNUT_DIR has train.conll and dev.conll. SQUAD_DIR has
+train.json (made by `squad_split.py`). Each run trains for one epoch. A run takes minutes on one core, because the rows
+are few: the first sentences of WNUT-17, and SQuAD's questions about short contexts, the first for training and the last
+for dev.
+
+The other side is `torch_peer.py` with the batches of `bert finetune` in the same order, because the order alone changes
+the scores of such short runs a lot. Head weights and dropout differ. An interrupted comparison resumes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from turns import in_turns
 
 LEARNING_RATE, LENGTH = 2e-4, 128
-"""The rate is four times that of the recipes and the batch a quarter of theirs: so few rows teach little otherwise."""
+"""The learning rate is 4 times, and the batch size a quarter of the recipes', because the rows are few."""
 TRAIN_SENTENCES, DEV_SENTENCES = 1_200, 500
 TRAIN_QUESTIONS, DEV_QUESTIONS, CHARACTERS = 560, 200, 350
 BATCH = 8
@@ -33,7 +34,7 @@ PEER = {"wnut17": "ner", "squad": "squad"}
 
 
 def main() -> None:
-    """Runs all seeds of both sides, or, as a worker, one run."""
+    """Runs all seeds of both sides or, as a worker, one run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--wnut17", type=Path)
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def first_sentences(folder: Path, out: Path, rows: int | None) -> None:
-    """WNUT-17 with fewer sentences."""
+    """Writes WNUT-17 with fewer sentences."""
     out.mkdir(parents=True)
     for name, left in (("train.conll", rows or TRAIN_SENTENCES), ("dev.conll", DEV_SENTENCES)):
         kept = []
@@ -77,7 +78,7 @@ def first_sentences(folder: Path, out: Path, rows: int | None) -> None:
 
 
 def short_questions(folder: Path, out: Path, rows: int | None) -> None:
-    """SQuAD's questions about contexts of at most CHARACTERS; training and dev share no context."""
+    """Writes SQuAD's questions about contexts of at most CHARACTERS. Training and dev have different contexts."""
     out.mkdir(parents=True)
     articles = json.loads((folder / "train.json").read_text(encoding="utf-8"))["data"]
     paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
@@ -93,7 +94,7 @@ def short_questions(folder: Path, out: Path, rows: int | None) -> None:
 
 
 def ours(task: str, folder: Path, model: Path, seed: str) -> dict[str, float]:
-    """Scores of a run of `bert finetune`."""
+    """Returns the scores of a `bert finetune` run."""
     with tempfile.TemporaryDirectory() as made:
         run = Path(made, "run")
         arguments = ["-m", "bert", "finetune", "--config", task, "--init", model, "--data.dir", folder]
@@ -105,7 +106,7 @@ def ours(task: str, folder: Path, model: Path, seed: str) -> dict[str, float]:
 
 
 def peer(task: str, folder: Path, model: Path, seed: str) -> dict[str, float]:
-    """Scores of a run of `torch_peer.py`."""
+    """Returns the scores of a `torch_peer.py` run."""
     arguments = [Path(__file__).with_name("torch_peer.py"), PEER[task], model, folder, "--seed", seed]
     arguments += ["--same_batches", "--max_length", LENGTH, "--epochs", 1]
     arguments += ["--batch_size", BATCH, "--learning_rate", LEARNING_RATE]
@@ -114,7 +115,7 @@ def peer(task: str, folder: Path, model: Path, seed: str) -> dict[str, float]:
 
 
 def called(arguments: list[object]) -> str:
-    """What a Python process prints."""
+    """Returns the output of a Python process."""
     done = subprocess.run([sys.executable, *map(str, arguments)], env=os.environ, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(f"{arguments[0]} ended with {done.returncode}")
@@ -122,7 +123,7 @@ def called(arguments: list[object]) -> str:
 
 
 def flat(scores: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The scores that both sides have, F1 as a percentage."""
+    """Returns the scores that both sides have, with F1 in percent."""
     percent = {"f1": 1.0 if "exact_match" in scores["dev"] else 100.0}
     return {
         f"{split} {name}": of_split[name] * percent.get(name, 1.0)
@@ -133,7 +134,7 @@ def flat(scores: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def summary(task: str, runs: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """A table in Markdown: mean and standard deviation per side and of the pairs' differences, and each run."""
+    """Formats a Markdown table: mean and standard deviation per side and of the paired differences, and each run."""
     sound = {name: run for name, [run] in runs.items() if "error" not in run}
     names = [name for name in sound if name.startswith(f"{task}, ours") and name.replace("ours", "PyTorch") in sound]
     pairs = [(sound[name], sound[name.replace("ours", "PyTorch")]) for name in names]
@@ -151,7 +152,7 @@ def summary(task: str, runs: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def spread(values: list[float], digits: int) -> str:
-    """Mean and standard deviation."""
+    """Formats mean and standard deviation."""
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{deviation}"
 

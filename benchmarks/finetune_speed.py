@@ -1,12 +1,12 @@
-"""One epoch of fine-tuning from the start of the process to the final dev score, against a PyTorch loop, in turns:
+"""Times one epoch of fine-tuning, from process start to the dev score, compared with a PyTorch loop, in turns:
 
     PYTHONPATH=. python benchmarks/finetune_speed.py MODEL GLUE --output finetune_speed.json
 
-MODEL is a folder of Hugging Face's layout (MiniLM's, say), GLUE a folder with MRPC and SST-2. Both sides read the same
-files: MRPC whole, SST-2's first 10,000 rows. Imports, reading, compilation, the epoch, the evaluation and what is saved
-are all in the seconds. Ours runs with an empty compilation cache ("cold") and with one that the same command has filled
-("warm"). The peer is `torch_peer.py glue`, as its users run it and ("best") with memory in huge pages, which ours has,
-and a fused optimizer. Started again, it goes on where it was.
+MODEL is a folder in Hugging Face's layout, such as MiniLM, and GLUE a folder with MRPC and SST-2. Both sides read the
+same files, namely all of MRPC and the first 10,000 rows of SST-2. The time includes imports, reading, compilation, the
+epoch, the evaluation and saving. Our side runs with an empty compilation cache ("cold"), and with a cache that the same
+command has filled ("warm"). The peer is `torch_peer.py glue`, as its users run it and, as "best", with huge pages
+(which our side also uses) and a fused optimizer. An interrupted comparison resumes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEARNING_RATE, BATCH = 5e-5, 32
 
 
 def main() -> None:
-    """Measures all sides of both tasks, or, as a worker, one."""
+    """Measures all sides of both tasks or, as a worker, one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("glue", type=Path)
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _cut(glue: Path, task: str, rows: int | None, out: Path) -> Path:
-    """A folder with the task's dev file and the first rows of its training file; no test file."""
+    """Makes a folder with the task's dev file and the first rows of its training file, without a test file."""
     (out / task).mkdir(parents=True)
     for name, lines in (("train.tsv", None if rows is None else rows + 1), ("dev.tsv", None)):
         with (glue / task / name).open("rb") as file:
@@ -67,7 +67,7 @@ def _cut(glue: Path, task: str, rows: int | None, out: Path) -> Path:
 
 
 def measured(side: str, task: str, cache: str, given: argparse.Namespace) -> dict[str, float]:
-    """Seconds of the whole process, and dev's accuracy."""
+    """Returns the seconds of the whole process, and the accuracy on dev."""
     if side.startswith("torch"):
         peer = [Path(__file__).with_name("torch_peer.py"), "glue", given.model, given.glue / task, "--epochs", 1]
         peer += ["--best"] if side == "torch best" else []

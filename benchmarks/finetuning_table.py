@@ -1,6 +1,6 @@
-"""Prints the results of fine-tuning runs side by side: python benchmarks/finetuning_table.py runs/sst2 runs/mrpc-0 ...
+"""Prints a table of fine-tuning runs: python benchmarks/finetuning_table.py runs/sst2 runs/mrpc-0 ...
 
-Runs of one task and one start, and all seeds of a folder, are put together: mean, standard deviation and each.
+Runs with the same task and initial model, and all seeds of a folder, are aggregated: mean, standard deviation and each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tokens per second of decoding, here and in transformers, from one random model of GPT-2 small's size, in turns:
+"""Compares decoding speed with transformers, for one random model of GPT-2 small's size, in turns:
 
     PYTHONPATH=. python benchmarks/generation.py --output generation.json
 
-Both sides continue the same prompts of 16 tokens by 256 tokens each, none of which ends a text, and have to find the
-same tokens. The first call, which loads and compiles, is timed apart. Started again, it resumes.
+Both sides continue the same prompts of 16 tokens by 256 tokens, which include no end token, and must generate the same
+tokens. The first call, which loads and compiles, is timed separately. An interrupted comparison resumes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VOCABULARY = 50257
 
 
 def main() -> None:
-    """Measures all sides, or, as a worker, one."""
+    """Measures all sides or, as a worker, one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("generation.json"))
     parser.add_argument("--rounds", type=int, default=3)
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def write_model(folder: Path, layers: int, width: int) -> None:
-    """A random GPT-2 model as transformers writes it, with a vocabulary of as many tokens that merges nothing."""
+    """Writes a random GPT-2 model in transformers' format, with a vocabulary of matching size and no merges."""
     import torch
     from tokenizers import pre_tokenizers
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -73,7 +73,7 @@ def write_model(folder: Path, layers: int, width: int) -> None:
 
 
 def measured(given: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of the second call; seconds of loading and of the first one."""
+    """Returns tokens per second of the second call, and the seconds of loading and of the first call."""
     side, rows, folder = given.worker[0], int(given.worker[1]), Path(given.worker[2])
     random = np.random.default_rng(0)
     prompts = ["".join(random.choice(list("abcdefghij klmnop"), 16)) for _ in range(rows)]
@@ -97,7 +97,7 @@ Generate = Callable[[list[str]], np.ndarray]
 
 
 def ours(folder: Path, max_tokens: int, beams: int) -> Generate:
-    """`bert.load(...).generate`."""
+    """Decodes with `bert.load(...).generate`."""
     import bert
 
     model = bert.load(folder)
@@ -110,7 +110,7 @@ def ours(folder: Path, max_tokens: int, beams: int) -> Generate:
 
 
 def transformers(folder: Path, max_tokens: int, beams: int) -> Generate:
-    """The library's own ``generate``, with its cache."""
+    """Decodes with transformers' ``generate`` and its cache."""
     import torch
     from transformers import GPT2LMHeadModel
 

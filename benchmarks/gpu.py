@@ -1,13 +1,12 @@
-"""What the training step reaches on one large GPU, in one call of under ten minutes:
+"""Benchmarks the training step on one large GPU, in one call of under ten minutes:
 
     PYTHONPATH=. python benchmarks/gpu.py --output gpu.json
 
-Imports jax, flax, optax, numpy and, for the shapes in the model's annotations, jaxtyping; the peer's rows need torch
-and transformers, and say so where these are missing. Each row is written as soon as it is measured, and a row that the
-file has is not measured again (one that failed is): a run that is killed, or whose budget ends, goes on with the same
-command, and takes what it had compiled from the cache (``first call`` is then short). JAX and PyTorch take turns as
-processes of their own, for neither leaves the other its memory. ``--small`` runs every row at toy sizes on whatever
-device there is; without a GPU, cuDNN's rows say that there is none, and the fast ones run its twin.
+Needs jax, flax, optax, numpy and jaxtyping. The peer's rows also need torch and transformers, and report if they are
+missing. Each row is written as soon as it is measured. Rows in the file are not measured again, except failed ones. If
+the run is killed or its budget ends, the same command resumes it and uses the compilation cache (``first call`` is then
+short). JAX and PyTorch run in turns in separate processes, because neither frees its memory for the other. ``--small``
+runs every row at toy sizes on any device. Without a GPU, cuDNN's rows report that, and the fast rows use a substitute.
 """
 
 from __future__ import annotations
@@ -33,22 +32,24 @@ from turns import hardware, versions, write
 from bert.runtime.compilation_cache import use_compilation_cache
 
 GRACE = 50
-"""Seconds that a row may take beyond the end of its process's share."""
+"""Maximum seconds of a row beyond its process's share of the budget."""
 SHARES = {"ours": 0.55, "torch": 0.9, "rest": 1.0}
-"""The processes in their order, and when, as a share of the budget, each begins its last row."""
+"""The processes in order, and the share of the budget after which each starts no further row."""
 ALLOCATOR = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95", "XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
-"""All of the memory, and in one token: an allocator that grows gives none back, and a step asks for all it needs at
-once."""
+"""All memory is allocated in one block.
+
+A growing allocator does not return memory, and a step allocates all memory it needs at once.
+"""
 ALSO = ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "optax", "numpy")
-"""Packages whose versions count here besides those of every benchmark."""
+"""Packages whose versions are recorded in addition to the common ones."""
 NOTES = ("host_gap", "waiting_for_input", "making_a_batch", "difference")
-"""Shares that the table has next to a row's name."""
+"""Ratios that the table shows next to a row's name."""
 
 Row = tuple[str, Callable[[], dict[str, Any]]]
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures the rows that the file lacks, as long as the budget lasts, and prints the table."""
+    """Measures missing rows while the budget lasts, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("gpu.json"))
     parser.add_argument("--budget", type=float, default=540, help="seconds; no row is begun after it")
@@ -84,13 +85,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def read(output: Path) -> dict[str, Any]:
-    """What has been measured so far."""
+    """Reads the results so far."""
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else {"rows": {}}
     return found
 
 
 def machine() -> str:
-    """The processor, and the GPUs with their driver where NVIDIA's own program is there to ask."""
+    """Returns the processor and, if NVIDIA's tool is installed, the GPUs with their driver."""
     asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         gpus = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -100,7 +101,7 @@ def machine() -> str:
 
 
 def measure(given: argparse.Namespace, found: dict[str, Any]) -> None:
-    """The rows of one process, each written down and printed when it is there."""
+    """Measures the rows of one process. Writes and prints each row when it is done."""
     if given.process != "torch":
         use_compilation_cache()
         device = jax.devices()[0]
@@ -113,7 +114,7 @@ def measure(given: argparse.Namespace, found: dict[str, Any]) -> None:
         start = time.monotonic()
         try:
             figures = row()
-        except Exception as error:  # out of memory, no cuDNN, no torch: the row says so, and the others are measured
+        except Exception as error:  # out of memory, no cuDNN, no torch: recorded in the row
             figures = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]}
             let_go()
         took, date = round(time.monotonic() - start, 1), time.strftime("%Y-%m-%d")
@@ -123,7 +124,7 @@ def measure(given: argparse.Namespace, found: dict[str, Any]) -> None:
 
 
 def rows(process: str, scale: Scale) -> Iterator[Row]:
-    """The rows of a process: what compiles quickly, then what matters most, the dearest last."""
+    """Yields the rows of a process: first fast compilations, then the most important rows, then the most expensive."""
     batch, (short, long) = scale.tokens[1], scale.lengths
     models = {"base": scale.base, "large": scale.large}
 
@@ -164,8 +165,11 @@ def rows(process: str, scale: Scale) -> Iterator[Row]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """All rows as Markdown: TFLOP/s also as a share of the best measured product, ours next to the peer's where both
-    have the same batch. Above them what they were measured with."""
+    """Formats all rows as Markdown, below a description of the setup.
+
+    TFLOP/s are also given as a ratio to the best matrix product, and our rows next to the peer's if the batch is the
+    same.
+    """
     measured = {name: row for name, row in found["rows"].items() if "error" not in row}
     products = [row["tflops"] for name, row in measured.items() if name.startswith("matmul")]
     ceiling = max(products, default=None)

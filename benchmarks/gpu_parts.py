@@ -1,4 +1,4 @@
-"""Parts of a step for gpu.py: products, attention, dropout, and the gaps between. It measures nothing by itself."""
+"""Parts of a step for gpu.py: matrix products, attention, dropout, and idle gaps. Not a benchmark on its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bert.training.loop import TrainLoop
 
 
 def ceiling_shapes(scale: Scale) -> dict[str, tuple[int, int, int]]:
-    """[M, K] times [K, N] of the layers and of the decoder."""
+    """Returns the matrix products of the layers and the decoder, as [M, K] times [K, N]."""
     shapes, tokens = {}, scale.tokens[1]
     for model, (_, width, _) in (("base", scale.base), ("large", scale.large)):
         shapes[f"{model} projection"] = (tokens, width, width)
@@ -39,12 +39,12 @@ def ceiling_shapes(scale: Scale) -> dict[str, tuple[int, int, int]]:
 
 
 def normal(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> jax.Array:
-    """bfloat16 noise: products of ones would draw less power, and so run at a higher clock."""
+    """Makes bfloat16 noise. Products of ones would use less power and so run at a higher clock rate."""
     return (scale * jax.random.normal(jax.random.key(seed), shape)).astype(jnp.bfloat16)
 
 
 def matmul(shape: tuple[int, int, int], steps: int) -> dict[str, float]:
-    """[M, K] by [K, N] and back by [N, K], many in a row, with nothing in between."""
+    """Times many products in a row: [M, K] by [K, N], and back by [N, K], with nothing in between."""
     count, inner, columns = shape
     there, back = normal((inner, columns), 1, inner**-0.5), normal((columns, inner), 2, columns**-0.5)
     pairs = 8
@@ -58,9 +58,9 @@ def matmul(shape: tuple[int, int, int], steps: int) -> dict[str, float]:
 
 
 def attention(scale: Scale, length: int, tokens: int, kind: str) -> dict[str, float]:
-    """Forward and backward of one layer's attention in bfloat16, a quarter of each row being padding.
+    """Times forward and backward of one layer's attention in bfloat16, with a quarter of each row padding.
 
-    ``difference`` is how far its gradients are from those of attention as written out, as a share of their norm.
+    ``difference`` is the relative error of its gradients, compared with explicit attention.
     """
     _, width, heads = scale.base
     shape = (max(tokens // length, 1), length, heads, width // heads)
@@ -88,7 +88,7 @@ def attention(scale: Scale, length: int, tokens: int, kind: str) -> dict[str, fl
 
 
 def dropout(scale: Scale, tokens: int, generator: str) -> dict[str, float]:
-    """Dropout with the addition and the sum around it, of the feed-forward's width, forward and backward."""
+    """Times dropout of feed-forward width, with the surrounding addition and sum, forward and backward."""
     length = scale.lengths[0]
     count = max(tokens // length, 1)
 
@@ -109,7 +109,7 @@ def dropout(scale: Scale, tokens: int, generator: str) -> dict[str, float]:
 
 
 def projections(scale: Scale, tokens: int, glued: bool) -> dict[str, float]:
-    """Query, key and value of one layer from float32 parameters, forward and backward."""
+    """Times query, key and value projections of one layer from float32 parameters, forward and backward."""
     width = scale.base[1]
     weights = tuple(normal((width, width), number, width**-0.5).astype(jnp.float32) for number in range(3))
     x, upstream = normal((tokens, width), 3), normal((tokens, 3 * width), 4)
@@ -131,7 +131,7 @@ def projections(scale: Scale, tokens: int, glued: bool) -> dict[str, float]:
 
 
 class NoCheckpoints:
-    """Where the loop saves nothing."""
+    """A checkpointer that saves nothing."""
 
     def save(self, step: int, state: Any) -> None: ...
 
@@ -141,7 +141,7 @@ class NoCheckpoints:
 
 
 class TimedLoader:
-    """A loader that times itself: ``seconds`` of each batch."""
+    """A loader that records the ``seconds`` of each batch."""
 
     def __init__(self, loader: PretrainingLoader) -> None:
         self.row_indices, self._loader = loader.row_indices, loader
@@ -156,8 +156,10 @@ class TimedLoader:
 
 
 def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) -> dict[str, Any]:
-    """The loop of `bert pretrain` with its loader, under the profiler: `gaps_of`, and ``making_a_batch``, the host's
-    time for it as a share of a step: the device need not wait for it while it is below 1."""
+    """Profiles the loop of `bert pretrain` with its loader. Returns `gaps_of` and ``making_a_batch``.
+
+    The latter is the host's time per batch relative to a step. Below 1, the device need not wait for batches.
+    """
     step, loader = step_of(scale, sizes, True, False, "none"), TimedLoader(loader_of(scale, length, tokens))
     steps, never = WARMUP_STEPS + TRACED_STEPS + 2, 1_000_000
     config = TrainingConfig(steps=steps, log_every=never, checkpoint_every=never, eval_every=never)
@@ -184,11 +186,11 @@ def gaps(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int) ->
 
 
 def gaps_of(events: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Shares of the time from the first kernel to the last, by the events of a trace; None without a GPU's.
+    """Returns fractions of the time between the first and last kernel of a trace; None without GPU events.
 
-    ``host_gap`` is that in which no kernel runs, whatever for; ``waiting_for_input`` the part of it in which the host
-    makes or places a batch, or one is being copied to the device. The GPU's other lines repeat what its streams run,
-    as whole steps and modules that have no gaps.
+    ``host_gap`` is the fraction without any kernel. ``waiting_for_input`` is the part of it in which the host makes or
+    places a batch, or a batch is copied to the device. Other GPU lines of the trace are ignored: they repeat the
+    streams' events as whole steps and modules without gaps.
     """
     names = {
         (event["name"], event["pid"], event.get("tid")): event["args"]["name"]
@@ -217,7 +219,7 @@ def gaps_of(events: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def united(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """In order, those that overlap as one."""
+    """Merges overlapping spans, in order."""
     found: list[tuple[float, float]] = []
     for begins, ends in sorted(spans):
         if found and begins <= found[-1][1]:

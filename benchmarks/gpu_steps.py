@@ -1,4 +1,4 @@
-"""Whole steps of pretraining for gpu.py: ours and PyTorch's. It measures nothing by itself."""
+"""Whole pretraining steps for gpu.py, ours and PyTorch's. Not a benchmark on its own."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from bert.training.step import TrainState, make_train_step
 
 ROUNDS = 3
 INPUT = "input"
-"""Name of what the host does for a batch, in a trace."""
+"""Name of the host's work for a batch in a trace."""
 
 
 def execution(is_fast: bool, scan: bool, remat: Remat) -> LayerExecution:
-    """As `training.preset` has it on these devices, fast or reference."""
+    """Returns the settings that `training.preset` resolves to on these devices, fast or reference."""
     if is_fast:
         return LayerExecution.from_config(
             TrainingConfig(preset="fast", pad_vocab_to_multiple_of=64, scan_layers=scan, remat=remat)
@@ -44,16 +44,16 @@ def execution(is_fast: bool, scan: bool, remat: Remat) -> LayerExecution:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large everything is.
+    """Sizes of the benchmark.
 
     Attributes:
-        base: sizes of the smaller model, as layers, width, heads.
-        large: of the larger one.
+        base: layers, width and heads of the smaller model.
+        large: layers, width and heads of the larger model.
         vocab_size: V.
-        lengths: T of both phases.
-        tokens: of the batches of the sweep; the second is that of all other rows.
-        steps: timed at a time, three times for a row.
-        memory: bytes of the device: an H200's.
+        lengths: T in both phases.
+        tokens: tokens per batch in the sweep. All other rows use the second value.
+        steps: number of steps per measurement. Each row has three measurements.
+        memory: bytes of device memory; the default is an H200's.
     """
 
     base: tuple[int, int, int] = (12, 768, 12)
@@ -69,11 +69,10 @@ SMALL = Scale((1, 32, 2), (2, 32, 2), 99, (16, 32), (32, 64, 256), 2, 400_000)
 
 
 def remat_of(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool) -> Remat:
-    """`LayerExecution.remat` of a row: "dots" if a step that stores everything would fill the memory.
+    """Returns `LayerExecution.remat` for a row: "dots" if storing everything would fill the memory.
 
-    Counts the layers, by the formula of `bert.analysis.memory`, and the logits, which take 10 bytes for each
-    token of the vocabulary and decoded position. The limit is 45% of the memory: XLA keeps about half as much again as
-    the formula counts.
+    Estimates the layers with `bert.analysis.memory`, and the logits with 10 bytes per token of the vocabulary and
+    decoded position. The limit is 45% of the memory, because XLA uses about 1.5 times the estimate.
     """
     config = model_config(scale, sizes, 0.0 if is_fast else 0.1)
     layers = activation_bytes(config, length, stores_scores=not is_fast)
@@ -82,7 +81,7 @@ def remat_of(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int
 
 
 def seconds(call: Callable[[], Any], wait: Callable[[Any], Any], steps: int) -> dict[str, float]:
-    """Median seconds of a call among ``steps`` queued one after the other; and of the first, which compiles."""
+    """Returns the median seconds among ``steps`` queued calls, and the seconds of the first call, which compiles."""
     start = time.perf_counter()
     wait(call())
     first = time.perf_counter() - start
@@ -102,7 +101,7 @@ def jax_seconds(function: Callable[..., Any], *given: Any, steps: int) -> dict[s
 
 
 def model_config(scale: Scale, sizes: tuple[int, int, int], rate: float) -> ModelConfig:
-    """A model of these sizes; ``rate`` is the dropout on attention weights alone."""
+    """Returns a configuration with these sizes. ``rate`` is the dropout rate of attention weights only."""
     layers, width, heads = sizes
     return ModelConfig(
         vocab_size=scale.vocab_size,
@@ -116,7 +115,7 @@ def model_config(scale: Scale, sizes: tuple[int, int, int], rate: float) -> Mode
 
 @dataclass(frozen=True)
 class Corpus:
-    """Pairs of random tokens without padding; 0 to 4 are special."""
+    """Pairs of random tokens without padding. Ids 0 to 4 are special tokens."""
 
     vocab_size: int
     length: int
@@ -126,7 +125,7 @@ class Corpus:
         return self.count
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns of `bert.data.pretraining.build` at these rows."""
+        """Returns the columns of `bert.data.pretraining.build` for these rows."""
         ids, follows = self._columns
         return {
             "input_ids": ids[indices],
@@ -144,13 +143,13 @@ class Corpus:
 
 
 def loader_of(scale: Scale, length: int, tokens: int) -> PretrainingLoader:
-    """Batches as pretraining has them, 15% of the tokens predicted."""
+    """Returns a loader of pretraining batches in which 15% of the tokens are predicted."""
     masking = Masking(scale.vocab_size, 4, range(5), max_predictions=round(0.15 * length))
     return PretrainingLoader(Corpus(scale.vocab_size, length), masking, max(tokens // length, 1), seed=0)
 
 
 class Watched(PmapParallelism):
-    """Devices that a trace shows being given their batches."""
+    """Parallelism that marks the transfer of batches in a trace."""
 
     def shard_batch(self, batch: dict[str, np.ndarray], micro_batches: int | None = None) -> dict[str, jax.Array]:
         with jax.profiler.TraceAnnotation(INPUT):
@@ -158,7 +157,7 @@ class Watched(PmapParallelism):
 
 
 class Step:
-    """The train step at its sizes, with its state: each call is one step."""
+    """The train step and its state. Each call runs one step."""
 
     def __init__(self, scale: Scale, sizes: tuple[int, int, int], is_fast: bool, scan: bool, remat: Remat) -> None:
         self.config = model_config(scale, sizes, 0.0 if is_fast else 0.1)
@@ -178,7 +177,7 @@ _made: dict[tuple[Any, ...], Step] = {}
 
 
 def step_of(*settings: Any) -> Step:
-    """The step of these settings. Rows that follow each other share one; of two, both states need not fit."""
+    """Returns the step for these settings. Consecutive rows share it, because two states may not fit into memory."""
     if settings not in _made:
         let_go()
         _made[settings] = Step(*settings)
@@ -186,13 +185,13 @@ def step_of(*settings: Any) -> Step:
 
 
 def let_go() -> None:
-    """Frees the step made last; one that failed has lost its state, which it had given away."""
+    """Frees the last step. A failed step has already donated its state."""
     _made.clear()
     gc.collect()
 
 
 def parameters(config: ModelConfig) -> Any:
-    """Noise of BERT's width, made without compiling anything."""
+    """Returns random parameters of BERT's scale, without compiling anything."""
     shapes = jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
     noise = np.random.default_rng(0).normal(0, 0.02, 1 << 20).astype(np.float32)
     constant = {"scale": 1.0, "bias": 0.0}
@@ -207,7 +206,7 @@ def parameters(config: ModelConfig) -> Any:
 def train(
     scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, is_fast: bool, scan: bool, remat: str
 ) -> dict[str, Any]:
-    """A step of pretraining. ``loss`` is that after all steps, on one batch: learnt by heart on both sides."""
+    """Measures a pretraining step. ``loss`` is the loss after all steps on one batch, which both sides memorize."""
     step, batch = step_of(scale, sizes, is_fast, scan, remat), loader_of(scale, length, tokens).batch(0)
     placed = step.parallel.shard_batch(batch, 1)
     found = jax_seconds(step, placed, steps=scale.steps)
@@ -220,7 +219,7 @@ def train(
 
 
 def rates(found: dict[str, float], config: ModelConfig, predicted: int, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Figures of a step on [B, T] = ``to_config``; of its operations, those of the decoded positions alone."""
+    """Returns figures of a step on [B, T] = ``shape``, counting only the decoder operations at predicted positions."""
     count, length = shape
     parts = forward_flops(config, length, ("pooler", "predictions"), predicted, {})
     operations = TRAINING * sum(parts.values()) * count * length
@@ -233,11 +232,12 @@ def rates(found: dict[str, float], config: ModelConfig, predicted: int, shape: t
 
 
 def torch_step(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: int, best: bool) -> dict[str, Any]:
-    """The peer: transformers' model with SDPA under torch.compile and autocast to bfloat16, decoding every position
-    (stock); or with the masked ones gathered before the decoder and fused AdamW (best).
+    """Measures the peer: transformers' model with SDPA, torch.compile and autocast to bfloat16.
 
-    Embeddings, a layer, and heads with their losses are compiled apart, a layer once for all of them: the budget
-    has no time to compile the whole, which could still unite what lies between two layers.
+    "stock" decodes every position. "best" gathers the masked positions before the decoder, and uses fused AdamW.
+
+    Embeddings, one layer, and heads with losses are compiled separately, and all layers share one compilation. The
+    budget does not suffice to compile the whole model, which might also fuse operations across layers.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -245,7 +245,7 @@ def torch_step(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: i
 
     layers, width, heads = sizes
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    gc.collect()  # the model of the row before is still in its closures
+    gc.collect()  # the previous row's model is still referenced by its closures
     torch._dynamo.reset()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -259,9 +259,9 @@ def torch_step(scale: Scale, sizes: tuple[int, int, int], length: int, tokens: i
         intermediate_size=4 * width,
         attention_probs_dropout_prob=0.0 if best else 0.1,
     )
-    model = BertForPreTraining(config).train()  # with SDPA, transformers' default
+    model = BertForPreTraining(config).train()  # uses SDPA, transformers' default
     model.to(torch.device(device))
-    # None, and not False, which would take from stock what PyTorch chooses by itself.
+    # None, not False, which would override PyTorch's own choice.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=best or None)
     arrays = loader_of(scale, length, tokens).batch(0)
     decoded = arrays["masked_lm_weights"] > 0

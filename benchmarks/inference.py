@@ -1,13 +1,14 @@
-"""Sentences per second of `embed` and `encode`, sentence-transformers and onnxruntime on our export, in turns:
+"""Compares sentences per second of `embed`, `encode`, sentence-transformers and our export in onnxruntime, in turns:
 
     PYTHONPATH=. python benchmarks/inference.py MODEL --output inference.json
 
-MODEL is a folder of sentence-transformers (all-MiniLM-L6-v2, say). 5,000 sentences of mixed length, made from the words
-of its vocabulary and a fixed seed; all sides read the same ones. `embed` gives what sentence-transformers' `encode`
-gives; our `encode` ("all states") keeps the hidden states of all tokens, too. "onnxruntime" is fed as a careful user
-would feed it: sorted by length, padded to the longest of the batch. Without sentence-transformers its row says so;
-"transformers" is the same work by hand. The first call, which loads and compiles (nothing is kept from before), is
-timed apart. Started again, it goes on where it was.
+MODEL is a sentence-transformers folder, such as all-MiniLM-L6-v2. All sides read the same 5,000 sentences of mixed
+lengths, made from the words of its vocabulary with a fixed seed.
+
+`embed` corresponds to sentence-transformers' `encode`. Our `encode` ("all states") also returns the hidden states of
+all tokens. "onnxruntime" is used carefully: sorted by length, and padded to the longest text of the batch.
+"transformers" does the same without sentence-transformers, whose row reports if it is not installed. The first call,
+which loads and compiles without caches, is timed separately. An interrupted comparison resumes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LONGEST = 128
 
 
 def main() -> None:
-    """Measures all sides, or, as a worker, one."""
+    """Measures all sides or, as a worker, one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--output", type=Path, default=Path("inference.json"))
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def sentences(model: Path, count: int) -> list[str]:
-    """Texts of 3 to 100 words, most of them short, of words that the vocabulary has whole."""
+    """Makes texts of 3 to 100 words, mostly short, from whole words of the vocabulary."""
     from tokenizers import Tokenizer
 
     tokens = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
@@ -67,7 +68,7 @@ def sentences(model: Path, count: int) -> list[str]:
 
 
 def measured(given: argparse.Namespace) -> dict[str, float]:
-    """Sentences per second of the second pass; seconds of loading and of the first batch."""
+    """Returns sentences per second of the second pass, and the seconds of loading and of the first batch."""
     side, exported = given.worker
     texts = sentences(given.model, given.sentences)
     start = time.perf_counter()
@@ -95,7 +96,7 @@ Encode = Callable[[list[str]], np.ndarray]
 
 
 def ours(model: Path, exported: Path, batch_size: int) -> Encode:
-    """`bert.load(...).embed`."""
+    """Embeds with `bert.load(...).embed`."""
     import bert
     from bert.runtime.compilation_cache import use_compilation_cache
 
@@ -105,7 +106,7 @@ def ours(model: Path, exported: Path, batch_size: int) -> Encode:
 
 
 def all_states(model: Path, exported: Path, batch_size: int) -> Encode:
-    """`bert.load(...).encode`."""
+    """Embeds with `bert.load(...).encode`."""
     import bert
 
     loaded = bert.load(model)
@@ -117,7 +118,7 @@ def all_states(model: Path, exported: Path, batch_size: int) -> Encode:
 
 
 def sentence_transformers(model: Path, exported: Path, batch_size: int) -> Encode:
-    """The library's own `encode`."""
+    """Embeds with sentence-transformers' `encode`."""
     from sentence_transformers import SentenceTransformer
 
     loaded = SentenceTransformer(str(model), device="cpu")
@@ -125,7 +126,7 @@ def sentence_transformers(model: Path, exported: Path, batch_size: int) -> Encod
 
 
 def transformers(model: Path, exported: Path, batch_size: int) -> Encode:
-    """The model under SDPA, the mean of the tokens, normalised."""
+    """Embeds with transformers and SDPA: normalized mean of the tokens."""
     import torch
     from transformers import AutoModel
 
@@ -139,7 +140,7 @@ def transformers(model: Path, exported: Path, batch_size: int) -> Encode:
 
 
 def onnxruntime(model: Path, exported: Path, batch_size: int) -> Encode:
-    """Our export."""
+    """Embeds with our export."""
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
@@ -156,7 +157,7 @@ def onnxruntime(model: Path, exported: Path, batch_size: int) -> Encode:
 
 
 def _batched(model: Path, batch_size: int, forward: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Encode:
-    """Sorted by length, padded to the longest of a batch; the mean of the tokens, normalised."""
+    """Sorts by length, pads to the longest text of a batch, and returns the normalized mean of the tokens."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

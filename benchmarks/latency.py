@@ -1,6 +1,6 @@
-"""Milliseconds in which a resident model answers one short input: PYTHONPATH=. python benchmarks/latency.py
+"""Measures the latency of one short input in a loaded model: PYTHONPATH=. python benchmarks/latency.py
 
-A model of the recipe tiny with random weights and 30,522 tokens, for every kind of task; or RUN, a fine-tuned one:
+Uses a model with the recipe tiny, random weights and 30,522 tokens for every kind of task, or RUN, a fine-tuned model:
 PYTHONPATH=. python benchmarks/latency.py RUN 'a text'
 """
 

@@ -1,10 +1,10 @@
-"""What a linear model reads from each layer of encoders: scores on dev, next to random weights of the first one's form.
+"""Probes each layer of encoders with a linear model: scores on dev, compared with random weights of the first model.
 
     PYTHONPATH=. python benchmarks/layers.py MODEL [MODEL ...] --glue GLUE
 
-GLUE has the folders of `transfer.py`. A row's features are the mean of a layer's states over its tokens, standardised;
-two texts are one row, as a classifier reads them. Logistic regression, or ridge regression for scores, is fitted on
-the first training rows. Layer 0 is that of the embeddings: what words say without any context.
+GLUE has the folders of `transfer.py`. The features of a row are the mean of a layer's states over its tokens,
+standardized. Two texts are one row, as for a classifier. Logistic regression, or ridge regression for scores, is fitted
+on the first training rows. Layer 0 is the embeddings, without any context.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RANDOM = "random"
 
 
 def main() -> None:
-    """Prints a table with a row for each task and model, and a column for each layer."""
+    """Prints a table with a row per task and model, and a column per layer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--glue", type=Path, required=True)
@@ -58,13 +58,13 @@ def main() -> None:
 
 
 def with_random_weights(model: ModelBundle) -> ModelBundle:
-    """The encoder of the same form before any training."""
+    """Returns an encoder with the same configuration and random weights."""
     params = jax.jit(Bert(model.config).init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
     return dataclasses.replace(model, params={"bert": params})
 
 
 def layer_means(model: Any, texts: Sequence[Text]) -> list[np.ndarray]:
-    """[N, D] of each layer, the embeddings first: the mean of a row's states."""
+    """Returns the mean state of each row, [N, D], for each layer, embeddings first."""
     encoder: Any = Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
     encode = jax.jit(lambda batch: encoder.apply({"params": model.params["bert"]}, **batch, intermediates=True))
     rows, batches = model.tokenize(list(texts), LENGTH), []
@@ -76,7 +76,7 @@ def layer_means(model: Any, texts: Sequence[Text]) -> list[np.ndarray]:
 
 
 def score(task: Any, states: np.ndarray, dev_states: np.ndarray, train: Any, dev: Any) -> float:
-    """The task's main metric on dev of a linear model."""
+    """Returns the task's main metric on dev for a linear model."""
     linear = Ridge(100.0) if isinstance(task, RegressionTask) else LogisticRegression(C=0.1, max_iter=1000)
     model = make_pipeline(StandardScaler(), linear).fit(states, train.known_labels)
     predictions: Any = model.predict(dev_states)

@@ -1,9 +1,9 @@
-"""Adapters (LoRA) compared with full fine-tuning: scores, trained parameters and time of MRPC and STS-B.
+"""Compares LoRA adapters with full fine-tuning: scores, trained parameters and time on MRPC and STS-B.
 
     PYTHONPATH=. python benchmarks/lora.py OUT --init all-MiniLM-L6-v2 --glue GLUE
 
-Each of the four runs has three seeds. Called again, it resumes, and runs that have ended are only read, so that
-`--tasks` and `--sides` share the work among processes.
+Each of the four runs has three seeds. An interrupted comparison resumes. Finished runs are only read, so `--tasks` and
+`--sides` can distribute the work among processes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def print_rows(task: str, side: str, runs: list[dict[str, Any]]) -> None:
-    """A row for each metric."""
+    """Prints a row for each metric."""
     trained, total = runs[0]["trained_parameters"], runs[0]["parameters"]
     seconds = statistics.mean(run["seconds"] for run in runs)
     for metric in (name for name in runs[0]["dev"] if name != "loss"):

@@ -1,4 +1,4 @@
-"""Measures the tokens per second that masking takes on one thread: PYTHONPATH=. python benchmarks/masking.py"""
+"""Measures tokens per second of masking on one thread: PYTHONPATH=. python benchmarks/masking.py"""
 
 import statistics
 import time
@@ -16,7 +16,7 @@ def main() -> None:
     ids = np.random.default_rng(0).integers(1000, 30000, (ROWS, LENGTH)).astype(np.uint16)
     ids[:, 0] = 101
     ids[:, LENGTH // 2] = ids[:, -1] = 102
-    # A fifth of the tokens continue a word, about as in English text.
+    # A fifth of the tokens continue a word, as in English text.
     for name, continuing in (("single tokens", ()), ("whole words", range(24200, 30000))):
         masking = Masking(30522, 103, (0, 100, 101, 102, 103), max_predictions=20, continuing_ids=continuing)
         width = masking.uint64s_per_row(LENGTH)

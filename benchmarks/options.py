@@ -1,12 +1,16 @@
-"""Pretraining of small candidates, each for the same time on one core.
+"""Pretrains small candidates, each for the same time on one core.
 
     PYTHONPATH=. taskset -c 0 python benchmarks/options.py OUT --train TRAIN --eval EVAL --tokenizer VOCABULARY
 
-By default these are `bert` with one option of modern encoders at a time, and with all of them. `--candidates` also
-takes `bert` without one of the three changes that small budgets need, `rotary` with one other option, other rows or
-another schedule, the recipe `hours`, its model on rows of one text with masked or replaced tokens, and `hours` with one
-change. OUT gets a run for each candidate, for `transfer.py` to fine-tune. The steps of a candidate are those that fit
-into the time: a short run of both phases gives the seconds of a step. `--steps` sets them. Runs that have ended are not
+The default candidates are `bert` with one option of modern encoders at a time, and with all of them. `--candidates`
+also supports:
+
+- `bert` without one of the three changes that small budgets need;
+- `rotary` with one other option, other rows or another schedule;
+- the recipe `hours`, its model on rows of one text with masked or replaced tokens, and `hours` with one change.
+
+OUT gets one run per candidate, which `transfer.py` can fine-tune. A short run of both phases measures the seconds per
+step, which determine the number of steps in the given time. `--steps` sets the number directly. Finished runs are not
 repeated.
 """
 
@@ -26,7 +30,7 @@ from bert.config import recipe_folder
 from bert.runs.metrics_log import read_metrics
 
 Settings = dict[str, Any]
-"""Of a run: section -> key -> value, and the list of its phases."""
+"""Settings of a run: section -> key -> value, and the list of its phases."""
 
 SHORT_ROWS: Settings = {"input_format": "full_sentences", "sequence_length": 32, "max_predictions_per_sequence": 5}
 BERT: Settings = {
@@ -49,7 +53,7 @@ BERT: Settings = {
 OPTIONS: dict[str, Settings] = {
     "pre_norm": {"pre_layer_norm": True, "first_layer_norm": False},
     "rotary": {"position_embedding_type": "rotary"},
-    # Three matrices of this width have the parameters of two of 512.
+    # Three matrices of this width have as many parameters as two of 512.
     "gated": {"gated_feed_forward": True, "intermediate_size": 341},
     "no_biases": {"use_bias": False, "norm_bias": False},
 }
@@ -57,7 +61,7 @@ HOURS: Settings = yaml.safe_load((recipe_folder() / "hours.yaml").read_text(enco
 
 
 def merged(*overlays: Settings) -> Settings:
-    """All settings, with the values of later overlays in the place of earlier ones."""
+    """Merges settings. Later overlays replace earlier ones."""
     settings: Settings = {}
     for overlay in overlays:
         for name, values in overlay.items():
@@ -70,13 +74,13 @@ MODERN = {
     "modern": merged(BERT, *({"model": option} for option in OPTIONS.values())),
     **{name: merged(BERT, {"model": option}) for name, option in OPTIONS.items()},
 }
-"""What is compared by default."""
+"""The default candidates."""
 LONG_ROWS: Settings = {
     "data": {"sequence_length": 128, "max_predictions_per_sequence": 20},
     "training": {"batch_size": 32},
     "phases": [{}],
 }
-"""Rows of 128 from the first step on."""
+"""Rows of 128 tokens from the first step on."""
 WITHOUT_ONE_CHANGE: dict[str, Settings] = {
     "bert_long_rows": merged(BERT, LONG_ROWS),
     "bert_pairs": merged(BERT, {"data": {"input_format": "nsp"}}),
@@ -87,7 +91,7 @@ MORE_OPTIONS: dict[str, Settings] = {
     "shared_layers": {"layer_groups": 1},
     "no_positions": {"position_embedding_type": "none"},
 }
-"""Each in place of what `rotary` has."""
+"""Overrides of `rotary`, one per candidate."""
 FULL_ROWS = merged(HOURS, {"data": SHORT_ROWS, "training": {"batch_size": 128}})
 REPLACED = {"training": {"objective": "rtd"}, "electra": {"generator_hidden_size": 0.5}}
 CANDIDATES = {
@@ -107,13 +111,13 @@ CANDIDATES = {
 }
 LOGGING = {"eval_every": 10**6, "checkpoint_every": 10**6, "log_every": 10}
 TOKENS = 4096
-"""Of a step."""
+"""Tokens per step."""
 PROBE_STEPS = 80
-"""Of the short run that is timed."""
+"""Number of steps of the short timed run."""
 
 
 def main() -> None:
-    """Runs what is missing and prints a table of all candidates."""
+    """Runs the missing candidates and prints a table of all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--train", required=True)
@@ -132,7 +136,7 @@ def main() -> None:
 
 
 def row(name: str, given: argparse.Namespace) -> str:
-    """The candidate's line of the table, after the run if it is missing."""
+    """Returns the candidate's table row, after running it if necessary."""
     run = given.out / name
     if not (run / "results.json").exists():
         pretrain(run, CANDIDATES[name], given.steps or fitting_steps(name, given), given)
@@ -146,13 +150,13 @@ def row(name: str, given: argparse.Namespace) -> str:
 
 
 def fitting_steps(name: str, given: argparse.Namespace) -> int:
-    """The steps that fit into the time, by a short run."""
+    """Returns the number of steps that fit into the time, measured by a short run."""
     probe = pretrain(given.out / f"probe-{name}", CANDIDATES[name], PROBE_STEPS, given)
     return round(60 * given.minutes / seconds_per_step(probe))
 
 
 def pretrain(run: Path, candidate: Settings, steps: int, given: argparse.Namespace) -> Path:
-    """Trains a candidate for so many steps."""
+    """Trains a candidate for a number of steps."""
     text, training = {"train": given.train, "eval": given.eval}, {"steps": steps, **LOGGING}
     config = merged(candidate, {"data": text, "training": training}) | {"tokenizer": {"path": given.tokenizer}}
     file = run.with_suffix(".yaml")
@@ -164,7 +168,7 @@ def pretrain(run: Path, candidate: Settings, steps: int, given: argparse.Namespa
 
 
 def seconds_per_step(run: Path) -> float:
-    """The mean of a run without its first log line, since the first steps are slower. A run has 20 steps or more."""
+    """Returns the mean without the first log line, because the first steps are slower. A run has at least 20 steps."""
     rates = [line["tokens_per_second"] for line in read_metrics(run) if line["split"] == "train"]
     return TOKENS * statistics.mean(1 / rate for rate in rates[1:])
 

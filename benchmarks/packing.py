@@ -1,10 +1,10 @@
-"""Packed against unpacked rows of English Wikipedia: share of padding, and real tokens per second of training.
+"""Compares packed and unpacked rows of English Wikipedia: fraction of padding, and real tokens per second of training.
 
     PYTHONPATH=. python benchmarks/packing.py [--shared ../shared] [--cache_dir DIR] [--input_format nsp]
 
-Uses BERT's own uncased vocabulary. Both kinds of rows hold the same examples. Their training steps (mini's sizes, with
-dropout, as many rows each) run in turns in one process, so that what else the machine does is shared alike: quote the
-ratios, that of processor time where the machine is busy.
+Uses BERT's uncased vocabulary. Both kinds of rows hold the same examples. Training steps with mini's sizes, dropout and
+equally many rows run in turns in one process, so that other load affects both. Quote the ratios, and on a busy machine
+the ratio of processor time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bert.training.step import TrainState, make_train_step
 
 
 class OneExampleARow:
-    """The examples of packed rows as `bert.data.pretraining.loader.RowSource` of one each."""
+    """The examples of packed rows, one per row. Implements `bert.data.pretraining.loader.RowSource`."""
 
     def __init__(self, rows: RowSource, lengths: np.ndarray) -> None:
         self._rows, self._of = rows, np.argwhere(lengths > 0)
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def describe(lengths: np.ndarray, longest: int) -> None:
-    """Padding before and after, and how far the rows are from the fewest that could hold the tokens."""
+    """Prints padding before and after packing, and how many more rows there are than the minimum."""
     alone, rows = lengths[lengths > 0], len(lengths)
     shorter, tokens = alone[alone < longest], int(alone.sum())
     bound = len(alone) - len(shorter) + math.ceil(shorter.sum() / longest)
@@ -98,7 +98,7 @@ def describe(lengths: np.ndarray, longest: int) -> None:
 
 
 def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer, kinds: dict[str, RowSource]) -> None:
-    """Steps of both kinds in turns: seconds of each, by the clock and of the processor, and real tokens per second."""
+    """Runs steps of both kinds in turns. Prints wall-clock and CPU seconds, and real tokens per second."""
     sizes = ModelConfig(embedding_rows(tokenizer), 256, 4, 4, 1024, max_position_embeddings=config.sequence_length)
     model, loss = build_model_and_loss(PretrainConfig(data=config, model=sizes))
     params = model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
@@ -133,5 +133,5 @@ def speed(config: DataConfig, options: argparse.Namespace, tokenizer: Tokenizer,
 
 
 if __name__ == "__main__":
-    reexec_with_huge_pages()  # as `bert pretrain` does for itself
+    reexec_with_huge_pages()  # as in `bert pretrain`
     main()

@@ -1,21 +1,21 @@
-"""Search on SQuAD: the paragraph that each question is about, before and after training, next to sentence-transformers.
+"""Compares search on SQuAD with sentence-transformers: the paragraph of each question, before and after training.
 
     pip install 'bert-jax[dev]' sentence-transformers accelerate bm25s
     PYTHONPATH=. python benchmarks/retrieval.py MODEL SQUAD --output retrieval.json
 
-MODEL is a folder of sentence-transformers (all-MiniLM-L6-v2, for example), SQUAD a folder with train-v1.1.head.json
-and dev-v1.1.json. The questions of the first file with their paragraphs are the training pairs. All distinct paragraphs
-of the second one are searched, with each of its distinct questions. Sides:
+MODEL is a sentence-transformers folder, such as all-MiniLM-L6-v2. SQUAD is a folder with train-v1.1.head.json and
+dev-v1.1.json. The questions of the first file and their paragraphs are the training pairs. All distinct paragraphs of
+the second file are searched with each of its distinct questions. Sides:
 
-- untrained: MODEL as it is;
-- ours: after `bert finetune --config embedding` with the options below, in huge pages as that command has them;
-- peer: after sentence-transformers' trainer with MultipleNegativesRankingLoss, without duplicates in a batch, and the
-  same pairs, batch, steps, learning rates, decay, clipping, epsilon, length and temperature;
-- bm25: BM25 of the package bm25s as it comes, without stemming.
+- untrained: MODEL without training;
+- ours: after `bert finetune --config embedding` with the options below, with huge pages as in that command;
+- peer: after sentence-transformers' trainer with MultipleNegativesRankingLoss, without duplicates in a batch, and with
+  the same pairs, batch size, steps, learning rates, decay, clipping, epsilon, length and temperature;
+- bm25: BM25 of the package bm25s with its defaults, without stemming.
 
-Scores are trec_eval's (pytrec_eval) of the first ten documents: MRR@10, recall@10 and nDCG@10. ``seconds`` are from the
-pairs in memory to the trained model on disk, with loading and compiling, without imports; of bm25 those of its index.
-``embed_seconds`` are those of embedding all texts. Sides and seeds that have been measured are only read.
+Scores are trec_eval's (pytrec_eval) for the first ten documents: MRR@10, recall@10 and nDCG@10. ``seconds`` is the time
+from pairs in memory to the trained model on disk, including loading and compilation, without imports. For bm25 it is
+the time to build the index. ``embed_seconds`` is the time to embed all texts. Finished sides and seeds are only read.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ SIDES = ("untrained", "bm25", "ours", "peer")
 TRAINED = ("ours", "peer")
 CUTOFF = 10
 MEASURES = {"mrr_at_10": "recip_rank", "recall_at_10": "recall_10", "ndcg_at_10": "ndcg_cut_10"}
-"""Our names -> those of trec_eval, of runs that are cut at ten documents."""
+"""Maps our names to trec_eval's, for runs truncated to ten documents."""
 
 
 def main() -> None:
-    """Measures all sides and seeds, or, as a worker, one."""
+    """Measures all sides and seeds or, as a worker, one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("squad", type=Path)
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--worker", nargs=2, metavar=("SIDE", "SEED"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        if given.worker[0] != "peer":  # as `bert finetune` does for itself
+        if given.worker[0] != "peer":  # as in `bert finetune`
             reexec_with_huge_pages()
         print(json.dumps(measured(given)))
         return
@@ -67,7 +67,7 @@ def main() -> None:
     for name in ("steps", "batch_size", "learning_rate", "length", *(["pairs"] if given.pairs else [])):
         common += [f"--{name}", str(getattr(given, name))]
     commands = {side: [*common, "--worker", side, "0"] for side in given.sides if side not in TRAINED}
-    for seed in given.seeds:  # the trained sides in turns
+    for seed in given.seeds:  # trained sides in turns
         for side in TRAINED:
             if side in given.sides:
                 commands[f"{side}, seed {seed}"] = [*common, "--worker", side, str(seed)]
@@ -80,7 +80,7 @@ Pairs = list[tuple[str, str]]
 
 
 def read_pairs(file: Path, most: int | None) -> Pairs:
-    """Each question with its paragraph, in the order of the file."""
+    """Returns each question with its paragraph, in file order."""
     articles = json.loads(file.read_text(encoding="utf-8"))["data"]
     paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
     return [(row["question"].strip(), paragraph["context"]) for paragraph in paragraphs for row in paragraph["qas"]][
@@ -89,7 +89,7 @@ def read_pairs(file: Path, most: int | None) -> Pairs:
 
 
 def measured(given: argparse.Namespace) -> dict[str, float]:
-    """Scores and seconds of one side."""
+    """Returns scores and seconds of one side."""
     side, seed = given.worker[0], int(given.worker[1])
     dev = read_pairs(given.squad / DEV, given.pairs)
     questions, paragraphs = (list(dict.fromkeys(texts)) for texts in zip(*dev, strict=True))
@@ -109,11 +109,11 @@ def measured(given: argparse.Namespace) -> dict[str, float]:
 
 
 def scores(found: np.ndarray, questions: list[str], paragraphs: list[str], dev: Pairs) -> dict[str, float]:
-    """Means of trec_eval's measures over the questions.
+    """Returns the means of trec_eval's measures over the questions.
 
     Args:
-        found: [Q, K] numbers of paragraphs, the best one first.
-        dev: which paragraph is right for a question; it may have several.
+        found: [Q, K] indices of paragraphs, best first.
+        dev: questions and their correct paragraphs. A question may have several.
     """
     from pytrec_eval import RelevanceEvaluator
 
@@ -132,7 +132,7 @@ def scores(found: np.ndarray, questions: list[str], paragraphs: list[str], dev: 
 
 
 def bm25(questions: list[str], paragraphs: list[str]) -> tuple[np.ndarray, dict[str, float]]:
-    """The first documents of BM25, and the seconds of its index."""
+    """Returns the first documents of BM25, and the seconds to build its index."""
     import bm25s
 
     start = time.perf_counter()
@@ -145,7 +145,7 @@ def bm25(questions: list[str], paragraphs: list[str]) -> tuple[np.ndarray, dict[
 
 
 def untrained(given: argparse.Namespace, seed: int, folder: Path) -> tuple[Any, dict[str, float]]:
-    """The model as it is."""
+    """Returns the model without training."""
     import bert
     from bert.model.pooling import Pooling
 
@@ -155,16 +155,16 @@ def untrained(given: argparse.Namespace, seed: int, folder: Path) -> tuple[Any, 
 
 
 def ours(given: argparse.Namespace, seed: int, folder: Path) -> tuple[Any, dict[str, float]]:
-    """`bert.finetune` with the recipe `embedding`."""
+    """Trains with `bert.finetune` and the recipe `embedding`."""
     import bert
-    import bert.training.launch  # not part of the seconds
+    import bert.training.launch  # not timed
 
     rows = [{"query": question, "positive": text} for question, text in read_pairs(given.squad / TRAIN, given.pairs)]
     overrides = {
         "data.max_length": given.length,
         "training.steps": given.steps,
         "training.epochs": None,
-        "training.eval_every": given.steps,  # the last weights are those that are kept
+        "training.eval_every": given.steps,  # keep the last weights
         "training.batch_size": given.batch_size,
         "optimizer.learning_rate": given.learning_rate,
         "seed": seed,
@@ -178,7 +178,7 @@ def ours(given: argparse.Namespace, seed: int, folder: Path) -> tuple[Any, dict[
 
 
 def peer(given: argparse.Namespace, seed: int, folder: Path) -> tuple[Any, dict[str, float]]:
-    """sentence-transformers' trainer, with what `configs/embedding.yaml` has."""
+    """Trains with sentence-transformers' trainer and the settings of `configs/embedding.yaml`."""
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,
@@ -218,7 +218,7 @@ def peer(given: argparse.Namespace, seed: int, folder: Path) -> tuple[Any, dict[
 
 
 def summary(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """A table in Markdown: of each side mean and standard deviation over the seeds, and those of the seconds."""
+    """Formats a Markdown table with mean and standard deviation of scores and seconds of each side over the seeds."""
     columns = (*MEASURES, "seconds", "embed_seconds")
     lines = ["| side | seeds | " + " | ".join(columns) + " |", "|" + "---|" * (2 + len(columns))]
     for side in SIDES:
@@ -232,7 +232,7 @@ def summary(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def _spread(values: list[float], digits: int) -> str:
-    """Mean and standard deviation."""
+    """Formats mean and standard deviation."""
     if not values:
         return "-"
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""

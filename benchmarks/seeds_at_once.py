@@ -1,9 +1,9 @@
-"""A fine-tuning step of several seeds as one program (`jax.vmap`), next to a step of each seed in turn:
+"""Compares a fine-tuning step of several seeds in one program (`jax.vmap`) with one step per seed:
 
     PYTHONPATH=. taskset -c 0,1 python benchmarks/seeds_at_once.py
 
-A classifier of two labels, float32, dropout 0.1, AdamW, 32 rows of 64 tokens, each seed with its own parameters, batch
-and dropout. Both ways are in one process and take turns; it prints medians.
+Uses a classifier with two labels, float32, dropout 0.1, AdamW, and 32 rows of 64 tokens. Each seed has separate
+parameters, batches and dropout. Both variants run in turns in one process. Prints medians.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VOCAB_SIZE = 30522
 
 
 def main() -> None:
-    """Prints a row of Markdown for each size."""
+    """Prints a Markdown row for each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--seeds", type=int, default=3)
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure(size: str, given: argparse.Namespace) -> list[float]:
-    """Median seconds of a step of all seeds: in turn, and at once."""
+    """Returns the median seconds of a step of all seeds, sequentially and at once."""
     ways = make_steps(size, given)
     for step in ways:  # compiles
         step()
@@ -56,7 +56,7 @@ def measure(size: str, given: argparse.Namespace) -> list[float]:
 
 
 def make_steps(size: str, given: argparse.Namespace) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Both ways to take a step of every seed."""
+    """Returns both functions that run a step of every seed."""
     import jax
     import jax.numpy as jnp
 
@@ -99,7 +99,7 @@ def make_steps(size: str, given: argparse.Namespace) -> tuple[Callable[[], None]
 
 
 def batch_of(seed: int, rows: int, length: int) -> dict[str, np.ndarray]:
-    """One micro-batch of random tokens, each array [1, B, ...]."""
+    """Returns a micro-batch of random tokens, each array [1, B, ...]."""
     random = np.random.default_rng(seed)
     shape = (1, rows, length)
     return {

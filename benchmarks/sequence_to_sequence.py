@@ -1,10 +1,11 @@
-"""The encoder-decoder against transformers' EncoderDecoderModel, from one random BERT2BERT model, in turns:
+"""Compares the encoder-decoder with transformers' EncoderDecoderModel, for one random BERT2BERT model, in turns:
 
     PYTHONPATH=. python benchmarks/sequence_to_sequence.py --output sequence_to_sequence.json
 
-A step of training: float32, dropout 0.1, AdamW, clipping at 1, as many tokens of source as of target in each row. Beam
-search: no text ends before its last token, and both sides have to find the same tokens; the first call, which loads and
-compiles, is timed apart. Every measurement is a process of its own; started again, it resumes.
+Training step: float32, dropout 0.1, AdamW, clipping at 1, and equally many source and target tokens per row. Beam
+search: no text ends before its last token, and both sides must generate the same tokens. The first call, which loads
+    and
+compiles, is timed separately. Every measurement runs in a separate process. An interrupted comparison resumes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PAD, UNKNOWN, START, END, FIRST_WORD = 0, 1, 2, 3, 5
 
 
 def main() -> None:
-    """Measures all sides, or, as a worker, one."""
+    """Measures all sides or, as a worker, one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("sequence_to_sequence.json"))
     parser.add_argument("--rounds", type=int, default=3)
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def write_model(folder: Path, given: argparse.Namespace) -> None:
-    """A random model as transformers writes it, whose texts do not end, with a vocabulary of its size."""
+    """Writes a random model in transformers' format, whose texts do not end, and a vocabulary of matching size."""
     import torch
     from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
@@ -81,20 +82,20 @@ def write_model(folder: Path, given: argparse.Namespace) -> None:
 
 
 def measured(side: str, call: Callable[[], Any], steps: int) -> dict[str, Any]:
-    """Seconds of a call; of beams a digest of the tokens as well."""
+    """Returns the seconds of a call and, for beam search, a digest of the tokens."""
     seconds = timed(call, steps)
     return {**seconds, "digest": hashlib.sha256(call().tobytes()).hexdigest()} if side in BEAMS else seconds
 
 
 def sources(given: argparse.Namespace) -> np.ndarray:
-    """Rows of a source: words between the tokens of start and end."""
+    """Returns source rows: words between the start and end tokens."""
     ids = np.random.default_rng(0).integers(FIRST_WORD, given.vocab_size, (given.rows, given.length))
     ids[:, 0], ids[:, -1] = START, END
     return ids.astype(np.int32)
 
 
 def step_ours(given: argparse.Namespace, folder: Path) -> Callable[[], None]:
-    """The step as `bert finetune` runs it."""
+    """Runs the step like `bert finetune`."""
     import jax
     import jax.numpy as jnp
 
@@ -135,7 +136,7 @@ def step_ours(given: argparse.Namespace, folder: Path) -> Callable[[], None]:
 
 
 def step_transformers(given: argparse.Namespace, folder: Path) -> Callable[[], None]:
-    """The library's model and torch's AdamW, as its own examples put them together."""
+    """Runs transformers' model with torch's AdamW, as in transformers' examples."""
     import torch
     from transformers import EncoderDecoderModel
 
@@ -158,7 +159,7 @@ def texts(given: argparse.Namespace) -> list[str]:
 
 
 def beams_ours(given: argparse.Namespace, folder: Path) -> Callable[[], np.ndarray]:
-    """`bert.load(...).generate`."""
+    """Searches with `bert.load(...).generate`."""
     import bert
 
     generate = functools.partial(bert.load(folder).generate, max_tokens=given.max_tokens, beams=given.beams)
@@ -166,7 +167,7 @@ def beams_ours(given: argparse.Namespace, folder: Path) -> Callable[[], np.ndarr
 
 
 def beams_transformers(given: argparse.Namespace, folder: Path) -> Callable[[], np.ndarray]:
-    """The library's own ``generate``, with its cache."""
+    """Searches with transformers' ``generate`` and its cache."""
     import torch
     from transformers import EncoderDecoderModel
 

@@ -1,10 +1,11 @@
-"""Does a long run grow, slow down, or leave files open? PYTHONPATH=. python benchmarks/soak.py [--steps 5000]
+"""Checks long runs for growing memory, slowdown and leaked files: PYTHONPATH=. python benchmarks/soak.py [--steps 5000]
 
-Trains the tiny model for some 5,000 steps, a checkpoint every 100 and an evaluation every 500, and looks at the process
-from outside (Linux), on an idle machine. A tenth of the steps is a window; the first two warm up, since the first
-picture of the curves, which loads fonts, comes late where evaluations are quick. Ends with status 1 where, between the
-third window and any later one, memory differs by more than 2%, or in the last one the speed by more than 5% or the
-number of open files at all.
+Trains the tiny model for about 5,000 steps, with a checkpoint every 100 and an evaluation every 500 steps, and monitors
+the process from outside (Linux), on an idle machine. A window is a tenth of the steps. The first two windows are
+warm-up, because the first plot, which loads fonts, comes late if evaluations are quick.
+
+Exits with status 1 if memory differs by more than 2% between the third and any later window, or if speed differs by
+more than 5%, or the number of open files at all, between the third and the last window.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from typing import NamedTuple
 WINDOWS, WARM_UP = 10, 2
 MOST_MEMORY, MOST_TIME = 0.02, 0.05
 
-# Rows short and few, so that steps are: it is the loop that is looked at.
+# Few short rows make steps fast, because the loop is what is tested.
 TINY = [
     "--config=tiny", "--phases=null", "--data.train=docstrings:stdlib", "--tokenizer.vocab_size=2048",
     "--data.sequence_length=32", "--data.max_predictions_per_sequence=5", "--training.batch_size=8",
@@ -56,7 +57,7 @@ def main() -> int:
 
 
 def watch(process: subprocess.Popen[bytes], run: Path) -> list[tuple[int, float, int]]:
-    """(last step that is logged, resident megabytes, open files), a few times a second, until the process ends."""
+    """Returns (last logged step, resident megabytes, open files), sampled a few times per second until the end."""
     page, samples = os.sysconf("SC_PAGE_SIZE"), []
     while process.poll() is None:
         time.sleep(0.1)
@@ -65,7 +66,7 @@ def watch(process: subprocess.Popen[bytes], run: Path) -> list[tuple[int, float,
             files = len(os.listdir(f"/proc/{process.pid}/fd"))
         except (OSError, IndexError):  # it has just ended
             continue
-        if files:  # else it is about to end
+        if files:  # otherwise it is about to end
             samples.append((last_step(run / "metrics.jsonl"), resident, files))
     return samples
 
@@ -80,7 +81,7 @@ def last_step(log: Path) -> int:
 
 
 def times_of_tokens(run: Path) -> dict[int, float]:
-    """Milliseconds a token at each line of the log, evaluations and checkpoints left out."""
+    """Returns milliseconds per token at each log line, without evaluations and checkpoints."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: 1e3 / line["tokens_per_second"] for line in lines if line["split"] == "train"}
 

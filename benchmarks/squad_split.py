@@ -1,4 +1,4 @@
-"""Makes a training and a dev file of SQuAD's whole articles: the last ones of a file are kept for dev.
+"""Makes a training and a dev file from whole SQuAD articles. The last articles of a file are used for dev.
 
 python benchmarks/squad_split.py OUT --train train-v1.1.head.json --split dev-v1.1.json --dev_articles 10
 """

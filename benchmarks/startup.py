@@ -1,10 +1,10 @@
-"""How soon something happens: import, help, and the quickstart's first training step, cold and warm, in turns:
+"""Measures startup time: import, help, and the quickstart's first training step, cold and warm, in turns:
 
     PYTHONPATH=. python benchmarks/startup.py --output startup.json
 
-"first step" counts from the start of `bert pretrain` without arguments to its first line of training figures (the step
-before it is timed twice, and log_every is 1): "cold" with empty caches, vocabulary and examples included; "warm" with
-those that an earlier start has left. Started again, it goes on where it was.
+"first step" is the time from the start of `bert pretrain` without arguments to its first line of training metrics. That
+is the second step, because log_every is 1 and the first step is not timed. "cold" has empty caches, and includes
+vocabulary and examples. "warm" uses the caches of an earlier start. An interrupted comparison resumes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIDES = {
 
 
 def main() -> None:
-    """Measures all sides, or, as a worker, one."""
+    """Measures all sides or, as a worker, one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("startup.json"))
     parser.add_argument("--rounds", type=int, default=5)
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measured(side: str, cache: str, arguments: list[str]) -> float:
-    """Seconds of one start."""
+    """Returns the seconds of one start."""
     if SIDES[side]:
         start = time.perf_counter()
         subprocess.run([sys.executable, *SIDES[side]], check=True, stdout=subprocess.DEVNULL)
@@ -66,7 +66,7 @@ def measured(side: str, cache: str, arguments: list[str]) -> float:
 
 
 def first_step(cache: str, arguments: list[str]) -> float:
-    """Seconds from the start of the quickstart to the first line of metrics.jsonl; the run is then ended."""
+    """Returns the seconds from the quickstart's start to the first line of metrics.jsonl, and stops the run."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "run")
         command = [sys.executable, "-m", "bert", "pretrain", "--output_dir", str(out), "--training.log_every", "1"]

@@ -1,9 +1,9 @@
-"""A tiny model on English Wikipedia, streamed and on built examples: time to the first step, and the held-out loss.
+"""Compares streaming and built examples for a tiny model on English Wikipedia: time to first step, and held-out loss.
 
     PYTHONPATH=. python benchmarks/streaming.py [--steps 200] [--readers 2]
 
-Both sides have empty caches, BERT's own uncased vocabulary, and the same 59 articles held out. The time counts from the
-start of the process to the first line of metrics.jsonl. Of the built side it includes building all examples.
+Both sides have empty caches, BERT's uncased vocabulary, and the same 59 held-out articles. The time is measured from
+process start to the first line of metrics.jsonl. With built examples it includes building all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TINY = [
 
 
 def main() -> None:
-    """Runs both sides, one after the other."""
+    """Runs both sides sequentially."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=Path(__file__).parents[2] / "shared")
     parser.add_argument("--steps", type=int, default=200)
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measured(side: str, seed: int, given: argparse.Namespace) -> tuple[float, float, list[dict[str, Any]]]:
-    """Seconds to the first step, those of the CPU in all processes, and metrics.jsonl."""
+    """Returns seconds to the first step, CPU seconds of all processes, and the lines of metrics.jsonl."""
     corpus, vocabulary = given.shared / "data/pretrain/enwiki", given.shared / "data/vocab/bert-base-uncased"
     readers = [f"--data.stream_readers={given.readers}"] if side == "streamed" else []
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +82,7 @@ def measured(side: str, seed: int, given: argparse.Namespace) -> tuple[float, fl
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process and its children that have ended; 0 for one that has ended itself."""
+    """Returns the CPU seconds of a process and its finished children; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,15 +1,15 @@
-"""The peer of our fine-tuning: transformers' models under PyTorch, fed as its examples feed them.
+"""The peer for fine-tuning: transformers' models in PyTorch, used as in transformers' examples.
 
     PYTHONPATH=. python benchmarks/torch_peer.py glue MODEL GLUE/MRPC --seed 0
     PYTHONPATH=. python benchmarks/torch_peer.py ner MODEL WNUT_DIR --seed 0
     PYTHONPATH=. python benchmarks/torch_peer.py squad MODEL SQUAD_DIR --seed 0
 
-Prints one JSON line: settings, seconds of training, scores; `--keep FILE` saves the training every 50 steps and goes on
-from there. The recipe is that of `bert finetune`: AdamW with decay not on biases and LayerNorm, 10% warm-up and linear
-decay, clipping at 1, dynamic padding. Tokenization, windows, labels and spans are transformers' own; only the last
-step, from words and texts to scores, is ours on both sides (`bert.metrics`). As for `bert finetune`, `--doc_stride` is
-the distance between the starts of two windows; transformers' `stride` is their overlap. SQUAD_DIR holds train.json and
-dev.json (see squad_split.py); WNUT_DIR train.conll and dev.conll, and test.conll if it is to be scored.
+Prints one JSON line with settings, training seconds and scores. `--keep FILE` saves the training state every 50 steps
+and resumes from it. The recipe matches `bert finetune`: AdamW without decay on biases and LayerNorm, 10% warm-up and
+linear decay, clipping at 1, dynamic padding. Tokenization, windows, labels and spans are transformers' own. Only the
+last step, from words and texts to scores, is ours on both sides (`bert.metrics`). As in `bert finetune`, `--doc_stride`
+is the distance between the starts of two windows; transformers' `stride` is their overlap. SQUAD_DIR holds train.json
+and dev.json (see squad_split.py). WNUT_DIR holds train.conll and dev.conll, and test.conll if it is to be scored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from bert.runtime.process import reexec_with_huge_pages
 IGNORED = -100
 
 Window = dict[str, Any]
-"""A row of question answering: its tokens, the places of the answer, and what the places of a span mean."""
+"""A question answering row: tokens, answer positions, and the text offsets of the positions."""
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=None, help="384 for squad, else 128")
     parser.add_argument("--doc_stride", type=int, default=128)
     parser.add_argument("--max_train_samples", type=int, default=None)
-    parser.add_argument("--same_batches", action="store_true", help="those of bert finetune, in its order")
+    parser.add_argument("--same_batches", action="store_true", help="the batches of bert finetune, in its order")
     parser.add_argument("--keep", type=Path, default=None, help="where training is saved and goes on from")
     parser.add_argument("--best", action="store_true", help="made as fast as it gets: huge pages, one kernel an update")
     arguments = parser.parse_args()
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def train(model: Any, rows: Sequence[dict[str, Any]], collate: Callable[..., Any], arguments: Any) -> float:
-    """Trains in place; returns the seconds it took."""
+    """Trains the model in place and returns the seconds."""
     decayed = [p for n, p in model.named_parameters() if "bias" not in n and "LayerNorm" not in n]
     spared = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm" in n]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": spared, "weight_decay": 0.0}]
@@ -114,7 +114,7 @@ def train(model: Any, rows: Sequence[dict[str, Any]], collate: Callable[..., Any
 
 
 def padded(rows: Sequence[dict[str, Any]], fill: dict[str, int]) -> dict[str, torch.Tensor]:
-    """Lists of one length a row -> tensors of the longest row's."""
+    """Pads rows of lists to tensors of the longest row's length."""
     longest = max(len(row["input_ids"]) for row in rows)
     return {
         name: torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows])
@@ -126,7 +126,7 @@ TEXT = {"input_ids": 0, "token_type_ids": 0, "attention_mask": 0}
 
 
 GLUE = {"CoLA": (0, 3, None, 1), "MRPC": (1, 3, 4, 0), "RTE": (1, 1, 2, 3), "SST-2": (1, 0, None, 1)}
-"""Lines of header, columns of the texts and of the label."""
+"""Number of header lines, columns of the texts, and column of the label."""
 
 
 def glue(arguments: Any) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def ner(arguments: Any) -> dict[str, Any]:
     for split in [name for name in read if name != "train"]:
         rows = rows_of(split)
         answered: list[Any] = []
-        losses = []  # of every labelled word
+        losses = []  # one loss per labelled word
         with torch.no_grad():
             for first in range(0, len(rows), 32):
                 some = rows[first : first + 32]
@@ -202,7 +202,7 @@ def ner(arguments: Any) -> dict[str, Any]:
                 losses.append(by_token[batch["labels"] != IGNORED])
                 for row, best in zip(some, logits.argmax(-1).tolist(), strict=True):
                     words, _ = read[split][len(answered)]
-                    tags = ["O"] * len(words)  # of a word beyond the last token
+                    tags = ["O"] * len(words)  # for words beyond the last token
                     for place, label, chosen in zip(row["words"], row["labels"], best, strict=False):
                         if label != IGNORED:
                             tags[place] = labels[chosen]
@@ -214,7 +214,7 @@ def ner(arguments: Any) -> dict[str, Any]:
 
 
 def columns(path: Path) -> list[tuple[list[str], list[str]]]:
-    """Sentences end with a line of nothing or, as in WNUT-17's training file, of a tab."""
+    """Reads sentences, which end with an empty line or, as in WNUT-17's training file, a line with a tab."""
     sentences = []
     lines = [line.split("\t") if line.strip() else [] for line in path.read_text(encoding="utf-8").split("\n")]
     for ended, rows in itertools.groupby(lines, key=lambda cells: not cells):
@@ -269,9 +269,9 @@ ENDS = (("start", "first"), ("end", "last"))
 
 
 def windows(tokenizer: Any, questions: Sequence[dict[str, Any]], length: int, doc_stride: int) -> list[Window]:
-    """The rows of all questions, in their order. Windows start ``doc_stride`` tokens apart, however long the question.
+    """Returns the rows of all questions in order. Windows start ``doc_stride`` tokens apart for any question length.
 
-    Questions are encoded one by one: the overlap that this takes depends on the question's length.
+    Questions are encoded one at a time, because the required overlap depends on the question's length.
     """
     rows = []
     for number, question in enumerate(questions):
@@ -312,7 +312,7 @@ def questions_of(path: Path) -> list[dict[str, Any]]:
 
 
 def span(encoded: Any, row: int, start: int, end: int) -> tuple[int, int]:
-    """Tokens of the answer in a window; the first token twice where it is not all there."""
+    """Returns the answer's tokens in a window; the first token twice if the answer is not completely inside."""
     inside = [
         place
         for place, (sequence, (a, b)) in enumerate(
@@ -326,7 +326,7 @@ def span(encoded: Any, row: int, start: int, end: int) -> tuple[int, int]:
 
 
 def best_span(begins: np.ndarray, ends: np.ndarray, context: list[bool], longest: int = 30) -> tuple[float, int, int]:
-    """Score, first and last token of the best answer inside the context."""
+    """Returns score, first and last token of the best answer in the context."""
     here = np.flatnonzero(context)
     total = begins[here][:, None] + ends[here][None, :]
     width = here[None, :] - here[:, None]

@@ -1,15 +1,19 @@
-"""A pretraining step against PyTorch's on the same machine, in turns:
+"""Compares a pretraining step with PyTorch on the same machine, in turns:
 
     PYTHONPATH=. python benchmarks/train_step.py --output train_step.json
 
-L4 H256 A4, 30,522 tokens, 32 rows of 128 tokens, 20 of them predicted, dropout 0.1, AdamW, clipping at 1, NSP. Sides:
-ours in float32 and bfloat16; "stock", transformers' BertForPreTraining as users run it; "best", the same model with the
-masked positions gathered before the decoder, SDPA and fused AdamW, compiled and not, in float32 and under autocast to
-bfloat16. Every measurement is a process of its own; started again, it goes on where it was.
+L4 H256 A4, 30,522 tokens, 32 rows of 128 tokens, 20 predictions per row, dropout 0.1, AdamW, clipping at 1, NSP. Sides:
 
-With ``--causal 1`` the model is GPT-2's: every token is predicted, and the peer is GPT2LMHeadModel, "best" with fused
-AdamW. With ``--modern 1`` it is ModernBERT's, without NSP, and "best" decodes the masked positions alone
-(`sparse_prediction`). The feed-forward part is 4 times as wide as the encoder, of ModernBERT 1.5 times.
+- ours, in float32 and bfloat16;
+- "stock", transformers' BertForPreTraining as users run it;
+- "best", the same model with masked positions gathered before the decoder, SDPA and fused AdamW, compiled and not, in
+  float32 and with autocast to bfloat16.
+
+Every measurement runs in a separate process. An interrupted comparison resumes.
+
+With ``--causal 1`` the model is GPT-2: every token is predicted, and the peer is GPT2LMHeadModel, as "best" with fused
+AdamW. With ``--modern 1`` it is ModernBERT without NSP, and "best" decodes only the masked positions
+(`sparse_prediction`). The feed-forward layer is 4 times as wide as the encoder, and 1.5 times for ModernBERT.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ SIDES = {
 
 
 def main() -> None:
-    """Measures all sides, or, as a worker, one."""
+    """Measures all sides or, as a worker, one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("train_step.json"))
     parser.add_argument("--rounds", type=int, default=5)
@@ -69,7 +73,7 @@ def main() -> None:
     sizes = argparse.Namespace(**{name: getattr(given, name) for name in SIZES})
     if given.worker:
         side, dtype, how = given.worker
-        if side != "stock":  # as `bert pretrain` does for itself, and as one would who makes the best of PyTorch
+        if side != "stock":  # as in `bert pretrain`, and as in a well-tuned PyTorch program
             reexec_with_huge_pages()
         step = {"ours": ours, "stock": stock, "best": best}[side](sizes, dtype, how)
         print(json.dumps(timed(step, given.steps)))
@@ -83,7 +87,7 @@ def main() -> None:
 
 
 def timed(step: Callable[[], Any], steps: int) -> dict[str, float]:
-    """Median seconds of a step, by the clock and of processor time; those of the first, which compiles; peak memory."""
+    """Returns median wall-clock and CPU seconds of a step, seconds of the first, which compiles, and peak memory."""
     began = time.perf_counter()
     step()
     first = time.perf_counter() - began
@@ -103,7 +107,7 @@ def timed(step: Callable[[], Any], steps: int) -> dict[str, float]:
 
 
 def batch_of(sizes: Any) -> dict[str, np.ndarray]:
-    """One batch of random tokens, the same for every side."""
+    """Returns a batch of random tokens, equal for all sides."""
     random = np.random.default_rng(0)
     shape = (sizes.rows, sizes.length)
     ids = random.integers(5, sizes.vocab_size, shape).astype(np.int32)
@@ -131,7 +135,7 @@ def batch_of(sizes: Any) -> dict[str, np.ndarray]:
 
 
 def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
-    """The step as `bert pretrain` runs it."""
+    """Runs the step like `bert pretrain`."""
     import jax
     import jax.numpy as jnp
 
@@ -173,7 +177,7 @@ def ours(sizes: Any, dtype: Any, how: str) -> Callable[[], None]:
 
 
 def stock(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
-    """transformers' model and torch's AdamW, as the library's own examples put them together."""
+    """Runs transformers' model with torch's AdamW, as in transformers' examples."""
     import torch
 
     model, batch = _peer(sizes)
@@ -188,7 +192,7 @@ def stock(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
 
 
 def best(sizes: Any, dtype: str, how: str) -> Callable[[], None]:
-    """Masked positions gathered before the decoder, no mask where there is no padding, SDPA, fused AdamW."""
+    """Gathers masked positions before the decoder, with SDPA, fused AdamW, and no mask without padding."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -258,7 +262,7 @@ def _peer(sizes: Any) -> tuple[Any, dict[str, Any]]:
         return ModernBertForMaskedLM(modern).train(), batch
     dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), sizes.dropout)
     config = BertConfig(**shape, **dropout, intermediate_size=4 * sizes.width)
-    return BertForPreTraining(config).train(), batch  # with SDPA, transformers' default
+    return BertForPreTraining(config).train(), batch  # uses SDPA, transformers' default
 
 
 def _torch_step(model: Any, optimizer: Any, dtype: str, loss: Callable[[], Any]) -> Callable[[], None]:

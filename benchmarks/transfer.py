@@ -1,13 +1,15 @@
-"""Scores after pretraining: tasks from pretrained encoders, from random weights, and from word counts.
+"""Compares scores of tasks for pretrained encoders, random weights and word counts.
 
     PYTHONPATH=. python benchmarks/transfer.py RUN [RUN ...] --glue GLUE --wnut17 WNUT_DIR --squad SQUAD_DIR
 
-Each RUN is a pretraining run; the random weights have the sizes and the vocabulary of the first one. GLUE has the
-folders CoLA, SST-2, MRPC, STS-B and RTE, WNUT_DIR train.conll and dev.conll, SQUAD_DIR train.json and dev.json
-(`squad_split.py` makes them). Each encoder has its own learning rate for each task, the best of a grid on the first
-seed; the other seeds follow with that one. Dev is scored once, at the end of each run. `--frozen` trains the heads
-alone, `similarity` apart, which has none. Runs that have ended are not repeated, so that an interrupted comparison
-resumes, and several processes may work on different `--tasks` in one `--output` folder.
+Each RUN is a pretraining run. The random weights have the sizes and vocabulary of the first run. GLUE has the folders
+CoLA, SST-2, MRPC, STS-B and RTE. WNUT_DIR has train.conll and dev.conll, and SQUAD_DIR train.json and dev.json (made by
+`squad_split.py`).
+
+Each encoder has a separate learning rate for each task: the best of a grid on the first seed, used for the other seeds
+too. Dev is scored once, at the end of each run. `--frozen` trains only the heads, except for `similarity`, which has
+none. Finished runs are not repeated, so an interrupted comparison resumes, and several processes may work on different
+`--tasks` in one `--output` folder.
 """
 
 from __future__ import annotations
@@ -30,21 +32,21 @@ from bert.tasks.splits import Splits, read_splits
 
 RANDOM = "random"
 SIMILARITY = "similarity"
-"""STS-B by the recipe embedding: the cosines of two embeddings, where `stsb` reads the two texts in one row."""
+"""STS-B with the recipe embedding: the cosine similarity of two embeddings. `stsb` reads both texts in one row."""
 
 
 class Setting(NamedTuple):
-    """How a task is read and trained."""
+    """How to read and train a task."""
 
     folder: str
-    """Below GLUE; empty if the task has a folder of its own."""
+    """Subfolder of GLUE; empty if the task has a separate folder."""
     epochs: int
     max_length: int
     buckets: list[int]
     rows: int | None = None
-    """Training rows: the first ones of a file of GLUE, a sample of SQuAD."""
+    """Number of training rows: the first rows of a GLUE file, or a sample of SQuAD."""
     options: tuple[str, ...] = ()
-    """Further options of `bert finetune`."""
+    """Further options for `bert finetune`."""
 
 
 TASKS = {
@@ -72,7 +74,7 @@ BATCH_SIZE = 32
 
 
 def main() -> None:
-    """Runs what is missing and prints the table of everything in the folder."""
+    """Runs missing comparisons and prints a table of all results in the folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--glue", type=Path, required=True)
@@ -104,7 +106,7 @@ def main() -> None:
 
 
 def folder(task: str, given: argparse.Namespace) -> Path:
-    """The task's data, with as many training rows as its setting has."""
+    """Returns the task's data, with the number of training rows in its setting."""
     setting = TASKS[task]
     if not setting.folder:
         return Path(getattr(given, task))
@@ -121,7 +123,7 @@ def folder(task: str, given: argparse.Namespace) -> Path:
 
 
 def of_grid(task: str, name: str, run: Path, data: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Scores of all seeds with the best learning rate of the grid on the first."""
+    """Returns the scores of all seeds with the learning rate that is best on the first seed."""
     grid = {rate: score(task, name, run, data, rate, 0, given) for rate in given.learning_rates}
     best = max(grid, key=lambda rate: grid[rate])
     others = [score(task, name, run, data, best, seed, given) for seed in range(1, given.num_seeds)]
@@ -129,7 +131,7 @@ def of_grid(task: str, name: str, run: Path, data: Path, given: argparse.Namespa
 
 
 def score(task: str, name: str, run: Path, data: Path, rate: str, seed: int, given: argparse.Namespace) -> float:
-    """The main metric on dev, of a run that may have ended before."""
+    """Returns the main metric on dev. Runs the training unless it has already finished."""
     setting = TASKS[task]
     output = given.output / ("frozen" if given.frozen else "whole") / task / name / f"{rate}-{seed}"
     if not (output / "results.json").exists():
@@ -151,14 +153,14 @@ def score(task: str, name: str, run: Path, data: Path, rate: str, seed: int, giv
 
 
 def splits_of(recipe: str, data: Path) -> Splits:
-    """The rows of a recipe's task in a folder."""
+    """Returns the rows of a recipe's task in a folder."""
     config = load_config(FinetuneConfig, recipe_folder() / f"{recipe}.yaml")
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(data)))
     return read_splits(make_task(config), config)
 
 
 def word_counts(task: str, data: Path) -> dict[str, float]:
-    """Scores of the baselines that read no order: TF-IDF with a linear model, and the task's own."""
+    """Returns the scores of baselines that ignore order: TF-IDF with a linear model, and the task's baseline."""
     splits = splits_of("stsb" if task == SIMILARITY else task, data)
     fitted, dev = splits.task, splits.examples["dev"]
     metric = "spearman" if task == SIMILARITY else fitted.main_metric
@@ -171,7 +173,7 @@ def word_counts(task: str, data: Path) -> dict[str, float]:
 
 
 def summary(table: list[tuple[str, dict[str, Any], dict[str, float] | None]], starts: list[str]) -> list[str]:
-    """A table in Markdown: mean and deviation of each start, its learning rate, and the baselines."""
+    """Formats a Markdown table: mean and deviation of each encoder, its learning rate, and the baselines."""
     lines = ["| task | " + " | ".join(starts) + " | baselines |", "|" + "---|" * (len(starts) + 2)]
     for task, row, baselines in table:
         cells = [cell(row[name]) for name in starts]
@@ -181,7 +183,7 @@ def summary(table: list[tuple[str, dict[str, Any], dict[str, float] | None]], st
 
 
 def cell(of_start: dict[str, Any]) -> str:
-    """Mean, deviation and each score; the learning rate, and the first seed's score with each rate of the grid."""
+    """Formats mean, deviation and each score, the learning rate, and the first seed's scores for the whole grid."""
     each = ", ".join(f"{value:.3f}" for value in of_start["scores"])
     grid = ", ".join(f"{rate} {value:.3f}" for rate, value in of_start["grid"].items())
     return f"{spread(of_start['scores'], 3)} ({each}; {of_start['learning_rate']} of {grid})"

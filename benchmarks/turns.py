@@ -1,6 +1,6 @@
-"""Sides of a comparison in turns: each measurement is a process of its own, written down at once, and not done again.
+"""Runs the sides of a comparison in turns. Each measurement is a separate process, saved at once and not repeated.
 
-The other benchmarks use this; it measures nothing by itself.
+A helper for the other benchmarks.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 CACHES = ("JAX_COMPILATION", "JAX_PERSISTENT", "BERT_COMPILATION")
-"""Settings of the environment that no side gets: what is compiled already is for the benchmark to say."""
+"""Environment variables removed for all sides, because the benchmark controls the compilation caches."""
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "sentence-transformers", "bm25s", "onnxruntime")
 CHOICES = ("output", "rounds", "sides", "seeds", "tasks", "worker")
-"""Arguments that say which measurements are made, and not of what."""
+"""Arguments that select measurements and do not change their settings."""
 
 
 def in_turns(
     sides: dict[str, list[str]], given: argparse.Namespace, environment: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Runs each side's command ``given.rounds`` times, one after the other and round by round.
+    """Runs each side's command ``given.rounds`` times, in rounds over all sides.
 
     Args:
-        sides: name -> arguments to Python; the last line that it prints is a JSON object with ``seconds``.
-        given: the benchmark's arguments. What the JSON file ``output`` has already is not measured again, unless it
-            failed; the file is whole after every measurement, and of one setting on one machine.
-        environment: added to that of every side.
+        sides: maps a name to arguments for Python. The last line of output is a JSON object with ``seconds``.
+        given: arguments of the benchmark. Results in the JSON file ``output`` are not measured again, unless they
+            failed. The file is complete after every measurement, and has results of one setting on one machine.
+        environment: environment variables for all sides.
 
     Returns:
         {"versions": ..., "hardware": ..., "settings": ..., "sides": {name: [what each measurement printed]}}.
@@ -59,7 +59,7 @@ def in_turns(
 
 
 def run(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    """One measurement; a side that fails is written down with its last words rather than left out."""
+    """Runs one measurement. If it fails, the end of its output is recorded."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {name: value for name, value in os.environ.items() if not name.startswith(CACHES)}
     done = subprocess.run(
@@ -75,7 +75,7 @@ def run(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
 
 
 def write(output: Path, found: dict[str, Any]) -> None:
-    """The file, whole or not at all."""
+    """Writes the file atomically."""
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_suffix(".partial")
     partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -83,7 +83,7 @@ def write(output: Path, found: dict[str, Any]) -> None:
 
 
 def table(found: dict[str, Any], keys: tuple[str, ...], against: str | None = None) -> str:
-    """Medians of every side as Markdown, and the ratio of the first key's to that of ``against``."""
+    """Formats the medians of all sides as Markdown, with the ratio of the first key to the side ``against``."""
     head = ["side", "runs", *keys] + ([f"{keys[0]} / {against}'s"] if against else [])
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     medians = {name: [_median(runs, key) for key in keys] for name, runs in found["sides"].items()}
@@ -105,7 +105,7 @@ def _median(runs: list[dict[str, Any]], key: str) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that are installed."""
+    """Returns the versions of Python and of installed packages."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -116,7 +116,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> str:
-    """The processor's name and how many cores this process may use."""
+    """Returns the processor's name and the number of available cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")

@@ -1,9 +1,9 @@
-"""Local layers in blocks against the same layers masked: processor time and memory of a training step over T.
+"""Compares local attention in blocks with masked local attention: CPU time and memory of a training step by T.
 
     PYTHONPATH=. python benchmarks/windows.py [--lengths 128 256 512 1024 2048 4096] [--repeats 3]
 
-An encoder of two layers that attend to a window, forwards and backwards over one row. The masked one computes all T x T
-scores and hides those beyond the window. One thread; processor time, so that other work on the machine counts little.
+Runs an encoder of two local layers forwards and backwards over one row. The masked variant computes all T x T scores
+and masks those beyond the window. Uses one thread and CPU time, so that other load has little effect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GLOBAL = dataclasses.replace(LOCAL, attention_window=None)
 
 
 def measure(config: ModelConfig, mask: Mask, length: int, repeats: int) -> tuple[float, int]:
-    """Seconds of processor time of a step, and bytes that the program needs besides parameters and input."""
+    """Returns the CPU seconds of a step, and the bytes that the program needs besides parameters and input."""
     x = jax.random.normal(jax.random.key(0), (1, length, config.hidden_size))
     params = jax.jit(Encoder(GLOBAL).init)(jax.random.key(1), x[:, :8], Mask())
 
@@ -51,7 +51,7 @@ def measure(config: ModelConfig, mask: Mask, length: int, repeats: int) -> tuple
 
 
 def main() -> None:
-    """Prints a row for each length as it is measured."""
+    """Prints a row for each length when it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096])
     parser.add_argument("--repeats", type=int, default=3)
