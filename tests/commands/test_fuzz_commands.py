@@ -200,7 +200,7 @@ def accepted(*_: object, **__: object) -> None:
 def place(tmp_path: Path, finetuned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a corpus, tables, broken files and a run."""
     for name in ("training.launch.run_pretraining", "training.launch.run_finetuning", "training.launch.finetune_seeds",
-                 "analysis.batch_fit.fit_rows"):  # fmt: skip
+                 "analysis.memory.fit_rows"):  # fmt: skip
         monkeypatch.setattr(f"bert.{name}", accepted)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))

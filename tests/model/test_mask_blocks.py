@@ -77,7 +77,9 @@ def test_no_array_grows_with_the_square_of_the_length() -> None:
     x = jax.ShapeDtypeStruct((1, 1024, 16), jnp.float32)
 
     def largest(config: ModelConfig, mask: Mask) -> int:
-        program = str(jax.make_jaxpr(jax.grad(lambda p, x: Encoder(config).apply(p, x, mask)[0].sum()))(params, x))
+        program = str(
+            jax.make_jaxpr(jax.grad(lambda p, x: Encoder(config).apply(p, x, mask).last_hidden_state.sum()))(params, x)
+        )
         shapes = re.findall(r":(?:f32|bool|i32)\[([\d,]+)\]", program)
         return max(int(np.prod([int(size) for size in shape.split(",")])) for shape in shapes)
 

@@ -26,6 +26,7 @@ from bert.errors import UserError
 from bert.inference.load import load
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
+from bert.model.encoder import EncoderOutput
 from bert.model.execution import LayerExecution
 from bert.model.names import ENCODER_DECODER, PROJECTIONS
 from bert.model.pretraining import BertForMaskedLM
@@ -291,8 +292,14 @@ def run_with_states(
     # Layers that share parameters are consecutive calls of one module.
     calls = {layer: 0 if layer in ends else (layer - 1) % config.layers_per_group for layer in layers}
     outputs = {layer: flat[path][calls[layer]] for layer, path in paths.items()}
-    states = {layer: value[0] if isinstance(value, tuple) else value for layer, value in outputs.items()}
-    return output, {layer: state.astype(jnp.float32) for layer, state in states.items()}
+    return output, {layer: _hidden_state(value).astype(jnp.float32) for layer, value in outputs.items()}
+
+
+def _hidden_state(output: Any) -> jax.Array:
+    """Returns the hidden states [B, T, D] in the output of the embeddings, a layer or the stack."""
+    if isinstance(output, EncoderOutput):
+        return output.last_hidden_state
+    return output[0] if isinstance(output, tuple) else output
 
 
 def project(states: HiddenStates, projections: Params) -> HiddenStates:
