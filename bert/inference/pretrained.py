@@ -583,9 +583,11 @@ class Pretrained(ModelBundle):
             quantize: ``int8`` writes the weights of an ``onnx`` graph in 8 bits (dynamic quantization), and compares
                 its score on dev with the float graph's. For an embedding model without a task, the score is the mean
                 cosine similarity between the embeddings of both graphs.
-            dev: data for that score. None: the dev rows of a run. Otherwise labelled rows or a file as in `score`, the
-                folder of a task that reads its own files, or, for an embedding model without a task, texts or a file
-                with one text per line.
+            dev: data for that score; None for the dev rows of a run. One of the following.
+
+                - Labelled rows or a file, as in `score`.
+                - The folder of a task that reads its own files.
+                - For an embedding model without a task, texts or a file with one text per line.
             tolerance: maximum relative loss of score by int8.
 
         Raises:

@@ -232,8 +232,8 @@ class BertForSequenceToSequence(nn.Module):
         """Decodes T more tokens of the target. The first step caches the keys and values of the source.
 
         Args:
+            input_ids, position_ids, mask, cache: see `BertForCausalLM.step`.
             memory: the output of `encode`. Later steps read only its mask.
-            memory: from `encode`. Later steps read only its mask.
         """
         output = self._decode(input_ids, position_ids, mask, memory, cache=cache)
         return self.predictions(output.last_hidden_state, self.embedding_table()), output.cache

@@ -21,8 +21,9 @@ Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
 class TaskModel(nn.Module):
     """Base class of encoders with a head.
 
-    num_labels: L, the number of outputs of the head.
-        num_labels: L, the outputs of the head.
+    Attributes:
+        num_labels: L, the number of outputs of the head.
+        classifier_dropout: dropout rate before the head's dense layer. None: use ``hidden_dropout_prob``.
         num_feature_layers: if set, the head reads the outputs of this many last layers, and the encoder is frozen
             (Devlin et al. 2018, section 5.3, with 4 layers). None: the encoder is trained.
     """
