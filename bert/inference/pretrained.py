@@ -583,7 +583,7 @@ class Pretrained(ModelBundle):
             quantize: ``int8`` writes the weights of an ``onnx`` graph in 8 bits (dynamic quantization), and compares
                 its score on dev with the float graph's. For an embedding model without a task, the score is the mean
                 cosine similarity between the embeddings of both graphs.
-            dev: data for that score; None for the dev rows of a run. One of the following.
+            dev: data for that score: None for the dev rows of a run, or one of the following.
 
                 - Labelled rows or a file, as in `score`.
                 - The folder of a task that reads its own files.

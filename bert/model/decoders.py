@@ -102,8 +102,7 @@ class ClassifierWithLanguageModel(nn.Module):
     """A causal `BertForSequenceClassification` and a language model over the same hidden states.
 
     Both are trained jointly (Radford et al. 2018, section 3.2). The parameters are the union of both models'
-    parameters.
-    Attributes: see `BertForSequenceClassification`.
+    parameters. For the attributes, see `BertForSequenceClassification`.
     """
 
     config: ModelConfig
