@@ -1,4 +1,4 @@
-"""Parallelism backends: `jax.pmap`, or `jax.jit` over a mesh. Only this module handles device axes."""
+"""Parallelism backends: `jax.pmap`, or `jax.jit` over a mesh. Only this module creates device axes."""
 
 from __future__ import annotations
 

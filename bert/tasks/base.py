@@ -97,9 +97,9 @@ class Task(ABC):
 
     name: str
     kind: ClassVar[str]
-    """Key of `bert.training.finetuning.kinds.TASK_KINDS`; the head of that name is in `bert.model.heads.HEADS`."""
+    """Key of `bert.training.finetuning.kinds.TASK_KINDS`, the table of models, losses and evaluators."""
     architecture: ClassVar[str | None] = None
-    """Key of `bert.interchange.names.ARCHITECTURES` for exports; None for the class of the head."""
+    """Key of `bert.model.names.ARCHITECTURES` for exports; None for the class of the head."""
     answer_type: ClassVar[type] = tuple
     """Type of the answers to new inputs."""
     main_metric: str

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -39,9 +39,6 @@ from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_em
 from bert.training.initialization import Log, with_vocab_size
 from bert.training.pretraining.setup import Setup
 from bert.training.run_length import check_extension, num_train_steps
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
