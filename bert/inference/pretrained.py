@@ -519,8 +519,7 @@ class Pretrained(ModelBundle):
 
         Returns:
             The new text of each prompt, without the prompt. With ``num_samples`` above 1, a list of texts per prompt,
-            best
-                first with beam search.
+            best first with beam search.
 
         Raises:
             UserError: the model is neither a causal language model nor an encoder-decoder, a prompt is not a text or is
