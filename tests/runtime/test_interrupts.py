@@ -29,19 +29,20 @@ def test_the_first_signal_is_a_flag_and_handlers_come_back() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
 def test_a_closed_terminal_stops_a_run_except_under_nohup() -> None:
-    with InterruptHandler() as stop:
-        signal.raise_signal(signal.SIGHUP)
-        with pytest.raises(Interrupted) as stopped:
-            stop.raise_if_signalled(3)
-    assert stopped.value.status == 129
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup themselves
     try:
+        with InterruptHandler() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(Interrupted) as stopped:
+                stop.raise_if_signalled(3)
+        assert stopped.value.status == 129
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with InterruptHandler() as stop:
             signal.raise_signal(signal.SIGHUP)
             assert not stop.should_stop(1)
     finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, before)
 
 
 SAVING = """
