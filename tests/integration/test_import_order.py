@@ -13,6 +13,7 @@ ORDER = (
         "errors",
         "files",
         "remote",
+        "object_store",
         "protobuf",
         "metrics",
         "config",
