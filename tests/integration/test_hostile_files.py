@@ -108,13 +108,24 @@ def lines_of(content: bytes) -> list[str]:
 
 
 def count_blocks(content: bytes) -> int:
-    filled = [bool(line.strip()) for line in lines_of(content)]
-    return sum(now and not before for before, now in zip([False, *filled], filled, strict=False))
+    """Documents end at empty lines, before a byte order mark within the file, and at invisible lines after text."""
+    ends, has_text, in_document = 0, False, False
+    for line in lines_of(content):
+        text, is_text = line.strip(), not formats.is_blank(line)
+        if in_document and (line.startswith("\ufeff") or not (is_text if has_text else text)):
+            ends += 1
+            has_text = in_document = False
+            text = text if is_text else ""
+        in_document |= bool(text)
+        has_text |= is_text
+    return ends + in_document
 
 
 def count_texts(content: bytes) -> int:
-    entries = [json.loads(line) for line in lines_of(content) if line.strip()]
-    return sum(bool(entry["text"].strip()) for entry in entries)
+    """Null and invisible texts are skipped; lone surrogates are replaced and visible."""
+    lines = [line.removeprefix("\ufeff") for line in lines_of(content) if not formats.is_blank(line)]
+    texts = [json.loads(line)["text"] or "" for line in lines]
+    return sum(not formats.is_blank(text.encode("utf-8", "replace").decode()) for text in texts)
 
 
 def count_rows(content: bytes) -> int:

@@ -60,7 +60,10 @@ def test_a_sweep_has_a_run_for_each_trial_and_repeats_none(sst2_arguments, tmp_p
     assert [(folder / name / "results.json").stat().st_mtime_ns for name in names] == written
     assert capsys.readouterr().out.count("has ended before") == 2
     for wrong, sentence in (
-        ([f"--sweep={RATE}=1e-3", "--training.epochs=2"], r"trial learning_rate=1e-3: .* holds another run: its tr"),
+        (
+            [f"--sweep={RATE}=1e-3", "--training.epochs=2"],
+            r"trial learning_rate=1e-3: .* is at step 5, and from 5 to 10 steps",
+        ),
         (["--sweep=training.log_every=4"], r"holds another sweep, which sweeps over optimizer\.learning_rate, here"),
         ([f"--sweep={RATE}=1..2", "--trials=1"], "holds another sweep, which was started without a number of trials"),
         ([], r"sweep is not empty and holds no run \(no config\.yaml\)"),
