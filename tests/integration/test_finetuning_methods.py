@@ -108,7 +108,7 @@ def test_several_seeds_interrupted_in_the_second(pretrained, sst2, tmp_path, mon
         tmp_path / "runs",
         (f"--init={pretrained}", "--num_seeds=2", "--seed=3", "--training.epochs=1"),
     )
-    # Each seed reads 3 batches to check the ids, one for the shapes, 5 to train and several to evaluate: the second one trains.
+    # The 18th batch is one that the second seed trains on: each checks ids in 3, takes shapes from 1 and trains on 5.
     assert interrupted_at(18, monkeypatch, folder, sst2, *arguments) == 143
     assert f"--config {folder / 'config.yaml'}" in capsys.readouterr().out
     assert not (folder / "results.json").exists()
