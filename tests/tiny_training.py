@@ -10,9 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert.config import ModelConfig, OptimizerConfig
+from bert.model.dropout import Dropout
 from bert.model.pretraining import BertForPreTraining
-from bert.training.losses import make_pretraining_loss
+from bert.parallel.backends import MeshParallel, PmapParallelism
+from bert.training.losses import Loss, make_pretraining_loss
 from bert.training.optimizer import make_optimizer
+from bert.training.step import compute_gradients
 
 V, T, P, B = 61, 16, 4, 16
 
@@ -63,6 +66,25 @@ class TinyLoader:
 
     def row_indices(self, step: int) -> np.ndarray:
         return np.arange(B) + step * B
+
+
+def sharded_gradients(
+    loss: Loss,
+    params: Any,
+    batch: dict[str, np.ndarray],
+    devices: int,
+    micro_batches: int,
+    mesh: tuple[int, int, int] | None = None,
+) -> tuple[Any, Any]:
+    """Returns the gradients and sums of a batch with dropout, under pmap or on a mesh, on the host."""
+    used = jax.devices()[:devices]
+    parallel = PmapParallelism(used) if mesh is None else MeshParallel(mesh, used)
+    compiled = parallel.compile(
+        lambda params, batch: compute_gradients(
+            params, batch, loss, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
+        )
+    )
+    return parallel.to_host(compiled(parallel.put_state(params), parallel.shard_batch(batch, micro_batches)))
 
 
 def assert_same_gradients(grads, expected) -> None:

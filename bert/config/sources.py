@@ -66,7 +66,7 @@ def resolve_config(
     overrides: Mapping[str, UserValue],
     option: str,
     defaults: Mapping[str, UserValue],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> ResolvedConfig[Config]:
     """Combines files and overrides into one configuration.
 
@@ -76,7 +76,7 @@ def resolve_config(
         overrides: values that override all files.
         option: the option that names a file, for messages.
         defaults: values that all other sources override.
-        say: logs the settings of a recipe that are dropped.
+        log: logs the settings of a recipe that are dropped.
 
     Raises:
         UserError: a file cannot be read or has an unknown key, or a value does not have its key's type.
@@ -89,7 +89,7 @@ def resolve_config(
     given = override(given, dict(overrides), keys)
     recipes = {display_path(path): name for name, path in files if name in recipe_names()}
     given = _without_recipe_sizes_if_init(given, recipes)
-    given = _without_transfer_if_other_corpus(given, recipes, say)
+    given = _without_transfer_if_other_corpus(given, recipes, log)
     sources = [*(display_path(path) for _, path in files), *(entry.source for entry in overrides.values())]
     config = apply_preset(build_config(config_class, given), _keys_overriding_preset(given, sources))
     return ResolvedConfig(with_micro_batches(config), given, files[-1][1].stem if files else None)
@@ -248,7 +248,7 @@ def _without_recipe_sizes_if_init(given: dict[str, UserValue], recipes: Containe
 
 
 def _without_transfer_if_other_corpus(
-    given: dict[str, UserValue], recipes: Mapping[str, str], say: Callable[[str], None]
+    given: dict[str, UserValue], recipes: Mapping[str, str], log: Callable[[str], None]
 ) -> dict[str, UserValue]:
     """Drops a recipe's ``transfer`` if ``data.train`` is set elsewhere, since it belongs to the recipe's corpus.
 
@@ -257,7 +257,7 @@ def _without_transfer_if_other_corpus(
     transfer, corpus = given.get("transfer"), given.get("data.train")
     if transfer is None or corpus is None or transfer.source not in recipes or corpus.source == transfer.source:
         return given
-    say(
+    log(
         f"transfer {transfer.value} of the recipe {recipes[transfer.source]} is left out, since data.train is set: "
         f"pass --transfer {transfer.value} to run it"
     )

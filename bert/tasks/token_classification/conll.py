@@ -358,7 +358,7 @@ def _check_cells(
 
 
 def _spelling(counts: Counter[str], types: Collection[str] | None) -> Spelling | None:
-    """Returns the spelling of tags. Types without prefixes mark entities if a model has them, or if O is commonest."""
+    """Returns the spelling of tags. Types without prefixes mark entities for a model, or if O is most frequent."""
     if types is None and counts[OUTSIDE] == max(counts.values(), default=0):
         types = ()
     return find_spelling(counts, types)

@@ -51,7 +51,7 @@ class BatchedEvaluator:
         self._parallel, self._config = parallel, config
 
     def batches(self, split: Split) -> list[tuple[np.ndarray, int]]:
-        """Yields the rows and the padded length of each batch of a split."""
+        """Returns the rows and the padded length of each batch of a split."""
         data, lengths = self._config.data, split.features.lengths
         size = self._config.training.rows_per_evaluation
         return [

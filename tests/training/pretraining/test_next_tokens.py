@@ -20,15 +20,14 @@ from bert.commands.pretrain import main
 from bert.config import OptimizerConfig, PretrainConfig
 from bert.config.yaml_io import load_config
 from bert.model.decoders import BertForCausalLM
-from bert.model.dropout import Dropout
-from bert.parallel.backends import MeshParallel, PmapParallelism
+from bert.parallel.backends import PmapParallelism
 from bert.training.optimizer import make_optimizer
 from bert.training.pretraining.results import curves_subject
-from bert.training.step import TrainState, compute_gradients, make_train_step
+from bert.training.step import TrainState, make_train_step
 from bert.training.token_losses import make_next_token_loss
 from tests.conftest import NEXT, SMALL_RUN
 from tests.helpers import assert_same_but_for_rounding, lines_of, state_of
-from tests.tiny_training import CONFIG, T, V, assert_same_gradients, batch_of
+from tests.tiny_training import CONFIG, T, V, assert_same_gradients, batch_of, sharded_gradients
 
 SIZES = dataclasses.replace(
     CONFIG, causal=True, pre_layer_norm=True, embedding_norm=False, prediction_transform=False, type_vocab_size=0,
@@ -79,14 +78,7 @@ def test_the_loss_by_hand(label_smoothing: float) -> None:
 
 @functools.cache
 def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | None = None):
-    parallel = PmapParallelism(jax.devices()[:devices]) if mesh is None else MeshParallel(mesh, jax.devices()[:devices])
-    compiled = parallel.compile(
-        lambda params, batch: compute_gradients(
-            params, batch, OBJECTIVE, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
-        )
-    )
-    placed = parallel.shard_batch(batch_of_next_tokens(), micro_batches)
-    return parallel.to_host(compiled(parallel.put_state(initial_params()), placed))
+    return sharded_gradients(OBJECTIVE, initial_params(), batch_of_next_tokens(), devices, micro_batches, mesh)
 
 
 @pytest.mark.medium

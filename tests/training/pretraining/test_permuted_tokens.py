@@ -15,15 +15,14 @@ from bert.commands.inspect import main as inspect
 from bert.commands.pretrain import main
 from bert.config import ModelConfig, OptimizerConfig
 from bert.data.pretraining.masking import Masking, PermutedMasking, philox_uint64
-from bert.model.dropout import Dropout
 from bert.model.pretraining import BertForMaskedLM, BertForPermutedLM, PermutedTokens
 from bert.parallel.backends import PmapParallelism
 from bert.training.losses import Loss, make_permuted_token_loss, make_pretraining_loss
 from bert.training.optimizer import make_optimizer
-from bert.training.step import TrainState, compute_gradients, make_train_step
+from bert.training.step import TrainState, make_train_step
 from tests.conftest import SMALL_RUN
 from tests.helpers import assert_same_but_for_rounding, lines_of, state_of
-from tests.tiny_training import CONFIG, B, P, assert_same_gradients, batch_of
+from tests.tiny_training import CONFIG, B, P, assert_same_gradients, batch_of, sharded_gradients
 
 PERMUTED = ["--training.objective=plm", "--data.input_format=full_sentences"]
 CLS, SEP, MASK, NEW, YORK, LOS, ANGELES = 2, 3, 4, 5, 6, 7, 8
@@ -93,14 +92,8 @@ def batch_in_order() -> dict[str, np.ndarray]:
 
 @functools.cache
 def gradients(devices: int, micro_batches: int):
-    parallel = PmapParallelism(jax.devices()[:devices])
     params = jax.jit(MODEL.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
-    compiled = parallel.compile(
-        lambda params, batch: compute_gradients(
-            params, batch, OBJECTIVE, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
-        )
-    )
-    return parallel.to_host(compiled(parallel.put_state(params), parallel.shard_batch(batch_in_order(), micro_batches)))
+    return sharded_gradients(OBJECTIVE, params, batch_in_order(), devices, micro_batches)
 
 
 @pytest.mark.slow

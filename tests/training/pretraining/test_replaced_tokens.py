@@ -16,16 +16,15 @@ from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main
 from bert.config import OptimizerConfig, PretrainConfig
 from bert.config.yaml_io import load_config
-from bert.model.dropout import Dropout
 from bert.model.electra import Electra, MaskedTokens, make_generator_config
-from bert.parallel.backends import MeshParallel, PmapParallelism
+from bert.parallel.backends import PmapParallelism
 from bert.training.losses import make_replaced_token_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.pretraining.results import curves_subject
-from bert.training.step import TrainState, compute_gradients, make_train_step
+from bert.training.step import TrainState, make_train_step
 from tests.conftest import REPLACED, SMALL_RUN
 from tests.helpers import assert_same_but_for_rounding, lines_of, state_of
-from tests.tiny_training import CONFIG, B, P, assert_same_gradients, batch_of
+from tests.tiny_training import CONFIG, B, P, assert_same_gradients, batch_of, sharded_gradients
 
 SIZES = dataclasses.replace(CONFIG, embedding_size=8)
 MODEL = Electra(SIZES, make_generator_config(SIZES, 8))
@@ -100,14 +99,7 @@ def test_the_generator_learns_nothing_from_the_discriminator() -> None:
 
 @functools.cache
 def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | None = None):
-    parallel = PmapParallelism(jax.devices()[:devices]) if mesh is None else MeshParallel(mesh, jax.devices()[:devices])
-    compiled = parallel.compile(
-        lambda params, batch: compute_gradients(
-            params, batch, OBJECTIVE, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
-        )
-    )
-    placed = parallel.shard_batch(batch_to_detect(), micro_batches)
-    return parallel.to_host(compiled(parallel.put_state(initial_params()), placed))
+    return sharded_gradients(OBJECTIVE, initial_params(), batch_to_detect(), devices, micro_batches, mesh)
 
 
 @pytest.mark.medium
