@@ -99,7 +99,7 @@ def test_the_last_smaller_batch_is_a_random_sample():
 
 
 def random_rows(count: int, longest: int = 60) -> TokenRows:
-    """Rows of 3 tokens and more, whose label is a number of their own."""
+    """Rows of at least 3 tokens, each with a random number as its label."""
     lengths = np.random.default_rng(0).integers(3, longest, count)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     labels = np.random.default_rng(1).standard_normal(count).astype(np.float32)
@@ -107,7 +107,7 @@ def random_rows(count: int, longest: int = 60) -> TokenRows:
 
 
 def config_by_tokens(tokens: int, **training) -> FinetuneConfig:
-    """Of rows of up to 64 tokens, in buckets of 16 and 32 as well."""
+    """Configuration for rows of up to 64 tokens, with additional buckets of 16 and 32."""
     data = TaskDataConfig(dir="unused", max_length=64, buckets=[32, 16])
     return FinetuneConfig(data=data, training=TrainingConfig(epochs=1, tokens_per_batch=tokens, **training), seed=3)
 
@@ -118,7 +118,7 @@ def token_loader(features: TokenRows | ChoiceRows, tokens: int, row_shares: int 
 
 
 def test_batches_by_tokens_by_hand():
-    """Five rows of 8 and two of 16: the row of 8 that fills no batch joins those of 16.
+    """Five rows of 8 and two of 16: the leftover row of 8 joins the rows of 16.
 
     A changed order would resume old runs on other rows: change the last line only on purpose.
     """
@@ -161,7 +161,7 @@ def test_devices_and_micro_batches_change_nothing_but_the_rows_of_no_weight():
 
 @pytest.mark.medium
 def test_rows_of_batches_by_tokens_weigh_alike():
-    """The mean gradient over an epoch is that of all rows at once, although batches have 3 to 12 rows."""
+    """The mean gradient over an epoch equals the gradient of all rows at once, although batches have 3 to 12 rows."""
     features = random_rows(100)
     loader = token_loader(features, 200)
 
@@ -220,7 +220,7 @@ def test_a_batch_by_hand(features):
 
 
 def test_a_batch_of_no_rows_weighs_nothing(features):
-    """What a host gets that has no rows left while others do."""
+    """A host without remaining rows gets this batch while other hosts still have rows."""
     batch = features.batch(np.array([], int), length=4, batch_size=2)
     assert batch["weights"].tolist() == [0, 0]
     assert not batch["attention_mask"].any()

@@ -1,4 +1,4 @@
-"""Examples and vocabularies whose cache is a bucket: made once, and found by machines with empty disks."""
+"""Examples and vocabularies cached in a bucket: built once, and loaded by machines with empty disks."""
 
 from __future__ import annotations
 

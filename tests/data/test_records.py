@@ -1,4 +1,4 @@
-"""Labelled data as rows with named fields: three kinds of files, packed ones, data sets, and what is refused."""
+"""Labelled data as rows with named fields: three kinds of files, compressed files, data sets, and errors."""
 
 from __future__ import annotations
 

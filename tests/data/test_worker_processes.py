@@ -35,7 +35,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def run_script(folder: Path, script: str, *arguments: str) -> str:
-    """What a script prints; it runs once alone, not in the worker processes too."""
+    """Output of a script, which must run once only and not again in the worker processes."""
     (folder / "script.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "script.py", *arguments], cwd=folder, capture_output=True, text=True, timeout=300

@@ -1,4 +1,4 @@
-"""Near-duplicates: planted copies are found, similar ones by the threshold, and the count is told."""
+"""Near-duplicates: planted and similar copies are found by the threshold, and their count is logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of file and of data set gives the same documents; a damaged one is named."""
+"""Every kind of file and data set yields the same documents. Errors name damaged files."""
 
 import bz2
 import gzip
@@ -349,7 +349,7 @@ def test_a_mixture_of_a_thousand_passes_is_a_mistake(tmp_path) -> None:
 
 
 def test_a_repeated_document_is_never_its_own_random_partner(tmp_path) -> None:
-    """Of four documents that a mixture repeats until they are half of the text."""
+    """Checks four documents that a mixture repeats until they make up half of the text."""
     words = {name: [f"{name}{number}" for number in range(4 if name == "a" else 100)] for name in "ab"}
     for name, documents_ in words.items():
         text = "\n\n".join("\n".join([f"{word} {word} {word}"] * 12) for word in documents_)
@@ -373,7 +373,7 @@ def test_a_repeated_document_is_never_its_own_random_partner(tmp_path) -> None:
 
 @pytest.fixture
 def two_languages(tmp_path):
-    """German and English whose sentences end differently: "z. B." and "e.g." are no ends."""
+    """German and English with different sentence ends: "z. B." and "e.g." do not end a sentence."""
     german = "Das ist z. B. gut. Es geht bzw. es steht."
     english = "This is good, e.g. for Dr. Smith. It stands."
     for name, text in (("de", german), ("en", english)):

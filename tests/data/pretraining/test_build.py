@@ -1,4 +1,4 @@
-"""Examples on disk. Every word of the corpus is one token that names its document: rows tell their origin."""
+"""Examples on disk. Every word of the corpus is one token that identifies its document, so rows show their origin."""
 
 import gzip
 import hashlib

@@ -66,7 +66,7 @@ def test_frozen_masks_are_those_of_the_row_at_every_visit(processes: int) -> Non
 
 
 def test_frozen_masks_are_the_papers_over_the_rows() -> None:
-    """15% of each row; 80/10/10; at every place alike; and no row tells of its neighbour's."""
+    """Masks 15% of each row, 80/10/10, uniformly over positions and independently of neighbouring rows."""
     masking = Masking(vocab_size=500, mask_id=4, special_ids=(0, 1, 2, 3, 4), max_predictions=20)
     batch = PretrainingLoader(NumberedRows(20_000), masking, 20_000, 1, static_masking=True).batch(0)
     used, lengths = batch["masked_lm_weights"] > 0, batch["attention_mask"].sum(axis=1)

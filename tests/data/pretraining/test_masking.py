@@ -193,7 +193,7 @@ def test_whole_words_are_80_10_10_token_by_token() -> None:
     untouched = np.ones(ids.shape, bool)
     untouched[rows, positions] = False
     np.testing.assert_array_equal(result["input_ids"][untouched], ids[untouched])
-    # Words of every length have about the same chance, those of more tokens a little less: they may no longer fit.
+    # Words of all lengths are about equally likely. Longer ones are slightly less likely: they may no longer fit.
     assert np.isin(before, CONTINUING).mean() == pytest.approx(np.isin(ids[ids >= 5], CONTINUING).mean(), rel=0.15)
 
 
@@ -226,7 +226,7 @@ def test_rows_in_any_order_have_the_words_of_their_numbers(words_per_row) -> Non
 
 @pytest.mark.parametrize("sizes", [[1] * 100, [3] * 30, [9, 1, 9, 1, 40], [21] * 6 + [1] * 2, [2] * 60])
 def test_whole_words_are_taken_in_the_order_of_their_draws(sizes) -> None:
-    """As the plain loop takes them, also where the first words of the order are too long or too few."""
+    """Compares with a plain loop, also if the first words of the order are too long or too few."""
     masking = whole_words()
     tokens = [token for size in sizes for token in [10] + [800] * (size - 1)]
     ids = np.array([[2, *tokens, 3]] * 64, dtype=np.uint16)

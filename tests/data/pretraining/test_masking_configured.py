@@ -21,7 +21,7 @@ B, T = 32, 64
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Words of three letters, each letter a token of its own."""
+    """A corpus of three-letter words in which each letter is one token."""
     folder = tmp_path_factory.mktemp("letters")
     draw = random.Random("words")
     documents = [
@@ -33,7 +33,7 @@ def place(tmp_path_factory):
 
 
 def batches(place, **data) -> list[list[Batch]]:
-    """Of two epochs."""
+    """Batches of two epochs."""
     config = PretrainConfig(
         data=DataConfig(
             **{"train": str(place / "corpus.txt"), "sequence_length": T, "max_predictions_per_sequence": 20},

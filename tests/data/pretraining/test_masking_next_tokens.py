@@ -44,7 +44,7 @@ def test_no_example_of_a_packed_row_predicts_another() -> None:
 
 
 def test_every_token_of_the_held_out_text_is_predicted_once(place, tokenizer, tmp_path) -> None:
-    """But for the first one, for any size of the batches; padding has no weight although its id is a token."""
+    """Excludes only the first token, for any batch size. Padding has no weight although its id is a token."""
     config = config_of(place, input_format="blocks", one_sentence_per_line=False)
     found = build_examples(config, tokenizer, tmp_path)
     rows = open_rows(found.eval)

@@ -1,4 +1,4 @@
-"""Permuted masking: the choice is that of masking, its order is random, and nothing is hidden."""
+"""Permuted masking: chooses the same tokens as masking, in random order, and hides nothing."""
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def test_the_same_tokens_are_predicted_in_another_order() -> None:
 
 
 def test_every_order_is_as_likely() -> None:
-    """Of each row's first two predictions, the one further left comes first in half of the rows."""
+    """The first two predictions of a row are in left-to-right order in half of the rows."""
     permuted, _ = batches(400)
     first, second = permuted["masked_lm_positions"][:, :2].T
     assert 0.42 < (first < second).mean() < 0.58

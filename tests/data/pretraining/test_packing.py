@@ -81,7 +81,7 @@ def test_every_example_once_no_row_too_long_and_few_rows(longest: int, most: int
 
 
 def columns_of(lengths: np.ndarray, longest: int = T) -> dict[str, np.ndarray]:
-    """[CLS] A [SEP] B [SEP] of these lengths, with tokens that tell the example."""
+    """Rows of [CLS] A [SEP] B [SEP] with these lengths, whose tokens identify the example."""
     random = np.random.default_rng(1)
     ids = random.integers(len(SPECIAL), V, (len(lengths), longest)).astype(np.uint16)
     segment_a = (lengths // 2 + 1).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Rows of a stream: those of each chunk once, mixed within a bounded buffer, the same again from any row on."""
+"""Row streams: each row of a chunk once, shuffled within a bounded buffer, and reproducible from any row on."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_frequencies_are_those_of_a_bounded_head_of_many_chunks(place, tokenizer
 
 @pytest.mark.parametrize("changes", [{}, {"input_format": "full_sentences"}, {"input_format": "blocks"}], ids=str)
 def test_every_token_of_a_pass_is_in_one_row(place, tokenizer, changes) -> None:
-    """Of input formats without pairs, which leave nothing out and repeat nothing; of pairs, nearly all."""
+    """Formats without pairs drop nothing and repeat nothing. Pairs keep nearly all tokens."""
     if changes.get("input_format") == "blocks":
         changes = {**changes, "one_sentence_per_line": False}
     spec = spec_of(place, **changes)
@@ -97,7 +97,7 @@ def test_every_token_of_a_pass_is_in_one_row(place, tokenizer, changes) -> None:
     per_pass = sum(documents[0].passes == 0 for documents in chunks)
     assert in_pass.count(0) == in_pass.count(1) == DOCUMENTS
     assert all({document.passes for document in documents} == {documents[0].passes} for documents in chunks)
-    # The rows of the first pass are in its blocks and those of the next W - 1.
+    # The rows of the first pass are in its own blocks and in the next W - 1 blocks.
     blocks = list(itertools.islice(blocks_of(spec, tokenizer), per_pass + WINDOW - 1))
     alone = [row_stream.chunk_rows(spec, number, documents, literal_tokenizer(tokenizer))
              for number, documents in enumerate(chunks[: per_pass + WINDOW - 1])]  # fmt: skip
@@ -158,7 +158,7 @@ def test_memory_does_not_grow(place, tokenizer) -> None:
 
 
 def make_rows(place, tokenizer, starts: list[list[Start]] | None = None, only: range = range(2)) -> StreamedRows:
-    """Of two readers, or of one of them, in processes."""
+    """Rows of two readers in separate processes, or of only one of them."""
     text = tokenizer.to_str()
     specs = [spec_of(place, number, stream_readers=2) for number in only]
     return StreamedRows(

@@ -28,7 +28,7 @@ def test_half_of_the_pairs_are_random_where_there_is_a_choice_and_all_where_ther
     sentences, documents = many()
     found = list(sentence_pairs(sentences, documents, 125, 0.0, make_rng(1)))
     starts = set(sentences)
-    # Sentences of at most 22 tokens: a chunk of 125 always has several, but for the last of a document.
+    # Sentences of at most 22 tokens: a chunk of 125 always has several, except the last one of a document.
     last = {sentences[boundary] for boundary in documents[1:]}
     choice = [pair for pair in found if pair.a_end not in last]
     assert len(choice) > 1500
@@ -84,7 +84,7 @@ def test_sentences_that_a_random_b_replaced_are_used_again():
 def test_a_tenth_of_the_targets_is_short():
     sentences, documents = corpus([[1] * 5000 for _ in range(20)])
     pairs = list(sentence_pairs(sentences, documents, 125, 0.1, make_rng("short")))
-    # One-token sentences fill their target exactly, but for random ones at the end of a document.
+    # One-token sentences fill their target exactly, except random ones at the end of a document.
     lengths = [pair.a_end - pair.a_start + pair.b_end - pair.b_start for pair in pairs]
     assert len(lengths) > 700
     assert sum(length < 125 for length in lengths) / len(lengths) == pytest.approx(0.11, abs=0.03)
@@ -116,7 +116,7 @@ def test_truncation_takes_from_the_longer_at_both_ends():
 
 
 def test_the_stream_is_pinned():
-    """Another stream would give other examples from the same seed on another Python."""
+    """The same seed must give the same examples on every version of Python."""
     assert [round(make_rng(12345, "train-00000").random(), 12)] == [PINNED]
     assert make_rng(1, "a").random() != make_rng(2, "a").random() != make_rng(1, "b").random()
 
@@ -125,7 +125,7 @@ PINNED = 0.564913468555
 
 
 def test_a_copy_is_no_other_document():
-    """Twenty documents stand among the others twice, as where a mixture repeats them."""
+    """Twenty documents occur twice among the others, as in a mixture that repeats them."""
     sentences, documents = many(documents=60)
     numbers = [place % 20 if place < 40 else place for place in range(60)]
     found = list(sentence_pairs(sentences, documents, 61, 0.1, make_rng("copies"), numbers))

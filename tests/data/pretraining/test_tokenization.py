@@ -1,4 +1,4 @@
-"""Tokens of stretches that are looked up: those that the tokenizer gives for the whole text."""
+"""Cached tokens of text segments equal the tokens of the whole text."""
 
 from __future__ import annotations
 

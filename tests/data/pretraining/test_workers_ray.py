@@ -1,4 +1,4 @@
-"""The examples that a Ray cluster builds are those of one process, also when one of its nodes is killed."""
+"""A Ray cluster builds the same examples as one process, even if one of its nodes is killed."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_a_task_gives_the_files_of_a_worker(place, tokenizer, tmp_path, monkeypatch) -> None:
-    """With duplicates, and documents that a mixture repeats."""
+    """Covers duplicated examples and documents that a mixture repeats."""
     monkeypatch.setattr(build, "SHARD_BYTES", 8000)
     config = config_of(place, dupe_factor=2)
     whole = build_examples(config, tokenizer, tmp_path / "local")
@@ -174,7 +174,7 @@ def test_a_cluster_that_loses_workers_and_gains_some_builds_the_same(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_level", "unigram"])
 def test_a_cluster_trains_the_vocabulary_of_one_process(cluster, large, tmp_path, monkeypatch, kind) -> None:
-    """Of several blocks of text, and of one alone."""
+    """Trains from one block of text and from several."""
     config = TokenizerConfig(kind=kind, vocab_size=400)
     alone = corpus_vocabulary(config_of(large, cache_dir=str(tmp_path / "local")), config, print).to_str()
     for blocks in (1, 3):
