@@ -115,7 +115,7 @@ GROW = PARALLEL.compile(
 
 
 def grow(folder: Path, lines: dict[int, dict], stop_at: int | None = None) -> None:
-    """Seven steps, or what is left of them, whose mean over three evaluations is evaluated at 2, 4, 6 and 7."""
+    """Runs or resumes seven steps. The mean over three evaluations is evaluated at steps 2, 4, 6 and 7."""
     config = TrainingConfig(steps=7, eval_every=2, checkpoint_every=3, log_every=100)
     with Checkpointer(folder, 1, print) as checkpoints, InterruptHandler() as interrupts:
         average = ParameterAverage(3)

@@ -1,4 +1,4 @@
-"""`bert.pretrain` and `bert.finetune`: the same runs as those of the commands, and mistakes as sentences."""
+"""`bert.pretrain` and `bert.finetune`: the same runs as the commands, and error messages for mistakes."""
 
 import asyncio
 import shutil

@@ -90,7 +90,7 @@ def test_several_labels_a_row_are_sigmoids_and_their_mean() -> None:
 
 @pytest.mark.medium
 def test_class_weights_multiply_the_loss_of_a_label() -> None:
-    """A row's of a single label, and that of its presence of several; other counts stay."""
+    """Weights apply to the loss of a single label, or of each present label. Other counts stay the same."""
     batch = {"labels": jnp.array([0, 1]), "weights": jnp.ones(2)}
     logits = jnp.log(jnp.array([[0.7, 0.3], [0.6, 0.4]]))
     weighted = with_class_weights(LOSSES["sequence_classification"], (1.0, 5.0))

@@ -110,7 +110,7 @@ def by_formula(name: str, grad: np.ndarray, state: dict, param: np.ndarray, step
     x = 0.95 * m / (1 - 0.95 ** (step + 1)) + 0.05 * grad / (1 - 0.95**step)  # without the bias of the first steps
     left, values, right = np.linalg.svd(x, full_matrices=False)
     values /= np.sqrt((values**2).sum())
-    for _ in range(5):  # an odd polynomial of a matrix is that of its singular values
+    for _ in range(5):  # an odd polynomial of a matrix applies to its singular values
         values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
     return left * values @ right * 0.2 * np.sqrt(max(grad.shape))
 
@@ -148,7 +148,7 @@ def test_muon_is_adam_but_for_the_matrices_of_layers() -> None:
 @pytest.mark.medium
 @pytest.mark.parametrize("name", ["lion", "adafactor", "muon"])
 def test_a_state_is_checkpointed_bit_for_bit(name: str, tmp_path) -> None:
-    """Also that of factored moments and of masked parts."""
+    """Includes the state of factored moments and of masked parts."""
     big = {**PARAMS, "layer_0": {"kernel": jnp.ones((128, 130))}}
     optimizer = make_optimizer(OptimizerConfig(name, 0.1, 0), 10)
 
@@ -311,7 +311,7 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_as_if_alone(
     after, before = one_update(config, ENCODER, grads, frozen), flatten_dict(ENCODER, sep="/")
     for path, value in before.items():
         assert np.array_equal(after[path], value) == bool(names & set(path.split("/"))), path
-    # The norm is that of the trained ones, and no moments are kept for the others.
+    # Only trained parameters count towards the norm and have moments.
     everything = one_update(config, ENCODER, grads)
     for path, value in after.items():
         if not names & set(path.split("/")):

@@ -340,7 +340,7 @@ def test_the_first_call_is_timed_apart(
 
 
 def test_every_host_makes_as_many_calls_as_the_main_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has times of its own, and a host that called once more than the others would wait for them for ever."""
+    """Hosts measure different times, and a host with an extra call would wait for the others forever."""
 
     def calls_if_the_main_process_says(*answers: int) -> int:
         said, calls = iter(answers), []

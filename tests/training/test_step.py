@@ -1,4 +1,4 @@
-"""What training promises: devices, accumulation and interruption do not matter."""
+"""Training results do not depend on devices, gradient accumulation or interruptions."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ from tests.tiny_training import (
 
 @functools.cache
 def gradients(devices: int, micro_batches: int, generator: str | None):
-    """Gradients and metrics of one batch, over so many devices and micro-batches; generator None is no dropout."""
+    """Gradients and metrics of one batch for a number of devices and micro-batches. No generator means no dropout."""
     parallel = PmapParallelism(jax.devices()[:devices])
 
     def dropout(rows: jax.Array) -> Dropout | None:
@@ -108,7 +108,7 @@ def test_a_step_for_lengths_is_the_step_and_traces_its_update_once(devices: int)
 
 @pytest.mark.medium
 def test_a_mean_of_means_would_have_been_noticed() -> None:
-    """The uneven batch tells the two apart: this is what `pmean` of each device's own mean gives."""
+    """`pmean` of each device's mean gives a different result on this uneven batch."""
     parallel = PmapParallelism(jax.devices()[:8])
 
     def wrong(params, batch):
@@ -187,7 +187,7 @@ class StoppingLoader(TinyLoader):
 
 
 def train(folder: Path, devices: int = 1, stop_at: int | None = None, micro_batches: int = 1, steps: int = 12):
-    """A run of 12 steps, or what is left of it; ``stop_at`` sends SIGTERM before that step."""
+    """Runs or resumes 12 steps. ``stop_at`` sends SIGTERM before that step."""
     parallel = PmapParallelism(jax.devices()[:devices])
     config = TrainingConfig(
         steps=steps,
@@ -261,7 +261,7 @@ def test_training_on_eight_devices_follows_training_on_one(tmp_path: Path, unint
 
 @pytest.mark.medium
 def test_a_run_saved_on_one_device_goes_on_on_eight_and_back(tmp_path: Path, uninterrupted) -> None:
-    """With dropout on, as everywhere here: same rows, masks and dropout, so the losses agree to rounding."""
+    """Rows, masks and dropout are the same, so the losses agree up to rounding."""
     _, expected_lines, _ = uninterrupted
     _, first = train(tmp_path, stop_at=4)
     _, second = train(tmp_path, devices=8, stop_at=9)

@@ -245,7 +245,7 @@ def test_a_trial_below_the_median_of_five_is_ended(tmp_path):
 
 
 def live(arguments: list[str], log: Path) -> None:
-    """The body of a process of its own."""
+    """The body of a separate process."""
     os.environ["XLA_FLAGS"] = ""  # read when the first array is made
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)

@@ -27,7 +27,7 @@ WEIGHTS = jnp.array([[1.0] * 10, [1.0] * 4 + [0.0] * 6, [0.0, 0.5] * 5])
 
 
 def pad_vocabulary(table, bias, multiple: int = 8):
-    """As the head pads it: see `bert.model.pretraining.MaskedLMHead`."""
+    """Pads the vocabulary like `bert.model.pretraining.MaskedLMHead`."""
     extra = -len(bias) % multiple
     return jnp.pad(table, ((0, extra), (0, 0))), jnp.pad(bias, (0, extra), constant_values=jnp.finfo(jnp.float32).min)
 
@@ -122,7 +122,7 @@ def test_a_mesh_changes_no_sum_and_no_gradient(shape) -> None:
 
 
 def test_a_classifier_and_a_language_model_share_an_encoder() -> None:
-    """The losses are those of the two models, of which the second leaves padding and fill rows out."""
+    """Both losses equal the losses of the separate models. The language model ignores padding and fill rows."""
     config = ModelConfig(V, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.3, causal=True)
     model = ClassifierWithLanguageModel(config, 3)
     mask = (jnp.arange(T) < jnp.array([T, 4, 0])[:, None]).astype(jnp.int32)

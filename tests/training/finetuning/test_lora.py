@@ -234,7 +234,7 @@ def test_devices_do_not_matter(devices: int, mesh: tuple[int, int, int] | None) 
     ],
 )
 def test_adapters_go_with_other_settings(arguments, adapted, sst2, tmp_path, capsys) -> None:
-    """Also from a run with adapters, which are merged before others are trained."""
+    """Includes starting from a run with adapters, which are merged before new ones are trained."""
     folder = tmp_path / "run"
     assert run(folder, sst2, f"--init={adapted}", *LORA, *arguments) == 0
     if "--num_seeds=2" in arguments:

@@ -105,7 +105,7 @@ def test_in_batch_loss_is_that_of_loops() -> None:
 
 @pytest.mark.medium
 def test_what_is_the_same_is_no_negative() -> None:
-    """Two rows of the same document, and two of the same query, have nothing to tell apart."""
+    """Rows with the same document or the same query are not negatives of each other."""
     batch = {name: array[:2] for name, array in batch_of().items()}
     batch["document_numbers"] = np.array([[0, -1, -1], [0, -1, -1]], np.int32)
     vectors = embeddings_and_batch()[0][:2]
@@ -151,7 +151,7 @@ def test_triplets_and_teachers_compare_a_row_with_its_own_negatives() -> None:
 
 
 def labelled(batch: dict[str, Any]) -> dict[str, Any]:
-    """The queries as texts with one of four labels; the last label is that of a single text, two texts are equal."""
+    """The queries as texts with one of four labels. Only one text has the last label, and two texts are equal."""
     labels = np.append(np.arange(B - 1) % 3, 3)
     numbers = np.arange(B)
     numbers[3] = 0

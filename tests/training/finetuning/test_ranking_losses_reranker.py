@@ -51,7 +51,7 @@ def test_losses_are_those_of_loops(loss: str) -> None:
 
 @pytest.mark.slow
 def test_gradients_are_those_of_one_device_and_batch() -> None:
-    """With dropout on, over eight devices and two micro-batches."""
+    """Uses dropout, eight devices and two micro-batches."""
     config = ModelConfig(61, 16, 1, 2, 32, max_position_embeddings=8, initializer_range=0.3)
     model, random = BertForMultipleChoice(config), np.random.default_rng(0)
     ids = random.integers(5, 61, (16, 3, 8)).astype(np.int32)

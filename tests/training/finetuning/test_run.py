@@ -119,7 +119,7 @@ def test_a_damaged_best_checkpoint_is_said_and_the_newest_used(finetuned: Path, 
     shutil.copytree(finetuned, folder)
     best = (folder / "checkpoints" / "PROTECTED").read_text().strip()
     newest = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
-    if int(best) == newest:  # then the one before it is what is left
+    if int(best) == newest:  # then the previous one remains
         assert len(list((folder / "checkpoints").iterdir())) > 2
     (tmp_path / "texts.txt").write_text("ba ri\n")
     victim = max((folder / "checkpoints" / best / "params").rglob("*"), key=lambda p: p.stat().st_size * p.is_file())
@@ -241,7 +241,7 @@ def test_predict_answers_files_pairs_and_standard_input(finetuned, pretrained, m
 
 @pytest.mark.medium
 def test_a_head_is_drawn_as_if_the_encoder_were_drawn_too(pretrained: Path) -> None:
-    """What the source brings is not drawn, and what is drawn has the same bits."""
+    """Skips drawing the source's weights. The weights that are drawn have the same bits."""
     import jax
     import jax.numpy as jnp
     import optax

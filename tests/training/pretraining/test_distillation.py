@@ -1,4 +1,4 @@
-"""Learning from a teacher: losses and gradients by hand, devices, resume, and what is refused."""
+"""Distillation: losses and gradients by hand, devices, resuming, and configuration errors."""
 
 from __future__ import annotations
 

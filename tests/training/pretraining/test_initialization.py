@@ -63,7 +63,7 @@ def test_a_student_of_its_teachers_width_has_the_same_embeddings_and_a_wider_one
 
 @pytest.mark.medium
 def test_a_student_of_its_teachers_shape_starts_from_layers_of_its_teacher_from_the_first_to_the_last() -> None:
-    assert taken_layers(6, 12) == [0, 2, 4, 7, 9, 11]  # those of DistilBERT
+    assert taken_layers(6, 12) == [0, 2, 4, 7, 9, 11]  # as in DistilBERT
     assert [taken_layers(number, 6) for number in (1, 2, 3, 6)] == [[0], [0, 5], [0, 2, 5], [0, 1, 2, 3, 4, 5]]
     teacher = teacher_of(WIDE)
     params, started, said = start(dataclasses.replace(WIDE, num_hidden_layers=2), teacher)

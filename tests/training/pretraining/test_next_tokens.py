@@ -1,4 +1,4 @@
-"""Next tokens: the objective, and what training promises of it."""
+"""Next-token prediction: the objective and its training."""
 
 import dataclasses
 import functools

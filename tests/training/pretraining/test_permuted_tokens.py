@@ -1,4 +1,4 @@
-"""Permuted prediction in training: what it learns that masked prediction cannot, and what a run promises."""
+"""Permuted prediction in training: it learns dependencies that masked prediction cannot, and its runs resume."""
 
 import functools
 import json
@@ -33,8 +33,7 @@ CITIES = ModelConfig(
 
 
 def trained(model, objective: Loss, masking: Masking) -> dict:
-    """Parameters after 150 steps on rows of "new york" and, as often, of "los angeles", both of whose words are
-    predicted."""
+    """Parameters after 150 steps on equal numbers of "new york" and "los angeles", predicting both words."""
     ids = np.array([[CLS, NEW, YORK, SEP], [CLS, LOS, ANGELES, SEP]] * 8)
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=10), 150)
     parallel = PmapParallelism(jax.devices()[:1])

@@ -1,4 +1,4 @@
-"""Phases: what a list of them comes to, and a run through two of them that may be cut off anywhere."""
+"""Phases: resolving a list of them, and a run of two phases that may be interrupted anywhere."""
 
 import contextlib
 import dataclasses
@@ -319,7 +319,7 @@ def test_stopped_before_at_and_after_the_boundary(
     ],
 )
 def test_killed_and_resumed_from_each_checkpoint(whole: Path, tmp_path: Path, step: int, evaluated: bool) -> None:
-    """What a kill leaves: the checkpoints up to a step; at the boundary without or with its evaluation."""
+    """Simulates a kill: keeps the checkpoints up to a step, at the boundary with or without its evaluation."""
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     (run / "results.json").unlink()

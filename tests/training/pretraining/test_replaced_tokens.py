@@ -1,4 +1,4 @@
-"""Replaced-token detection: its losses, and what training promises of them."""
+"""Replaced-token detection: its losses and training."""
 
 import dataclasses
 import functools

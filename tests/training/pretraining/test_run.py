@@ -42,7 +42,7 @@ def test_a_run_leaves_what_the_design_promises(pretrained: Path) -> None:
 
 @pytest.mark.slow
 def test_training_starts_at_the_unigram_baseline_unless_the_bias_starts_at_zeros(corpus, tmp_path) -> None:
-    """With a learning rate of next to nothing and no noise from the encoder, the first loss is the unigram's."""
+    """A learning rate near zero and an encoder without noise make the first loss the unigram loss."""
     first = {}
     for bias in ("unigram", "zeros"):
         run = tmp_path / bias
