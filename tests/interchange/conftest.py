@@ -66,7 +66,7 @@ def make() -> Callable[..., Pretrained]:
 
 @pytest.fixture(scope="session")
 def answer() -> Callable[[Pretrained, dict, dict], dict]:
-    """Our own outputs by the names that an exported graph gives them; written apart from the exporters' mapping."""
+    """Our outputs by their names in an exported graph, written independently of the exporters' mapping."""
 
     def of(model: Pretrained, params: dict, inputs: dict) -> dict:
         tree = params["bert"] if model.architecture == "Bert" else params

@@ -1,4 +1,4 @@
-"""ALBERT's folders: their form, what is read of them, and what is refused."""
+"""ALBERT's folders: their format, the settings that are read, and the ones that are rejected."""
 
 import dataclasses
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""Any combination of the model's keys trains, in a loop as layer by layer, and resumes exactly. It is exported, or
-refused in a sentence."""
+"""Combinations of the model's keys train with and without a loop over layers, and resume exactly.
+
+Each combination is either exported or rejected with one error message.
+"""
 
 import dataclasses
 import tempfile
@@ -64,7 +66,7 @@ def value_and_gradients(config: ModelConfig, params: dict, scan: bool):
 
 
 def without_contradictions(options: dict) -> dict:
-    """The options, but for those that do not go with others before them."""
+    """The options, without the ones that contradict earlier options."""
     kept: dict = {}
     for key, value in options.items():
         try:

@@ -1,4 +1,4 @@
-"""DeBERTa-v3's folders: their form, and what is refused."""
+"""DeBERTa-v3's folders: their format, and the settings that are rejected."""
 
 import dataclasses
 from pathlib import Path

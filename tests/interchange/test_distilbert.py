@@ -1,4 +1,4 @@
-"""DistilBERT's folders: their form, and what is refused."""
+"""DistilBERT's folders: their format, and the settings that are rejected."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Folders of an encoder-decoder: their form, what the two sides share, settings of generation, and what is refused."""
+"""Encoder-decoder folders: format, shared weights, generation settings, and rejected settings."""
 
 import dataclasses
 import json

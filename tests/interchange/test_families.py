@@ -1,4 +1,4 @@
-"""A model family is a file and an entry of one table: readers and writers know none by its name."""
+"""A model family is one file and one table entry. Readers and writers contain no family names."""
 
 import ast
 import dataclasses
@@ -53,7 +53,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Family:
 
 
 def test_a_family_is_one_entry_of_the_table(registered: Family, made, tmp_path: Path) -> None:
-    """Exported, read back bit for bit, and refused in one sentence, as the toolkit's own."""
+    """Models of a registered family export, read back bit for bit, and raise the same errors as built-in families."""
     model = made("BertForMaskedLM", dataclasses.replace(CONFIG, pre_layer_norm=True))
     model.save(tmp_path / "one")
     content = read_json(tmp_path / "one" / "config.json")

@@ -1,4 +1,4 @@
-"""GPT-2's folders: their form, the forms of older versions, and what is refused."""
+"""GPT-2's folders: their format, the formats of older versions, and the settings that are rejected."""
 
 import dataclasses
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_names_and_settings_are_gpt2s(folder: Path, made) -> None:
 
 
 def as_published(tensors: dict) -> dict:
-    """As the first releases: no prefix, and the constants of the mask."""
+    """Tensors as in the first releases: without a prefix, and with the constants of the mask."""
     constants = {f"h.{layer}.attn.bias": np.tri(16, dtype=bool)[None, None] for layer in range(2)}
     constants["h.0.attn.masked_bias"] = np.float32([-1e4])
     return {name.removeprefix("transformer."): array for name, array in tensors.items()} | constants

@@ -1,4 +1,4 @@
-"""Names on the hub, with a folder in its place: what is asked for, what is not, and no network."""
+"""Model names on the hub, which a local folder replaces: the requested files, and no network access."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from tests.interchange.hf_folders import edit
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch) -> Path:
-    """A folder hub/ORGANISATION/NAME a model; what is asked for is copied into another one, as the client does."""
+    """A fake hub with a folder hub/ORGANISATION/NAME per model. Requested files are copied to a cache, as usual."""
     remote, cache = tmp_path / "hub", tmp_path / "cache"
 
     def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
@@ -45,7 +45,7 @@ def hub(tmp_path: Path, monkeypatch) -> Path:
 
 @pytest.fixture
 def fails(fails, monkeypatch) -> Callable[..., str]:
-    """As in all tests, without the line that announces a download."""
+    """Like the `fails` fixture of all tests, without the log line that announces a download."""
 
     def run(main: Callable, *arguments: str) -> str:
         with monkeypatch.context() as patch:
@@ -99,7 +99,7 @@ def test_a_sentence_transformer_on_the_hub_keeps_its_pooling(made, hub: Path) ->
 
 
 def test_the_encoder_may_have_a_folder_of_its_own(made, hub: Path, tmp_path: Path) -> None:
-    """As sentence-transformers wrote it before 2.0."""
+    """Reads the layout that sentence-transformers wrote before 2.0."""
     from bert.model.pooling import Pooling
 
     model = made(pooling=Pooling("max"))
@@ -202,7 +202,7 @@ def test_no_network_no_model_and_a_mistyped_path_are_one_sentence(
 
 
 def test_the_client_itself_offline_is_one_sentence(tmp_path: Path, monkeypatch, fails) -> None:
-    """The real client, told that there is no network, with nothing in its cache."""
+    """The real client in offline mode, with an empty cache."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     assert "cannot be had from the Hugging Face hub" in fails(export, "nobody/nothing", str(tmp_path / "out"))

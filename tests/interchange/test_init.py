@@ -59,7 +59,7 @@ SHORT_ROWS = [
 
 
 def write_roberta(folder: Path, made, corpus: Path) -> None:
-    """With a byte-level vocabulary of the corpus, and as many rows as it has tokens."""
+    """Writes a RoBERTa with a byte-level vocabulary of the corpus and one embedding row per token."""
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -166,7 +166,7 @@ def test_rows_longer_than_the_position_table_are_one_sentence(made, corpus: Path
 
 
 def test_long_rows_are_checked_against_the_model_that_is_read(made, corpus: Path, tmp_path: Path, fails) -> None:
-    """Not against the default of 512 positions, which would refuse them before."""
+    """The default of 512 positions must not reject the rows before the model is read."""
     made("BertForMaskedLM", dataclasses.replace(CONFIG, max_position_embeddings=1024)).save(tmp_path / "model")
     arguments = [f"--data.train={corpus}", f"--init={tmp_path / 'model'}", f"--output_dir={tmp_path / 'run'}"]
     error = fails(pretrain, *arguments, "--data.sequence_length=1025")

@@ -1,4 +1,4 @@
-"""ModernBERT's folders: their form, the settings of older versions, and what is refused."""
+"""ModernBERT's folders: their format, the settings of older versions, and the settings that are rejected."""
 
 import dataclasses
 import json

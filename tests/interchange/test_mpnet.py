@@ -1,4 +1,4 @@
-"""MPNet's folders: their form, their vocabulary, and what is refused."""
+"""MPNet's folders: their format, their vocabulary, and the settings that are rejected."""
 
 import dataclasses
 import json

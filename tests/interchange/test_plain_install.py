@@ -1,4 +1,4 @@
-"""Commands without the packages that only extras install, and modules without those of one operating system."""
+"""Commands without packages of the extras, and modules without platform-specific standard modules."""
 
 import importlib.metadata
 import os
@@ -57,7 +57,7 @@ def undeclared() -> set[str]:
 
 
 def run_hidden(hidden: set[str], program: str, *arguments: str) -> str:
-    """What a program prints in a process that cannot import some modules."""
+    """Output of a program in a process that cannot import some modules."""
     code = f"HIDDEN = {hidden!r}\n{HIDING}\n{program}"
     process = subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -139,6 +139,6 @@ print(bert.load(sys.argv[1]).predict(["a b"]))
 
 
 def test_every_module_is_imported_without_extras_and_without_what_windows_lacks(made, tmp_path: Path) -> None:
-    """What Windows lacks is taken away from this system's Python: this is not Windows."""
+    """Simulates Windows by hiding the modules that it lacks."""
     made("BertForSequenceClassification").save(tmp_path / "model")
     assert "label=" in run_hidden(undeclared(), MODULES, str(tmp_path / "model"))

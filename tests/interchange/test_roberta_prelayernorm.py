@@ -54,7 +54,7 @@ def test_positions_from_row_0_get_a_row_for_padding(positions: str, made, tmp_pa
 
 
 def test_a_padding_id_after_the_first_token_gets_rows_up_to_it(made) -> None:
-    """As in byte-level vocabularies, whose [PAD] is the second token."""
+    """Byte-level vocabularies have [PAD] as the second token."""
     model = made("BertForMaskedLM", dataclasses.replace(CONFIG, pre_layer_norm=True, hidden_act="gelu"))
     config, params = families.ROBERTA_PRELAYERNORM.separate(
         model.config, {"bert/embeddings/position/embedding": np.ones((16, 8), np.float32)}, 1

@@ -1,4 +1,4 @@
-"""What a folder says next to its tensors: rates, labels, how texts are read. It is kept, honoured, or told."""
+"""Settings stored beside the tensors: rates, labels and text processing are kept, applied or reported."""
 
 import dataclasses
 import json

@@ -201,7 +201,7 @@ def test_a_folder_of_googles_is_known_by_its_files(tmp_path: Path) -> None:
 
 
 def test_the_checkpoint_may_have_another_name(tmp_path: Path) -> None:
-    """As a training of google-research/bert leaves it; of several, the one that TensorFlow noted as its newest."""
+    """google-research/bert names checkpoints by step. If there are several, TensorFlow's note names the newest one."""
     write_folder(tmp_path, weights(), "model.ckpt-100")
     _, params = read_params(tmp_path)
     write_folder(tmp_path, {name: 2 * array for name, array in weights().items()}, "model.ckpt-200")

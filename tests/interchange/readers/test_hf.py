@@ -208,7 +208,7 @@ def test_float64_is_read_as_float32(made, tmp_path: Path) -> None:
 
 
 def test_a_key_that_a_class_does_not_read_is_passed_over(made, tmp_path: Path) -> None:
-    """Published ModernBERTs have position_embedding_type sans_pos; of BERT another one is refused."""
+    """Published ModernBERTs have position_embedding_type sans_pos. For BERT, any value except absolute is an error."""
     made("BertForMaskedLM", MODERNBERT).save(tmp_path / "modern")
     edit(tmp_path / "modern", position_embedding_type="sans_pos")
     assert bert.load(tmp_path / "modern").config.position_embedding_type == "rotary"

@@ -35,12 +35,12 @@ def truncated_shard(folder: Path) -> None:
 
 
 def index(folder: Path, place: object) -> None:
-    """Shards whose index says that all of them lie at ``place``."""
+    """Shards whose index lists all tensors under ``place``."""
     (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(shard(folder), place)}))
 
 
 def zipped_pickle(folder: Path) -> None:
-    """As torch.save writes it: an archive with a pickle that would run code in it."""
+    """An archive as torch.save writes it, with a pickle that would run code."""
     with zipfile.ZipFile(folder / "model.safetensors", "w") as archive:
         archive.writestr("archive/data.pkl", b"cos\nsystem\n(S'exit 1'\ntR.")
 

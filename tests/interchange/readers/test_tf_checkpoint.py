@@ -155,7 +155,7 @@ def test_an_entry_that_makes_no_sense_is_refused(tmp_path: Path, value: bytes) -
 
 
 def test_an_index_that_was_forged_is_read_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every checksum right, any byte may be anything: what comes is an array or a UserError, nothing else."""
+    """All checksums pass, and any byte may have any value: the reader returns an array or raises a UserError."""
 
     class Right:
         def __ne__(self, other: object) -> bool:

@@ -1,6 +1,6 @@
 """The files and fields that text-embeddings-inference requires, by its router/src/lib.rs and models/bert.rs.
 
-Its readers refuse a file that lacks a field without a default, or has null in it.
+Its readers reject a file that lacks a field without a default, or has null in it.
 """
 
 from __future__ import annotations

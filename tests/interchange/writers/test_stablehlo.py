@@ -29,7 +29,7 @@ def graph_in(folder):
 
 
 def rows(shape: tuple[int, ...], names: list[str], vocabulary: int = 61, segments: int = 3) -> dict[str, np.ndarray]:
-    """Random inputs, the last row half padding; integers as tokenizers give them."""
+    """Random inputs of the tokenizers' integer type. Half of the last row is padding."""
     random = np.random.default_rng(sum(shape))
     tops = {"input_ids": vocabulary, "decoder_input_ids": vocabulary, "token_type_ids": segments, "attention_mask": 1}
     inputs = {name: random.integers(0, tops[name], shape) for name in names}
@@ -178,7 +178,7 @@ def test_mistakes(make, tmp_path, monkeypatch, fails):
 
 @pytest.mark.slow
 def test_the_guides_five_lines_call_an_export_without_this_package(make, answer, tmp_path):
-    """The block of the page as it stands there, in a process that cannot import `bert`, `flax` or `optax`."""
+    """Runs the block of the page in a process that cannot import `bert`, `flax` or `optax`."""
     model = make("BertForSequenceClassification", max_position_embeddings=128, hidden_size=12)
     model.save(tmp_path / "sst2-jax", "stablehlo", length=128)
     page = (Path(__file__).parents[3] / "docs" / "export_and_serve.md").read_text(encoding="utf-8")
