@@ -109,7 +109,7 @@ def test_perplexity_does_not_overflow():
 
 @pytest.mark.medium
 def test_the_package_has_the_metrics_without_jax_and_at_once():
-    """In a process of its own, where nothing else has imported them."""
+    """Runs in a new process, in which nothing else has imported the metrics."""
     code = """
 import os, sys
 before = os.times()
@@ -204,7 +204,7 @@ def test_entities_are_those_of_seqeval():
 
 
 def variants(task: Task) -> Iterator[Task]:
-    """A task in each of the forms that its configuration and its data give it."""
+    """Variants of a task for its possible configurations and data."""
     yield task
     for name in getattr(task, "allowed_metrics", ()):
         yield task.from_config(TaskDataConfig(metrics=[name], dir="docstrings:a,b"))

@@ -102,7 +102,7 @@ def official_normalized(text: str) -> str:
 
 
 def official_f1(gold: str, text: str, v2: bool) -> float:
-    """compute_f1 (v2.0), or f1_score (v1.1), which knows no empty answers."""
+    """compute_f1 (v2.0), or f1_score (v1.1), which does not support empty answers."""
     gold_words, words = official_normalized(gold).split(), official_normalized(text).split()
     if v2 and (not gold_words or not words):
         return float(gold_words == words)

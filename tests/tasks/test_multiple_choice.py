@@ -1,4 +1,4 @@
-"""Multiple choice: both layouts read or refused, a row for each choice, any number of choices."""
+"""Multiple choice: both layouts, a row for each choice, any number of choices, and errors."""
 
 from __future__ import annotations
 

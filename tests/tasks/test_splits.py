@@ -1,4 +1,4 @@
-"""What a run trains on and is scored with: samples, rows held out as dev, and what is said about both."""
+"""Rows that a run trains and evaluates on: samples, rows held out as dev, and their log messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom questions from JSONL, CSV and data sets: what is read, and what is refused."""
+"""Custom questions from JSONL, CSV and data sets: accepted and rejected files."""
 
 from __future__ import annotations
 

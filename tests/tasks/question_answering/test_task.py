@@ -1,4 +1,4 @@
-"""SQuAD: files that are read or refused, and the threshold of a run."""
+"""SQuAD: accepted and rejected files, and the threshold of a run."""
 
 from __future__ import annotations
 
@@ -191,12 +191,12 @@ RECIPE = "task: squad2\ninit: none\ndata: {dir: x, max_length: 16, max_query_len
 
 
 def config_of(path: Path, *arguments: str) -> FinetuneConfig:
-    """What ``bert finetune --config path`` takes."""
+    """Configuration of ``bert finetune --config path``."""
     return parse(FinetuneConfig, [f"--config={path}", *arguments], prog="", description="", default_recipe=None)[0]
 
 
 def tune(config: FinetuneConfig, tokenizer: Tokenizer, null: float) -> float:
-    """The way of a run from its configuration to the threshold, for a model whose null scores are about ``null``."""
+    """Runs from the configuration to the threshold, for a model whose null scores are about ``null``."""
     with open_run(config) as run:
         task = make_task(run.config)
         run = run.save_config(dataclasses.replace(run.config, data=task.to_config(run.config.data)))

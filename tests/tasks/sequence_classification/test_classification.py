@@ -1,4 +1,4 @@
-"""The nine tasks of GLUE and the diagnostic set in their original layouts: read, scored, written, refused."""
+"""The nine tasks of GLUE and the diagnostic set in their original layouts: reading, scoring, writing and errors."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_scores_that_differ_are_not_written_alike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("worst", [np.nan, np.inf, -np.inf])
 def test_a_run_that_has_diverged_answers_numbers(tmp_path: Path, worst: float) -> None:
-    """JSON and the leaderboard know no nan."""
+    """JSON and the leaderboard do not support nan."""
     stsb, cola = TASKS["stsb"], TASKS["cola"]
     rows = Examples(["x", "y"], ["x", "y"], None, ["0", "1"])
     scores = stsb.predict([np.array([worst], np.float32), np.array([2.0], np.float32)], None, rows)

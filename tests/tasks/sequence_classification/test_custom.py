@@ -1,4 +1,4 @@
-"""Classification and regression over one's own columns: what is read, what the data tells, what is refused."""
+"""Classification and regression over custom columns: reading, values inferred from the data, and errors."""
 
 from __future__ import annotations
 

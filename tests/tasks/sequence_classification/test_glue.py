@@ -1,4 +1,4 @@
-"""GLUE's files: read as they are, refused with file and line if they are wrong; tokenized; written."""
+"""GLUE's files: read as published, rejected with file and line if they are malformed, tokenized and written."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def hub_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("config", ["", ":mnli", ":mine"])
 def test_the_diagnostic_set_is_a_configuration_of_its_own(hub_set: Path, config: str) -> None:
-    """Whatever the task's is: the test rows of that one are not its rows."""
+    """The diagnostic set ignores the task's configuration, whose test rows are not diagnostic rows."""
     place = Path(f"hub:{hub_set}{config}")
     (hub_set / "README.md").write_text(f"{DIAGNOSED}{AX}---\n")
     assert TASKS["mnli"].splits(place) == ["train", "dev", "test", "diagnostic"]

@@ -1,4 +1,4 @@
-"""Any number of labels a row: what is read, decided, scored, written and refused."""
+"""Multi-label classification: reading, thresholds, scores, written files and errors."""
 
 from __future__ import annotations
 

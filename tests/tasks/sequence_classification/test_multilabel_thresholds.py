@@ -12,7 +12,7 @@ from bert.tasks.sequence_classification.multilabel import best_thresholds
 
 
 def best_by_search(probabilities: np.ndarray, labels: np.ndarray, average: str) -> float:
-    """Of every threshold for each label."""
+    """The best F1 over all combinations of one threshold per label."""
     choices = [[-1.0, *np.unique(column) + 1e-9] for column in probabilities.T]
     return max(
         f1_score(labels, probabilities > np.array(chosen), average=average, zero_division=0)

@@ -1,4 +1,4 @@
-"""CoNLL columns: read or refused, and written with one column more."""
+"""CoNLL columns: reading, errors, and writing with one more column."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_four_columns_as_in_conll_2003(tmp_path):
 
 
 def test_two_columns_with_tabs_and_windows_ends(tmp_path):
-    """As WNUT-17: lines of a tab alone end sentences too; words may be anything but tabs."""
+    """WNUT-17's format: lines with only a tab also end sentences, and words may contain anything except tabs."""
     content = "\ufeffEmpire State\tB-location\r\n\u2028\tI-location\r\n\t\r\n\t\r\n\u00a0\tO\r\n\x85\tO"
     sentences = conll.read(write(tmp_path, content))
     assert sentences.words == [["Empire State", "\u2028"], ["\u00a0", "\x85"]]

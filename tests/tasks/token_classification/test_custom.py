@@ -1,4 +1,4 @@
-"""Custom words and tags from JSONL, data sets and named columns: what is read, and what is refused."""
+"""Custom words and tags from JSONL, data sets and named columns: accepted and rejected files."""
 
 from __future__ import annotations
 

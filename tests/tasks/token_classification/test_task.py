@@ -180,7 +180,7 @@ def test_labels_of_tagging_are_those_of_the_whole_training_file(tmp_path, tokeni
 
 
 def accuracy_of(path: Path) -> float:
-    """Of the last column against the one before, as conlleval has it."""
+    """Accuracy of the last column against the one before it, as in conlleval."""
     rows = [line.split()[-2:] for line in path.read_text().splitlines() if line]
     return sum(right == ours for right, ours in rows) / len(rows)
 
@@ -216,7 +216,7 @@ def test_score_and_file_agree_on_the_accuracy(tmp_path, tokenizer, gold, predict
 
 
 def test_predicted_sequences_are_sound(tmp_path, tokenizer):
-    """Of files without tags as well, and in answers; one label everywhere is still a collapse."""
+    """Includes files without tags and predictions for inputs. One label everywhere is still a collapse."""
     write_columns(tmp_path, "train", "a B-X\nb I-X\nc O\nd B-Y\ne I-Y")
     write_columns(tmp_path, "test", "a\nb\nc\nd\ne")
     task = find_task("ner").fit(find_task("ner").read(tmp_path, "train"))

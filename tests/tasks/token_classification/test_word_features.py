@@ -130,7 +130,7 @@ def test_a_text_has_the_words_that_training_files_have(text, words):
 
 
 def test_a_text_is_read_as_the_columns_of_training_are(tmp_path, tokenizer):
-    """Each word's tag is asked of the token that had the label in training."""
+    """Predicts each word's tag at the token that had the label in training."""
     trained = conll.read(write(tmp_path, "U.N. B-X\nmet O\nAL-AIN B-X\nO-Neil I-X\n. O\n"))
     words, places = split_text("U.N. met AL-AIN O-Neil.")
     rows, asked = (
