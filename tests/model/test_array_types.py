@@ -91,7 +91,7 @@ def test_right_ones_pass() -> None:
 
 @pytest.mark.medium
 def test_the_checker_is_of_the_tests_alone() -> None:
-    """Outside of them no call is looked at, the checker need not be there, and the data's side knows no JAX."""
+    """Outside the tests no call is checked, the checker is optional, and the data package does not import JAX."""
     check = (
         "import sys; sys.modules['beartype'] = None\n"
         "import bert.data.pretraining.masking; assert 'jax' not in sys.modules\n"

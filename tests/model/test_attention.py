@@ -73,8 +73,10 @@ def test_the_twin_of_the_kernel_is_attention_written_out():
 
 
 def test_in_bfloat16_the_twin_and_attention_written_out_differ_by_their_roundings():
-    """Each rounds numbers to 8 significant bits, at places of its own, and so is off by 2**-8 of a number at most a
-    time: by one such rounding on either side, over a whole array, where they add up by chance."""
+    """Each rounds numbers to 8 significant bits at different points, with a relative error of at most 2**-8 each time.
+
+    Over a whole array, errors add up at random, so the tolerance is one such rounding on either side.
+    """
     for found, expected in compared("xla", jnp.bfloat16):
         assert found.dtype == expected.dtype == jnp.bfloat16
         found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
@@ -82,7 +84,7 @@ def test_in_bfloat16_the_twin_and_attention_written_out_differ_by_their_rounding
 
 
 def test_cudnns_kernel_is_asked_for_no_odd_rows_with_pairs_or_a_bias(monkeypatch):
-    """Which its backward pass refuses."""
+    """Its backward pass does not support them."""
     asked = []
 
     def asks(query, *others, implementation, **rest):
@@ -102,7 +104,7 @@ def assert_kernel_is_attention_written_out(implementation):
 
 
 def test_cudnns_kernel_is_attention_written_out():
-    """On machines with an NVIDIA GPU and JAX for it; in a process of its own, since all other tests use CPU devices."""
+    """Needs an NVIDIA GPU and JAX for it. Runs in a separate process because all other tests use CPU devices."""
     plugins = [name for name in ("jax_cuda12_plugin", "jax_cuda13_plugin") if importlib.util.find_spec(name)]
     if not plugins or not list(Path("/dev").glob("nvidia[0-9]*")):
         pytest.skip("cuDNN's kernel needs an NVIDIA GPU and jax[cuda12] or jax[cuda13]")

@@ -142,7 +142,7 @@ def test_a_train_step_of_packed_rows_compiles_for_a_mesh_of_tpus() -> None:
 
 @pytest.mark.medium
 def test_cross_attention_is_left_to_xla(monkeypatch) -> None:
-    """The kernel would take the padding of the source for that of the target, which may be longer."""
+    """The kernel would use the source's padding for the target, which may be longer."""
     monkeypatch.setattr(attention, "splash_attention", partial(splash_attention, interpret=True))
     config = dataclasses.replace(CONFIG, attention_window=None, global_attention_every=None, causal=True)
     target, source = jax.random.normal(jax.random.key(0), (2, 2, 128, 16))

@@ -38,7 +38,7 @@ def model_of(name: str) -> tuple:
 @pytest.mark.medium
 def test_parameters_are_those_of_the_parts_that_the_config_names() -> None:
     shapes = lambda name: model_of(name)[1]["params"]  # noqa: E731
-    assert set(shapes("gpt2")) == {"bert"}  # nothing of its own: tied, without bias and transform
+    assert set(shapes("gpt2")) == {"bert"}  # no head parameters: tied, without bias and transform
     assert set(shapes("gpt2")["bert"]) == {"embeddings", "encoder"}
     assert set(shapes("gpt2")["bert"]["embeddings"]) == {"word", "position"}
     assert set(shapes("other")["predictions"]) == {"transform", "norm", "bias", "decoder"}
@@ -214,7 +214,7 @@ def test_how_layers_are_run_changes_no_logit_and_no_gradient(execution: LayerExe
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("multiple", [1, 8])
 def test_logits_are_the_product_of_hidden_states_and_decoder(name: str, multiple: int) -> None:
-    """As a loss reads them that decodes a few positions at a time; tokens that fill the vocabulary up never win."""
+    """Losses use this product to decode a few positions at a time. Vocabulary padding never has the highest logit."""
     _, params, run = model_of(name)
     model = BertForCausalLM(CONFIGS[name], execution=LayerExecution(pad_vocab_to_multiple_of=multiple))
 

@@ -22,7 +22,7 @@ CONFIG = ModelConfig(
     max_position_embeddings=24, initializer_range=0.2,
 )  # fmt: skip
 SHALLOW = dataclasses.replace(CONFIG, decoder_vocab_size=29, decoder_layers=1)
-"""With a decoder that has a vocabulary and a depth of its own."""
+"""A decoder with another vocabulary and depth than the encoder."""
 SHARED = ("none", "embeddings", "all")
 SOURCE = jax.random.randint(jax.random.key(1), (3, 9), 0, 41)
 LENGTHS = jnp.array([9, 4, 6])

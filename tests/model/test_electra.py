@@ -97,7 +97,7 @@ def test_the_discriminator_reads_the_samples_and_the_labels_say_where_they_diffe
 
 @pytest.mark.medium
 def test_a_perfect_generator_leaves_nothing_to_find() -> None:
-    """With an output bias that leaves one token, which is what every row holds."""
+    """The output bias leaves one possible token, which is the token in every row."""
     bias = initial_params()["generator"]["predictions"]["bias"].at[7].set(1e4)
     generator = {
         **initial_params()["generator"],

@@ -218,7 +218,7 @@ def test_padding_and_dropout_are_as_without_the_option(option: str) -> None:
     np.testing.assert_array_equal(alone.hidden_states[-1], alone.last_hidden_state)
     assert [h.shape for h in alone.hidden_states] == [(3, 12, 32)] * 3
     assert np.abs(dropped.last_hidden_state - alone.last_hidden_state).max() > 1e-2
-    # The last normalization, wherever it stands, leaves each token at variance 1 and, but for RMSNorm, at mean 0.
+    # The last normalization, wherever it stands, leaves each token at variance 1 and, except for RMSNorm, at mean 0.
     if model.config.norm_type == "layer":
         np.testing.assert_allclose(alone.last_hidden_state.mean(-1), 0, atol=1e-5)
     np.testing.assert_allclose(jnp.square(alone.last_hidden_state).mean(-1), 1, atol=1e-4)
@@ -328,7 +328,7 @@ def test_how_layers_are_run_changes_no_number(execution: LayerExecution, option:
 
 
 def test_every_layer_keeps_its_own_parameters() -> None:
-    """The tree that is initialised, saved and exported does not know how the layers are run."""
+    """The parameter tree does not depend on how the layers are executed."""
     shapes = [
         jax.tree.map(jnp.shape, jax.eval_shape(Bert(CONFIG, execution=execution).init, jax.random.key(0), IDS))
         for execution in (LayerExecution(), LayerExecution("dots"), LayerExecution("full", scan=True))

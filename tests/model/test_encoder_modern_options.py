@@ -182,7 +182,7 @@ def test_normalization_by_hand(subtract_mean: bool, use_bias: bool) -> None:
 @pytest.mark.medium
 @pytest.mark.parametrize("act", ["gelu", "silu"])
 def test_a_gated_feed_forward_by_hand(act: str) -> None:
-    """GeGLU and SwiGLU: (act(x W) * x V) U, next to attention whose values are zero."""
+    """GeGLU and SwiGLU: (act(x W) * x V) U, with attention whose values are zero."""
     config = dataclasses.replace(CONFIG, gated_feed_forward=True, hidden_act=act, use_bias=False, pre_layer_norm=True)
     layer = Layer(config)
     params = layer.init(jax.random.key(0), X, Mask())["params"]
@@ -244,7 +244,7 @@ RELATIVE = dataclasses.replace(
 
 @pytest.mark.medium
 def test_buckets_by_hand() -> None:
-    """Of 8 to both sides: 0 and 1 alone, the rest of 4 a side by the logarithm of the distance."""
+    """Eight buckets, four per side: distances 0 and 1 separately, larger ones by logarithm."""
     found = buckets_by_distance(8, MAX_RELATIVE_DISTANCE)
     edge = 2 * 64**0.5  # where the third bucket of a side ends
     assert found[[0, 1, 2, int(edge) - 1, int(edge) + 1, MAX_RELATIVE_DISTANCE]].tolist() == [0, 1, 2, 2, 3, 3]

@@ -1,4 +1,4 @@
-"""Masks against booleans worked out in NumPy, in every implementation of attention that a CPU has."""
+"""Masks compared with booleans computed in NumPy, for every attention implementation that runs on a CPU."""
 
 import jax
 import jax.numpy as jnp

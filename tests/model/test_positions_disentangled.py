@@ -1,4 +1,4 @@
-"""Disentangled attention: by hand, pair by pair, and the same in every way of running the layers."""
+"""Disentangled attention: computed by hand for each pair, and equal for every way to execute the layers."""
 
 import functools
 from functools import partial
@@ -29,7 +29,7 @@ KEYS = jnp.arange(9)[None] < jnp.array([[9], [4], [7]])
 
 @functools.cache
 def initial_params() -> Any:
-    """With random biases and LayerNorm, which begin as zeros and ones."""
+    """Initial parameters with noise added, because biases and LayerNorm start as zeros and ones."""
     leaves, tree = jax.tree.flatten(jax.jit(Encoder(CONFIG).init)(jax.random.key(0), X, Mask()))
     keys = jax.random.split(jax.random.key(2), len(leaves))
     return tree.unflatten(
@@ -111,7 +111,7 @@ def test_decoding_with_a_cache() -> None:
 
 
 def test_buckets_by_hand() -> None:
-    """Of 16 to both sides: 0 to 4 alone, and 5 to 7 by the logarithm up to the longest distance, 31."""
+    """Sixteen buckets for both sides: distances 0 to 4 separately, then by logarithm up to the longest distance, 31."""
     found = buckets_by_distance(16, 31, round_up=True)
     edges = 4 * (31 / 4) ** (np.arange(1, 4) / 3)  # the last distances of the buckets that grow
     assert found.tolist() == [*range(5), *(5 + int(np.sum(d > edges + 1e-4)) for d in range(5, 32))]

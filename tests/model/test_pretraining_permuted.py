@@ -1,4 +1,4 @@
-"""Permuted prediction: which tokens a prediction depends on, and how it stands to masked prediction."""
+"""Permuted prediction: which tokens a prediction depends on, and its relation to masked prediction."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ REAL = jnp.asarray(np.arange(T) < np.array([[12], [12], [8]]), jnp.int32)
 
 @pytest.mark.medium
 def test_the_mask_by_hand() -> None:
-    """Whoever may not see a predicted token sees [MASK] in its place, so that all see as many tokens as the row has."""
+    """Positions that may not see a predicted token see [MASK] there, so that all see as many tokens as the row has."""
     booleans = np.asarray(permutation_mask(TOKENS, 3, T, REAL).booleans(T + 2 * P, T + 2 * P))[:, 0]
     for row in range(3):
         used = int(WEIGHTS[row].sum())
@@ -58,7 +58,7 @@ def test_gradients_of_tokens_that_are_not_seen_are_exactly_zero(kernel: str) -> 
     """The gradient of each prediction with respect to the embedding of each token, all layers through."""
     model = BertForPermutedLM(CONFIG, execution=LayerExecution(attention=kernel))
     table = initial_params()["bert"]["embeddings"]["word"]["embedding"]
-    # Each place reads a row of the table of its own, and [MASK] another.
+    # Each position reads a different row of the table, and [MASK] another one.
     ids = jnp.arange(5, 5 + T)[None].repeat(3, axis=0)
 
     def scores(table: jax.Array, row: int, number: int) -> jax.Array:
@@ -79,7 +79,7 @@ def test_gradients_of_tokens_that_are_not_seen_are_exactly_zero(kernel: str) -> 
 
 @pytest.mark.medium
 def test_the_first_prediction_is_that_of_masked_language_modelling() -> None:
-    """All predicted tokens are [MASK] to it: position compensation. One that comes later knows more."""
+    """The first prediction sees [MASK] for all predicted tokens (position compensation). Later ones see more tokens."""
     logits = jax.jit(MODEL.apply)({"params": initial_params()}, IDS, None, REAL, TOKENS)
     masked = np.array(IDS)
     for row in range(3):

@@ -1,4 +1,4 @@
-"""Copies and meshes: the gradients of one device on every layout, and what is refused."""
+"""Replicas and meshes: every layout has the gradients of one device, and unsupported layouts are errors."""
 
 import dataclasses
 import functools
