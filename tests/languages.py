@@ -60,7 +60,7 @@ HARD = [
 """All that is awkward in text."""
 
 NUM_SENTENCES = 5
-"""Of each paragraph."""
+"""Number of sentences per paragraph."""
 
 ALL_KEPT = ("zh", "ja", "th", "hi", "ar", "ko")
 """Languages of which the default vocabulary keeps every letter and mark."""

@@ -1,4 +1,4 @@
-"""What stands next to a vocabulary: its text steps and the tokens added to it."""
+"""Tokenizer settings beside a vocabulary: its text steps and added tokens."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_text_steps_are_what_the_settings_say(folder: Path, whole: bool) -> None
 
 
 def test_rows_are_cut_at_the_declared_side(folder: Path, tmp_path: Path) -> None:
-    """Of a tokenizer.json as well, and after it is saved again."""
+    """Includes a tokenizer.json, and the same file after it is saved again."""
 
     def cut(place: Path) -> list[int]:
         return tokenize(load_tokenizer(place), ["a b b b"], 4).ids.tolist()
@@ -117,7 +117,7 @@ def test_a_vocabulary_of_another_class_is_refused(folder: Path, settings: dict, 
 
 
 def test_byte_pairs_that_are_not_of_bytes_are_refused(tmp_path: Path) -> None:
-    """As those of HerBERT, whose files have the same names."""
+    """HerBERT's files have the same names but are not byte-level."""
     (tmp_path / "vocab.json").write_text(json.dumps({"<s>": 0, "</s>": 1, "<unk>": 2, "a</w>": 3, "a": 4, "l": 5}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\na l</w>\n")
     with pytest.raises(UserError, match=r"are not a byte-level vocabulary \(254 bytes have no token\)"):
@@ -125,7 +125,7 @@ def test_byte_pairs_that_are_not_of_bytes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_sentencepiece_file_is_numbered_by_the_class_of_transformers(folder: Path) -> None:
-    """Not by one of the folder's own code. A damaged config.json is the concern of whoever reads the model."""
+    """Custom code in the folder does not number the tokens. A damaged config.json is an error only for the model."""
     (folder / SETTINGS).write_text('{"tokenizer_class": "CamembertTokenizer", "auto_map": {"AutoTokenizer": "my.Own"}}')
     (folder / "config.json").write_text("{")
     settings = read_settings(folder)

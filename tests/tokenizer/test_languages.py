@@ -80,7 +80,7 @@ def test_a_mixed_corpus_loses_the_marks_of_european_letters_alone(kind):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
 def test_an_almost_european_corpus_is_read_by_the_steps_of_bert(kind):
-    """So that its vocabulary is one for every tool of BERT's, whatever a few foreign words become."""
+    """BERT's other tools can then read the vocabulary, whatever a few foreign words become."""
     texts = [*training_texts("de"), "ที่ ❤️ ≠"]
     ours, bert = (
         train_tokenizer(iter(texts), TokenizerConfig(kind, None, 300, strip_accents=strip_accents))

@@ -1,4 +1,4 @@
-"""A tokenizer.json on which the library fails or panics gives UserError, at load or on the text, never an answer."""
+"""A tokenizer.json on which the library fails or panics raises a UserError at load or for the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SentencePiece files, written here byte by byte: numbers, scores, text steps, rows, and every damage refused."""
+"""SentencePiece files, written here byte by byte: ids, scores, text steps, rows, and damaged files."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def sentencepiece(pieces=PIECES, trainer=None, steps=None) -> bytes:
 
 
 def charsmap(texts: bytes = b" \0", units: dict[int, int] | None = None) -> bytes:
-    """A map of one key: the tab, unit 9 below the root, whose text stands where unit 9 ^ 256 says."""
+    """A map with one key, the tab: unit 9 below the root, whose text starts where unit 9 ^ 256 points."""
     array = np.zeros(512, "<u4")
     for place, unit in {9: 256 << 10 | 1 << 8 | 9, 9 ^ 256: 1 << 31, **(units or {})}.items():
         array[place] = unit

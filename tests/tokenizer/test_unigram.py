@@ -134,7 +134,7 @@ def test_the_command_trains_one(corpus: Path, tmp_path: Path, capsys) -> None:
 
 
 def test_special_tokens_after_the_models_pieces_stay_known_where_texts_are_prose(trained: Tokenizer) -> None:
-    """As converters of DeBERTa-v3's vocabulary leave its mask."""
+    """Converters of DeBERTa-v3's vocabulary place its mask token this way."""
     content = json.loads(trained.to_str())
     pieces, added = content["model"]["vocab"], content["added_tokens"]
     [mask] = [token for token in added if token["content"] == "[MASK]"]

@@ -57,7 +57,7 @@ def test_vocabulary_starts_with_the_special_tokens_and_holds_the_words(tokenizer
 @pytest.mark.medium
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_level"])
 def test_training_gives_the_same_ids_in_every_process(kind):
-    """The library alone gives another WordPiece in each: its ties follow the order of a hash table."""
+    """The library alone trains a different WordPiece in each process: its ties follow the order of a hash table."""
     runs = [
         subprocess.Popen(
             [sys.executable, "-c", TRAIN, kind],

@@ -1,4 +1,4 @@
-"""A vocabulary of counted words is that of the text, however many parts were counted."""
+"""Vocabularies trained from word counts equal vocabularies trained from text, for any number of parts."""
 
 import collections
 
