@@ -1,4 +1,4 @@
-"""What the page can ask a model: the tabs of each kind, their answers, and the texts that are refused."""
+"""The page's tabs for each kind of model, their answers, and the texts that they reject."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_attention_is_drawn_over_a_page_of_tokens(models, ability, monkeypatch) 
 
 def test_a_task_of_another_kind_is_answered_with_the_fields_of_its_answer(models) -> None:
     class Unknown:
-        """What a task of the user has: neither a classifier nor a regression."""
+        """A user-defined task that is neither a classifier nor a regression."""
 
         name, input_columns, table_columns = "mine", ("text",), (("text",),)
 

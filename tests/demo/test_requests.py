@@ -115,7 +115,7 @@ def test_nothing_is_uploaded_or_read_beside_the_queue(address) -> None:
 
 
 def test_the_command_serves_until_it_is_interrupted(finetuned, tmp_path) -> None:
-    """With a proxy that is not there, and without files in the home and the working folder."""
+    """Serves with an unreachable proxy, and writes no file to the home or working directory."""
     port = free_port()
     home, temporary = tmp_path / "home", tmp_path / "temporary"
     home.mkdir()

@@ -1,4 +1,4 @@
-"""int8 graphs: the scores that are compared, what is accepted, what is refused, and sentences on what is wrong."""
+"""int8 graphs: the scores that are compared, the options that are accepted or rejected, and error messages."""
 
 from __future__ import annotations
 

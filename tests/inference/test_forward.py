@@ -76,7 +76,7 @@ def test_pooling_of_sequences_in_a_line_is_that_of_padded_rows(mode: str) -> Non
 def test_packed_texts_and_pairs_have_the_embeddings_of_padded_ones(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With token types, positions of a table, and rotary ones with local attention."""
+    """Covers token types, learned positions, and rotary positions with local attention."""
     options = {"bert": {}, "modern": OPTIONS["modern"], "causal": {"causal": True}}[kind]
     sizes = {"num_hidden_layers": 2, "intermediate_size": 512, "max_position_embeddings": 64}
     config = dataclasses.replace(CONFIG, **sizes, **options)

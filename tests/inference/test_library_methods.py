@@ -1,4 +1,4 @@
-"""What programs call besides the answers: steps and precision of `bert.load`, rows, outputs, similarity, scores."""
+"""Library methods besides predictions: `bert.load` options, rows, outputs, similarity and scores."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What `bert.load` returns, asked with anything: one answer per input, in order, or a sentence."""
+"""Models from `bert.load` on arbitrary inputs: one answer per input, in order, or an error message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels that a model was not trained on: what is asked of it, and sentences on what is wrong."""
+"""Zero-shot labels that a model was not trained on: the texts that it scores, and error messages."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bert.Pretraine
 @pytest.mark.parametrize("size", [3, 7, 100])
 @pytest.mark.parametrize("top_k", [1, 5, 50])
 def test_blocks_give_what_sorting_everything_gives(size: int, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With equal cosines, of which the first documents come first."""
+    """Includes equal cosines, for which earlier documents come first."""
     monkeypatch.setattr(search, "TEXTS_AT_ONCE", size)
     random = np.random.default_rng(0)
     queries, corpus = random.integers(-1, 2, (20, 3)).astype(np.float32), random.integers(-1, 2, (50, 3))
@@ -299,7 +299,7 @@ def test_the_command_writes_rows(model: bert.Pretrained, bucket, tmp_path: Path,
     assert main([*remote, "--output", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("bert.inference.load.load", None)  # a folder that is missing is told before anything is mined
+        patch.setattr("bert.inference.load.load", None)  # a missing folder is reported before mining starts
         assert "none is not a folder: make it" in fails(main, *given, "--output", str(tmp_path / "none" / "out.jsonl"))
     assert "exists already" in fails(main, *given, "--output", str(tmp_path / "out.jsonl"))
     corpus.write_text("ba\n\nko\n")
