@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def recipes(tmp_path, monkeypatch):
-    """A folder with three recipes, and a working directory of its own."""
+    """A folder with three recipes, and an empty working directory."""
     folder = tmp_path / "configs"
     folder.mkdir()
     (folder / "tiny.yaml").write_text("data:\n  train: 'docstrings:'\ntraining:\n  steps: 1e3\n")

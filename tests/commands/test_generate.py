@@ -104,7 +104,7 @@ def test_settings_that_contradict_each_other_are_one_sentence(folder: Path, caps
 
 
 def test_an_encoder_decoder_has_settings_of_its_own(tmp_path: Path, monkeypatch, capsys) -> None:
-    """Those that it was evaluated with, unless others are given."""
+    """Uses the decoding settings of its evaluation, unless others are given."""
     asked: list[Decoding] = []
 
     def generator(texts: list[str], decoding: Decoding, *_: object) -> list[list[Continuation]]:

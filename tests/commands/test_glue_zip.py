@@ -12,7 +12,7 @@ from bert.commands.glue_zip import main
 
 
 def made(folder: Path, *names: str, content: str = "index\tprediction\n0\t1\n") -> Path:
-    """A folder that looks like that of a run with these predictions."""
+    """A folder that looks like a run with these predictions."""
     (folder / "predictions").mkdir(parents=True)
     (folder / "config.yaml").write_text("task: x\n")
     for name in (*names, "dev.tsv"):

@@ -39,7 +39,7 @@ BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_
 NARROW = ModelConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
 KEY = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
 LABELS = 3
-"""Of tasks whose labels only the data tells."""
+"""Number of labels for tasks whose labels come from the data."""
 
 
 def pretraining(name: str) -> PretrainConfig:
@@ -186,7 +186,7 @@ def test_the_student_has_a_teacher() -> None:
 
 
 def test_the_budgets_arithmetic() -> None:
-    """The 24 hours that the recipe's head promises: steps x tokens x FLOPs a token at 60 TFLOP/s."""
+    """The 24 hours in the recipe's header: steps x tokens x FLOPs per token at 60 TFLOP/s."""
     from bert.analysis.flops import forward_flops
 
     config = pretraining("budget24h")
@@ -200,7 +200,7 @@ def test_the_budgets_arithmetic() -> None:
 
 
 def test_roberta_has_the_published_settings() -> None:
-    """Those of roberta-base's model card; its parameters are counted above."""
+    """Compares the recipe with roberta-base's model card. Its parameters are counted above."""
     config = pretraining("roberta")
     data, optimizer, training = config.data, config.optimizer, config.training
     assert (config.tokenizer.kind, config.tokenizer.vocab_size) == ("byte_level", 50265)
@@ -216,7 +216,7 @@ def test_roberta_has_the_published_settings() -> None:
 
 
 def test_modern_base_has_the_published_settings() -> None:
-    """Those of answerdotai/ModernBERT-base and of the authors' recipe; its parameters are counted above."""
+    """Compares with answerdotai/ModernBERT-base and the authors' recipe. Its parameters are counted above."""
     config = pretraining("modern_base")
     data, model, optimizer, training = config.data, config.model, config.optimizer, config.training
     assert (model.num_hidden_layers, model.hidden_size, model.num_attention_heads) == (22, 768, 12)
@@ -253,7 +253,7 @@ def test_albert_base_has_the_published_settings() -> None:
 
 
 def test_gpt2_has_the_published_settings() -> None:
-    """Those of Radford et al. 2019, section 2.3, and of nanoGPT where the paper has none."""
+    """Compares the recipe with Radford et al. 2019, section 2.3, and with nanoGPT for values that the paper lacks."""
     config = pretraining("gpt2")
     data, model, optimizer, training = config.data, config.model, config.optimizer, config.training
     assert (config.tokenizer.kind, config.tokenizer.vocab_size) == ("byte_level", 50257)

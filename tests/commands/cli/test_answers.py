@@ -1,4 +1,4 @@
-"""Files of new inputs: the columns that a run knows, one input a line, and an error for what is none."""
+"""Files of new inputs: the columns of a run, one input per line, and errors for malformed inputs."""
 
 from __future__ import annotations
 

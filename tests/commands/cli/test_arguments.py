@@ -1,4 +1,4 @@
-"""What a file and a command line say, what comes of it, and each sentence on what is wrong with them."""
+"""Configurations from files and command lines, and the error message for each kind of mistake."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""What a program prints and its exit status."""
+"""Output and exit status of a program."""
 
 import os
 import signal
