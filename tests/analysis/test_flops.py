@@ -79,7 +79,7 @@ def test_the_formula_is_what_the_model_does() -> None:
 
 
 def test_a_left_to_right_model_decodes_every_position() -> None:
-    """Also by the loss that decodes a few positions at a time, which decodes none twice."""
+    """Includes the loss that decodes a few positions at a time and decodes no position twice."""
     config = ModelConfig(100, 32, 3, 4, 64, causal=True, pre_layer_norm=True, prediction_transform=False)
     model, rows, length = BertForCausalLM(config), 2, 24
     ids = jnp.zeros((rows, length), jnp.int32)

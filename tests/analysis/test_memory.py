@@ -56,7 +56,7 @@ ENTRY %main (x: f32[3]) -> f32[3] {
   ROOT %last = f32[3] all-reduce-start(%x), replica_groups=[1,8]<=[8], to_apply=%add
 }
 """
-"""As the compiler of TPUs writes a loop: its rounds are the constant of the condition."""
+"""A loop as the TPU compiler writes it: its number of iterations is the constant in the condition."""
 
 
 def test_rounds_of_a_loop_are_counted() -> None:
@@ -186,7 +186,7 @@ class OneDevice:
 
 @pytest.fixture
 def compilations(monkeypatch) -> list[int]:
-    """Rows of each compilation; stands in for the compiler, which refuses more than 32 rows."""
+    """Rows of each compilation. Replaces the compiler and rejects more than 32 rows."""
     rows_compiled = []
 
     def compile_step(config, mesh):

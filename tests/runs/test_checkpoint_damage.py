@@ -31,7 +31,7 @@ def test_a_byte_flipped_in_any_file_is_seen(saved, tmp_path):
 
 @pytest.mark.medium
 def test_a_byte_flipped_in_any_file_is_never_restored(saved, tmp_path, said):
-    """Each file of a checkpoint in turn: the state that comes back is always that of the one before."""
+    """Damages each file of a checkpoint in turn. The restored state is always the previous checkpoint."""
     folder = tmp_path / "checkpoints"
     shutil.copytree(saved, folder)
     expected = bits(make_state(1))

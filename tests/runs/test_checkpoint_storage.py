@@ -1,4 +1,4 @@
-"""Arrays of which several hosts have parts: their files, and what comes back. One process stands for all hosts here."""
+"""Arrays sharded over several hosts: their files and how they load. One process simulates all hosts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_part_has_a_file_and_comes_back_alone_or_in_the_whole(halves: Named
 
 
 def test_a_whole_array_comes_back_in_parts(halves: NamedSharding, tmp_path: Path) -> None:
-    """As where a run of one host resumes on several."""
+    """A run on one host may resume on several."""
     save_items(tmp_path / "1", {PARAMS: {"kernel": WEIGHTS}})
     kernel = load_items(tmp_path / "1", (PARAMS,), lambda path, shape: halves)[PARAMS]["kernel"]
     assert [part.data.shape for part in kernel.addressable_shards] == [(4, 4), (4, 4)]

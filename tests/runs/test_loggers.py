@@ -108,7 +108,7 @@ def test_missing_library_is_refused_before_the_folder_is_made(tmp_path, monkeypa
 
 
 def scalars_of(folder):
-    """(step, value) by tag, as TensorBoard's own reader gives them."""
+    """(step, value) by tag, from TensorBoard's own reader."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(folder / "tensorboard")).Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

@@ -278,7 +278,7 @@ def test_what_tells_whose_a_folder_is_comes_first_and_what_vanishes_is_left_out(
 
 
 def test_a_lost_connection_is_tried_again(monkeypatch) -> None:
-    """Also one that botocore tells in an exception of its own, which is no OSError."""
+    """Includes botocore's own exceptions, which are not subclasses of OSError."""
     from bert import remote
 
     module = {"__module__": "botocore.exceptions"}

@@ -1,4 +1,4 @@
-"""What a classification run tells of its errors: scores of each label, the confusion matrix, the errors themselves."""
+"""Error analysis of a classification run: scores of each label, the confusion matrix and the misclassified rows."""
 
 from __future__ import annotations
 

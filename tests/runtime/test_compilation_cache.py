@@ -1,4 +1,4 @@
-"""What JAX compiles is kept between processes, and changes nothing."""
+"""The compilation cache of JAX persists between processes and changes no results."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ print(len(hits) > 0, jax.config.jax_compilation_cache_max_size)
 
 @pytest.fixture
 def settings(monkeypatch):
-    """The environment without the tests' own cache, and JAX not told of another one."""
+    """An environment without the tests' compilation cache or any other one."""
     for name in (*OURS, ENV_VAR):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "jax", raising=False)

@@ -157,7 +157,7 @@ print("an answer", ascii(sys.stdin.read()), is_stdout_closed())
 
 
 def run(redirection: str, program: str = READ, **variables: str) -> tuple[str, str]:
-    """What a program writes to standard output and standard error; the shell's redirections come last."""
+    """Standard output and standard error of a program. The shell's redirections come last."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     command = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, program]
     ended = subprocess.run(command, input=b"typed", capture_output=True, check=True, env=environment, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""`--profile`: the trace is there, and the numbers are those of a run without it."""
+"""`--profile` writes a trace and changes no numbers."""
 
 import gzip
 import json
