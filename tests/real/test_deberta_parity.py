@@ -42,7 +42,7 @@ PAIRS = list(zip(TEXTS, reversed(TEXTS), strict=True))
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As the published ones: BERT's special tokens, three of them first and the mask last, around a Unigram model."""
+    """A Unigram vocabulary in the published layout: BERT's special tokens first, except [MASK], which is last."""
     lines = (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()
     trained = train_tokenizer(lines, TokenizerConfig(kind="unigram", vocab_size=500, lowercase=False))
     pairs = json.loads(trained.to_str())["model"]["vocab"]

@@ -175,7 +175,7 @@ def generate(drawn: Drawn, reference, **settings):
 
 
 def compare(answers: list, expected: np.ndarray, most_ties: int = 0) -> list[int]:
-    """Asserts that all continuations but so many are the same tokens, and returns the numbers of the others."""
+    """Asserts that all but at most `most_ties` continuations have equal tokens. Returns the indices of the others."""
     different = []
     for number, (answer, theirs) in enumerate(zip(answers, expected, strict=True)):
         ids = [*answer.token_ids, *([END] if answer.ended else [])]

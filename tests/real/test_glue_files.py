@@ -50,7 +50,7 @@ def test_row_counts_are_the_official_ones(shared, name):
 
 
 def test_quotes_of_the_original_files_are_characters(shared: Path) -> None:
-    """Also for a task that names columns, which decides on quotes by the file."""
+    """Includes a task with named columns, which detects quoting from the file."""
     for path in sorted((shared / "data" / "glue").glob("*/*.tsv")):
         lines = path.read_text(encoding="utf-8-sig").split("\n")
         rows, notes = table_rows(path)

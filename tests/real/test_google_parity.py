@@ -61,7 +61,7 @@ def google_tensors(state: dict) -> dict[str, np.ndarray]:
 
 
 def save(folder: Path, tensors: dict[str, np.ndarray], act: str = "gelu") -> None:
-    """As a training of google-research/bert does: TensorFlow 1's Saver, with the optimizer's slots and the step."""
+    """Saves like google-research/bert's training: TensorFlow 1's Saver, with the optimizer's slots and the step."""
     folder.mkdir(exist_ok=True)
     (folder / "bert_config.json").write_text(json.dumps({**SIZES, "hidden_act": act}))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -158,7 +158,7 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, th
 
 
 def test_every_type_and_many_blocks(tmp_path: Path) -> None:
-    """The index of so many names has several blocks, and keys that share most of their bytes."""
+    """Many names make an index of several blocks, whose keys share most of their bytes."""
     random = np.random.default_rng(0)
     tensors = {
         f"bert/encoder/layer_{number}/attention/output/dense/kernel/of/a/long/name": np.float32(random.normal())

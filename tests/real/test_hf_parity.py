@@ -146,7 +146,7 @@ def test_roberta_in_and_out(architecture: str, tmp_path, byte_level, mrpc_texts)
 @pytest.mark.parametrize("architecture", families.ELECTRA.classes)
 @pytest.mark.parametrize("width", [40, 96])
 def test_electra_in_and_out(architecture: str, width: int, tmp_path, mrpc_texts) -> None:
-    """With narrow embeddings and without; the MLM head of transformers' ELECTRA knows gelu alone."""
+    """Covers narrow and full-width embeddings. The MLM head of transformers' ELECTRA supports only gelu."""
     for act in ("gelu",) if architecture == "BertForMaskedLM" else ("gelu", "relu"):
         folder = tmp_path / act
         reference = drawn(folder, architecture, "electra", hidden_act=act, embedding_size=width)
@@ -212,7 +212,7 @@ def test_roberta_prelayernorm_in_and_out(architecture: str, tmp_path, byte_level
 
 @pytest.mark.parametrize(("positions", "kind"), [("learned", "wordpiece"), ("sinusoidal", "byte_level")])
 def test_pre_ln_runs_load_in_transformers(positions: str, kind: str, corpus, tmp_path) -> None:
-    """Positions from row 0: there are rows of zeros in front, up to that of [PAD]."""
+    """Positions start at row 0, so the export adds rows of zeros in front, up to the row of [PAD]."""
     arguments = [f"--data.train={corpus}", *SMALL_RUN, f"--model.position_embedding_type={positions}"]
     arguments += ["--data.input_format=full_sentences", "--model.pre_layer_norm=true", f"--tokenizer.kind={kind}"]
     arguments += ["--tokenizer.vocab_size=330"]
@@ -363,7 +363,7 @@ def test_a_sentence_transformer_on_real_sentences(shared) -> None:
 
 @pytest.mark.parametrize("offset", [0, 2])
 def test_a_run_with_a_byte_level_vocabulary_of_its_own(offset: int, corpus, tmp_path) -> None:
-    """As BERT and as RoBERTa: the export compares ids and logits with those of transformers."""
+    """Exports as BERT and as RoBERTa. The export compares ids and logits with transformers."""
     arguments = [*SMALL_RUN, "--tokenizer.kind=byte_level", "--tokenizer.vocab_size=330", "--training.steps=2"]
     arguments += [
         "--data.input_format=full_sentences",

@@ -41,7 +41,7 @@ IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 
 
 def drawn_mpnet(folder: Path, architecture: str, **settings):
-    """With positions up to 150, beyond the distance from which on all share a bucket."""
+    """A random MPNet with 150 positions, more than the distance beyond which all distances share a bucket."""
     reference = drawn(folder, architecture, "mpnet", **{**IDS, "max_position_embeddings": 152, **settings})
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *english(PIECES - 5), "<mask>"]
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
@@ -144,7 +144,7 @@ def test_a_sentence_transformers_folder(tmp_path: Path) -> None:
 
 
 def test_a_permuted_run_of_ours_is_an_mpnet(corpus: Path, tmp_path: Path) -> None:
-    """With a vocabulary that has padding where MPNet has it, its positions and its buckets."""
+    """Trains with the vocabulary layout, positions and buckets of MPNet."""
     arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, "--training.steps=2"]
     arguments += ["--training.objective=plm", "--data.input_format=full_sentences", "--model.type_vocab_size=0"]
     arguments += ["--tokenizer.kind=byte_level", "--tokenizer.vocab_size=330", "--model.position_offset=2"]

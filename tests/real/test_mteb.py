@@ -1,4 +1,4 @@
-"""A model run by mteb on tasks that need no download: its scores are those of our own similarities and searches."""
+"""Models run by mteb on tasks that need no download: its scores equal our own similarities and searches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several labels at once: logits, probabilities and losses are those of transformers and PyTorch."""
+"""Multi-label classification: logits, probabilities and losses equal transformers and PyTorch."""
 
 import jax.numpy as jnp
 import numpy as np

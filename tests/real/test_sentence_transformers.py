@@ -1,4 +1,4 @@
-"""Exported embedding runs read by sentence-transformers, and a cross-encoder of its own ranked here."""
+"""Exported embedding runs read by sentence-transformers, and one of its cross-encoders read here."""
 
 from __future__ import annotations
 

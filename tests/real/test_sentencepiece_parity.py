@@ -1,4 +1,4 @@
-"""SentencePiece files that the library trains: its own ids, and those of transformers, on hostile and random text."""
+"""SentencePiece files that the library trains: ids equal the library and transformers on hostile and random text."""
 
 import random
 import types

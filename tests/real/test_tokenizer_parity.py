@@ -1,4 +1,4 @@
-"""Ids equal those of transformers' BertTokenizer on real text and on all that is awkward in text."""
+"""Token ids equal transformers' BertTokenizer on real and on awkward text."""
 
 import pytest
 

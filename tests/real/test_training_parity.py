@@ -202,8 +202,11 @@ def torch_updates(model, losses: Iterable[Callable], steps: int) -> np.ndarray:
 
 HEAD_STEPS, LABELS = 24, 5
 ADDED_TO_EVERY_TOKEN = (("qa_outputs", "bias"), ("bert", "encoder", f"layer_{LAYERS - 1}", "output_norm", "bias"))
-"""What shifts the logits of all tokens alike has no gradient under a softmax over the tokens, and neither has the bias
-of the keys: what is left is rounding, from which AdamW makes small steps."""
+"""Parameters whose gradient is zero except for rounding, from which AdamW makes small steps.
+
+They shift the logits of all tokens alike, which a softmax over the tokens ignores. The bias of the keys has no gradient
+either.
+"""
 
 
 def rows_of_heads(head: str, padded: bool) -> TokenRows:
@@ -254,7 +257,7 @@ def tagging_loss_of(batch: dict[str, np.ndarray], rows: int) -> Callable:
 
 
 def keep_masks(batches: list[tuple[dict[str, np.ndarray], int]], rate: float, head: str) -> Iterator[np.ndarray]:
-    """What dropout keeps here under seed 0, in the order in which transformers asks."""
+    """Dropout masks of this package under seed 0, in the order in which transformers needs them."""
     hidden, heads = SIZES["hidden_size"], SIZES["num_attention_heads"]
     for step, (batch, rows) in enumerate(batches):
         length = batch["input_ids"].shape[1]
@@ -275,9 +278,9 @@ def keep_masks(batches: list[tuple[dict[str, np.ndarray], int]], rate: float, he
 def test_parameters_of_a_tuned_head_follow_torch(
     head: str, padded: bool, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers' loss of a span has the padding in its softmax: with padding the loss here is that of the logits.
+    """transformers includes padding in the softmax of its span loss, so with padding our loss is taken from the logits.
 
-    With dropout, torch drops what is dropped here.
+    With dropout, torch uses our dropout masks.
     """
     torch.manual_seed(0)
     sizes = {**SIZES, "hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}

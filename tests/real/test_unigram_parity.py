@@ -34,7 +34,7 @@ def pieces() -> list[tuple[str, float]]:
 
 
 def save_vocabulary(folder, family: Family, pieces: list[tuple[str, float]]) -> None:
-    """As the published folders have it: the class of the family, and its tokenizer.json."""
+    """Saves the vocabulary in the published layout: the tokenizer class of the family, and its tokenizer.json."""
     if family is families.ALBERT:
         special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
         tokenizer = transformers.AlbertTokenizer(vocab=[*((name, 0.0) for name in special), *pieces])
