@@ -14,10 +14,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 pytest_plugins = ["tests.cpu_budget"]
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-os.environ["BERT_NUM_DEVICES"] = "1"  # of the eight, for all that does not ask for more
+os.environ["BERT_NUM_DEVICES"] = "1"  # one of the eight, unless a test sets another number
 os.environ.setdefault(
     "JAX_PLATFORMS", "cpu"
-)  # also next to a GPU: what needs one sets its own, in a process of its own
+)  # even on a machine with a GPU: tests that need the GPU set this in a separate process
 # Most of the time of the fast and medium tests would go into compiling tiny models: their kernels are not optimised and
 # built in the quickest way there is (either version of XLA ends at a flag of the other). Other tiers, and users, have
 # XLA's choice.
@@ -181,12 +181,12 @@ def _examples_are_cached_in_a_new_folder(tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def drawn() -> None:
-    """What a test of pictures asks for: its runs are drawn in the fast tests, too."""
+    """Enables plots in the fast tests, for tests that check them."""
 
 
 @pytest.fixture(autouse=True)
 def _runs_of_a_fast_test_are_not_drawn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Drawing takes longer than their few steps. The runs that tests share are drawn, and those of commands."""
+    """Skips plots, which take longer than a few training steps. Shared runs and commands still draw them."""
     with pytest.MonkeyPatch.context() as patch:
         if is_fast_tier(request.config) and "drawn" not in request.fixturenames:
             patch.setattr("bert.runs.plots._draw", lambda path, *_: path.touch() or True)
@@ -215,7 +215,7 @@ def quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
-    """Makes a folder of a name in the first worker process that asks for it; the others wait and share it."""
+    """Creates a named folder in the first worker process that needs it. Other workers wait for it and share it."""
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     shared.mkdir(exist_ok=True)
@@ -254,7 +254,7 @@ def _write_corpus(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def sst2(made_once) -> Path:
-    """SST-2's files with 40 training, 17 dev and 5 test rows; the word tells the label. Row 16 is over 32 tokens."""
+    """SST-2's files with 40 training, 17 dev and 5 test rows. A word implies the label. Row 16 is over 32 tokens."""
     return made_once("SST-2", _write_sst2)
 
 

@@ -170,7 +170,7 @@ MASKING = Masking(vocab_size=500, mask_id=4, special_ids=(0, 1, 2, 3, 4), max_pr
 
 
 class NumberedRows:
-    """Rows whose tokens tell their number: row r holds 5 + r % 400 and counts upwards."""
+    """Rows whose tokens identify them: row r starts with 5 + r % 400 and counts upwards."""
 
     def __init__(self, count: int, length: int = 32) -> None:
         self.count, self.length = count, length
@@ -226,7 +226,7 @@ def assert_same_sweep(folder: Path, uninterrupted: Path) -> None:
 
 
 def assert_same_but_for_rounding(run: Path, uninterrupted: Path) -> None:
-    """Logged values and parameters of two runs, whose sums were added in another order."""
+    """Compares logged values and parameters of two runs that differ only in the order of sums."""
     for ours, theirs in zip(lines_of(run), lines_of(uninterrupted), strict=True):
         assert ours.pop("split") == theirs.pop("split")
         assert ours == pytest.approx(theirs, rel=1e-4)
@@ -268,7 +268,7 @@ def words(number: int, count: int) -> list[str]:
 
 
 def questions(count: int, impossible: bool) -> dict[str, Any]:
-    """Who is named; the name stands somewhere in the context, some of which take two windows; every third has none."""
+    """Questions about the name in a context. Every fourth takes two windows. If impossible, every third has none."""
     paragraphs = []
     for number in range(count):
         name, context = NAMES[number % 3], words(number, 6 if number % 4 else 34)
@@ -308,7 +308,7 @@ def thoroughly(examples: int) -> settings:
 
 @lru_cache
 def english(vocab_size: int) -> list[str]:
-    """As many tokens as the models have rows, out of this project's own prose."""
+    """A vocabulary trained on the README, filled up with unused tokens to the given size."""
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     vocab = train_tokenizer(text.splitlines(), TokenizerConfig(vocab_size=vocab_size)).get_vocab()
     return [*sorted(vocab, key=vocab.get), *(f"[unused{number}]" for number in range(vocab_size - len(vocab)))]

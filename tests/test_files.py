@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, paths that are no files here, and one process at a time in a run's folder."""
+"""Atomic writes, paths that are not files, and locks that allow one process per run directory."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def model_of(folder: Path, module: Any, task: Task | None, **settings: Any) -> b
 
 
 def encoder_decoder(folder: Path) -> Pretrained:
-    """A model of random weights, with a vocabulary of its own for targets."""
+    """A randomly initialized model with a separate vocabulary for targets."""
     config = ModelConfig(
         vocab_size=12, decoder_vocab_size=9, decoder_layers=2, hidden_size=8, num_hidden_layers=1,
         num_attention_heads=2, intermediate_size=8, max_position_embeddings=6, initializer_range=0.5,

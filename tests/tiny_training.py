@@ -59,7 +59,7 @@ def batch_of(step: int, rows: int = B) -> dict[str, np.ndarray]:
 
 
 class TinyLoader:
-    """The batches of `batch_of`, as the loop asks for them."""
+    """The batches of `batch_of`, with the interface that the loop needs."""
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         return batch_of(step)
