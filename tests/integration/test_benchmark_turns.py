@@ -14,7 +14,7 @@ def given(output: Path, rounds: int = 2, **settings: int) -> argparse.Namespace:
 
 
 def counted(folder: Path, name: str) -> list[str]:
-    """A side that fails the first time and then tells how often it has run."""
+    """A side that fails the first time and then prints how often it has run."""
     log = str(folder / name)
     code = f"f = open({log!r}, 'a+'); print(file=f); f.seek(0); n = len(f.readlines())"
     return ["-c", f"{code}; assert n > 1; print('{{\"seconds\": %d}}' % n)"]

@@ -17,7 +17,7 @@ STEPS = 60
 
 
 def train(run: Path, corpus: Path, devices: int, stop_at: int | None = None) -> list[str]:
-    """A run on so many CPU devices; SIGTERM comes when it tells of a step."""
+    """Runs training on the given number of CPU devices and optionally sends SIGTERM when it logs a given step."""
     arguments = [f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, f"--training.steps={STEPS}"]
     arguments += ["--training.log_every=2", "--training.eval_every=30", "--training.checkpoint_every=1000"]
     environment = {

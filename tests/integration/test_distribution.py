@@ -1,4 +1,4 @@
-"""What is shipped: the source archive, the wheel that is built of it, and a run from nothing but that wheel."""
+"""The source archive, the wheel built from it, and a run that uses only this wheel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(*command: str | Path, **options) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the archive of the files that git knows, and the wheel made of that archive."""
+    """A folder with an archive of the files in git, and the wheel built from this archive."""
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
     return folder

@@ -99,7 +99,7 @@ def options_of(command: str) -> set[str]:
 
 
 def in_general(option: str) -> str:
-    """As the help has it: an item of a list is that of any number."""
+    """The option as the help writes it: K in place of the index of a list item."""
     return re.sub(r"\.\d+\.", ".K.", option)
 
 
@@ -166,7 +166,7 @@ def test_paths_and_links_exist() -> None:
 
 
 def test_routes_through_the_code_name_what_exists() -> None:
-    """Each route also has at most the files that a reader can be asked to open."""
+    """Limits the number of files per route."""
     section = (
         (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8").split("## Three routes through the code")[1]
     )
@@ -205,7 +205,7 @@ def test_what_is_yaml_is_read() -> None:
 
 
 def test_hosts_are_launched_with_options_that_exist() -> None:
-    """Also where another program's arguments hide them: Slurm's script, gcloud's command, the pods of a Job."""
+    """Includes commands inside other programs' arguments: Slurm's script, gcloud's command, the pods of a Job."""
     page = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
     hosts = page[page.index("\n## Several hosts") :]
     launched = re.findall(r"bert pretrain --config base.*?(?:auto|PROCID|COMPLETION_INDEX)\b", hosts, re.DOTALL)
@@ -330,7 +330,7 @@ def test_a_plain_install_runs_what_the_guides_show(corpus: Path, tmp_path: Path)
 
 
 def run_as_a_user(folder: Path, text: str) -> None:
-    """Runs lines of a shell in which ``bert`` and ``python3`` are those of $BERT_INSTALLED, or of this interpreter."""
+    """Runs shell lines in which ``bert`` and ``python3`` use $BERT_INSTALLED, or else this interpreter."""
     installed = os.environ.get("BERT_INSTALLED")
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)

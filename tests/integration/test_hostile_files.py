@@ -1,4 +1,4 @@
-"""Whatever stands in a file: its rows come back, all of them, or one sentence says why not. Never a stack trace."""
+"""Arbitrary file contents: either all rows are read or one error message explains why not. Never a stack trace."""
 
 import contextlib
 import csv

@@ -1,4 +1,4 @@
-"""Kill -9 at random moments, for real: what is left equals an uninterrupted run, bit for bit."""
+"""Real `kill -9` at random moments: a resumed run equals an uninterrupted one bit for bit."""
 
 import json
 import multiprocessing
@@ -100,7 +100,7 @@ def complete(run: Path) -> list[str]:
 
 
 def scalars_of(run: Path) -> set[tuple[str, int, float]]:
-    """What TensorBoard shows: (tag, step, value), timing aside; each tag at most once per step."""
+    """TensorBoard's scalars as (tag, step, value), without timings. Each tag occurs at most once per step."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(run / "tensorboard"), {"scalars": 0}).Reload()
     tags = [tag for tag in events.Tags()["scalars"] if not tag.endswith("tokens_per_second")]

@@ -59,7 +59,7 @@ def test_a_classifier_learns_next_to_a_language_model(continued: Path, sst2: Pat
 
 @functools.cache
 def gradients(devices: int, micro_batches: int, mesh: tuple[int, int, int] | None = None):
-    """With dropout; rows are of uneven lengths, and some are empty."""
+    """Gradients with dropout, for rows of uneven lengths of which some are empty."""
     model = ClassifierWithLanguageModel(dataclasses.replace(CONFIG, causal=True), 3)
     params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, T), np.int32))["params"]
     objective = make_classifier_loss(LOSSES["sequence_classification"], make_apply(model, None), 0.5, V)

@@ -32,7 +32,7 @@ ABSOLUTE = re.compile(r"(?<![\w./:<])/[\w.-]+(?:/[\w.-]+)+")
 
 
 def printed_by(cells: list[dict]) -> list[str]:
-    """What the cells have written, pictures aside."""
+    """Text output of the cells, without pictures."""
     outputs = [output for cell in cells for output in cell["outputs"]]
     texts = [output.get("text") or output.get("data", {}).get("text/plain", []) for output in outputs]
     return ["".join(text) for text in texts]

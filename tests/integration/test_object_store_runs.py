@@ -122,7 +122,7 @@ def test_a_run_killed_twenty_times_in_uploads_equals_a_local_one(server: Server,
         process = start(cache, "s3://bucket/run", corpus, *options)
         kill_in_an_upload(server, process, complete=number % 2 + 1, delay=draw.uniform(0, 0.1))
         halves += half_uploaded(server)
-        if number % 3 == 0:  # an empty disk, but for the examples
+        if number % 3 == 0:  # an empty disk, except for the examples
             shutil.rmtree(next(path for path in (cache / "bert-jax" / "runs").iterdir() if path.is_dir()))
     print(f"{halves} of 20 kills left half a checkpoint")
     assert halves >= 5
@@ -162,7 +162,7 @@ def test_a_second_machine_waits_for_the_lease_and_resumes(server: Server, corpus
 def test_a_sweep_is_killed_and_another_machine_ends_it_as_a_local_one(
     server: Server, corpus: Path, tmp_path: Path
 ) -> None:
-    """A second machine is refused while the first one runs, and resumes in the trial that the first was killed in."""
+    """A second machine fails while the first one runs, and later resumes in the trial in which the first was killed."""
     options = ["--training.steps=80", "--training.checkpoint_every=4", "--sweep=optimizer.weight_decay=0,0.1"]
     local, url, copy = tmp_path / "sweep", "s3://bucket/sweep", tmp_path / "copy"
     finish(start(tmp_path / "cache", str(local), corpus, *options))
@@ -264,7 +264,7 @@ def test_two_hosts_without_a_shared_disk_train_as_one(server: Server, corpus: Pa
 
 
 def read_to_step(process: subprocess.Popen[str], step: int) -> str:
-    """What a process prints up to a step."""
+    """Reads the output of a process until it logs a step."""
     text = ""
     assert process.stdout is not None
     for line in process.stdout:
@@ -275,7 +275,7 @@ def read_to_step(process: subprocess.Popen[str], step: int) -> str:
 
 
 def test_a_full_disk_of_one_host_ends_both_and_they_resume(server: Server, corpus: Path, tmp_path: Path) -> None:
-    """A limit of the size of its files stands for the full disk."""
+    """Simulates a full disk by limiting the file size."""
     options = ["--training.steps=12", "--training.checkpoint_every=4", "--data.cache_dir=s3://bucket/examples"]
     options += ["--model.hidden_size=64", "--model.intermediate_size=64"]
     one, run = tmp_path / "run", "s3://bucket/run"
@@ -317,9 +317,9 @@ def slowed(process: subprocess.Popen[str]) -> Iterator[None]:
 def test_four_hosts_are_stopped_and_killed_and_two_or_eight_complete_the_run(
     server: Server, corpus: Path, tmp_path: Path, mesh: str
 ) -> None:
-    """One host is slow, one is told to stop, one is killed; all have empty disks at each start, and one bucket.
+    """One host is slow, one gets SIGTERM and one is killed. All share one bucket and start with empty disks.
 
-    Each host has a copy of the state, or its part of it.
+    Each host has a copy of the state, or its shard of it.
     """
     options = ["--model.num_hidden_layers=2", "--model.hidden_size=32", "--training.steps=24"]
     options += ["--training.checkpoint_every=4", "--training.eval_every=8", "--training.log_every=1"]

@@ -60,7 +60,7 @@ def batch_of_packed_rows() -> dict[str, np.ndarray]:
 
 
 def unpacked(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every example of a packed batch as a row of its own, corrupted as it is there: no [B, K] and no places left."""
+    """Unpacks each example of a packed batch into a separate row with the same corruption. No [B, K] arrays remain."""
     rows = []
     for row in range(len(batch["input_ids"])):
         for number in range(K):

@@ -76,7 +76,7 @@ LOSSES = {
     "wnli": 0.65032,
     "wnut17": 0.12782,
 }
-"""Held-out loss after the ten steps, by recipe, as a CPU computes it. That of packages depends on what is installed."""
+"""Held-out loss after ten steps on a CPU, by recipe. The value for `packages` depends on the installed packages."""
 
 # Of GLUE's files the columns that are read; the last one has the label, CoLA's files have no names.
 COLUMNS = {
@@ -105,7 +105,7 @@ MARKS = ("xa", "xo", "xu")
 
 
 def cell(task: str, column: str, number: int) -> str:
-    """What is in a column of a row."""
+    """Content of one column of a row."""
     answers = ANSWERS.get(task, ENTAILED if task in ("qnli", "rte") else ("0", "1"))
     if any(column.startswith(word) or column.endswith(word) for word in WORDS):
         return " ".join([MARKS[number % len(answers)], *words(number + len(column), 3)])

@@ -66,7 +66,7 @@ ESCAPES = (
 
 
 def put(bucket: Any, *keys: str) -> None:
-    """Writes objects whose keys stay as they are: `pipe` would normalize them."""
+    """Writes objects under unchanged keys: `pipe` would normalize them."""
     for key in keys:
         bucket.store[key] = MemoryFile(bucket, key, b"{}\n")
 
@@ -306,7 +306,7 @@ def test_hostile_side_files_of_a_run_are_one_error_or_passed_over(tmp_path: Path
 
 @pytest.mark.medium
 def test_a_config_that_was_cut_off_is_an_error(tmp_path: Path) -> None:
-    """Also that of an older version, which has no digests and may lack newer keys."""
+    """Includes configurations of older versions, which have no digests and may lack newer keys."""
     config = PretrainConfig(output_dir="run", seed=3)
     save_run_config(config, tmp_path)
     text = (tmp_path / "config.yaml").read_text()

@@ -1,6 +1,6 @@
 """SQuAD, tagging and multiple choice from their files to scores, official predictions and `bert predict`.
 
-The data is small and regular: what is asked for stands out by its word, so that a tiny model learns it in seconds.
+The data is small and regular: a distinct word marks the answer, so that a tiny model learns it in seconds.
 """
 
 from __future__ import annotations
