@@ -181,7 +181,7 @@ def _section(config_class: type, prefix: str, title: str) -> Iterator[str]:
 
 
 def _keys(config_class: type, prefix: str, names: Iterable[str]) -> Iterator[str]:
-    """The keys of one dataclass; those of a list of sections stand below the list."""
+    """The keys of one dataclass. For a list of sections, the keys of an item follow the list."""
     fields, texts = fields_of(config_class), help_texts(config_class)
     hints = typing.get_type_hints(config_class, include_extras=True)
     for name in names:
@@ -189,7 +189,7 @@ def _keys(config_class: type, prefix: str, names: Iterable[str]) -> Iterator[str
         if field.section is not None:
             continue
         kind = "list of sections, or null" if field.item else type_text(hints[name])
-        # Objects of the site have one description: of data.train that of pretraining.
+        # Sphinx allows one description per object: data.train is described under pretraining.
         index = ":no-index:\n" if config_class is TaskDataConfig and key in keys_of(PretrainConfig) else ""
         default = json.dumps(field.default)
         yield f"```{{confval}} {key}\n{index}:type: {kind}\n:default: `{default}`\n\n{_markdown(texts[name])}\n```\n"
@@ -277,4 +277,4 @@ GENERATED = {
     function.__name__: function
     for function in (api, resumable_keys, shared_keys, pretraining_keys, finetuning_keys, recipes, families)
 }
-"""What the marks of the pages stand for."""
+"""Functions that replace the marks of the pages."""
