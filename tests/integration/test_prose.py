@@ -1,4 +1,4 @@
-"""Docstrings begin with a verb or a noun, and no text of the package has phrases of an older private dialect."""
+"""Docstrings begin with a verb or a noun, and neither package nor tests use phrases of an older private dialect."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "bert").rglob("*.py"))
+TEST_SOURCES = sorted((ROOT / "tests").rglob("*.py"))
 
 FIRST_WORDS = ("Of", "As", "What", "Who", "Whose", "Those", "That", "With", "Whoever", "Whatever")
 """First words of docstrings that lack a subject."""
+
+BEGINNINGS = re.compile(rf'"\s*({"|".join(FIRST_WORDS)})\b')
+"""Strings that may be such docstrings. Parsing only the files that have one is much faster."""
 
 PHRASES = re.compile(
     r"\b(that of|those of|but for|so many|every so-many|a single time|comes to|of its own|is told|are told|anew|mended?"
@@ -40,10 +44,18 @@ def texts(file: Path) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+def comments(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of the comments of a module."""
+    for token in tokenize.generate_tokens(io.StringIO(file.read_text(encoding="utf-8")).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     assert [
         f"{file.relative_to(ROOT)}:{line}: {text[:60]}"
-        for file in SOURCES
+        for file in SOURCES + TEST_SOURCES
+        if BEGINNINGS.search(file.read_text(encoding="utf-8"))
         for line, text in docstrings(file)
         if re.match(r"[\w-]*", text.strip())[0] in FIRST_WORDS
     ] == []
@@ -54,5 +66,16 @@ def test_docstrings_comments_and_messages_are_in_plain_english() -> None:
         f"{file.relative_to(ROOT)}:{line}: {found[0]}"
         for file in SOURCES
         for line, text in texts(file)
+        for found in PHRASES.finditer(text)
+    ] == []
+
+
+def test_docstrings_and_comments_of_tests_are_in_plain_english() -> None:
+    """Other strings of tests are data, or quote messages."""
+    assert [
+        f"{file.relative_to(ROOT)}:{line}: {found[0]}"
+        for file in TEST_SOURCES
+        if PHRASES.search(file.read_text(encoding="utf-8"))
+        for line, text in (*docstrings(file), *comments(file))
         for found in PHRASES.finditer(text)
     ] == []
