@@ -217,9 +217,9 @@ class FinetuningLoader:
             batch["mean_rows"] = np.full(size, self._batches.mean_rows / size, np.float32)
         return host_rows(batch, self._process)
 
-    def lengths(self, step: int) -> list[int]:
-        """Returns the padded lengths of all batches of the epoch to which a step belongs."""
-        return [self._padded_length(rows) for rows in self._epoch(step // self._steps_per_epoch)]
+    def padded_length(self, step: int) -> int:
+        """Returns the length to which the rows of a step's batch are padded."""
+        return self._padded_length(self._all_rows(step))
 
     def _padded_length(self, rows: np.ndarray) -> int:
         data, length = self._config.data, int(self._features.lengths[rows].max())

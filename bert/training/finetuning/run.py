@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 
@@ -24,7 +25,7 @@ from bert.runs.report import make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.runtime.profiling import make_profiler
 from bert.training.averaging import ParameterAverage
-from bert.training.finetuning.data import build_data
+from bert.training.finetuning.data import FinetuningData, build_data
 from bert.training.finetuning.evaluation import DevEvaluator
 from bert.training.finetuning.initialization import (
     HeadStart,
@@ -43,7 +44,7 @@ from bert.training.finetuning.results import (
 )
 from bert.training.finetuning.setup import Setup, resolve_setup, save_setup
 from bert.training.initialization import Log, initialize_state
-from bert.training.loop import TrainLoop
+from bert.training.loop import TrainLoop, TrainStep
 from bert.training.means import EarlyStopping, read_eval_metrics
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.step import TrainState, compile_bucketed_train_step
@@ -80,15 +81,17 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
         subject = curves_subject(config, setup)
         with make_report(run, data.total_steps, int(state.step), subject, callbacks) as report:
             early_stopping = EarlyStopping(run.path, task.main_metric, task.higher_main_is_better, config.patience)
+            train_step = compile_bucketed_train_step(
+                setup.loss, optimizer, config.seed, config.training.dropout_rng, parallel, frozen
+            )
             if state.step < data.total_steps and not early_stopping.should_stop(int(state.step)):
                 require_space(run, state, log)
+                _run_longest_batch(train_step, state, data, parallel, config.training.gradient_accumulation_steps)
             loop = TrainLoop(
                 config=config.training,
                 end_step=data.total_steps,
                 loader=data.loader,
-                train_step=compile_bucketed_train_step(
-                    setup.loss, optimizer, config.seed, config.training.dropout_rng, parallel, frozen
-                ),
+                train_step=train_step,
                 schedule=learning_rate_schedule(config.optimizer, data.total_steps),
                 loss_factors=setup.loss.factors,
                 evaluate=evaluate,
@@ -111,6 +114,22 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
     best = BestCheckpoint(step, frozen.merge(params), counts, lines, dev_outputs, report.divergence)
     scores = write_predictions(run, setup, final_evaluator, best)
     return write_results(run, setup, data, best, scores, start_time)
+
+
+def _run_longest_batch(
+    train_step: TrainStep, state: TrainState, data: FinetuningData, parallel: Parallelism, micro_batches: int
+) -> None:
+    """Runs a step on the longest batch ahead, so that a batch that does not fit in memory fails before the first step.
+
+    The step trains a copy of the state, which is discarded. If the first batch is as long, the first step is the test.
+    """
+    first = int(state.step)
+    steps = range(first, min(first + data.steps_per_epoch, data.total_steps))
+    longest = max(steps, key=data.loader.padded_length)
+    if longest == first:
+        return
+    batch = parallel.shard_batch(data.loader.batch(longest), micro_batches)
+    jax.block_until_ready(train_step(parallel.put_state(state), batch))
 
 
 def _take_frozen_weights(run: RunFolder[FinetuneConfig], setup: Setup) -> FrozenWeights:

@@ -403,3 +403,63 @@ def test_a_mesh_gives_the_run_of_one_device(
         for path in (folder, finetuned)
     )
     assert ours == theirs
+
+
+@pytest.mark.medium
+def test_longest_batch_runs_before_the_first_step_and_changes_no_result(
+    pretrained: Path, sst2: Path, tmp_path: Path, monkeypatch
+) -> None:
+    import jax
+
+    from bert.training.finetuning import run as finetuning_run
+
+    compile_step, calls = finetuning_run.compile_bucketed_train_step, []
+
+    def compile_recorded_step(*arguments):
+        train_step = compile_step(*arguments)
+
+        def recorded_step(state, batch):
+            calls.append((int(np.max(state.step)), batch["input_ids"].shape[-1]))
+            return train_step(state, batch)
+
+        return recorded_step
+
+    options = [f"--init={pretrained}", "--data.buckets", "16", "32", "--training.epochs=1"]
+    monkeypatch.setattr(finetuning_run, "compile_bucketed_train_step", compile_recorded_step)
+    assert run(tmp_path / "run", sst2, *options) == 0
+    (first_step, first_length), *steps = calls
+    lengths = [length for _, length in steps]
+    assert (first_step, first_length) == (0, max(lengths))
+    assert first_length > lengths[0], "the first step's batch is short"
+    assert [step for step, _ in steps] == list(range(5))
+
+    monkeypatch.setattr(finetuning_run, "_run_longest_batch", lambda *arguments: None)
+    assert run(tmp_path / "without", sst2, *options) == 0
+    jax.tree.map(
+        np.testing.assert_array_equal, bert.load(tmp_path / "run").params, bert.load(tmp_path / "without").params
+    )
+
+
+@pytest.mark.medium
+def test_batch_that_does_not_fit_in_memory_fails_before_the_first_step(
+    pretrained: Path, sst2: Path, tmp_path: Path, monkeypatch
+) -> None:
+    from bert.training.finetuning import run as finetuning_run
+
+    compile_step, done = finetuning_run.compile_bucketed_train_step, []
+
+    def compile_step_with_little_memory(*arguments):
+        train_step = compile_step(*arguments)
+
+        def step(state, batch):
+            if batch["input_ids"].shape[-1] > 16:
+                raise MemoryError
+            done.append(int(np.max(state.step)))
+            return train_step(state, batch)
+
+        return step
+
+    monkeypatch.setattr(finetuning_run, "compile_bucketed_train_step", compile_step_with_little_memory)
+    with pytest.raises(MemoryError):
+        run(tmp_path / "run", sst2, f"--init={pretrained}", "--data.buckets", "16", "32", "--training.epochs=1")
+    assert done == []
