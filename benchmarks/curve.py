@@ -41,7 +41,7 @@ from bert.inference.pretrained import Pretrained
 from bert.metrics import unigram_log_probabilities
 from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
 from bert.training.losses import make_pretraining_loss
 from bert.training.means import accumulate_sums, compute_means

@@ -202,7 +202,7 @@ def run_mlm(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
 
 def google(text: Path, vocabulary: Path, work: Path, workers: int) -> Job:
     from bert.data.corpus.documents import documents, split_sentences
-    from bert.tokenizer.special_tokens import special_ids
+    from bert.tokenizer.library import special_ids
     from bert.tokenizer.vocabulary import load_tokenizer
 
     tokenizer = load_tokenizer(vocabulary)

@@ -22,9 +22,9 @@ from bert.data.pretraining.loader import PretrainingLoader
 from bert.model.attention import dot_product_attention, fused_attention
 from bert.model.dropout import Dropout
 from bert.model.mask import Mask
+from bert.runs.environment import TRACED_STEPS, WARMUP_STEPS, StepProfiler
 from bert.runs.report import Report
 from bert.runtime.interrupts import InterruptHandler
-from bert.runtime.profiling import TRACED_STEPS, WARMUP_STEPS, StepProfiler
 from bert.training.loop import TrainLoop
 
 

@@ -14,7 +14,7 @@ from bert.config import ModelConfig, TokenizerConfig
 from bert.inference.pretrained import Pretrained
 from bert.model.decoders import BertForCausalLM
 from bert.tokenizer.byte_level import train_byte_level
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 
 WORDS = ["the cat sat on the mat", "a dog ran to the cat", "mats and dogs, cats and “hats”"]
 POSITIONS = 24

@@ -15,7 +15,7 @@ from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.data.pretraining.loader import make_predictions, masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import philox_uint64
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 
 
 class MaskedToken(NamedTuple):

@@ -41,8 +41,7 @@ from bert.runs.checkpoint import Checkpointer
 from bert.runs.environment import read_environment
 from bert.runs.folder import KINDS, run_and_step
 from bert.tasks import make_task
-from bert.tokenizer.library import is_wordpiece, vocabulary_kind
-from bert.tokenizer.special_tokens import special_tokens
+from bert.tokenizer.library import is_wordpiece, special_tokens, vocabulary_kind
 from bert.tokenizer.vocabulary import load_tokenizer, normalization, tokenizer_fingerprint
 from bert.training.finetuning.initialization import EncoderDecoderInit
 from bert.training.finetuning.kinds import build_task_model

@@ -55,7 +55,7 @@ def _extend(config: PretrainConfig, count: str, engine: Engine) -> Tokenizer:
     """Adds words to the vocabulary in ``tokenizer.path``, and prints them."""
     from bert.data.corpus.vocabulary import count_corpus_words
     from bert.tokenizer.extension import add_words, require_extensible, select_new_words
-    from bert.tokenizer.word_counts import WordSteps
+    from bert.tokenizer.wordpiece import WordSteps
 
     if not count.isdecimal() or int(count) < 1:
         raise UserError(

@@ -17,15 +17,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config.model import PairTruncation
-from bert.data.rows import TokenRows
+from bert.data.batching import bucket_length
+from bert.data.rows import ChoiceRows, QueryDocumentRows, SourceTargetRows, TokenRows, number_texts
 from bert.errors import UserError
 from bert.tokenizer.hf_settings import NO_LIMIT, truncation_side
-from bert.tokenizer.library import encode_batch
-from bert.tokenizer.special_tokens import ROBERTA_TOKENS, special_ids
+from bert.tokenizer.library import ROBERTA_TOKENS, encode_batch, special_ids
 from bert.tokenizer.vocabulary import literal_tokenizer
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from tokenizers.processors import PostProcessor
 
 Count = TypeVar("Count", int, np.ndarray)
@@ -275,3 +274,84 @@ def widest_windows(starts: Sequence[int] | np.ndarray, ends: Sequence[int] | np.
         here = np.flatnonzero(score > best_score[start:end]) + start
         best_score[here], widest[here] = score[here - start], window
     return widest
+
+
+def tokenize_sources(
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    sources: Sequence[str],
+    targets: Sequence[str] | None,
+    max_lengths: tuple[int, int],
+) -> SourceTargetRows:
+    """Encodes sources and targets as rows.
+
+    Args:
+      tokenizers: tokenizer of the sources, and of the targets.
+      targets: a text for each source, or None.
+      max_lengths: maximum tokens of a source with its special tokens, and of a target with its start or end token.
+
+    Raises:
+      UserError: the target vocabulary has no token for the start or the end of a text.
+    """
+    tokenizer, target_tokenizer = tokenizers
+    rows = tokenize(tokenizer, sources, max_lengths[0])
+    start, end = target_boundaries(target_tokenizer)
+    if targets is None:
+        return SourceTargetRows(rows, None, target_tokenizer, max_lengths[1])
+    max_tokens = max_lengths[1] - 1
+    texts = [
+        np.concatenate([[start], ids[:max_tokens], [end]]).astype(np.int32)
+        for ids in plain_ids(target_tokenizer, targets, literal=True)
+    ]
+    lengths = np.array([len(ids) for ids in texts], np.int64)
+    target_rows = TokenRows(
+        ids=np.concatenate([np.zeros(0, np.int32), *texts]),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        segment_a_lengths=lengths.astype(np.int32),
+        labels=None,
+    )
+    return SourceTargetRows(rows, target_rows, target_tokenizer, max_lengths[1])
+
+
+def target_boundaries(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Returns the ids of the start and end tokens of a target. Raises UserError for a vocabulary without them."""
+    ids = special_ids(tokenizer)
+    roles = {"start": ("cls", "bos"), "end": ("eos", "sep")}
+    boundaries = {name: next((i for i in map(ids.find, names) if i is not None), None) for name, names in roles.items()}
+    for name, number in boundaries.items():
+        if number is None:
+            raise UserError(
+                f"the target vocabulary has no {name} token ([CLS] and [SEP], <s> and </s>, or <|endoftext|>): use one "
+                "that has it"
+            )
+    return int(boundaries["start"] or 0), int(boundaries["end"] or 0)
+
+
+def tokenize_queries(
+    tokenizer: Tokenizer,
+    queries: Sequence[str],
+    documents: Sequence[Sequence[str]],
+    scores: np.ndarray | None,
+    max_length: int,
+    buckets: Sequence[int],
+    has_loss: bool = True,
+) -> QueryDocumentRows:
+    """Encodes queries and their documents as rows.
+
+    Args:
+      documents: one or more documents for each of R queries.
+      scores: [R] float32, or None.
+      max_length: maximum tokens of a text, special tokens included.
+      buckets: lengths to which batches are padded.
+    """
+    flat = [text for texts in documents for text in texts]
+    offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
+    rows = tokenize(tokenizer, queries, max_length, scores)
+    max_query_length = bucket_length(int(rows.lengths.max(initial=0)), buckets, max_length)
+    return QueryDocumentRows(
+        rows,
+        ChoiceRows(tokenize(tokenizer, flat, max_length), offsets, None),
+        number_texts(queries),
+        number_texts(flat),
+        max_query_length,
+        has_loss,
+    )

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+from tokenizers import Tokenizer
 
 IGNORE_INDEX = -1
 """Label of tokens without a label: special tokens, padding, and all tokens of a word but the first."""
@@ -151,6 +152,135 @@ class ChoiceRows:
     def digest(self) -> str:
         """Returns a hash of the tokens, choices and labels."""
         return _digest(np.frombuffer(self.sequences.digest().encode(), np.uint8), self.offsets, self.labels)
+
+
+@dataclass(frozen=True)
+class SourceTargetRows:
+    """R sources and their targets w1 ... wn. The decoder reads ``[CLS] w1 ... wn`` and predicts ``w1 ... wn [SEP]``.
+
+    Both sides of a batch are padded to one length, the targets at most to their maximum. A run then compiles a program
+    per length instead of per pair of lengths.
+    """
+
+    sources: TokenRows
+    targets: TokenRows | None
+    """Rows ``[CLS] w1 ... wn [SEP]``; None if the split has no targets."""
+    tokenizer: Tokenizer
+    """Tokenizer of the targets."""
+    max_target_length: int
+    """Maximum number of tokens that the decoder reads in a row."""
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The targets' token ids; None if the split has no targets."""
+        return None if self.targets is None else self.targets.ids
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """[R] number of tokens of the longer side of each row."""
+        if self.targets is None:
+            return self.sources.lengths
+        return np.maximum(self.sources.lengths, self.targets.lengths - 1)
+
+    def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
+        """Returns the batch of some rows, padded to S = ``length`` tokens of source and B = ``batch_size`` rows.
+
+        Returns:
+          input_ids, token_type_ids, attention_mask [B, S] int32 of the sources; target_ids [B, T] int32, the input of
+          the decoder; labels [B, T] int32, the tokens that follow them, IGNORE_INDEX in padding; weights [B] float32,
+          0 for fill rows.
+        """
+        batch = self.sources.batch(rows, length, batch_size)
+        target_length = min(length, self.max_target_length)
+        target_ids = np.zeros((batch_size, target_length), np.int32)
+        labels = np.full((batch_size, target_length), IGNORE_INDEX, np.int32)
+        if self.targets is not None:
+            full = self.targets.batch(rows, target_length + 1, batch_size)
+            real = full["attention_mask"][:, 1:] > 0
+            target_ids[real] = full["input_ids"][:, :-1][real]
+            labels[real] = full["input_ids"][:, 1:][real]
+        return {**batch, "target_ids": target_ids, "labels": labels}
+
+    def digest(self) -> str:
+        """Returns a hash of the tokens of both sides."""
+        return self.sources.digest() + ("" if self.targets is None else self.targets.digest())
+
+
+@dataclass(frozen=True)
+class QueryDocumentRows:
+    """R queries, each with one or more documents; the first document is the right one.
+
+    Documents are padded to the length of the batch, queries at most to ``max_query_length``. A run then compiles a
+    program per length instead of per pair of lengths.
+    """
+
+    queries: TokenRows
+    """Labels are the scores of the rows, [R] float32, or None."""
+    documents: ChoiceRows
+    query_numbers: np.ndarray
+    """[R] int32: equal texts have equal numbers."""
+    document_numbers: np.ndarray
+    """[documents of all rows] int32: equal texts have equal numbers."""
+    max_query_length: int
+    """Maximum length to which queries are padded."""
+    has_loss: bool = True
+    """Whether a loss can be computed."""
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The scores, or the numbers of the documents; None if no loss can be computed."""
+        if not self.has_loss:
+            return None
+        return self.document_numbers if self.queries.labels is None else self.queries.labels
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """[R] number of tokens of the longest text of each row."""
+        return np.maximum(self.queries.lengths, self.documents.lengths)
+
+    def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
+        """Returns the batch of some rows, with C documents padded to T = ``length`` and B = ``batch_size`` rows.
+
+        Returns:
+          input_ids, token_type_ids, attention_mask [B, Q] int32 of the queries; document_ids, document_types,
+          document_mask [B, C, T] int32; query_numbers [B] and document_numbers [B, C] int32, -1 for documents that only
+          fill a row; labels [B] float32, the scores or 0; weights [B] float32, 0 for fill rows.
+        """
+        rows = np.asarray(rows)
+        used = slice(0, len(rows))
+        batch = self.queries.batch(rows, min(length, self.max_query_length), batch_size)
+        documents = self.documents.batch(rows, length, batch_size)
+        query_numbers = np.full(batch_size, -1, np.int32)
+        query_numbers[used] = self.query_numbers[rows]
+        has = documents["choice_mask"][used] > 0
+        indices = self.documents.offsets[rows][:, None] + np.arange(has.shape[1])
+        document_numbers = np.full((batch_size, has.shape[1]), -1, np.int32)
+        document_numbers[used][has] = self.document_numbers[indices[has]]
+        return {
+            **batch,
+            "labels": batch["labels"].astype(np.float32),
+            "document_ids": documents["input_ids"],
+            "document_types": documents["token_type_ids"],
+            "document_mask": documents["attention_mask"],
+            "query_numbers": query_numbers,
+            "document_numbers": document_numbers,
+        }
+
+    def digest(self) -> str:
+        """Returns a hash of the tokens and scores."""
+        return self.queries.digest() + self.documents.digest()
+
+
+def number_texts(texts: Sequence[str]) -> np.ndarray:
+    """Numbers texts in order of first occurrence, int32 [texts]; equal texts have equal numbers."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
 
 
 def pad_and_stack(arrays: Sequence[np.ndarray], empty: Sequence[int] = (0,)) -> np.ndarray:

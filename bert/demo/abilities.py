@@ -19,7 +19,7 @@ from bert.tasks.multiple_choice import MultipleChoiceTask
 from bert.tasks.question_answering import QuestionAnsweringTask
 from bert.tasks.sequence_classification import Label, Labels, Score
 from bert.tasks.token_classification import TokenClassificationTask
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import token_text
 
 TEXTS = (

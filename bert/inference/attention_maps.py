@@ -20,9 +20,8 @@ from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length
-from bert.data.encoding import plain_ids, tokenize
+from bert.data.encoding import plain_ids, target_boundaries, tokenize
 from bert.data.inputs import Text, as_text_or_pair, as_texts
-from bert.data.multi_text_rows import target_boundaries
 from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.files import atomic_write
@@ -33,7 +32,7 @@ from bert.model.decoders import BertForSequenceToSequence
 from bert.model.encoder import Bert
 from bert.model.names import has_decoder
 from bert.tokenizer.hf_settings import NO_LIMIT
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import token_text
 
 MAX_TICK_LABELS = 24

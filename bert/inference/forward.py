@@ -17,9 +17,8 @@ from jax.typing import DTypeLike
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.inputs import check_count
-from bert.data.multi_text_rows import QueryDocumentRows
 from bert.data.pretraining.packing import assign_packs, packing_arrays
-from bert.data.rows import Rows, TokenRows
+from bert.data.rows import QueryDocumentRows, Rows, TokenRows
 from bert.errors import UserError, require
 from bert.model.encoder import Bert, EncoderOutput
 from bert.model.heads import HEADS

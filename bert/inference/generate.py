@@ -16,9 +16,8 @@ from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
-from bert.data.encoding import plain_ids, tokenize
+from bert.data.encoding import plain_ids, target_boundaries, tokenize
 from bert.data.inputs import check_count, shown
-from bert.data.multi_text_rows import target_boundaries
 from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.inference.decoding import Cache, Decoded, Prompts, beam_search, sample
@@ -29,8 +28,7 @@ from bert.model.attention import Memory, make_cache
 from bert.model.decoders import BertForCausalLM, BertForSequenceToSequence
 from bert.model.mask import Mask
 from bert.tokenizer.hf_settings import NO_LIMIT
-from bert.tokenizer.library import decode, detokenize
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import decode, detokenize, special_ids
 
 
 class Continuation(NamedTuple):

@@ -58,7 +58,7 @@ def load(
 ) -> Pretrained:
     """Loads a model: the newest valid pretraining checkpoint, the best fine-tuning checkpoint, or a published model.
 
-    Enables JAX's compilation cache (`bert.runtime.compilation_cache`), so that later processes do not recompile.
+    Enables JAX's compilation cache (`bert.runtime.process`), so that later processes do not recompile.
 
     Args:
         source: one of the following. ``RUN@STEP`` and ``organisation/name@revision`` select a checkpoint or a revision.

@@ -16,8 +16,7 @@ import numpy as np
 from bert.config import Decoding, TaskDataConfig
 from bert.data.encoding import row_template, tokenize
 from bert.data.inputs import Text, as_list, as_text_or_pair, as_texts, check_count
-from bert.data.multi_text_rows import QueryDocumentRows, SourceTargetRows
-from bert.data.rows import Rows, TokenRows
+from bert.data.rows import QueryDocumentRows, Rows, SourceTargetRows, TokenRows
 from bert.errors import UserError, log_message, on_one_line, system_errors_as_user_errors
 from bert.inference.export import TOLERANCE, save_model
 from bert.inference.forward import BUCKETS, BatchedForward, EncodeOutput, GraphForward

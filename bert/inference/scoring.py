@@ -27,7 +27,7 @@ from bert.model.linear import tied_logits
 from bert.tasks.base import Task
 from bert.tasks.sequence_classification.classification import Label
 from bert.tokenizer.hf_settings import NO_LIMIT
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import token_text
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
-from bert.data.multi_text_rows import target_boundaries
+from bert.data.encoding import target_boundaries
 from bert.errors import UserError, WarningText
 from bert.files import read_json
 from bert.interchange.bundle import ModelBundle
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
 GENERATION_CONFIG = "generation_config.json"

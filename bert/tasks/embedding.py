@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.config import EmbeddingConfig, FinetuneConfig, TaskDataConfig
 from bert.data import encoding
+from bert.data.encoding import tokenize_queries
 from bert.data.inputs import as_texts
-from bert.data.multi_text_rows import number_texts, tokenize_queries
 from bert.data.records import Records
-from bert.data.rows import Rows, TokenRows
+from bert.data.rows import Rows, TokenRows, number_texts
 from bert.errors import UserError, require
 from bert.files import write_tsv
 from bert.metrics import retrieval

@@ -13,9 +13,10 @@ from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
 from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
+from bert.data.encoding import tokenize_sources
 from bert.data.inputs import as_texts
-from bert.data.multi_text_rows import SourceTargetRows, tokenize_sources
 from bert.data.records import Records
+from bert.data.rows import SourceTargetRows
 from bert.errors import UserError, require, without_surrogates
 from bert.metrics import text as text_metrics
 from bert.tasks.base import Outputs, take_rows

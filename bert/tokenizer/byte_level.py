@@ -15,8 +15,8 @@ import numpy as np
 
 from bert.config import TokenizerConfig
 from bert.errors import UserError, without_surrogates
-from bert.tokenizer.special_tokens import ROBERTA_TOKENS, special_ids, special_tokens
-from bert.tokenizer.word_counts import WordCounts, WordSteps
+from bert.tokenizer.library import ROBERTA_TOKENS, special_ids, special_tokens
+from bert.tokenizer.wordpiece import WordCounts, WordSteps
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

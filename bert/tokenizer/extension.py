@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bert.errors import UserError, require
-from bert.tokenizer.library import library_errors
-from bert.tokenizer.special_tokens import special_ids
-from bert.tokenizer.word_counts import WordCounts
-from bert.tokenizer.wordpiece import CONTINUATION, MAX_INPUT_CHARS_PER_WORD
+from bert.tokenizer.library import library_errors, special_ids
+from bert.tokenizer.wordpiece import CONTINUATION, MAX_INPUT_CHARS_PER_WORD, WordCounts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert.errors import UserError
 from bert.files import read_json
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -16,7 +16,7 @@ import numpy as np
 from bert.errors import UserError
 from bert.protobuf import Fields, last_value, parse_message, values
 from bert.tokenizer.hf_settings import SETTINGS, TokenizerSettings, read_object
-from bert.tokenizer.special_tokens import ALBERT_TOKENS, BERT_TOKENS, ROBERTA_TOKENS
+from bert.tokenizer.library import ALBERT_TOKENS, BERT_TOKENS, ROBERTA_TOKENS
 from bert.tokenizer.unigram import WORD_START
 
 if TYPE_CHECKING:

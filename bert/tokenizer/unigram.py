@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TextIO
 from bert.config import TokenizerConfig
 from bert.config.model import StripAccents
 from bert.errors import UserError, without_surrogates
-from bert.tokenizer.special_tokens import ALBERT_TOKENS, HIDDEN
-from bert.tokenizer.word_counts import EUROPEAN_MARKS, WordCounts, WordSteps, normalize_counts, resolve_strip_accents
+from bert.tokenizer.library import ALBERT_TOKENS, HIDDEN
+from bert.tokenizer.wordpiece import EUROPEAN_MARKS, WordCounts, WordSteps, normalize_counts, resolve_strip_accents
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -20,19 +20,29 @@ from bert.remote import fetch
 from bert.tokenizer.byte_level import SPACES, byte_level_steps, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import SETTINGS, TokenizerSettings, read_settings, set_truncation_side, truncation_side
 from bert.tokenizer.library import (
+    MPNET_TOKENS,
+    SPECIAL_TOKENS,
     check_post_processor,
     decode,
     is_wordpiece,
     keeps_spaces,
     library_errors,
+    special_ids,
+    special_tokens,
     vocabulary_kind,
 )
 from bert.tokenizer.sentencepiece import FILES as SENTENCEPIECE_FILES
 from bert.tokenizer.sentencepiece import build_sentencepiece
-from bert.tokenizer.special_tokens import MPNET_TOKENS, SPECIAL_TOKENS, special_ids, special_tokens
 from bert.tokenizer.unigram import WORD_START, train_unigram, unigram_word_steps, without_special_pieces
-from bert.tokenizer.word_counts import WordCounts, WordSteps
-from bert.tokenizer.wordpiece import UNUSED, build_wordpiece, has_wordpiece_steps, train_wordpiece, wordpiece_steps
+from bert.tokenizer.wordpiece import (
+    UNUSED,
+    WordCounts,
+    WordSteps,
+    build_wordpiece,
+    has_wordpiece_steps,
+    train_wordpiece,
+    wordpiece_steps,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

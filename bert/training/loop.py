@@ -18,11 +18,11 @@ from bert.errors import UserError, require
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
 from bert.runs.checkpoint import Checkpoints
+from bert.runs.environment import StepProfiler
 from bert.runs.metrics_log import Metrics, SkippedStep, nonfinite_error_message
 from bert.runs.report import Report
 from bert.runtime.interrupts import EvaluationInterrupted, InterruptHandler
 from bert.runtime.process import release_free_memory
-from bert.runtime.profiling import StepProfiler
 from bert.training.averaging import ParameterAverage
 from bert.training.means import EarlyStopping, compute_means
 from bert.training.step import StepMetrics, TrainState

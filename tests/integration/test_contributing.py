@@ -13,7 +13,7 @@ import pytest
 
 import bert.config.data
 from bert.data.pretraining import input_formats
-from bert.data.pretraining.segments import sentence_order_pairs
+from bert.data.pretraining.input_formats import sentence_order_pairs
 from tests.conftest import SMALL_RUN
 
 CONTRIBUTING = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ import yaml
 import bert
 from bert.commands.finetune import main
 from bert.commands.predict import main as predict
-from bert.data.multi_text_rows import QueryDocumentRows
+from bert.data.rows import QueryDocumentRows
 from bert.model.pooling import Pooling
 from tests.conftest import SMALL_MODEL
 from tests.helpers import (

@@ -12,7 +12,7 @@ import bert
 from bert.errors import UserError
 from bert.files import read_json
 from bert.interchange import families
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import load_tokenizer
 from tests.interchange.hf_folders import MPNET, assert_same, edit, random_model, rewrite
 

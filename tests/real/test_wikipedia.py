@@ -11,7 +11,7 @@ from bert.data.pretraining.dataset import open_rows
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer
 
 pytestmark = pytest.mark.real

@@ -12,7 +12,7 @@ import pytest
 
 from bert.config import ColumnsConfig, EmbeddingConfig, FinetuneConfig, TaskDataConfig, TrainingConfig
 from bert.config.run_file import DERIVED_KEYS
-from bert.data.multi_text_rows import QueryDocumentRows
+from bert.data.rows import QueryDocumentRows
 from bert.errors import UserError
 from bert.tasks import make_task
 from bert.tasks.embedding import EmbeddingTask

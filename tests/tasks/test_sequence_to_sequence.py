@@ -10,7 +10,7 @@ import pytest
 
 from bert.config import ColumnsConfig, FinetuneConfig, ModelConfig, TaskDataConfig, TokenizerConfig, UserError
 from bert.config.training import TrainingConfig
-from bert.data.multi_text_rows import target_boundaries
+from bert.data.encoding import target_boundaries
 from bert.data.rows import IGNORE_INDEX
 from bert.tasks import TASKS, make_task
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask, Written

@@ -16,7 +16,7 @@ from bert.config import FinetuneConfig, TaskDataConfig
 from bert.errors import UserError, WarningText
 from bert.tasks import make_task
 from bert.tasks.splits import Splits, cut_facts, held_out, label_facts, read_splits
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.library import SPECIAL_TOKENS
 from tests.helpers import made_files
 
 

@@ -31,7 +31,7 @@ from bert.interchange.writers import hf
 from bert.tasks.question_answering import span_features
 from bert.tasks.token_classification import conll, word_features
 from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import literal_tokenizer, load_tokenizer, save_tokenizer, subword_ids, train_tokenizer
 from tests.conftest import SMALL_RUN
 

@@ -12,9 +12,9 @@ from bert.commands.tokenizer import main
 from bert.config import TokenizerConfig
 from bert.errors import UserError
 from bert.tokenizer.extension import add_words, decompose_new_tokens, select_new_words
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.library import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer, train_tokenizer
-from bert.tokenizer.word_counts import WordSteps, count_words
+from bert.tokenizer.wordpiece import WordSteps, count_words
 from bert.training.pretraining import run as pretraining_run
 from bert.training.pretraining.initialization import extend_embeddings
 from tests.conftest import SMALL_RUN

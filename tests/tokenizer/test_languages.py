@@ -12,7 +12,7 @@ from bert.config import TokenizerConfig
 from bert.data.corpus.documents import split_sentences
 from bert.data.corpus.vocabulary import measure_losses
 from bert.data.pretraining.tokenization import StretchEncoder, are_words_separate, encode_texts, text_encoder
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import (
     literal_tokenizer,
     load_tokenizer,
@@ -23,7 +23,7 @@ from bert.tokenizer.vocabulary import (
     train_tokenizer,
     word_steps,
 )
-from bert.tokenizer.word_counts import count_words
+from bert.tokenizer.wordpiece import count_words
 from tests.languages import ALL_KEPT, NUM_SENTENCES, PARAGRAPHS, training_texts
 
 KINDS = ("wordpiece", "unigram", "byte_level")

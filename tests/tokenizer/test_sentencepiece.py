@@ -14,9 +14,8 @@ from tokenizers import Tokenizer
 from bert.data.encoding import row_template
 from bert.errors import UserError
 from bert.tokenizer.hf_settings import TokenizerSettings
-from bert.tokenizer.library import vocabulary_kind
+from bert.tokenizer.library import special_ids, vocabulary_kind
 from bert.tokenizer.sentencepiece import build_sentencepiece
-from bert.tokenizer.special_tokens import special_ids
 from bert.tokenizer.vocabulary import continues_word, literal_tokenizer, load_tokenizer, save_tokenizer
 from tests.helpers import thoroughly
 

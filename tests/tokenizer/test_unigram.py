@@ -13,8 +13,7 @@ from bert.commands.tokenizer import main
 from bert.config import TokenizerConfig
 from bert.data.encoding import row_template
 from bert.errors import UserError
-from bert.tokenizer.library import vocabulary_kind
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids, vocabulary_kind
 from bert.tokenizer.unigram import TRAINED_SPECIAL_TOKENS, build_unigram
 from bert.tokenizer.vocabulary import (
     continues_word,

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 
 from bert.config import TokenizerConfig
 from bert.errors import UserError
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS, special_ids
+from bert.tokenizer.library import SPECIAL_TOKENS, special_ids
 from bert.tokenizer.vocabulary import (
     embedding_rows,
     literal_tokenizer,

@@ -26,7 +26,7 @@ from bert.data.pretraining.build import SHARD_BYTES, require_documents
 from bert.data.worker_processes import Engine, run_tasks
 from bert.errors import LOGGER, UserError, without_surrogates
 from bert.files import blocking_lock
-from bert.tokenizer.word_counts import WordCounts, WordSteps, blocks, count_words
+from bert.tokenizer.wordpiece import WordCounts, WordSteps, blocks, count_words
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -180,7 +180,7 @@ def measure_losses(tokenizer: Tokenizer, texts: Iterable[str]) -> Losses:
     """Measures the losses of texts in a vocabulary. Case and compatibility forms are ignored."""
     from tokenizers import models
 
-    from bert.tokenizer.special_tokens import special_ids
+    from bert.tokenizer.library import special_ids
     from bert.tokenizer.vocabulary import literal_tokenizer
     from bert.tokenizer.wordpiece import MAX_INPUT_CHARS_PER_WORD
 
@@ -210,7 +210,7 @@ def warn_of_losses(
     losses: Losses, tokenizer: Tokenizer, warn: Callable[[str], None] = LOGGER.warning, text: str = "data.train"
 ) -> None:
     """Logs a warning for each large loss of a text."""
-    from bert.tokenizer.special_tokens import special_ids
+    from bert.tokenizer.library import special_ids
 
     unknown = special_ids(tokenizer).find("unk")
     for warning in losses.warnings(str(tokenizer.id_to_token(unknown or 0)), text):

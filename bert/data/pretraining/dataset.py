@@ -17,14 +17,12 @@ from bert.config import DataConfig
 from bert.data.corpus.document_stream import HEAD_CHARACTERS, HEAD_VERSION, training_fingerprint
 from bert.data.corpus.documents import DigestCache, corpus_fingerprint, file_signature, resolve_sources
 from bert.data.encoding import RowTemplate, row_template
-from bert.data.pretraining.input_formats import INPUT_FORMATS, NEXT_ID
+from bert.data.pretraining.input_formats import INPUT_FORMATS, IS_NEXT, NEXT_ID
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
-from bert.data.pretraining.segments import IS_NEXT
 from bert.data.pretraining.shards import COLUMNS, LONGER_DOCUMENTS
 from bert.errors import UserError
 from bert.files import load_json
-from bert.tokenizer.library import keeps_spaces
-from bert.tokenizer.special_tokens import SpecialTokenIds, special_ids
+from bert.tokenizer.library import SpecialTokenIds, keeps_spaces, special_ids
 from bert.tokenizer.vocabulary import tokenizer_fingerprint
 
 if TYPE_CHECKING:

@@ -112,7 +112,7 @@ def make_predictions(config: DataConfig, tokenizer: Tokenizer, objective: str = 
 
 def make_masking(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm") -> Masking:
     """Returns the masking of a pretraining objective. Raises UserError if a vocabulary has nothing to mask."""
-    from bert.tokenizer.special_tokens import special_ids
+    from bert.tokenizer.library import special_ids
     from bert.tokenizer.vocabulary import embedding_rows, subword_ids
 
     special = special_ids(tokenizer)

@@ -188,7 +188,7 @@ def _chosen(columns: Columns, rows: np.ndarray) -> Columns:
 
 def chunk_rows(spec: StreamSpec, chunk: int, documents: list[StreamedDocument], tokenizer: Tokenizer) -> Columns:
     """Returns the rows of a chunk, none if it has too few documents for the input format."""
-    from bert.tokenizer.special_tokens import special_ids
+    from bert.tokenizer.library import special_ids
     from bert.tokenizer.vocabulary import embedding_rows
 
     settings = row_settings(spec.config, packing=True)

@@ -19,13 +19,12 @@ from bert.config import DataConfig
 from bert.data.cache import WORK
 from bert.data.corpus.document_store import Documents, DocumentStore
 from bert.data.encoding import RowTemplate, row_template
-from bert.data.pretraining import segments
-from bert.data.pretraining.input_formats import INPUT_FORMATS
+from bert.data.pretraining.input_formats import INPUT_FORMATS, make_rng
 from bert.data.pretraining.packing import Columns, pack_rows
 from bert.data.pretraining.tokenization import TokenizedDocuments, tokenize_documents, tokenize_sentences
 from bert.errors import UserError
 from bert.files import write_atomic
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import embedding_rows
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ def draw_rows(
     """Draws rows with the random stream of (seed, name). Returns their ranges [R, ...] and columns before packing."""
     tokens, sentences, documents, indices = text
     input_format, length = INPUT_FORMATS[settings.input_format], settings.sequence_length
-    rng = segments.make_rng(settings.seed, name)
+    rng = make_rng(settings.seed, name)
     ranges = input_format.sample_rows(sentences, documents, length, template, settings.short_seq_prob, rng, indices)
     padding = np.full((len(ranges), length), pad, np.uint16 if vocab_size <= 1 << 16 else np.int32)
     return ranges, input_format.to_columns(tokens, np.array(sentences)[documents], ranges, template, padding)

@@ -9,7 +9,7 @@ from bert.errors import UserError
 from bert.interchange.families.base import ABSOLUTE_POSITIONS, BERT_LIMITS, Family, Limit, class_names
 from bert.interchange.names import Names
 from bert.model.names import LAYER
-from bert.tokenizer.special_tokens import SpecialTokenIds
+from bert.tokenizer.library import SpecialTokenIds
 
 CLASSES = class_names("Albert", "PreTraining")
 BLOCK = "albert.encoder.albert_layer_groups.{}.albert_layers.0"

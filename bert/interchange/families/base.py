@@ -11,7 +11,7 @@ from bert.config import ModelConfig
 from bert.config.model import Activation, VocabularyKind
 from bert.interchange.names import Names
 from bert.model.names import LAYER
-from bert.tokenizer.special_tokens import SpecialTokenIds
+from bert.tokenizer.library import SpecialTokenIds
 
 KEYS = {
     name: name

@@ -10,7 +10,7 @@ from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_nam
 from bert.interchange.families.bert import BERT
 from bert.interchange.names import Names
 from bert.model.names import LAYER
-from bert.tokenizer.special_tokens import SpecialTokenIds
+from bert.tokenizer.library import SpecialTokenIds
 
 ATTENTION = "deberta.encoder.layer.{}.attention.self"
 ROW_HEADS = ("SequenceClassification", "MultipleChoice")

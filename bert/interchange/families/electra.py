@@ -11,7 +11,7 @@ from typing import Any
 from bert.config import ModelConfig
 from bert.interchange.families.base import ABSOLUTE_POSITIONS, BERT_LIMITS, Family, Limit, class_names, encoder_names
 from bert.interchange.names import Names
-from bert.tokenizer.special_tokens import SpecialTokenIds
+from bert.tokenizer.library import SpecialTokenIds
 
 CLASSES = {**class_names("Electra"), "BertForReplacedTokenDetection": "ElectraForPreTraining"}
 

@@ -17,7 +17,7 @@ from bert.interchange.families.base import ABSOLUTE_POSITIONS, KEYS, Family, Lim
 from bert.interchange.families.bert import BERT
 from bert.interchange.names import Names
 from bert.model.names import CROSS, DECODER, DECODER_LAYER, POOLER, PREDICTIONS
-from bert.tokenizer.special_tokens import SpecialTokenIds
+from bert.tokenizer.library import SpecialTokenIds
 
 EMBEDDINGS, LAYERS = "embeddings/", "encoder/"
 

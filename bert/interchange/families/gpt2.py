@@ -9,7 +9,7 @@ from bert.errors import UserError
 from bert.interchange.families.base import CLASSIC_LIMITS, Family, Limit
 from bert.interchange.names import HF_ARRAYS, Names
 from bert.model.names import LAYER
-from bert.tokenizer.special_tokens import SpecialTokenIds
+from bert.tokenizer.library import SpecialTokenIds
 
 BLOCK = "transformer.h.{}"
 

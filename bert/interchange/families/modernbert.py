@@ -11,7 +11,7 @@ from bert.errors import UserError
 from bert.interchange.families.base import SEPARATE_LAYERS, Family, Limit, ParametersByPath, class_names
 from bert.interchange.names import Names
 from bert.model.names import LAYER, POOLER
-from bert.tokenizer.special_tokens import SpecialTokenIds
+from bert.tokenizer.library import SpecialTokenIds
 
 BLOCK = "model.layers.{}"
 GLOBAL, LOCAL = "full_attention", "sliding_attention"

@@ -9,7 +9,7 @@ from bert.interchange.families.base import BERT_LIMITS, KEYS, Family, Limit, cla
 from bert.interchange.families.roberta import ROBERTA
 from bert.interchange.names import Names
 from bert.model.names import LAYER
-from bert.tokenizer.special_tokens import SpecialTokenIds
+from bert.tokenizer.library import SpecialTokenIds
 
 BLOCK = "mpnet.encoder.layer.{}.attention"
 OFFSET, BUCKETS = 2, 32

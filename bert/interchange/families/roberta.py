@@ -13,7 +13,7 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange.families.base import ABSOLUTE_POSITIONS, BERT_LIMITS, Family, Limit, class_names, encoder_names
 from bert.interchange.names import Names
-from bert.tokenizer.special_tokens import SpecialTokenIds
+from bert.tokenizer.library import SpecialTokenIds
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:

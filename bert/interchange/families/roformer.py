@@ -11,7 +11,7 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.interchange.families.base import BERT_LIMITS, Family, Limit, ParametersByPath, class_names, encoder_names
 from bert.interchange.names import Names
-from bert.tokenizer.special_tokens import SpecialTokenIds
+from bert.tokenizer.library import SpecialTokenIds
 
 CLASSES = {ours: name for ours, name in class_names("RoFormer").items() if ours != "BertForMultipleChoice"}
 """All classes except multiple choice, whose classifier reads the last token."""

@@ -38,8 +38,7 @@ from bert.interchange.tensor_files import read_tensors
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.model import names
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
-from bert.tokenizer.library import is_wordpiece
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import is_wordpiece, special_ids
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
 Log = Callable[[str], None]

@@ -43,7 +43,7 @@ from bert.interchange.writers.hf_files import (
 from bert.interchange.writers.onnx import lacking_key
 from bert.model import names
 from bert.model.positions import sinusoidal_position_table
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 
 TOLERANCE = 1e-4
 """Maximum difference between our logits and transformers'."""

@@ -24,8 +24,7 @@ from bert.interchange.readers import hf
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.model.names import has_decoder
 from bert.tokenizer.hf_settings import set_prefix_space, truncation_side
-from bert.tokenizer.library import library_errors
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import library_errors, special_ids
 from bert.tokenizer.vocabulary import save_tokenizer
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", **{name: name for name in ("relu", "silu", "tanh")}}

@@ -24,7 +24,7 @@ from bert.interchange.generation_files import generation_config
 from bert.interchange.writers.hf_files import published_tokenizers, save_published_tokenizer
 from bert.model import names
 from bert.model.pooling import Pooling
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 
 BATCH, CHOICES, LENGTH, TARGET_LENGTH = "batch_size", "num_choices", "sequence_length", "target_length"
 """Names of the free dimensions B, C and T, and of the T of an encoder-decoder's target."""

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from bert.data.encoding import RowTemplate, encode_with_offsets, row_template, widest_windows
 from bert.data.rows import TokenRows
 from bert.errors import UserError, require
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 
 ROWS_SCORED_AT_ONCE = 256
 """Number of windows whose spans are compared at once. The scores of all their spans occupy a few dozen MB."""

@@ -19,8 +19,7 @@ from bert.data.rows import IGNORE_INDEX, TokenRows
 from bert.errors import UserError, listed
 from bert.metrics.tagging_schemes import extract_entities
 from bert.tasks.token_classification.conll import Sentences
-from bert.tokenizer.library import encode_batch, keeps_spaces
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import encode_batch, keeps_spaces, special_ids
 from bert.tokenizer.vocabulary import after_space
 
 

@@ -14,7 +14,7 @@ from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, EmbeddingConfig, FinetuneConfig
-from bert.data.multi_text_rows import target_boundaries
+from bert.data.encoding import target_boundaries
 from bert.errors import UserError, WarningText
 from bert.inference.load import architecture_of
 from bert.model.decoders import BertForSequenceToSequence, ClassifierWithLanguageModel

@@ -196,7 +196,7 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
 
     Args:
         model: `bert.model.heads.BertForEmbedding`.
-        batch: a batch of `bert.data.multi_text_rows.QueryDocumentRows`, or of `bert.data.rows.TokenRows` for single
+        batch: a batch of `bert.data.rows.QueryDocumentRows`, or of `bert.data.rows.TokenRows` for single
             texts.
     """
     inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])

@@ -19,11 +19,11 @@ from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
 from bert.runs.checkpoint import make_checkpointer, require_space
 from bert.runs.checkpoint_storage import Restored
+from bert.runs.environment import make_profiler
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
 from bert.runs.report import make_report
 from bert.runtime.interrupts import InterruptHandler
-from bert.runtime.profiling import make_profiler
 from bert.training.averaging import ParameterAverage
 from bert.training.finetuning.data import FinetuningData, build_data
 from bert.training.finetuning.evaluation import DevEvaluator

@@ -33,8 +33,7 @@ from bert.parallel.multihost import broadcast_from_main, gather_rows, is_multiho
 from bert.runs.folder import STREAM_FILE, RunFolder
 from bert.runs.report import progress_lines
 from bert.tokenizer.byte_level import token_byte_counts
-from bert.tokenizer.library import vocabulary_kind
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids, vocabulary_kind
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows, save_tokenizer
 from bert.training.initialization import Log, with_vocab_size
 from bert.training.pretraining.setup import Setup

@@ -21,7 +21,7 @@ from bert.model.execution import LayerExecution
 from bert.model.pretraining import BertForMaskedLM, BertForPermutedLM, BertForPreTraining
 from bert.parallel.backends import Parallelism
 from bert.runs.metrics_log import Metrics
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import continues_word, token_text
 from bert.training.initialization import Initializable, Params
 from bert.training.losses import (

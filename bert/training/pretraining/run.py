@@ -14,11 +14,11 @@ from bert.errors import UserError, log_info, require
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
 from bert.runs.checkpoint import Checkpointer, Checkpoints, make_checkpointer, require_space
+from bert.runs.environment import make_profiler
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
 from bert.runs.report import make_report
 from bert.runtime.interrupts import InterruptHandler
-from bert.runtime.profiling import make_profiler
 from bert.training.initialization import Initializable, Log, Params, initialize_state
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.optimizer import learning_rate_schedule, make_optimizer

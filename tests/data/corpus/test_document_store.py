@@ -13,7 +13,7 @@ from bert.config import DataConfig
 from bert.data.corpus.document_store import NearDuplicateFilter
 from bert.data.pretraining.build import build_examples
 from bert.errors import UserError
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.library import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer
 
 pytest.importorskip("datasketch")

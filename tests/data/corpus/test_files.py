@@ -26,7 +26,7 @@ from bert.data.pretraining import tokenization
 from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.dataset import open_rows
 from bert.errors import UserError
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.library import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer
 
 TEXTS = ["First line.\n\n Second line. \n", " ", "Other document."]

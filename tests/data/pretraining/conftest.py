@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.library import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer
 
 DOCUMENTS, SENTENCES, WORDS, T = 60, 12, 7, 32

@@ -19,7 +19,7 @@ from bert.data.pretraining import build
 from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.dataset import open_examples, open_rows
 from bert.errors import UserError
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS, SpecialTokenIds
+from bert.tokenizer.library import SPECIAL_TOKENS, SpecialTokenIds
 from bert.tokenizer.vocabulary import load_tokenizer
 from tests.data.pretraining.conftest import (
     CLS,

@@ -10,8 +10,8 @@ from bert.config import DataConfig
 from bert.data.pretraining import build
 from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.dataset import open_rows
-from bert.data.pretraining.input_formats import INPUT_FORMATS
-from bert.data.pretraining.segments import (
+from bert.data.pretraining.input_formats import (
+    INPUT_FORMATS,
     SWAPPED,
     make_rng,
     rows_across_documents,
@@ -19,7 +19,7 @@ from bert.data.pretraining.segments import (
     sentence_order_pairs,
 )
 from bert.errors import UserError
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.library import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer
 
 T, FIRST, PAD, CLS, SEP = 48, len(SPECIAL_TOKENS), 0, 2, 3

@@ -11,7 +11,7 @@ from bert.config import DataConfig, PretrainConfig, TrainingConfig
 from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.loader import Batch
 from bert.errors import UserError
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.library import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer
 from bert.training.pretraining.data import open_phases
 from tests.helpers import originals

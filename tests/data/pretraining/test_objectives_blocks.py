@@ -22,7 +22,7 @@ from bert.data.pretraining.build import build_examples, build_shard_subset
 from bert.data.pretraining.dataset import PretrainingDataset
 from bert.errors import UserError
 from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS, build_byte_level, train_byte_level
-from bert.tokenizer.special_tokens import special_ids
+from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import literal_tokenizer
 from tests.data.pretraining.conftest import DOCUMENTS, FIRST, PAD, SENTENCES, SEP, WORDS, T
 from tests.helpers import all_rows, config_of, digest

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from bert.config import TokenizerConfig
 from bert.data.pretraining import tokenization
 from bert.data.pretraining.tokenization import StretchEncoder, are_words_separate, encode_texts, text_encoder
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS
+from bert.tokenizer.library import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import literal_tokenizer, load_tokenizer, train_tokenizer
 
 LETTERS = "abcdeé\u0301\u0323ßİΣσς中文\u3000\u00a0\u2028\u00ad\u200b\ufffd\x00\x1c\x85\t\n\r.,'[]-#ﬁ한\U0001f642"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert.config import EmbeddingConfig, ModelConfig
-from bert.data.multi_text_rows import number_texts
+from bert.data.rows import number_texts
 from bert.model.dropout import Dropout
 from bert.model.heads import BertForEmbedding
 from bert.model.pooling import Pooling, pool

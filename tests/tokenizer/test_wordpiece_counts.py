@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bert.config import TokenizerConfig
 from bert.errors import UserError
 from bert.tokenizer.vocabulary import train_tokenizer, word_steps
-from bert.tokenizer.word_counts import WordCounts, blocks, count_words
+from bert.tokenizer.wordpiece import WordCounts, blocks, count_words
 from tests.helpers import REPOSITORY
 
 HARD = [

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from bert.commands.pretrain import main as pretrain
-from bert.runtime.profiling import TRACED_STEPS, WARMUP_STEPS, StepProfiler
+from bert.runs.environment import TRACED_STEPS, WARMUP_STEPS, StepProfiler
 from tests.conftest import SMALL_RUN
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.data.pretraining.segments import IS_NEXT, IS_RANDOM, make_rng, sentence_pairs, truncate_pair
+from bert.data.pretraining.input_formats import IS_NEXT, IS_RANDOM, make_rng, sentence_pairs, truncate_pair
 
 
 def corpus(lengths_of_documents):

@@ -13,7 +13,7 @@ from bert.data.pretraining.loader import make_masking
 from bert.errors import UserError
 from bert.interchange.writers.hf_files import save_published_tokenizer
 from bert.tokenizer.byte_level import TRAINED_SPECIAL_TOKENS, build_byte_level
-from bert.tokenizer.special_tokens import SPECIAL_TOKENS, TOKEN_SETS, special_ids, special_tokens
+from bert.tokenizer.library import SPECIAL_TOKENS, TOKEN_SETS, special_ids, special_tokens
 from bert.tokenizer.vocabulary import load_tokenizer, subword_ids
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
