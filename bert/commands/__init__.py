@@ -1,4 +1,4 @@
-"""``bert COMMAND ...``: imports the module of one command and calls its ``main``."""
+"""``bert COMMAND ...``: imports the module of one command and calls its function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import importlib
 
 import bert
-from bert.commands.cli.arguments import run_command, run_program
+from bert.commands.cli.arguments import Command, run_command, run_program
 from bert.errors import UserError
 
 COMMANDS = {
@@ -14,20 +14,33 @@ COMMANDS = {
     "finetune": ("bert.commands.finetune", "fine-tune a model on labelled data"),
     "recipes": ("bert.commands.recipes", "list the recipes for --config"),
     "plan": ("bert.commands.plan", "report the device memory and time of a pretraining run"),
-    "tokenizer": ("bert.commands.tokenizer", "train a vocabulary on a corpus, or extend one"),
-    "examples": ("bert.commands.examples", "build the examples of a corpus in advance, and show them"),
-    "predict": ("bert.commands.predict", "predict new inputs with a fine-tuned model"),
-    "mine": ("bert.commands.mine", "find hard negatives for pairs of a query and its answer"),
-    "generate": ("bert.commands.generate", "continue texts with a language model"),
-    "evaluate": ("bert.commands.evaluate", "measure the perplexity of a text under a language model"),
-    "inspect": ("bert.commands.inspect", "print parameters, FLOPs, vocabulary and origin of a run or model"),
-    "compare": ("bert.commands.compare", "show curves, settings and scores of several runs side by side"),
-    "attention": ("bert.commands.attention", "show the attention weights of a model over a text"),
+    "tokenizer": ("bert.commands.corpus", "train a vocabulary on a corpus, or extend one"),
+    "examples": ("bert.commands.corpus", "build the examples of a corpus in advance, and show them"),
+    "predict": ("bert.commands.predictions", "predict new inputs with a fine-tuned model"),
+    "mine": ("bert.commands.predictions", "find hard negatives for pairs of a query and its answer"),
+    "generate": ("bert.commands.language_models", "continue texts with a language model"),
+    "evaluate": (
+        "bert.commands.language_models",
+        "measure the perplexity of a text under a language model",
+    ),
+    "inspect": (
+        "bert.commands.reports",
+        "print parameters, FLOPs, vocabulary and origin of a run or model",
+    ),
+    "compare": (
+        "bert.commands.reports",
+        "show curves, settings and scores of several runs side by side",
+    ),
+    "attention": ("bert.commands.reports", "show the attention weights of a model over a text"),
     "demo": ("bert.commands.demo", "serve a web page for trying a model"),
     "export": ("bert.commands.export", "write a model as a Hugging Face folder, StableHLO or ONNX"),
-    "glue-zip": ("bert.commands.glue_zip", "collect test predictions for gluebenchmark.com in one zip"),
+    "glue-zip": (
+        "bert.commands.predictions",
+        "collect test predictions for gluebenchmark.com in one zip",
+    ),
 }
-"""Module and summary of each command."""
+"""Module and summary of each command. A module of several commands has a function ``NAME_command`` for each of them, a
+module of one command has ``main``."""
 
 
 OPTIONS = {
@@ -44,7 +57,7 @@ OPTIONS = {
 def main(argv: list[str]) -> int:
     """Runs one command as a program: prints a UserError as one sentence, and returns the exit status.
 
-    The ``main`` of a command's own module, such as `bert.commands.finetune.main`, raises the UserError.
+    The function of one command, such as `bert.commands.finetune.main`, raises the UserError.
     """
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
@@ -59,7 +72,14 @@ def main(argv: list[str]) -> int:
             raise UserError(f"command line: {name} is not a command of bert: {OPTIONS[name]}")
         fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
         raise UserError(f"command line: {name} is not a command of bert: {fix}")
-    return importlib.import_module(COMMANDS[name][0]).main(rest)
+    return command_function(name)(rest)
+
+
+def command_function(name: str) -> Command:
+    """Imports the module of a command and returns its function."""
+    module = importlib.import_module(COMMANDS[name][0])
+    command: Command = getattr(module, f"{name.replace('-', '_')}_command", None) or module.main
+    return command
 
 
 def _help() -> str:

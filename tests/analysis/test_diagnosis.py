@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bert.analysis.diagnosis import DAMAGED, IGNORED, MISSING, diagnose, diagnose_data
-from bert.commands.inspect import main
+from bert.commands.reports import inspect_command as main
 from bert.errors import UserError
 from bert.files import write_atomic
 

@@ -11,7 +11,7 @@ import pytest
 import bert
 from bert.analysis.inspection import _row, summarize
 from bert.analysis.memory import batch_shapes
-from bert.commands.inspect import main
+from bert.commands.reports import inspect_command as main
 from bert.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig
 from bert.training.loop import count_parameters
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from bert.commands.compare import main
+from bert.commands.reports import compare_command as main
 from bert.runs.metrics_log import MetricsLog, write_results
 
 Make = Callable[..., Path]

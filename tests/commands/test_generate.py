@@ -15,7 +15,7 @@ import pytest
 import bert
 from bert.commands import main
 from bert.commands.cli.arguments import run_program
-from bert.commands.generate import main as generate
+from bert.commands.language_models import generate_command as generate
 from bert.config import Decoding, TokenizerConfig
 from bert.inference.generate import Continuation
 from bert.inference.pretrained import Pretrained
@@ -173,7 +173,7 @@ def test_a_vocabulary_that_loses_text_has_no_bits(monkeypatch, tmp_path: Path, c
 
 
 def test_what_cannot_be_measured_is_one_sentence(folder: Path, finetuned: Path, tmp_path: Path, fails, capsys) -> None:
-    from bert.commands.evaluate import main as evaluate
+    from bert.commands.language_models import evaluate_command as evaluate
 
     (tmp_path / "a.txt").write_text("the\n")
     (tmp_path / "empty.txt").touch()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert.commands import main as bert_main
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from bert.inference.pretrained import Pretrained
 
 

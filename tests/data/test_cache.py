@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bert.commands.examples import main
+from bert.commands.corpus import examples_command as main
 from bert.config import DataConfig, TokenizerConfig
 from bert.data.cache import WORK, CacheCopy
 from bert.data.corpus.vocabulary import corpus_vocabulary

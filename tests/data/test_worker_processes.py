@@ -24,7 +24,7 @@ print(len(list(documents("docstrings:json,email"))), "documents")
 EXAMPLES = """
 import sys
 from pathlib import Path
-from bert.commands.examples import main
+from bert.commands.corpus import examples_command as main
 from bert.data.pretraining import build
 
 with Path("runs.txt").open("a") as file:

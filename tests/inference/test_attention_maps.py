@@ -20,7 +20,7 @@ from matplotlib.image import imread
 from tokenizers import Tokenizer, decoders, models
 
 import bert
-from bert.commands.attention import main
+from bert.commands.reports import attention_command as main
 from bert.inference.attention_maps import (
     AttentionMap,
     AttentionTokens,

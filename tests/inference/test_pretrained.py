@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bert
-from bert.commands.attention import main as attention
+from bert.commands.reports import attention_command as attention
 from bert.data.batching import bucket_length
 from bert.inference.attention_maps import compute_attention_map, make_page
 from bert.inference.forward import BUCKETS, BatchedForward

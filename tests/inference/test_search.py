@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bert
-from bert.commands.mine import main
+from bert.commands.predictions import mine_command as main
 from bert.inference import search
 from bert.inference.search import Mining, RankedDocument, blocks_of, find_nearest
 from bert.model.heads import HEADS

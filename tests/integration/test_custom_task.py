@@ -12,7 +12,7 @@ import bert
 from bert import tasks
 from bert.commands.cli.arguments import parse
 from bert.commands.finetune import main
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.config.yaml_io import load_config
 from bert.runs.folder import open_run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import io
 import os
 import re
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
-from bert.commands import COMMANDS
+from bert.commands import COMMANDS, command_function
 from bert.config import FinetuneConfig, PretrainConfig, recipe_names
 from bert.config.yaml_io import keys_of
 from tests.conftest import SMALL_MODEL
@@ -88,7 +87,7 @@ def help_of(command: str) -> str:
     text = io.StringIO()
     with redirect_stdout(text):
         try:
-            importlib.import_module(COMMANDS[command][0]).main(["--help=all" if command in CONFIGURED else "--help"])
+            command_function(command)(["--help=all" if command in CONFIGURED else "--help"])
         except SystemExit as end:
             assert not end.code
     return text.getvalue()

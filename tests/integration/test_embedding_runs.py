@@ -16,7 +16,7 @@ import yaml
 
 import bert
 from bert.commands.finetune import main
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from bert.data.rows import QueryDocumentRows
 from bert.model.pooling import Pooling
 from tests.conftest import SMALL_MODEL

@@ -14,8 +14,8 @@ from flax.traverse_util import flatten_dict
 
 import bert
 from bert.commands.finetune import _show, main
-from bert.commands.glue_zip import main as glue_zip
-from bert.commands.predict import main as predict
+from bert.commands.predictions import glue_zip_command as glue_zip
+from bert.commands.predictions import predict_command as predict
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.data.rows import TokenRows
 from bert.runs.folder import RunFolder, open_run

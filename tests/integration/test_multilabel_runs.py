@@ -10,7 +10,7 @@ import pytest
 
 import bert
 from bert.commands.export import main as export
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from bert.interchange.writers import hf
 from tests.helpers import lines_of
 

@@ -15,7 +15,7 @@ import pytest
 
 import bert
 from bert.commands.finetune import main
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from bert.data.rows import ChoiceRows
 from tests.conftest import SMALL_MODEL
 from tests.helpers import (

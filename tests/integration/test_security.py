@@ -24,12 +24,12 @@ from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, models, normalizers
 
 import bert
-from bert.commands.compare import main as compare
 from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
-from bert.commands.inspect import main as inspect
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from bert.commands.pretrain import main as pretrain
+from bert.commands.reports import compare_command as compare
+from bert.commands.reports import inspect_command as inspect
 from bert.config import PretrainConfig
 from bert.config.run_file import check_vocabulary, load_run_config, redact_paths, save_run_config
 from bert.config.yaml_io import dump, keys_of, parse_dict, parse_yaml

@@ -17,8 +17,8 @@ import yaml
 import bert
 from bert.analysis.inspection import summarize
 from bert.commands.finetune import main
-from bert.commands.generate import main as generate
-from bert.commands.predict import main as predict
+from bert.commands.language_models import generate_command as generate
+from bert.commands.predictions import predict_command as predict
 from tests.helpers import REPOSITORY, assert_same_but_for_rounding, lines_of
 
 WORDS = dict(

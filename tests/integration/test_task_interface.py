@@ -16,7 +16,7 @@ import pytest
 import bert
 from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from bert.config import TaskDataConfig
 from bert.data import encoding
 from bert.data.rows import IGNORE_INDEX, TokenRows

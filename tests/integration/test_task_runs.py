@@ -18,7 +18,7 @@ import yaml
 import bert
 from bert import metrics
 from bert.commands.finetune import main
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from bert.data.rows import TokenRows
 from bert.tasks.token_classification import conll
 from tests.conftest import SMALL_MODEL

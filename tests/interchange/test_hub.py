@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import bert
+from bert.commands.corpus import tokenizer_command as extend
 from bert.commands.export import main as export
 from bert.commands.finetune import main as finetune
-from bert.commands.predict import main as predict
-from bert.commands.tokenizer import main as extend
+from bert.commands.predictions import predict_command as predict
 from bert.errors import UserError
 from bert.inference.load import load_vocabulary
 from bert.interchange import hub as hub_names

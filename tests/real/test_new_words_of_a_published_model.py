@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import bert
+from bert.commands.corpus import tokenizer_command as extend
 from bert.commands.pretrain import main as pretrain
-from bert.commands.tokenizer import main as extend
 from bert.tokenizer.vocabulary import load_tokenizer
 
 pytestmark = pytest.mark.real

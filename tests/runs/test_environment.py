@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import bert
-from bert.commands.inspect import main
+from bert.commands.reports import inspect_command as main
 from bert.config import PretrainConfig
 from bert.runs.environment import describe_environment, read_environment, record_environment
 from bert.runs.folder import RunFolder, open_run

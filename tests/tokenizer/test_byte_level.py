@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import bert
-from bert.commands.examples import main as examples
+from bert.commands.corpus import examples_command as examples
+from bert.commands.corpus import tokenizer_command as train
 from bert.commands.export import main as export
 from bert.commands.pretrain import main as pretrain
-from bert.commands.tokenizer import main as train
 from bert.config import DataConfig, PretrainConfig, TokenizerConfig
 from bert.config.yaml_io import load_config
 from bert.data.corpus.documents import corpus_fingerprint

@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer
 
 import bert
+from bert.commands.corpus import tokenizer_command as main
 from bert.commands.pretrain import main as pretrain
-from bert.commands.tokenizer import main
 from bert.config import TokenizerConfig
 from bert.errors import UserError
 from bert.tokenizer.extension import add_words, decompose_new_tokens, select_new_words

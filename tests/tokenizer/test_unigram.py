@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from bert.commands.tokenizer import main
+from bert.commands.corpus import tokenizer_command as main
 from bert.config import TokenizerConfig
 from bert.data.encoding import row_template
 from bert.errors import UserError

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bert.commands.examples import main as examples
-from bert.commands.tokenizer import main as tokenizer
+from bert.commands.corpus import examples_command as examples
+from bert.commands.corpus import tokenizer_command as tokenizer
 from bert.config import DataConfig, TokenizerConfig
 from bert.data.corpus.vocabulary import measure_losses, sample_texts
 from bert.tokenizer.vocabulary import train_tokenizer

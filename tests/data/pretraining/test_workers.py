@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.commands.examples import main
+from bert.commands.corpus import examples_command as main
 from bert.data.pretraining import build, shards
 from bert.data.pretraining.build import build_examples, build_shard_subset
 from bert.data.pretraining.dataset import open_rows
@@ -21,7 +21,7 @@ from tests.helpers import config_of, digest
 
 SHARD = """
 import sys
-from bert.commands.examples import main
+from bert.commands.corpus import examples_command as main
 from bert.data.pretraining import build as examples
 
 examples.SHARD_BYTES = 8000

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.commands import tokenizer as tokenizer_command
-from bert.commands.examples import main
+from bert.commands.corpus import examples_command as main
+from bert.commands.corpus import tokenizer_command
 from bert.config import TokenizerConfig
 from bert.data import worker_processes
 from bert.data.corpus import vocabulary
@@ -87,7 +87,7 @@ def test_the_words_that_tasks_count_train_and_extend_as_one_process(place, tmp_p
     }.items():
         for engine in ("local", "ray"):
             arguments = [corpus, *options, f"--engine={engine}", f"--output={tmp_path / case / engine}"]
-            assert tokenizer_command.main(arguments) == 0
+            assert tokenizer_command(arguments) == 0
         for file in ("tokenizer.json", "vocab.txt"):
             ours, theirs = (tmp_path / case / engine / file for engine in ("local", "ray"))
             assert ours.read_bytes() == theirs.read_bytes()

@@ -13,7 +13,7 @@ import yaml
 
 import bert
 from bert.commands.export import main as export
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from bert.errors import UserError
 from bert.interchange import bundle
 from bert.interchange.writers.hf_files import model_card

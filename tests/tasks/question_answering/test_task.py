@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 import bert
 from bert.commands.cli.arguments import parse
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
 from bert.model.heads import BertForQuestionAnswering

@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 import bert
 from bert.analysis.inspection import summarize
 from bert.commands.finetune import main
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from bert.config import LoraConfig, ModelConfig
 from bert.model.decoders import BertForSequenceToSequence
 from bert.model.execution import LayerExecution

@@ -17,7 +17,7 @@ import bert
 from benchmarks import latency
 from bert.commands.cli.answers import LINES_AT_ONCE, lines_as_they_come
 from bert.commands.finetune import COLLAPSED, _show, main
-from bert.commands.predict import main as predict
+from bert.commands.predictions import predict_command as predict
 from tests.conftest import SMALL_MODEL
 from tests.helpers import assert_same_but_for_rounding, lines_of, run, state_of
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import bert
-from bert.commands.examples import main as examples
-from bert.commands.inspect import main as inspect
+from bert.commands.corpus import examples_command as examples
 from bert.commands.plan import main as plan
 from bert.commands.pretrain import main
+from bert.commands.reports import inspect_command as inspect
 from bert.config import OptimizerConfig, PretrainConfig
 from bert.config.yaml_io import load_config
 from bert.model.decoders import BertForCausalLM

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import bert
-from bert.commands.examples import main as examples
-from bert.commands.inspect import main as inspect
+from bert.commands.corpus import examples_command as examples
 from bert.commands.pretrain import main
+from bert.commands.reports import inspect_command as inspect
 from bert.config import ModelConfig, OptimizerConfig
 from bert.data.pretraining.masking import Masking, PermutedMasking, philox_uint64
 from bert.model.pretraining import BertForMaskedLM, BertForPermutedLM, PermutedTokens

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import bert
-from bert.commands.examples import main as examples
+from bert.commands.corpus import examples_command as examples
 from bert.commands.pretrain import main
 from bert.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
 from bert.config.pretraining import PhaseConfig, resolve_phases

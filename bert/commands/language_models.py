@@ -1,9 +1,11 @@
-"""`bert generate`: continues prompts, or generates targets with an encoder-decoder."""
+"""Commands for language models: `bert generate` and `bert evaluate`."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from bert.commands.cli.answers import Input, check_output, open_output, read_standard_input, write_answers
@@ -13,9 +15,10 @@ from bert.config import Decoding
 from bert.config.validation import check_fields
 from bert.config.yaml_io import help_texts
 from bert.errors import UserError, without_surrogates
-from bert.remote import readable_path, writable_path
+from bert.remote import fetch, readable_path, writable_path
 
-DESCRIPTION = """Continues a text with a left-to-right language model, or generates the target of a source with an
+GENERATE_DESCRIPTION = """\
+Continues a text with a left-to-right language model, or generates the target of a source with an
 encoder-decoder. Decoding is greedy, by sampling (--temperature) or by beam search (--beams). The continuation is
 printed without the prompt, up to the end token or --max_tokens. For several continuations (--num_samples), or lines of
 standard input (PROMPT is -), each continuation is one JSON object: "prompt", "text" and "score", the sum of the
@@ -25,9 +28,9 @@ start of a text. An invalid line gives {"line", "text", "error"}, and the exit s
 
 
 @run_command
-def main(argv: list[str]) -> int:
-    """Runs the command and returns its exit status."""
-    parser = CommandParser("bert generate", DESCRIPTION)
+def generate_command(argv: list[str]) -> int:
+    """Runs `bert generate` and returns its exit status."""
+    parser = CommandParser("bert generate", GENERATE_DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
     parser.add_argument("prompt", metavar="PROMPT", help="A text to continue, or - for the lines of standard input.")
     texts, names = help_texts(Decoding), [field.name for field in fields(Decoding)]
@@ -85,3 +88,61 @@ def main(argv: list[str]) -> int:
 
 def _lines(item: Input, continuations: list[Any]) -> list[dict[str, Any]]:
     return [{"prompt": item.value, "text": one.text, "score": one.score} for one in continuations]
+
+
+EVALUATE_DESCRIPTION = """\
+Measures how well a left-to-right language model predicts a text: the loss per token in nats, the
+perplexity (its exponential), and bits per character and per byte. Only the latter two compare models with different
+vocabularies. They need a byte-level vocabulary, because others lose case, spaces or characters. FILE is read verbatim,
+white space included; .jsonl and Parquet files have one text per row (text). Each token is predicted once, the first
+one after the end token. A text with more tokens than the model has positions is read in windows that start --stride
+tokens apart: a smaller stride gives more context and takes longer."""
+
+
+@run_command
+def evaluate_command(argv: list[str]) -> int:
+    """Runs `bert evaluate` and returns its exit status."""
+    parser = CommandParser("bert evaluate", EVALUATE_DESCRIPTION)
+    parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
+    parser.add_argument(
+        "file",
+        type=readable_path,
+        metavar="FILE",
+        help="A text, .jsonl or Parquet file, also compressed (.gz and others).",
+    )
+    stride = "Tokens between the starts of windows. (default: half of the model's positions)"
+    parser.add_argument("--stride", type=int, metavar="N", help=stride)
+    parser.add_argument(
+        "--batch_size", type=int, default=8, metavar="N", help="Number of windows per batch. (default: 8)"
+    )
+    arguments = parser.parse_arguments(argv)
+    for name in ("stride", "batch_size"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise UserError(f"command line: --{name} is {value}: it must be at least 1")
+    file = fetch(arguments.file)
+    if not Path(file).is_file():
+        raise UserError(f"{file} does not exist or is not a file: name a file of text")
+
+    from bert.data.corpus.files import Skipped, read_documents, require_readable_kind
+    from bert.inference.load import load
+    from bert.tokenizer.library import keeps_spaces
+
+    require_readable_kind(file)
+    skipped = Skipped()
+    texts = ["\n".join(document) for document in read_documents(file, skipped, verbatim=True)]
+    skipped.log()
+    if not any(texts):
+        raise UserError(f"{arguments.file} holds no text: name a file that does")
+    model = load(arguments.run, log_to_stderr)
+    scores = model.score_texts(texts, stride=arguments.stride, batch_size=arguments.batch_size)
+    nats, tokens = -sum(score.log_probability for score in scores), sum(score.num_tokens for score in scores)
+    if not tokens:
+        raise UserError(f"{arguments.file} has no token in the model's vocabulary: name a file that does")
+    print(f"tokens: {tokens:,}")
+    print(f"loss: {nats / tokens:.6f}")
+    print(f"perplexity: {math.exp(nats / tokens):.6g}")
+    lossless = keeps_spaces(model.tokenizer)
+    for name, count in (("character", sum(map(len, texts))), ("byte", sum(len(text.encode()) for text in texts))):
+        bits = f"{nats / math.log(2) / count:.6f}" if lossless else "none, as the vocabulary is not byte-level"
+        print(f"bits per {name}: {bits}")
+    return 0

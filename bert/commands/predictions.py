@@ -1,0 +1,273 @@
+"""Commands that apply a trained model to rows: `bert predict`, `bert mine` and `bert glue-zip`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert.commands.cli.answers import check_output, open_output, read_inputs, write_answers
+from bert.commands.cli.arguments import MODEL, CommandParser, log_to_stderr, run_command
+from bert.commands.cli.config_help import PLACEHOLDERS
+from bert.config import FinetuneConfig
+from bert.data.records import read_texts
+from bert.errors import UserError
+from bert.files import atomic_directory, atomic_write, local_path
+from bert.remote import fetch, readable_path, writable, writable_path
+from bert.runs.metrics_log import read_results
+from bert.tasks.sequence_classification import SUBMISSIONS
+
+if TYPE_CHECKING:
+    from bert.inference.pretrained import Pretrained
+
+
+PREDICT_DESCRIPTION = """\
+Predicts new inputs and prints one JSON object per line: labels with their probabilities, a score,
+the answer to a question and its position in the context, the entities of a text, or the most likely choice.
+INPUT is one of three. (1) A text file with one input per line, or - for standard input, whose lines are answered as
+they arrive. A pair of texts, a question and its context, or a question and its choices are separated by tabs; the
+latter two may also be JSON objects ("question", "context" or "choices"). (2) A .csv, .tsv or .jsonl file, also
+compressed (.gz and others): its columns have the names that the run was trained with, and the output keeps the id.
+(3) The name of a split of the run's data, such as dev or test: its prediction file is computed again and printed.
+Long inputs are truncated or split as in training. Token classification also reads {"words": [...]}, and tables with
+one row per word. An invalid line gives {"line", "text", "error"}, and the exit status is then 2. If a published model
+does not declare its inputs, a line with a tab is a pair of texts, and other lines are single texts."""
+
+ANSWER_OPTIONS: dict[str, tuple[type, str]] = {
+    "null_score_diff_threshold": (
+        float,
+        "the answer is empty if the score of no answer exceeds the best answer's by more than this. (default: the "
+        "model's; without one the answer is never empty)",
+    ),
+    "doc_stride": (int, "tokens between the starts of the windows over a long context. (default: 128)"),
+    "max_answer_length": (int, "maximum number of tokens of an answer. (default: 30)"),
+    "n_best": (int, 'list the N most likely answers under "answers".'),
+}
+
+
+@run_command
+def predict_command(argv: list[str]) -> int:
+    """Runs `bert predict` and returns its exit status."""
+    parser = CommandParser("bert predict", PREDICT_DESCRIPTION)
+    parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be fine-tuned.")
+    parser.add_argument(
+        "input",
+        type=readable_path,
+        metavar="INPUT",
+        help="A file of inputs, - for standard input, or the name of a split.",
+    )
+    parser.add_argument(
+        "--output",
+        type=writable_path,
+        metavar="PATH",
+        help="Write the answers to this file, or the prediction files of a split to this folder.",
+    )
+    parser.add_argument("--batch_size", type=int, metavar="N", help="Number of inputs per batch. (default: 32)")
+    for name, (kind, text) in ANSWER_OPTIONS.items():
+        help_text = f"For question answering: {text}"
+        parser.add_argument(f"--{name}", type=kind, metavar=PLACEHOLDERS[kind], help=help_text)
+    arguments = parser.parse_arguments(argv)
+    settings = {name: value for name in ANSWER_OPTIONS if (value := getattr(arguments, name)) is not None}
+    if arguments.batch_size is not None and arguments.batch_size < 1:
+        raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
+    is_split = re.fullmatch(r"\w[\w-]*", arguments.input) is not None and not Path(arguments.input).is_file()
+    given = [name for name in ("batch_size", *ANSWER_OPTIONS) if getattr(arguments, name) is not None]
+    if is_split and given:
+        raise UserError(f"command line: --{given[0]} is for inputs, but a split is read as in the run: remove it")
+    if not is_split:
+        arguments.input = fetch(arguments.input)
+    if arguments.input != "-" and not is_split and not Path(arguments.input).is_file():
+        raise _no_input(arguments.input, "a split such as dev")
+    check_output(arguments.output)
+
+    from bert.inference.load import load
+
+    model = load(arguments.run, log_to_stderr)
+    if is_split:
+        _predict_split(model, arguments.input, arguments.output)
+    else:
+        _answer_inputs(model, arguments.input, arguments.output, arguments.batch_size or 32, settings)
+    return 0
+
+
+def _no_input(name: str, splits: str) -> UserError:
+    return UserError(
+        f"{name} does not exist or is not a file: name a file of inputs, - for standard input, or {splits}"
+    )
+
+
+def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
+    """Prints the prediction file of a split, or writes all its files to the folder ``output``."""
+    from bert.config.yaml_io import load_config as load_config
+    from bert.training.finetuning.results import predict_split
+
+    task = model.require_task()
+    if model.step is None:
+        raise _no_input(name, "a split of its data where the model is a run")
+    config = load_config(FinetuneConfig, Path(model.source) / "config.yaml")
+    there = task.splits(Path(fetch(config.data.dir or ".")))
+    splits = ["dev", *(split for split in there if split not in ("train", "dev"))]
+    if name not in splits:
+        raise _no_input(name, f"a split of the run's data ({', '.join(splits)})")
+    if output is not None:
+        with writable(output) as path, atomic_directory(path) as draft:
+            predict_split(model, config, name, draft, log_to_stderr)
+        return
+    with tempfile.TemporaryDirectory() as folder, open_output(None) as printed:
+        first, *_ = predict_split(model, config, name, Path(folder), log_to_stderr)
+        with first.open("rb") as file:
+            shutil.copyfileobj(file, printed)
+
+
+def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size: int, settings: dict[str, Any]) -> None:
+    """Writes one line per input. Raises UserError for invalid settings, or at the end if inputs were invalid."""
+    task = model.with_answer_settings(settings)
+    write_answers(
+        name,
+        read_inputs(name, task),
+        lambda inputs: model.predict([item.value for item in inputs], batch_size, **settings),
+        lambda item, answer: [{**item.id, **task.input_fields(item.value), **_fields(answer)}],
+        output,
+    )
+
+
+def _fields(answer: Any) -> dict[str, Any]:
+    """Returns the fields of an answer, or of a list of answers."""
+    return {"answers": [one._asdict() for one in answer]} if isinstance(answer, list) else answer._asdict()
+
+
+MINE_DESCRIPTION = """\
+Finds hard negatives: for each row with a query and a positive, documents that MODEL retrieves for the
+query and that are not among its positives. A document whose score is close to the positive's may be a correct answer
+without a label. A negative's score is therefore lower by at least --margin plus --relative_margin times the size of
+the positive's score. The rows are written as JSONL with "negatives", a list of texts, and "score", the scores of the
+positive and of each negative, for the recipes embedding and reranker."""
+
+
+@run_command
+def mine_command(argv: list[str]) -> int:
+    """Runs `bert mine` and returns its exit status."""
+    parser = CommandParser("bert mine", MINE_DESCRIPTION)
+    parser.add_argument("model", type=readable_path, metavar="MODEL", help=f"{MODEL} Its embeddings are compared.")
+    parser.add_argument(
+        "rows", type=readable_path, metavar="ROWS", help="A .jsonl, .csv or .tsv file with query and positive."
+    )
+    parser.add_argument(
+        "--output", type=writable_path, metavar="PATH", help="Write to this file instead of standard output."
+    )
+    parser.add_argument(
+        "--corpus",
+        type=readable_path,
+        metavar="FILE",
+        help='Documents: a text file with one per line, or the column "text" of a .jsonl, .csv or .tsv file. '
+        "(default: the positives of all rows)",
+    )
+    parser.add_argument(
+        "--scorer",
+        type=readable_path,
+        metavar="MODEL",
+        help="A cross-encoder whose scores replace the cosines.",
+    )
+    parser.add_argument(
+        "--label",
+        default="1",
+        metavar="LABEL",
+        help="Label whose probability is the score of a classifier as scorer. (default: %(default)s)",
+    )
+    numbers: dict[str, tuple[type, float, str]] = {
+        "num_negatives": (int, 4, "Maximum number of negatives per row; those with the highest scores are chosen."),
+        "top_k": (int, 50, "Number of documents retrieved per query, from which negatives are chosen."),
+        "margin": (float, 0.0, "Minimum difference between the scores of the positive and a negative."),
+        "relative_margin": (float, 0.05, "Minimum difference as a share of the positive's score."),
+        "batch_size": (int, 32, "Number of texts per batch."),
+    }
+    for name, (kind, default, text) in numbers.items():
+        parser.add_argument(
+            f"--{name}", type=kind, default=default, metavar="N" if kind is int else "X",
+            help=f"{text} (default: %(default)s)",
+        )  # fmt: skip
+    arguments = parser.parse_arguments(argv)
+    check_output(arguments.output)
+    corpus = None if arguments.corpus is None else read_texts(Path(fetch(arguments.corpus)), "document")
+
+    from bert.inference.load import load
+
+    settings: dict[str, Any] = {name: getattr(arguments, name) for name in numbers}
+    model, scorer = (
+        load(arguments.model, log_to_stderr),
+        None if arguments.scorer is None else load(arguments.scorer, log_to_stderr),
+    )
+    settings |= {"scorer": scorer, "label": arguments.label, "say": log_to_stderr}
+    rows = model.mine_negatives(fetch(arguments.rows), corpus, **settings)
+    with open_output(arguments.output) as written:
+        for row in rows:
+            written.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+    return 0
+
+
+GLUE_ZIP_DESCRIPTION = """\
+Collects the test predictions of fine-tuning runs on GLUE in one zip for gluebenchmark.com. For a run
+with several seeds, the best seed on dev is used."""
+
+HEADER = "index\tprediction"
+
+
+@run_command
+def glue_zip_command(argv: list[str]) -> int:
+    """Runs `bert glue-zip` and returns its exit status."""
+    parser = CommandParser("bert glue-zip", GLUE_ZIP_DESCRIPTION)
+    parser.add_argument(
+        "runs", type=local_path, metavar="RUN", nargs="+", help="Folder of a fine-tuning run; one per task."
+    )
+    parser.add_argument("output", type=local_path, metavar="OUT.zip", help="The zip to write.")
+    arguments = parser.parse_arguments(argv)
+    output = Path(arguments.output)
+    if output.suffix != ".zip":
+        raise UserError(f"{output} does not end in .zip: name the zip to write after the runs")
+    if output.exists():
+        raise UserError(f"{output} exists already: name another one or remove it")
+    files = collect([Path(run) for run in arguments.runs])
+    with atomic_write(output) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            # A fixed date, so that equal predictions produce equal bytes.
+            archive.writestr(zipfile.ZipInfo(name), files[name].read_bytes(), zipfile.ZIP_DEFLATED)
+    print(f"{output}: {', '.join(sorted(files))}")
+    if missing := [name for name in SUBMISSIONS if name not in files]:
+        print(f"missing for a complete submission: {', '.join(missing)}")
+    return 0
+
+
+def collect(runs: list[Path]) -> dict[str, Path]:
+    """Returns prediction files by their official names.
+
+    Raises:
+        UserError: a run has no predictions for the leaderboard, two runs have the same task, or a file is invalid.
+    """
+    files: dict[str, Path] = {}
+    for run in runs:
+        folder = _best_seed(run) / "predictions"
+        predictions = [folder / name for name in SUBMISSIONS if (folder / name).is_file()]
+        if not predictions:
+            raise UserError(
+                f"{folder} holds none of GLUE's prediction files: name runs that have ended, on data with a test file"
+            )
+        for path in predictions:
+            if path.name in files:
+                raise UserError(f"{path.name} is in {files[path.name].parent} and in {folder}: name one run a task")
+            with path.open(encoding="utf-8", errors="replace") as file:
+                if file.readline().rstrip("\n") != HEADER:
+                    raise UserError(f"{path}, line 1: not {HEADER!r}: let the run write it again")
+            files[path.name] = path
+    return files
+
+
+def _best_seed(run: Path) -> Path:
+    """Returns the run or its best seed. Raises UserError if there is no run."""
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"{run} holds no run (no config.yaml): name the folder of a fine-tuning run")
+    best = (read_results(run) or {}).get("best_seed")
+    return run if best is None else run / f"seed-{best}"
