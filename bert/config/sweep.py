@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from bert.config.validation import RENAMED
 from bert.config.yaml_io import (
     NULLS,
     ConfigField,
     UserValue,
     convert_value,
     current_key,
+    current_value,
     key_of,
     parse_dict,
     parse_items,
@@ -174,6 +176,23 @@ def trial_name(values: Mapping[str, Any]) -> str:
     )
     safe = re.sub(r"[^\w.+=,-]", "_", name)[:LONGEST_NAME]
     return name if safe == name else f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
+def earlier_trial_name(values: Mapping[str, Any]) -> str:
+    """Returns the name of a trial with the keys and values of earlier versions (`RENAMED`)."""
+    before = {renaming.key: (name, renaming.values) for name, renaming in RENAMED.items()}
+    earlier: dict[str, Any] = {}
+    for key, value in values.items():
+        name, current = before.get(key, (key, {}))
+        earlier[name] = next((old for old, new in current.items() if new == value), value)
+    return trial_name(earlier)
+
+
+def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values, or lists of values, of an earlier version's sweep.json under their current names."""
+    return {
+        RENAMED[name].key if name in RENAMED else name: current_value(name, value) for name, value in values.items()
+    }
 
 
 def short_names(keys: Iterable[str]) -> list[str]:

@@ -27,6 +27,7 @@ from bert.config.run_file import (
     save_run_config,
 )
 from bert.config.run_file import config_class_of_run as config_class_of_run
+from bert.config.sweep import with_current_names
 from bert.config.yaml_io import build_config, dump, keys_of, parse_yaml
 from bert.errors import UserError, redact, require
 from bert.files import LOCK, exclusive_lock, is_temporary, load_json, local_path, read_json, require_utf8, write_atomic
@@ -444,10 +445,15 @@ def _read_sweep(folder: SweepFolder) -> dict[str, Any]:
     try:
         stored = dict(load_json((folder.path / SWEEP_FILE).read_text(encoding="utf-8")))
         if stored.keys() >= {"space", "num_trials", "seed", "trials"}:
-            return stored
-    except (OSError, ValueError, TypeError):
+            trials = [_with_current_values(trial) for trial in stored["trials"]]
+            return {**stored, "space": with_current_names(stored["space"]), "trials": trials}
+    except (OSError, ValueError, TypeError, AttributeError):
         pass
     raise UserError(f"{folder.place(SWEEP_FILE)} cannot be read: remove it, or pass another --output_dir")
+
+
+def _with_current_values(trial: dict[str, Any]) -> dict[str, Any]:
+    return {**trial, "values": with_current_names(trial["values"])} if "values" in trial else trial
 
 
 def _check_is_same_sweep(output_dir: str, plan: Mapping[str, Any], stored: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from bert.config.sweep import (
     Space,
     corners,
     describe_space,
+    earlier_trial_name,
     grid,
     parse_space,
     short_names,
@@ -136,7 +137,8 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
         for number in range(total):
             draw = partial(suggest, space, trials, higher_is_better, seed or 0)
             values = known[number] if num_trials is None else broadcast_from_main(draw)
-            trial = Trial(folder, values, metric, higher_is_better)
+            name = broadcast_from_main(partial(find_trial_name, folder.path, values))
+            trial = Trial(folder, name, values, metric, higher_is_better)
             log(f"trial {number + 1} of {total}: {trial.name}")
             if trial.name not in pruned:
                 prunes = partial(should_prune, space, list(trials), higher_is_better)
@@ -194,25 +196,29 @@ def with_fixed_sample(
     return replace(request, config=replace(config, data=replace(config.data, sample_seed=sample_seed)))
 
 
+def find_trial_name(folder: Path, values: Mapping[str, Any]) -> str:
+    """Returns the name of a trial: the one with earlier names of keys if the sweep has such a folder."""
+    earlier = earlier_trial_name(values)
+    return earlier if (folder / earlier).is_dir() else trial_name(values)
+
+
 @dataclass(frozen=True)
 class Trial:
     """One run of a sweep.
 
     Attributes:
         folder: folder of the sweep.
+        name: name of the trial's folder.
         values: values by dotted key.
         metric: the score that ranks trials.
         higher_is_better: whether a higher score is better.
     """
 
     folder: SweepFolder
+    name: str
     values: Mapping[str, Any]
     metric: str
     higher_is_better: bool
-
-    @property
-    def name(self) -> str:
-        return trial_name(self.values)
 
     def run(self, request: launch.RunRequest[Any], callbacks: Sequence[Callback], pruning: Sequence[Callback]) -> None:
         """Trains to the end unless the trial is complete. Raises UserError with the trial's name."""

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from bert.config import FinetuneConfig
-from bert.config.sweep import Range, corners, grid, parse_space, parse_space_options, trial_name
+from bert.config.sweep import (
+    Range,
+    corners,
+    earlier_trial_name,
+    grid,
+    parse_space,
+    parse_space_options,
+    trial_name,
+    with_current_names,
+)
 from bert.config.yaml_io import keys_of
 from bert.errors import UserError
 
@@ -51,6 +60,16 @@ def test_values_are_those_of_the_command_line(text, values, name):
 def test_keys_with_the_same_last_part_are_named_in_full():
     values = {"data.max_length": 8, "decoding.max_length": 9, "patience": 1}
     assert trial_name(values) == "data.max_length=8,decoding.max_length=9,patience=1"
+
+
+def test_a_trial_has_the_name_of_earlier_versions() -> None:
+    values = {"data.input_format": "sop", "training.objective": "mlm", "data.buckets": [8, 16]}
+    assert trial_name(values) == "input_format=sop,objective=mlm,buckets=8+16"
+    assert earlier_trial_name(values) == "objective=sop,prediction=masked,buckets=8+16"
+    assert earlier_trial_name({"patience": 1}) == "patience=1"
+    earlier = {"data.objective": ["nsp", "sop"], "data.prediction": ["masked", "next"], "seed": [1, 2]}
+    current = {"data.input_format": ["nsp", "sop"], "training.objective": ["mlm", "clm"], "seed": [1, 2]}
+    assert list(with_current_names(earlier).items()) == list(current.items())
 
 
 def test_ranges_are_logarithmic_and_keep_the_type():

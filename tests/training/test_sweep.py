@@ -25,7 +25,17 @@ from bert.runs.loggers import RunStart
 from bert.runs.metrics_log import read_metrics
 from bert.runs.mirror import local_folder
 from bert.training.launch import RunRequest
-from bert.training.sweep import PrunedTrial, Pruning, incomparable, main_metric, rank, should_prune, suggest, table
+from bert.training.sweep import (
+    PrunedTrial,
+    Pruning,
+    find_trial_name,
+    incomparable,
+    main_metric,
+    rank,
+    should_prune,
+    suggest,
+    table,
+)
 from tests.conftest import SMALL_RUN
 from tests.helpers import assert_same_sweep
 
@@ -172,6 +182,39 @@ def test_a_grid_takes_other_values_and_a_search_the_same_ones(tmp_path):
             open_sweep(str(tmp_path / "search"), {**search, **changed}),
         ):
             pass
+
+
+def test_a_sweep_over_renamed_keys_finds_its_trials(tmp_path: Path) -> None:
+    stored = {"name": "objective=sop,prediction=masked", "score": 1.5, "pruned": False}
+    stored["values"] = {"data.objective": "sop", "data.prediction": "masked"}
+    space = {"data.objective": ["sop"], "data.prediction": ["masked", "next"]}
+    (tmp_path / stored["name"]).mkdir()
+    plan = {"num_trials": None, "seed": None}
+    (tmp_path / "sweep.json").write_text(json.dumps({**plan, "space": space, "trials": [stored]}))
+    space = {"data.input_format": ["sop"], "training.objective": ["mlm", "clm"]}
+    with open_sweep(str(tmp_path), {**plan, "space": space}) as folder:
+        [found] = folder.trials
+        assert found["values"] == {"data.input_format": "sop", "training.objective": "mlm"}
+        assert find_trial_name(tmp_path, found["values"]) == stored["name"]
+        values = {"data.input_format": "sop", "training.objective": "clm"}
+        assert find_trial_name(tmp_path, values) == "input_format=sop,objective=clm"
+
+
+@pytest.mark.slow
+def test_a_pretraining_sweep_over_renamed_keys_repeats_no_trial(corpus, tmp_path, capsys):
+    small = [argument for argument in SMALL_RUN if "input_format" not in argument]
+    arguments = [f"--data.train={corpus}", *small, f"--output_dir={tmp_path / 'sweep'}"]
+    assert pretrain([*arguments, "--sweep=data.input_format=nsp,sop"]) == 0
+    for value in ("nsp", "sop"):
+        (tmp_path / "sweep" / f"input_format={value}").rename(tmp_path / "sweep" / f"objective={value}")
+    file = tmp_path / "sweep" / "sweep.json"
+    file.write_text(
+        file.read_text().replace("data.input_format", "data.objective").replace("input_format=", "objective=")
+    )
+    capsys.readouterr()
+    assert pretrain([*arguments, "--sweep=data.objective=nsp,sop"]) == 0
+    assert capsys.readouterr().out.count("has ended before") == 2
+    assert {path.name for path in file.parent.iterdir()} == {".lock", "sweep.json", "objective=nsp", "objective=sop"}
 
 
 def trial(name, score, **more):
