@@ -33,6 +33,9 @@ Config = TypeVar("Config")
 NULLS = (None, "null", "~")
 NULL_TAG = "tag:yaml.org,2002:null"
 
+LEAF_CUTOFF = 0.85
+"""Minimum similarity of the last parts of two keys, to suggest the one in addition to a renamed key."""
+
 
 class ConfigField(NamedTuple):
     """One field of the configuration."""
@@ -206,6 +209,14 @@ def current_key(name: str, keys: Mapping[str, ConfigField]) -> str:
     return renaming.key if renaming is not None and renaming.key in keys else name
 
 
+def current_value(name: str, value: Any) -> Any:
+    """Returns the current names of the values of a key of an earlier version; other values are unchanged."""
+    names = RENAMED[name].values if name in RENAMED else {}
+    if isinstance(value, list):
+        return [current_value(name, item) for item in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
 def rename(name: str, value: Any, where: str, keys: Mapping[str, ConfigField]) -> tuple[str, Any]:
     """Returns the current key and value of a key of an earlier version, and logs a warning; others are unchanged.
 
@@ -218,8 +229,7 @@ def rename(name: str, value: Any, where: str, keys: Mapping[str, ConfigField]) -
     key = current_key(name, keys)
     if key == name:
         return name, value
-    names = RENAMED[name].values
-    current = [names.get(item, item) for item in value] if isinstance(value, list) else names.get(value, value)
+    current = current_value(name, value)
     written = ", ".join(map(str, current)) if isinstance(current, list) else current
     warn_once(f"{where}: {name} is now {key}: write {key}: {written}")
     return key, current
@@ -270,23 +280,41 @@ def display_path(path: Path) -> str:
 
 
 def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
-    """Returns the end of an error message about an unknown key, with the most similar key."""
+    """Returns the end of an error message about an unknown key, with the most similar keys."""
+    keys = list(keys)
     of_section = next((key for key in keys if key.startswith(f"{name}.")), None)
     if of_section is not None:
         return f"{prefix}{name} is a section: set its keys one by one, for example {prefix}{of_section}"
-    leaf_names = {key.rpartition(".")[2]: key for key in reversed(list(keys))}  # the first of equally similar keys
-    leaf = name.rpartition(".")[2]
+    if not (near := nearest_keys(name, keys)):
+        return f"unknown key {prefix}{name}: --help=all lists all keys"
+    return f"unknown key {prefix}{name}: did you mean {' or '.join(f'{prefix}{key}' for key in near)}?"
+
+
+def nearest_keys(name: str, keys: Iterable[str]) -> list[str]:
+    """Returns the key that a user probably meant; two keys if the name resembles one and a key of earlier versions.
+
+    Args:
+        name: an unknown key, or the last part of a key.
+        keys: all current keys. Keys of earlier versions (`RENAMED`) are compared as well.
+    """
+    keys = list(keys)
+    earlier = {old: renaming.key for old, renaming in RENAMED.items() if renaming.key in keys}
+    leaf_names = {key.rpartition(".")[2]: key for key in [*earlier, *reversed(keys)]}  # the first of equal keys
+    section, _, leaf = name.rpartition(".")
     if leaf in leaf_names:  # the same name in another section is more similar than any other spelling
         nearest = leaf_names[leaf]
     elif short := [key for key in keys if _initials(key.rpartition(".")[2]) == leaf]:
-        nearest = next((key for key in short if key.rpartition(".")[0] == name.rpartition(".")[0]), short[0])
-    elif near := _nearest(name, keys):
+        nearest = next((key for key in short if key.rpartition(".")[0] == section), short[0])
+    elif near := _nearest(name, [*keys, *earlier]):
         nearest = near
     elif near := _nearest(leaf, leaf_names):
         nearest = leaf_names[near]
     else:
-        return f"unknown key {prefix}{name}: --help=all lists all keys"
-    return f"unknown key {prefix}{name}: did you mean {prefix}{nearest}?"
+        return []
+    if nearest not in earlier:
+        return [nearest]
+    others = difflib.get_close_matches(leaf, [key.rpartition(".")[2] for key in keys], 1, LEAF_CUTOFF)
+    return list(dict.fromkeys([earlier[nearest], *(leaf_names[other] for other in others)]))
 
 
 def _initials(name: str) -> str:

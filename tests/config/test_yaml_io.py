@@ -10,7 +10,7 @@ from bert.config import DataConfig, PretrainConfig, TrainingConfig
 from bert.config.run_file import DIGEST_FILE, _digest_of_value, load_run_config, save_run_config
 from bert.config.sweep import parse_space, parse_space_options
 from bert.config.validation import RENAMED
-from bert.config.yaml_io import build_config, keys_of, load_config, parse_dict
+from bert.config.yaml_io import build_config, keys_of, load_config, nearest_keys, parse_dict, unknown_key
 from bert.errors import UserError, warn_once
 
 KEYS = keys_of(PretrainConfig)
@@ -105,3 +105,22 @@ def test_a_sweep_may_have_earlier_keys() -> None:
     assert parse_space(space, KEYS, "space") == expected
     with pytest.raises(UserError, match=r"training\.objective twice"):
         parse_space({**space, "training.objective": ["clm"]}, KEYS, "space")
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("data.objectiv", ["data.input_format", "training.objective"]),
+        ("data.predicton", ["training.objective"]),
+        ("prediction", ["training.objective"]),
+        ("training.objectve", ["training.objective"]),
+        ("objective", ["training.objective"]),
+        ("data.input_forma", ["data.input_format"]),
+        ("optimizer.lr", ["optimizer.learning_rate"]),
+        ("xyzzy", []),
+    ],
+)
+def test_a_misspelled_key_suggests_current_names(name: str, nearest: list[str]) -> None:
+    assert nearest_keys(name, KEYS) == nearest
+    message = unknown_key(name, KEYS, prefix="--")
+    assert all(f"--{key}" in message for key in nearest) and "data.objective" not in message
