@@ -96,6 +96,8 @@ def shorten(
         return "", None
     if what == "class" and hasattr(value, "setup") and signature:  # what Flax adds to every module
         signature = re.sub(r", parent: .*, name: [^,)]*", "", signature)
+    if name in ("bert.pretrain", "bert.finetune") and signature:  # it exists for the error message
+        signature = re.sub(r", \*\*unknown: [^,)]*", "", signature)
     return signature, result
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, Never, TypeVar
 
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sources import resolve_config
-from bert.config.yaml_io import keys_of, parse_dict
+from bert.config.yaml_io import UserValue, keys_of, parse_dict
 from bert.errors import LOGGER, UserError, log_info, require, system_errors_as_user_errors
 from bert.files import path_text
 from bert.inference.load import Run
@@ -28,6 +28,7 @@ from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import Interrupted
 from bert.tasks import find_task
 from bert.tasks.columns import table_files
+from bert.training.arguments import ARGUMENTS, FUNCTIONS, check_names, values_of_arguments
 from bert.training.finetuning.run import finetune as run_finetuning
 from bert.training.finetuning.seeds import finetune_seeds
 from bert.training.pretraining.run import pretrain as run_pretraining
@@ -51,32 +52,55 @@ class RunRequest(Generic[Config]):
     tables: Mapping[str, str] = field(default_factory=dict)
 
 
-FUNCTIONS: dict[type, str] = {PretrainConfig: "bert.pretrain", FinetuneConfig: "bert.finetune"}
-
-
 def pretrain(
     config: PathLike | PretrainConfig = "quickstart",
     *,
+    train: PathLike | Sequence[PathLike] | None = None,
+    eval: PathLike | Sequence[PathLike] | None = None,
     init: PathLike | None = None,
     output_dir: PathLike | None = None,
+    steps: int | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    sequence_length: int | None = None,
+    vocab_size: int | None = None,
+    seed: int | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
     overrides: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
+    **unknown: Never,
 ) -> Run:
     """Pretrains an encoder or a language model, like `bert pretrain`; repeating the call resumes the run.
 
+    An argument that is None leaves the value of the recipe.
+
     Args:
         config: name of a recipe, path of a YAML file, or a configuration.
+        train: corpus: files, globs, folders, URLs, or ``hub:ORG/NAME`` (key ``data.train``).
+        eval: held-out corpus; by default, a share of ``train`` is held out (key ``data.eval``).
         init: run, folder or hub name of the model to start from; None starts from random weights.
         output_dir: folder of the run. Defaults to runs/ and the name of the recipe.
-        overrides: values by dotted key, ``{"training.steps": 100}``, or nested, ``{"training": {"steps": 100}}``.
+        steps: number of optimizer steps (key ``training.steps``).
+        epochs: number of passes over the training rows, instead of ``steps`` (key ``training.epochs``).
+        batch_size: rows per step, over all devices (key ``training.batch_size``).
+        learning_rate: peak learning rate (key ``optimizer.learning_rate``).
+        sequence_length: tokens per row (key ``data.sequence_length``).
+        vocab_size: number of tokens of the vocabulary that is trained (key ``tokenizer.vocab_size``).
+        seed: seed of the initial weights, the order of the rows, masks and dropout.
+        dtype: data type of the computation (key ``training.dtype``).
+        overrides: values of all other keys, dotted, ``{"model.hidden_size": 64}``, or nested,
+            ``{"model": {"hidden_size": 64}}``.
         callbacks: `Callback` objects that receive the metrics and may end the run.
+        unknown: not accepted; the error names the most similar argument or key.
 
     Raises:
-        UserError: wrong keys, values or data; the message is one sentence with a fix.
+        UserError: wrong arguments, keys, values or data; the message is one sentence with a fix.
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
+    given = {name: value for name, value in locals().items() if name in ARGUMENTS[PretrainConfig]}
     with as_library_call():
-        request = prepare_pretraining(config, init=init, output_dir=output_dir, overrides=overrides)
+        request = prepare_pretraining(config, overrides=overrides, **given, **unknown)
         run = start_or_resume(request, callbacks)
         for remark in run.results.get("remarks", ()):
             main_process_only(LOGGER.warning)(remark)
@@ -86,46 +110,65 @@ def pretrain(
 def prepare_pretraining(
     config: PathLike | PretrainConfig,
     *,
-    init: PathLike | None = None,
-    output_dir: PathLike | None = None,
     overrides: Mapping[str, Any] | None = None,
     swept: Mapping[str, Any] = MappingProxyType({}),
+    **arguments: Any,
 ) -> RunRequest[PretrainConfig]:
     """Resolves the arguments of `pretrain`; ``swept`` holds the values of a trial by dotted key."""
-    return RunRequest(*_configure(PretrainConfig, config, overrides, {"init": init, "output_dir": output_dir}, swept))
+    values = values_of_arguments(PretrainConfig, arguments)
+    return RunRequest(*_configure(PretrainConfig, config, overrides, values, swept))
 
 
 def finetune(
     config: PathLike | FinetuneConfig,
     *,
-    init: PathLike | None = None,
     train: Any = None,
     dev: Any = None,
+    init: PathLike | None = None,
     output_dir: PathLike | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    max_length: int | None = None,
+    seed: int | None = None,
+    num_seeds: int | None = None,
+    patience: int | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
     overrides: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
+    **unknown: Never,
 ) -> Run:
     """Fine-tunes a model on a task, like `bert finetune`; repeating the call resumes the run.
 
+    An argument that is None leaves the value of the recipe.
+
     Args:
         config: name of a recipe, path of a YAML file, or a configuration.
-        init: run, folder or hub name of the model to start from; ``"none"`` starts from random weights.
         train: for the tasks on custom data, the path of a labelled file, or rows in memory: dictionaries by column, a
             ``pandas.DataFrame`` or a ``datasets.Dataset``. They are written to rows/ in the run's folder.
         dev: the same for the rows that select the best checkpoint; None holds out a share of ``train`` if there is no
             file.
+        init: run, folder or hub name of the model to start from; ``"none"`` starts from random weights.
         output_dir: folder of the run. Defaults to runs/ and the name of the recipe.
-        overrides: values by dotted key, ``{"training.epochs": 2}``, or nested, ``{"training": {"epochs": 2}}``.
+        epochs: number of passes over the training rows (key ``training.epochs``).
+        batch_size: rows per step, over all devices (key ``training.batch_size``).
+        learning_rate: peak learning rate (key ``optimizer.learning_rate``).
+        max_length: maximum number of tokens of a row (key ``data.max_length``).
+        seed: seed of the initial head, the order of the rows and dropout.
+        num_seeds: number of runs with consecutive seeds; the results have their mean and standard deviation.
+        patience: number of consecutive evaluations without a better score after which training stops.
+        dtype: data type of the computation (key ``training.dtype``).
+        overrides: values of all other keys, dotted, ``{"lora.rank": 8}``, or nested, ``{"lora": {"rank": 8}}``.
         callbacks: `Callback` objects that receive the metrics and may end the run.
+        unknown: not accepted; the error names the most similar argument or key.
 
     Raises:
-        UserError: wrong keys, values or data; the message is one sentence with a fix.
+        UserError: wrong arguments, keys, values or data; the message is one sentence with a fix.
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
+    given = {name: value for name, value in locals().items() if name in ARGUMENTS[FinetuneConfig]}
     with as_library_call():
-        request = prepare_finetuning(
-            config, init=init, train=train, dev=dev, output_dir=output_dir, overrides=overrides
-        )
+        request = prepare_finetuning(config, overrides=overrides, **given, **unknown)
         run = start_or_resume(request, callbacks)
         if run.results["collapsed"]:
             main_process_only(LOGGER.warning)(
@@ -140,20 +183,22 @@ def finetune(
 def prepare_finetuning(
     config: PathLike | FinetuneConfig,
     *,
-    init: PathLike | None = None,
     train: Any = None,
     dev: Any = None,
-    output_dir: PathLike | None = None,
     overrides: Mapping[str, Any] | None = None,
     swept: Mapping[str, Any] = MappingProxyType({}),
+    **arguments: Any,
 ) -> RunRequest[FinetuneConfig]:
     """Resolves the arguments of `finetune`; ``swept`` holds the values of a trial by dotted key."""
+    check_names(FinetuneConfig, arguments)
     inputs = {"train": train, "dev": dev}
     tables: dict[str, str] = {}
     for name, rows in inputs.items():
         tables |= {} if _is_path(rows) else table_files(rows, name)
-    arguments = {"init": init, "output_dir": output_dir, **_data_arguments(inputs, tables)}
-    configured, notes = _configure(FinetuneConfig, config, overrides, arguments, swept)
+    values = values_of_arguments(FinetuneConfig, arguments | _file_names(inputs, tables))
+    if tables:
+        values |= parse_dict({"data.dir": ROWS}, "argument train", keys_of(FinetuneConfig))
+    configured, notes = _configure(FinetuneConfig, config, overrides, values, swept)
     if tables:
         task = find_task(configured.task)
         if "train" not in task.data_keys:
@@ -170,17 +215,17 @@ def _is_path(rows: Any) -> bool:
     return rows is None or isinstance(rows, str | os.PathLike)
 
 
-def _data_arguments(inputs: Mapping[str, Any], tables: Mapping[str, str]) -> dict[str, PathLike | None]:
-    """Returns the keys of ``data`` for rows in memory, stored in the folder `ROWS`, and for absolute paths."""
+def _file_names(inputs: Mapping[str, Any], tables: Mapping[str, str]) -> dict[str, PathLike | None]:
+    """Returns the files of ``train`` and ``dev``: names in the folder `ROWS` for rows in memory, or absolute paths."""
     if "dev.jsonl" in tables and inputs["train"] is None:
         raise UserError("dev is given as rows, and train is not given: pass both")
-    keys: dict[str, PathLike | None] = {"data.dir": ROWS if tables else None}
+    files: dict[str, PathLike | None] = {}
     for name, rows in inputs.items():
         file = f"{name}.jsonl"
         if file not in tables:
             file = rows if rows is None or is_url(rows) else os.path.abspath(rows)
-        keys[f"data.{name}"] = file
-    return keys
+        files[name] = file
+    return files
 
 
 def start_or_resume(
@@ -226,17 +271,15 @@ def _configure(
     config_class: type[Config],
     config: PathLike | Config,
     overrides: Mapping[str, Any] | None,
-    arguments: Mapping[str, PathLike | None],
+    arguments: Mapping[str, UserValue],
     swept: Mapping[str, Any],
 ) -> tuple[Config, list[str]]:
     """Returns the checked configuration of a call and notes on it; ``arguments`` are keys with their own argument."""
     keys = keys_of(config_class)
     values = parse_dict({} if overrides is None else overrides, "overrides", keys)
-    for name, value in arguments.items():
-        if value is not None:
-            if name in values:
-                raise UserError(f"{name} is set by an argument and by the overrides: remove one of the two")
-            values |= parse_dict({name: path_text(value, name)}, "arguments", keys)
+    if double := [name for name in arguments if name in values]:
+        raise UserError(f"{double[0]} is set by an argument and by the overrides: remove one of the two")
+    values |= arguments
     if double := [name for name in swept if name in values]:
         raise UserError(f"{double[0]} is set and swept: remove one of the two")
     values |= parse_dict(swept, "space", keys)

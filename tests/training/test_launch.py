@@ -1,6 +1,8 @@
 """`bert.pretrain` and `bert.finetune`: the same runs as the commands, and error messages for mistakes."""
 
 import asyncio
+import dataclasses
+import inspect
 import shutil
 import signal
 import threading
@@ -19,10 +21,15 @@ from bert.runs.checkpoint_directory import BEST
 from bert.runs.environment import read_environment
 from bert.runs.loggers import Logger
 from bert.runtime.interrupts import Interrupted
+from bert.training.arguments import ARGUMENTS
 from bert.training.launch import as_library_call, prepare_pretraining
 from bert.training.loop import TrainLoop
+from bert.training.sweep import PREPARE
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of, state_of
+
+NO_KEYS = {"config", "overrides", "callbacks", "unknown"}
+"""Parameters that set no key of the configuration."""
 
 OVERRIDES = {"data": {"max_length": 32, "buckets": [32]}, "training.batch_size": np.int64(8)}
 
@@ -78,7 +85,7 @@ def test_finetune_is_the_command_also_interrupted_in_an_event_loop_and_resumed_i
         with pytest.raises(KeyboardInterrupt, match=r"^saved at step \d+: make the same call again to resume$"):
             asyncio.run(call_in_a_loop())
     assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(bert.UserError, match=r"has no results\.json, since the run has not ended: resume it"):
+    with pytest.raises(bert.UserError, match=r"has no results\.json, .*: resume it"):
         _ = bert.Run(folder).results
     thread = threading.Thread(target=lambda: found.append(call()))
     thread.start()
@@ -322,6 +329,69 @@ def test_wrong_configurations_are_one_sentence(config, sentence):
     with pytest.raises(bert.UserError) as caught:
         bert.finetune(config)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("function", [bert.pretrain, bert.finetune])
+def test_each_argument_sets_its_key(function, tmp_path):
+    config_class, prepare = PREPARE[function]
+    assert {*ARGUMENTS[config_class]} == {*inspect.signature(function).parameters} - NO_KEYS
+    assert len(ARGUMENTS[config_class]) == 12
+    given = {"train": str(tmp_path / "train.tsv"), "dev": str(tmp_path / "dev.tsv"), "eval": ["eval.txt"]}
+    given |= {"init": None, "output_dir": tmp_path / "run", "epochs": 1.5, "batch_size": np.int64(6), "seed": 7}
+    given |= {"learning_rate": np.float32(0.5), "dtype": "bfloat16", "sequence_length": 64, "vocab_size": 300}
+    given |= {"max_length": 48, "num_seeds": 2, "patience": 3, "steps": None}
+    given |= {"init": "none"} if function is bert.finetune else {}
+    arguments = {name: given[name] for name in ARGUMENTS[config_class]}
+    recipe = "classification" if function is bert.finetune else "gpt_mini"
+    config = dataclasses.asdict(prepare(recipe, **arguments).config)
+    for name, key in ARGUMENTS[config_class].items():
+        value = config
+        for part in key.split("."):
+            value = value[part]
+        assert value == (str(given[name]) if name == "output_dir" else given[name]), name
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "sentence"),
+    [
+        (bert.finetune, {"lerning_rate": 1}, "bert.finetune has no argument lerning_rate: did you mean learning_rate?"),
+        (bert.finetune, {"lr": 1}, "bert.finetune has no argument lr: did you mean learning_rate?"),
+        (bert.finetune, {"num_train_epochs": 3}, "bert.finetune has no argument num_train_epochs: did you mean epochs"),
+        (bert.finetune, {"per_device_train_batch_size": 3}, "did you mean batch_size?"),
+        (bert.finetune, {"max_seq_length": 3}, "did you mean max_length?"),
+        (bert.finetune, {"rank": 8}, "has no argument rank: use overrides={'lora.rank': ...}"),
+        (bert.finetune, {"weight_deca": 0.1}, "use overrides={'optimizer.weight_decay': ...}"),
+        (bert.finetune, {"xyzzy": 0.1}, "the arguments are train, dev, init, output_dir, epochs, "),
+        (
+            bert.pretrain,
+            {"sequence_lenght": 8},
+            "bert.pretrain has no argument sequence_lenght: did you mean sequence_",
+        ),
+        (bert.pretrain, {"max_length": 8}, "bert.pretrain has no argument max_length: "),
+        (bert.pretrain, {"hidden_size": 8}, "use overrides={'model.hidden_size': ...}"),
+        (bert.pretrain, {"steps": "many"}, "argument steps: training.steps: many: a whole number"),
+        (bert.pretrain, {"batch_size": 0}, "argument batch_size: training.batch_size is 0: "),
+        (bert.pretrain, {"steps": 5, "overrides": {"training.steps": 5}}, "training.steps is set by an argument and"),
+        (bert.pretrain, {"steps": 5, "epochs": 5}, "training.steps and training.epochs are both set"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(function, arguments, sentence, tmp_path):
+    recipe = {bert.finetune: "classification", bert.pretrain: "quickstart"}[function]
+    with pytest.raises(bert.UserError) as caught:
+        function(recipe, output_dir=tmp_path / "run", **arguments)
+    assert sentence in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sweep_accepts_the_arguments_of_its_function(tmp_path):
+    space = {"optimizer.learning_rate": [1e-4, 1e-3]}
+    for arguments, sentence in (
+        ({"epoch": 3}, "bert.finetune has no argument epoch: did you mean epochs?"),
+        ({"learning_rate": 3}, "optimizer.learning_rate is set and swept: remove one of the two"),
+    ):
+        with pytest.raises(bert.UserError) as caught:
+            bert.sweep(bert.finetune, "classification", space, init="none", output_dir=tmp_path / "sweep", **arguments)
+        assert sentence in str(caught.value)
 
 
 def test_without_a_device_nothing_is_written(tmp_path, monkeypatch):
