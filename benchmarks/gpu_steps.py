@@ -21,7 +21,7 @@ from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
 from bert.config.training import Remat
 from bert.data.pretraining.loader import PretrainingLoader
 from bert.data.pretraining.masking import Masking
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
 from bert.training.losses import make_pretraining_loss

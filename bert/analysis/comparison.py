@@ -83,18 +83,18 @@ class ComparedRun:
         """Returns each seed's final scores by name, or the scores of the last evaluations if no seed has ended."""
         try:
             if self.results:
-                found = _by_name([_final_scores(results) for results in self.results])
-                found |= _transfer_scores(self.results[0])
+                scores = _by_name([_final_scores(results) for results in self.results])
+                scores |= _transfer_scores(self.results[0])
             else:
                 name = "eval" if isinstance(self.config, PretrainConfig) else "dev"
-                found = _by_name([_named(name, lines[-1]) for lines in map(_evaluations, self.lines) if lines])
-            wrong = [name for name, values in found.items() if not all(isinstance(one, (int, float)) for one in values)]
+                scores = _by_name([_named(name, lines[-1]) for lines in map(_evaluations, self.lines) if lines])
+            wrong = [name for name, values in scores.items() if not all(isinstance(x, (int, float)) for x in values)]
         except (AttributeError, KeyError, TypeError):  # a value of another type where a dictionary is expected
-            found, wrong = {}, ["a split"]
+            scores, wrong = {}, ["a split"]
         if wrong:
             file = "results.json" if self.results else "metrics.jsonl"
             raise UserError(f"{self.path / file} is damaged (scores of {quoted(wrong)}): put back a copy")
-        return found
+        return scores
 
 
 def read_runs(paths: Sequence[Path]) -> dict[str, ComparedRun]:
@@ -166,10 +166,10 @@ def _evaluations(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _final_scores(results: dict[str, Any]) -> dict[str, float]:
     """Returns the scores of results.json, named like ``mlm_loss`` (pretraining) or ``dev accuracy`` (fine-tuning)."""
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for split in scored_splits(results) or ["eval"]:
-        found |= _named(split, results.get(split, {}), results.get("main_metric"))
-    return found | {name: results[name] for name in ("seconds",) if name in results}
+        scores |= _named(split, results.get(split, {}), results.get("main_metric"))
+    return scores | {name: results[name] for name in ("seconds",) if name in results}
 
 
 def _transfer_scores(results: dict[str, Any]) -> dict[str, list[float]]:

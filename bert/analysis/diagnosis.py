@@ -117,11 +117,11 @@ def _checkpoint_findings(folder: Path) -> Iterator[Finding]:
     directory = CheckpointDirectory(folder)
     folders = directory.find()
     problems = {step: verify_manifest(path) for step, path in sorted(folders.items())}
-    good = [step for step, found in problems.items() if not found and not has_params_only(folders[step])]
+    good = [step for step, faults in problems.items() if not faults and not has_params_only(folders[step])]
     remedy = f"the run continues from step {good[-1]}" if good else f"or remove {folder} to start again"
-    for step, found in problems.items():
-        if found:
-            yield Finding(DAMAGED, f"{folders[step]}: {'; '.join(found)}: copy it from a backup, {remedy}")
+    for step, faults in problems.items():
+        if faults:
+            yield Finding(DAMAGED, f"{folders[step]}: {'; '.join(faults)}: copy it from a backup, {remedy}")
     if directory.best_fault:
         yield Finding(DAMAGED, directory.best_fault)
     for path in sorted(folder.glob(f"*{SAVING}*")):

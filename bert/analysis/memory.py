@@ -102,14 +102,14 @@ class _UnknownRoundsError(Exception):
 
 def _computations(hlo: str) -> dict[str, list[str]]:
     """Returns the lines of each computation by its name; the entry computation is ENTRY."""
-    found: dict[str, list[str]] = {}
+    computations: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in hlo.splitlines():
         if match := re.match(r"(ENTRY )?%?([\w.-]+) .*\{$", line):
-            lines = found["ENTRY" if match[1] else match[2]] = []
+            lines = computations["ENTRY" if match[1] else match[2]] = []
         elif line.startswith(" "):
             lines.append(line)
-    return found
+    return computations
 
 
 def _rounds(condition: list[str]) -> int:

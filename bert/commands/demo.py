@@ -95,32 +95,32 @@ def main(argv: list[str]) -> int:
         page.close(verbose=False)
 
 
-def find_auth(given: str | None, file: str | None) -> tuple[str, str] | None:
+def find_auth(auth: str | None, file: str | None) -> tuple[str, str] | None:
     """Returns user and password from --auth, --auth_file or the environment; None without any.
 
     Raises:
         UserError: two of these are set, the file cannot be read, or the name or the password is missing.
     """
-    found = {"--auth": given, "--auth_file": file, AUTH_VARIABLE: os.environ.get(AUTH_VARIABLE) or None}
-    sources = [name for name, value in found.items() if value is not None]
+    values = {"--auth": auth, "--auth_file": file, AUTH_VARIABLE: os.environ.get(AUTH_VARIABLE) or None}
+    sources = [name for name, value in values.items() if value is not None]
     if len(sources) > 1:
         raise UserError(f"{sources[0]} and {sources[1]} are both set: remove one of them")
     if not sources:
         return None
     [source] = sources
-    text = found[source] or ""
+    text = values[source] or ""
     if file is not None:
         try:
             text = Path(file).read_text(encoding="utf-8-sig").rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8"
             raise UserError(f"--auth_file {file} cannot be read ({reason}): name a file with USER:PASSWORD") from None
-    auth = parse_auth(text, source)
+    user_and_password = parse_auth(text, source)
     if source == "--auth":
         log_to_stderr(
             "warning: all users of this machine can read --auth in the list of processes: use --auth_file FILE"
         )
-    return auth
+    return user_and_password
 
 
 def parse_auth(text: str, source: str = "--auth") -> tuple[str, str]:

@@ -70,6 +70,6 @@ def main(argv: list[str]) -> int:
     if arguments.generator:
         model = model.generator
     shape = {"length": arguments.length, "dynamic_length": arguments.dynamic_length}
-    given = {name: value for name, value in int8.items() if value is not None}
-    model.save(arguments.out, arguments.format, print, **shape, **given)
+    quantization = {name: value for name, value in int8.items() if value is not None}
+    model.save(arguments.out, arguments.format, print, **shape, **quantization)
     return 0

@@ -48,8 +48,8 @@ def generate_command(argv: list[str]) -> int:
     size = "Number of samples, or of texts with all their beams, per batch. (default: 16)"
     parser.add_argument("--batch_size", type=int, default=16, metavar="N", help=size)
     arguments = parser.parse_arguments(argv)
-    given = {name: getattr(arguments, name) for name in names if name in arguments}
-    check_fields(f"{COMMAND_LINE}: --", Decoding(**given))
+    options = {name: getattr(arguments, name) for name in names if name in arguments}
+    check_fields(f"{COMMAND_LINE}: --", Decoding(**options))
     if arguments.batch_size < 1:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     if arguments.prompt != without_surrogates(arguments.prompt):
@@ -60,7 +60,7 @@ def generate_command(argv: list[str]) -> int:
 
     model = load(arguments.run, log_to_stderr)
     model.require_generation()
-    settings = model.complete_decoding(given)
+    settings = model.complete_decoding(options)
     decoding = Decoding(**settings)
     try:
         decoding.check("--")
@@ -69,9 +69,9 @@ def generate_command(argv: list[str]) -> int:
 
     def answer(inputs: list[Input]) -> list[list[Any]]:
         prompts, numbers = [item.value for item in inputs], [item.line - 1 for item in inputs]
-        options = {"batch_size": arguments.batch_size, "numbers": numbers, "details": True}
-        found = model.generate(prompts, **options, **settings)
-        return found if decoding.num_samples > 1 else [[one] for one in found]
+        batching = {"batch_size": arguments.batch_size, "numbers": numbers, "details": True}
+        continuations = model.generate(prompts, **batching, **settings)
+        return continuations if decoding.num_samples > 1 else [[one] for one in continuations]
 
     if arguments.prompt == "-":
         write_answers("-", read_standard_input(str), answer, _lines, arguments.output)

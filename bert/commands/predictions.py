@@ -75,9 +75,9 @@ def predict_command(argv: list[str]) -> int:
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     is_split = re.fullmatch(r"\w[\w-]*", arguments.input) is not None and not Path(arguments.input).is_file()
-    given = [name for name in ("batch_size", *ANSWER_OPTIONS) if getattr(arguments, name) is not None]
-    if is_split and given:
-        raise UserError(f"command line: --{given[0]} is for inputs, but a split is read as in the run: remove it")
+    for_inputs = [name for name in ("batch_size", *ANSWER_OPTIONS) if getattr(arguments, name) is not None]
+    if is_split and for_inputs:
+        raise UserError(f"command line: --{for_inputs[0]} is for inputs, but a split is read as in the run: remove it")
     if not is_split:
         arguments.input = fetch(arguments.input)
     if arguments.input != "-" and not is_split and not Path(arguments.input).is_file():

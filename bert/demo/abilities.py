@@ -126,19 +126,19 @@ def _checked(label: str, text: str | None) -> str:
 def abilities_of(model: Pretrained) -> list[Ability]:
     """Returns the abilities of a model. Its task comes first."""
     writes = model.architecture in (ENCODER_DECODER, "BertForCausalLM")
-    found = []
+    abilities = []
     compares = model.task is None or "embed" in model.task.calls
     if model.task is not None and not compares and model.architecture != ENCODER_DECODER:
-        found.append(_task_ability(model, model.task))
+        abilities.append(_task_ability(model, model.task))
     if writes:
-        found.append(_generation(model))
+        abilities.append(_generation(model))
     elif "predictions" in model.params or "generator" in model.params:
-        found.append(_mask_filling(model))
+        abilities.append(_mask_filling(model))
     if compares and not writes:
-        found.append(_similarity(model))
-    found.append(_attention(model))
+        abilities.append(_similarity(model))
+    abilities.append(_attention(model))
     sample = _sample_input(model)
-    return [_with_sample(ability, sample) for ability in found] if sample else found
+    return [_with_sample(ability, sample) for ability in abilities] if sample else abilities
 
 
 def _sample_input(model: Pretrained) -> tuple[str, ...]:
@@ -188,11 +188,11 @@ def _mask_filling(model: Pretrained) -> Ability:
 
 def fill_mask(model: Pretrained, text: str) -> dict[str, float]:
     """Returns the most likely tokens for the only mask of a text."""
-    found = model.fill_mask(text, TOP_K)
-    if len(found) > 1:
-        raise UserError(f"the text has {len(found)} masks, and this page fills one: remove the others")
+    masks = model.fill_mask(text, TOP_K)
+    if len(masks) > 1:
+        raise UserError(f"the text has {len(masks)} masks, and this page fills one: remove the others")
     # Byte-level tokens may have equal texts. The most likely one is kept.
-    return {prediction.token.replace(" ", "␣"): prediction.probability for prediction in reversed(found[0])}
+    return {prediction.token.replace(" ", "␣"): prediction.probability for prediction in reversed(masks[0])}
 
 
 def _prediction(model: Pretrained, task: Task) -> Ability:
@@ -248,10 +248,10 @@ def _question_answering(model: Pretrained, task: QuestionAnsweringTask) -> Abili
 
 def answer_question(model: Pretrained, question: str, context: str) -> tuple[dict[str, float], Highlights]:
     """Returns the answer with its probability, and the context with the answer marked."""
-    [found] = model.predict([(question, context)])
-    if found.start is None:
-        return {"no answer": found.probability}, [(context, None)]
-    return {found.answer: found.probability}, mark(context, [(found.start, found.end, "answer")])
+    [answer] = model.predict([(question, context)])
+    if answer.start is None:
+        return {"no answer": answer.probability}, [(context, None)]
+    return {answer.answer: answer.probability}, mark(context, [(answer.start, answer.end, "answer")])
 
 
 def _tagging(model: Pretrained, task: TokenClassificationTask) -> Ability:
@@ -269,8 +269,8 @@ def _tagging(model: Pretrained, task: TokenClassificationTask) -> Ability:
 
 def tag(model: Pretrained, text: str) -> Highlights:
     """Returns the text with its entities marked by type, or its words by tag."""
-    [found] = model.predict([text])
-    [(kind, parts)] = found._asdict().items()
+    [answer] = model.predict([text])
+    [(kind, parts)] = answer._asdict().items()
     name = "type" if kind == "entities" else "tag"
     return mark(text, [(part["start"], part["end"], part[name]) for part in parts])
 
@@ -303,8 +303,8 @@ def choose(model: Pretrained, question: str, choices: str) -> dict[str, float]:
     options = list(dict.fromkeys(line.strip() for line in choices.splitlines() if line.strip()))
     if not 2 <= len(options) <= MAX_CHOICES:
         raise UserError(f"there are {len(options)} different choices: write two to {MAX_CHOICES}, one on each line")
-    [found] = model.predict([(question, *options)])
-    return dict(zip(options, found.probabilities, strict=True))
+    [answer] = model.predict([(question, *options)])
+    return dict(zip(options, answer.probabilities, strict=True))
 
 
 def _similarity(model: Pretrained) -> Ability:

@@ -142,11 +142,11 @@ def _answer_or_error(ability: Ability) -> Callable[..., Any]:
     @functools.wraps(ability.answer)
     def answer(*texts: str) -> Any:
         try:
-            found = ability(*texts)
+            output = ability(*texts)
         except UserError as error:
             # Gradio renders messages as HTML.
             raise gr.Error(html.escape(str(error), quote=False), print_exception=False) from None
-        return _frame(found) if ability.is_page else found
+        return _frame(output) if ability.is_page else output
 
     return answer
 

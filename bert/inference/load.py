@@ -23,7 +23,7 @@ from bert.interchange.pooling import encoder_folder
 from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import tokenizer_folder
 from bert.model.heads import HEADS
-from bert.model.lora import FrozenWeights
+from bert.model.linear import FrozenWeights
 from bert.model.names import ENCODER_DECODER, PROJECTIONS, pretraining_architecture
 from bert.model.pooling import Pooling, find_activation
 from bert.parallel.devices import require_no_fork

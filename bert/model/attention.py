@@ -34,14 +34,10 @@ def dot_product_attention(
     """Computes softmax(Q K^T / sqrt(H)) V (Vaswani et al. 2017, section 3.2.1).
 
     Args:
-        query: [B, T, N, H].
-        key: [B, S, N, H].
-        value: [B, S, N, H].
-        mask: booleans that broadcast to [B, N, T, S], true where a query attends to a key. A fully masked query attends
-            equally to all positions and does not give NaN.
-        bias: added to the scores; broadcasts to [B, N, T, S].
+        mask: true where a query attends to a key. A fully masked query attends equally to all positions and does not
+            give NaN.
+        bias: added to the scores.
         dropout: source of dropout on the weights; None for none.
-        dropout_rate: dropout rate of the weights.
 
     Returns:
         The weighted sums of values, [B, T, N, H], and the weights before dropout, [B, N, T, S] float32.
@@ -62,13 +58,7 @@ def cached_attention(
     mask: Bool[Array, "#B #N #T #S"] | None = None,
     bias: Float[Array, "#B #N #T #S"] | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
-    """Computes `dot_product_attention` over cached keys and values, without dropout.
-
-    Args:
-        query: [B, T, N, H].
-        keys, values: [R, H, S] and [R, S, H] with R = B * N, see `KeysValues`.
-        mask, bias: see `dot_product_attention`.
-    """
+    """Computes `dot_product_attention` over cached `KeysValues`, without dropout."""
     rows, length, heads, size = query.shape
     by_head = jnp.swapaxes(query * jnp.asarray(size**-0.5, query.dtype), 1, 2).reshape(-1, length, size)
     scores = jnp.einsum("RTH,RHS->RTS", by_head, keys).astype(jnp.float32).reshape(rows, heads, length, -1)
@@ -99,15 +89,9 @@ def fused_attention(
     """Computes `dot_product_attention` with a fused kernel, which has no dropout and returns no weights.
 
     Args:
-        query: [B, T, N, H].
-        key: [B, S, N, H].
-        value: [B, S, N, H].
         mask: which keys a query attends to. The result for a fully masked query is finite but depends on the kernel.
         implementation: "cudnn" (GPUs, bfloat16), "splash" (TPUs, self-attention) or "xla". Masks that the first two do
             not support use "xla".
-
-    Returns:
-        [B, T, N, H].
     """
     if implementation == "splash":
         if splash_supports(mask, query.shape[1], key.shape[1]):
@@ -144,14 +128,8 @@ def splash_attention(
     The kernel skips blocks that a local or causal mask excludes, and does not store the scores.
 
     Args:
-        query: [B, T, N, H].
-        key: [B, T, N, H].
-        value: [B, T, N, H].
         mask: a mask that `splash_supports` accepts. Padding attends to padding.
         interpret: run the kernel without a TPU, slowly, for tests.
-
-    Returns:
-        [B, T, N, H].
     """
     # Imported here because importing Pallas is slow.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels

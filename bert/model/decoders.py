@@ -14,11 +14,11 @@ from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.attention import LayerCache, Memory
 from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.encoder import Bert, EncoderOutput
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.linear import dense
 from bert.model.mask import Mask, Packing
 from bert.model.pooling import last_token
-from bert.model.pretraining import LanguageModel, MaskedLMHead
+from bert.model.pretraining import LanguageModel, MaskedLMHead, PretrainingModel
 
 
 class BertForCausalLM(LanguageModel):
@@ -136,7 +136,7 @@ class ClassifierWithLanguageModel(nn.Module):
 SourceMask = Num[Array, "B S"] | Bool[Array, "B S"]
 
 
-class BertForSequenceToSequence(nn.Module):
+class BertForSequenceToSequence(PretrainingModel):
     """An encoder for the source, and a decoder for the target with cross-attention to the source.
 
     This is the Transformer of Vaswani et al. 2017. The decoder may share parameters with the encoder (Rothe et al.
@@ -145,13 +145,7 @@ class BertForSequenceToSequence(nn.Module):
     Attributes:
         config: the configuration of the encoder, with ``decoder_layers``, ``share_decoder`` and ``decoder_vocab_size``
             for the decoder.
-        dtype: type of the computation.
-        execution: how the layers run.
     """
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         encoder, decoder = self.config.without_decoder, self.config.decoder
@@ -172,14 +166,13 @@ class BertForSequenceToSequence(nn.Module):
         """Predicts the next token at every position of the target, as in training (teacher forcing).
 
         Args:
-            input_ids: [B, S] source.
-            target_ids: [B, T] target, which begins with the start token.
-            attention_mask: [B, S], 1 for a token and 0 for padding, which is at the end; all 1 if None.
-            target_mask: [B, T], the same for the target.
-            dropout: source of dropout; None for none.
+            input_ids: source.
+            target_ids: target, which begins with the start token.
+            attention_mask: 1 for a token of the source and 0 for padding, which is at the end; all 1 if None.
+            target_mask: the same for the target.
 
         Returns:
-            [B, T, V] float32 logits of the next token.
+            Float32 logits of the next token.
         """
         x = self.hidden_states(input_ids, target_ids, attention_mask, target_mask, dropout=dropout)
         return self.predictions.decode(x, self.embedding_table())

@@ -20,11 +20,11 @@ from bert.config.options import generator_heads
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Encoder
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.linear import ACTIVATIONS, dense, hidden_dense
 from bert.model.mask import Mask, Packing, make_mask
 from bert.model.pooling import at_positions
-from bert.model.pretraining import MaskedLMHead
+from bert.model.pretraining import MaskedLMHead, PretrainingModel
 
 BLOCK = 128
 """Block size in `sample_tokens`, in tokens."""
@@ -44,12 +44,8 @@ class DetectionHead(nn.Module):
         return x[..., 0].astype(jnp.float32)
 
 
-class BertForReplacedTokenDetection(nn.Module):
+class BertForReplacedTokenDetection(PretrainingModel):
     """The discriminator: an encoder without pooler, and the detection head."""
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
@@ -69,12 +65,8 @@ class BertForReplacedTokenDetection(nn.Module):
         return self.discriminator_predictions(encoded.last_hidden_state)
 
 
-class Generator(nn.Module):
+class Generator(PretrainingModel):
     """The generator: an encoder and MLM head on top of the discriminator's embeddings."""
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         if self.config.embedding_width != self.config.hidden_size:

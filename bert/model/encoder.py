@@ -2,10 +2,9 @@
 
 The other modules of this package:
 
-- `bert.model.layers`: one layer.
+- `bert.model.layers`: one layer, rematerialization and scanning over layers.
 - `bert.model.mask` and `bert.model.positions`: mask and position information for attention.
 - `bert.model.attention`: the attention kernels.
-- `bert.model.execution`: rematerialization and scanning over layers.
 - `bert.model.pretraining` and `bert.model.heads`: the heads.
 - `bert.model.decoders`: decoders.
 
@@ -33,8 +32,7 @@ from bert.config import ModelConfig
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.attention import LayerCache, Memory
 from bert.model.dropout import Dropout, maybe_dropout
-from bert.model.execution import LayerExecution, remat, scan_layers
-from bert.model.layers import Layer, LayerStates
+from bert.model.layers import Layer, LayerExecution, LayerStates, remat, scan_layers
 from bert.model.linear import ACTIVATIONS, Transform, hidden_dense, layer_norm, truncated_normal_init
 from bert.model.mask import Mask, Packing, make_mask
 from bert.model.pooling import pooler_input

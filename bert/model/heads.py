@@ -10,7 +10,7 @@ from bert.config import ModelConfig
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.encoder import Bert
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.linear import dense
 from bert.model.pooling import last_token, pool, pooler_input
 

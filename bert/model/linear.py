@@ -1,10 +1,14 @@
-"""Linear layers, normalization and activations, with their initializers and custom backward passes for CPUs.
+"""Linear layers, normalization, activations and low-rank adapters, with initializers and backward passes for CPUs.
 
 XLA has two weak points on a CPU. It sums the columns of a matrix of vocabulary width as slowly as it multiplies by the
 matrix. It uses the processor's bfloat16 instructions only if the result is float32 and no operand is transposed. The
 custom backward passes avoid both and compute the same sums, with fewer roundings in bfloat16. They are
 `jax.custom_vjp` functions, which do not support forward mode (`jax.jvp`, `jax.hessian`). Other backends use JAX's own
 rules; ``BERT_NO_CUSTOM_VJP=1`` selects these on a CPU, too.
+
+Adapters (LoRA; Hu et al. 2021, section 4.1) are functions of parameters, independent of modules. A kernel W [D, F]
+with an adapter becomes W + scale * A B, with A [D, r] and B [r, F]. In a tree of trained parameters, ``lora_a`` and
+``lora_b`` replace ``kernel``.
 """
 
 from __future__ import annotations
@@ -12,11 +16,14 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
@@ -318,3 +325,57 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
 }
 """Activation functions by their names in the configuration."""
+
+
+Params = dict[str, Any]
+
+LORA_A, LORA_B = "lora_a", "lora_b"
+
+
+@dataclass(frozen=True)
+class FrozenWeights:
+    """The weights that a run does not train, and that its adapters modify.
+
+    Attributes:
+        params: all parameters of the model, on the host.
+        scale: factor of the adapters' products, alpha / rank.
+    """
+
+    params: Params
+    scale: float
+
+    def merge(self, trained: Params) -> Params:
+        """Returns the model's parameters on the host, with trained parameters and adapters merged in.
+
+        Sums are computed in float64 and rounded once, so that the result is bitwise equal on every machine.
+        """
+
+        def add(kernel: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            total = kernel.astype(np.float64) + self.scale * (a.astype(np.float64) @ b.astype(np.float64))
+            return total.astype(kernel.dtype)
+
+        return _merge(self.params, trained, add)
+
+    def merge_traced(self, params: Params, trained: Params) -> Params:
+        """Like `merge`, but traceable; ``params`` are the frozen weights on the devices."""
+
+        def add(kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+            # Full float32, even if matrix products have a lower precision by default.
+            return kernel + self.scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+        return _merge(params, trained, add)
+
+
+NOTHING_FROZEN = FrozenWeights({}, 1.0)
+"""No frozen weights: all parameters are trained."""
+
+
+def _merge(frozen: Params, trained: Params, add: Callable[[Any, Any, Any], Any]) -> Params:
+    merged, updates = traverse_util.flatten_dict(frozen), traverse_util.flatten_dict(trained)
+    for path, value in updates.items():
+        if path[-1] == LORA_A:
+            kernel = (*path[:-1], "kernel")
+            merged[kernel] = add(merged[kernel], value, updates[(*path[:-1], LORA_B)])
+        elif path[-1] != LORA_B:
+            merged[path] = value
+    return traverse_util.unflatten_dict(merged)

@@ -172,7 +172,6 @@ class Pooling:
 
 
 def _pool_rows(mode: str, hidden_states: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-    """Pools padded rows, [B, T, D] -> [B, D]."""
     rows, mask = np.arange(len(hidden_states)), attention_mask[:, :, None]
     if mode == "cls":
         return hidden_states[rows, attention_mask.argmax(axis=1)]

@@ -63,11 +63,8 @@ def relative_attention_bias(table: Float[Array, "P N"], distances: Int[Array, "#
     """Computes the attention bias for each distance (Raffel et al. 2020, section 2.1; Song et al. 2020).
 
     Args:
-        table: [P, N], a bias for each bucket and head. The second half of the buckets is for keys after the query.
-        distances: [B, T, S], query position minus key position.
-
-    Returns:
-        [B, N, T, S].
+        table: a bias for each bucket and head. The second half of the buckets is for keys after the query.
+        distances: query position minus key position.
     """
     num_buckets = table.shape[0]
     buckets = jnp.asarray(buckets_by_distance(num_buckets, MAX_RELATIVE_DISTANCE))
@@ -185,8 +182,6 @@ def attention_contexts(
     Called by `bert.model.encoder.Encoder`, which owns the parameters of relative and disentangled positions.
 
     Args:
-        config: model configuration.
-        dtype: type of the computation.
         mask: the mask of all layers, without the window of local layers.
         rows, length, num_keys: B, T and S.
         kernel: see `LayerExecution.attention`.

@@ -15,7 +15,7 @@ from bert.errors import require
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.linear import ACTIVATIONS, dense, hidden_dense, layer_norm, tied_logits, truncated_normal_init
 from bert.model.mask import Mask, Packing
 from bert.model.pooling import at_positions
@@ -90,12 +90,16 @@ class PretrainingOutput(struct.PyTreeNode):
     seq_relationship_logits: Array
 
 
-class BertForPreTraining(nn.Module):
-    """Encoder with the MLM head, and the head for next sentence (Devlin et al. 2018, section 3.1) or sentence order."""
+class PretrainingModel(nn.Module):
+    """Base class of encoders with pretraining heads."""
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
     execution: LayerExecution = LayerExecution()
+
+
+class BertForPreTraining(PretrainingModel):
+    """Encoder with the MLM head, and the head for next sentence (Devlin et al. 2018, section 3.1) or sentence order."""
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, execution=self.execution)
@@ -121,12 +125,8 @@ class BertForPreTraining(nn.Module):
         )
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(PretrainingModel):
     """Base class of language models: an encoder without pooler, and the MLM head."""
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)
@@ -152,12 +152,8 @@ class BertForMaskedLM(LanguageModel):
         return self.predictions(hidden, self.bert.embedding_table())
 
 
-class BertForNextSentencePrediction(nn.Module):
+class BertForNextSentencePrediction(PretrainingModel):
     """Encoder with the NSP head."""
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    execution: LayerExecution = LayerExecution()
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, execution=self.execution)
@@ -177,10 +173,8 @@ class BertForNextSentencePrediction(nn.Module):
 
 
 def _at_positions(hidden_states: Float[Array, "B T D"], positions: Int[Array, "B P"] | None) -> Float[Array, "B P D"]:
-    """Selects [B, P, D] at positions [B, P]; returns all positions if None."""
-    if positions is None:
-        return hidden_states
-    return at_positions(hidden_states, positions)
+    """Selects positions; returns all of them if None."""
+    return hidden_states if positions is None else at_positions(hidden_states, positions)
 
 
 class PermutedTokens(struct.PyTreeNode):
@@ -262,12 +256,7 @@ def permutation_mask(
     A predicted token attends to itself and to the tokens predicted before it. Its query attends only to the tokens
     predicted before it. Other predicted tokens are replaced by their [MASK]. Nothing attends to a query.
 
-    Args:
-        permuted: the predicted tokens.
-        rows: B.
-        length: T.
-        attention_mask: [B, T], 1 for a token and 0 for padding; all 1 if None.
-        packing: the examples of packed rows.
+    ``rows`` is B and ``length`` is T.
     """
     rank = jnp.arange(1, permuted.positions.shape[1] + 1)  # predicted tokens count from 1; 0 is never predicted
     ranks = jnp.broadcast_to(rank, permuted.positions.shape)

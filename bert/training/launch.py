@@ -30,7 +30,7 @@ from bert.tasks import find_task
 from bert.tasks.columns import table_files
 from bert.training.arguments import ARGUMENTS, FUNCTIONS, check_names, values_of_arguments
 from bert.training.finetuning.run import finetune as run_finetuning
-from bert.training.finetuning.seeds import finetune_seeds
+from bert.training.finetuning.run import finetune_seeds
 from bert.training.pretraining.run import pretrain as run_pretraining
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)

@@ -23,8 +23,7 @@ from bert.runs.metrics_log import Metrics, SkippedStep, nonfinite_error_message
 from bert.runs.report import Report
 from bert.runtime.interrupts import EvaluationInterrupted, InterruptHandler
 from bert.runtime.process import release_free_memory
-from bert.training.averaging import ParameterAverage
-from bert.training.means import EarlyStopping, compute_means
+from bert.training.means import EarlyStopping, ParameterAverage, compute_means
 from bert.training.step import StepMetrics, TrainState
 
 TrainStep = Callable[[Any, dict[str, jax.Array]], tuple[Any, StepMetrics]]

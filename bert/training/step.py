@@ -12,7 +12,7 @@ import optax
 from flax import struct, traverse_util
 
 from bert.model.dropout import Dropout
-from bert.model.lora import NOTHING_FROZEN, FrozenWeights
+from bert.model.linear import NOTHING_FROZEN, FrozenWeights
 from bert.parallel.backends import AXIS, Parallelism, psum_if_axis
 from bert.parallel.sharding import constrain_state
 from bert.training.losses import Loss, WeightedSums, total_loss

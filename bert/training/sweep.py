@@ -224,8 +224,8 @@ class Trial:
         """Trains to the end unless the trial is complete. Raises UserError with the trial's name."""
         is_pruned = getattr(request.config, "num_seeds", 1) == 1 and not is_multihost()
         try:
-            told = [*callbacks, *pruning[:is_pruned]]
-            launch.start_or_resume(replace(request, notes=()), told, repeat=False, within=self.folder.mirror)
+            callbacks = [*callbacks, *pruning[:is_pruned]]
+            launch.start_or_resume(replace(request, notes=()), callbacks, repeat=False, within=self.folder.mirror)
         except PrunedTrial:
             place = self.folder.place(self.name)
             LOGGER.info(f"{place} is ended early: its {self.metric} is worse than the median of earlier trials")

@@ -13,7 +13,7 @@ from bert.config import ModelConfig, PretrainConfig, TrainingConfig, apply_prese
 from bert.config.yaml_io import load_config
 from bert.errors import UserError
 from bert.model.dropout import Dropout
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.pretraining import BertForPreTraining
 from bert.parallel.devices import max_cudnn_head_dim
 from bert.training.losses import make_pretraining_loss
@@ -172,7 +172,7 @@ def test_one_kernel_by_name_and_packed_rows_are_not_reconciled_by_the_preset(fai
 )  # fmt: skip
 def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices, largest):
     assert max_cudnn_head_dim(devices) == largest
-    monkeypatch.setattr("bert.model.execution.local_devices", lambda: devices)
+    monkeypatch.setattr("bert.model.layers.local_devices", lambda: devices)
     fast = TrainingConfig(preset="fast")
     assert LayerExecution.from_config(fast, heads_of(64)).attention == ("cudnn" if largest else "xla")
     if not largest:

@@ -19,7 +19,7 @@ from bert.commands.predictions import predict_command as predict
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.data.rows import TokenRows
 from bert.runs.folder import RunFolder, open_run
-from bert.training.finetuning.seeds import aggregate_seeds, finetune_seeds
+from bert.training.finetuning.run import aggregate_seeds, finetune_seeds
 from bert.training.means import should_stop_early
 from tests.helpers import LAYOUTS, lines_of, run
 
@@ -144,7 +144,7 @@ def test_several_seeds_are_scored_on_the_same_dev_rows(tmp_path: Path, monkeypat
         configs.append(run.config)
         return one_result(run.config.seed, 0.5)
 
-    monkeypatch.setattr("bert.training.finetuning.seeds.finetune", finetune)
+    monkeypatch.setattr("bert.training.finetuning.run.finetune", finetune)
     for name, seed in (("a", None), ("b", 9)):
         data = TaskDataConfig(dir="x", dev_fraction=0.5, sample_seed=seed)
         config = FinetuneConfig(init="none", output_dir=str(tmp_path / name), seed=3, num_seeds=2, data=data)

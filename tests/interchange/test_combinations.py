@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import bert
 from bert.config import ModelConfig, OptimizerConfig
 from bert.errors import UserError
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.names import pretraining_architecture
 from bert.model.pretraining import BertForMaskedLM, BertForPreTraining
 from bert.parallel.backends import PmapParallelism

@@ -11,7 +11,7 @@ import pytest
 from bert.config import ModelConfig
 from bert.model.attention import LayerCache, Memory, make_cache
 from bert.model.encoder import Encoder
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.mask import Mask
 
 CONFIG = ModelConfig(

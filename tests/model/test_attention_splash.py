@@ -15,8 +15,7 @@ from bert.config import ModelConfig
 from bert.model import attention
 from bert.model.attention import Memory, dot_product_attention, fused_attention, splash_attention
 from bert.model.encoder import Encoder
-from bert.model.execution import LayerExecution
-from bert.model.layers import Layer
+from bert.model.layers import Layer, LayerExecution
 from bert.model.mask import Mask
 from bert.parallel.backends import MeshParallel
 from tests.helpers import recipe

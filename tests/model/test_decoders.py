@@ -11,7 +11,7 @@ import pytest
 from bert import BertForCausalLM
 from bert.config import ModelConfig
 from bert.model.attention import make_cache
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.mask import Mask, Packing
 
 SIZES = ModelConfig(

@@ -14,7 +14,7 @@ from bert.inference.decoding import Decoded, Prompts, beam_search, sample
 from bert.inference.sampling import DecodingArrays
 from bert.model.attention import make_cache
 from bert.model.dropout import Dropout
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.mask import Mask
 
 CONFIG = ModelConfig(

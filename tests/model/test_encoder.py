@@ -12,8 +12,8 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.model.dropout import Dropout
 from bert.model.encoder import Bert, Encoder
-from bert.model.execution import LayerExecution
 from bert.model.heads import BertForSequenceClassification
+from bert.model.layers import LayerExecution
 from bert.model.linear import truncated_normal_init
 from bert.model.mask import Mask
 from bert.model.pretraining import BertForMaskedLM, BertForPreTraining

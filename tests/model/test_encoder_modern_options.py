@@ -12,9 +12,8 @@ import pytest
 from bert.config import ModelConfig
 from bert.model.attention import make_cache
 from bert.model.encoder import Bert, Encoder
-from bert.model.execution import LayerExecution
 from bert.model.heads import BertForTokenClassification
-from bert.model.layers import Layer
+from bert.model.layers import Layer, LayerExecution
 from bert.model.linear import ACTIVATIONS, LayerNorm, Transform
 from bert.model.mask import Mask, Packing
 from bert.model.positions import MAX_RELATIVE_DISTANCE, Rotation, buckets_by_distance, relative_attention_bias

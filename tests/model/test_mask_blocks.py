@@ -12,7 +12,7 @@ from bert.analysis.flops import ATTENTION, forward_flops
 from bert.config import ModelConfig
 from bert.model.dropout import Dropout
 from bert.model.encoder import Encoder
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.mask import Mask, split_keys, split_queries
 
 T = 150  # blocks of 32: the last one is not full

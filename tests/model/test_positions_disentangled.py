@@ -13,7 +13,7 @@ from bert.config import ModelConfig
 from bert.model.attention import make_cache
 from bert.model.dropout import Dropout
 from bert.model.encoder import Encoder
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.mask import Mask
 from bert.model.positions import Disentangled, buckets_by_distance
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert.config import ModelConfig
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.mask import Packing
 from bert.model.pretraining import BertForMaskedLM, BertForPermutedLM, PermutedTokens, permutation_mask
 

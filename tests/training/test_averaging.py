@@ -13,8 +13,8 @@ from bert.parallel.backends import PmapParallelism
 from bert.runs.checkpoint import Checkpointer
 from bert.runs.report import Report
 from bert.runtime.interrupts import Interrupted, InterruptHandler
-from bert.training.averaging import ParameterAverage
 from bert.training.loop import TrainLoop
+from bert.training.means import ParameterAverage
 from bert.training.step import StepMetrics, TrainState
 
 

@@ -79,8 +79,8 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
 
 def _sentences(path: Path, task: Task) -> Iterator[Input] | None:
     """Returns the inputs of a file with one row per word; None for other tasks and files."""
-    found = task.read_inputs(path)
-    return None if found is None else (Input(line_number, " ".join(words), words) for line_number, words in found)
+    sentences = task.read_inputs(path)
+    return None if sentences is None else (Input(line, " ".join(words), words) for line, words in sentences)
 
 
 def read_standard_input(parse: Callable[[str], Any]) -> Iterator[list[Input]]:
@@ -169,26 +169,26 @@ def _row(line_number: int, text: str, fields: Mapping[str, Any], task: Task) -> 
 
 def _table_inputs(path: Path, task: Task) -> Iterator[Input]:
     """Reads the inputs below the header, or all lines if the configuration names the columns."""
-    given = task.unnamed_table_columns
-    dialect, rows = open_table(path, given or None, errors="surrogateescape")
+    column_names = task.unnamed_table_columns
+    dialect, rows = open_table(path, column_names or None, errors="surrogateescape")
     line_number, first = next(rows, (1, []))
     if isinstance(first, str):
         raise UserError(f"{path}, line {line_number}: {first}")
     names = [name.strip() for name in first]
     if names and not _has_names(names, path, line_number, task):
-        names, rows = list(given), itertools.chain([(line_number, first)], rows)
+        names, rows = list(column_names), itertools.chain([(line_number, first)], rows)
     return (_table_row(line_number, cells, names, dialect.delimiter, task) for line_number, cells in rows)
 
 
 def _has_names(first: list[str], path: Path, line_number: int, task: Task) -> bool:
     """Returns True if the first line names the columns, False if the configuration does and the width fits."""
     try:
-        wanted = task.columns_among(first)
+        text_columns = task.columns_among(first)
     except ValueError as error:
         if len(task.unnamed_table_columns) != len(first):
             raise UserError(f"{path}, line {line_number}: {error}") from None
         return False
-    repeated = next((name for name in wanted if first.count(name) > 1), None)
+    repeated = next((name for name in text_columns if first.count(name) > 1), None)
     if repeated is not None:
         raise UserError(f"{path}, line {line_number}: two columns have the name {repeated!r}: give each its own name")
     return True

@@ -90,8 +90,8 @@ def parse(
         raise SystemExit(0)
     print_config = options.pop("print_config", None) is not None
     defaults = _values_on_command_line({key: [value] for key, value in defaults_for_check.items()}, keys)
-    given = _values_on_command_line(options, keys)
-    resolved = resolve_config(config_class, names, given, f"{COMMAND_LINE}: --config", defaults, log)
+    values = _values_on_command_line(options, keys)
+    resolved = resolve_config(config_class, names, values, f"{COMMAND_LINE}: --config", defaults, log)
     resolved.check(complete=not print_config)
     if print_config:
         print(dump(redact_paths(resolved.config)), end="")

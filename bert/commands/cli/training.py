@@ -7,19 +7,19 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from bert.commands.cli.arguments import command_name, parse
+from bert.commands.cli.arguments import COMMAND_LINE, command_name, parse
 from bert.commands.cli.cluster import CLUSTER_OPTIONS, connect_hosts, ending_together, parse_hosts
-from bert.commands.cli.sweep import SWEEP_OPTIONS, take_sweep_options
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.sweep import option_text
-from bert.config.yaml_io import keys_of
+from bert.config.sweep import Space, corners, option_text, parse_space_options
+from bert.config.yaml_io import ConfigField, keys_of
 from bert.errors import UserError, redact, require
 
 if TYPE_CHECKING:
     from bert.inference.load import Run
     from bert.training.launch import RunRequest
+
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 Parsed = tuple[Config, list[str], dict[str, str]]
@@ -140,3 +140,73 @@ def _parse(
             )
         config = dataclasses.replace(config, output_dir=f"runs/{recipe}")
     return config, notes, options
+
+
+SWEEP_OPTIONS = {
+    "sweep KEY=V1,V2,...": "Train once with each value of a key, each in its own folder in output_dir, and print a "
+    "table of the scores. Repeat the option to try all combinations of several keys. The same command resumes.",
+    "trials N": "Train with N combinations that Optuna suggests, also from ranges --sweep KEY=LOW..HIGH on a "
+    "logarithmic scale, and stop unpromising trials early.",
+}
+
+
+SWEEP_PLACEHOLDERS = {f"--{name}": value for name, value in (usage.split() for usage in SWEEP_OPTIONS)}
+
+
+class SweepOptions(NamedTuple):
+    """Values of the options.
+
+    Attributes:
+        space: values by key.
+        num_trials: number of trials; None for all combinations.
+    """
+
+    space: Space
+    num_trials: int | None
+
+    @property
+    def any_values(self) -> dict[str, Any]:
+        """The values of one trial."""
+        return corners(self.space)[0]
+
+
+def take_sweep_options(argv: list[str], keys: dict[str, ConfigField]) -> tuple[list[str], SweepOptions | None]:
+    """Returns the other arguments, and the sweep or None.
+
+    Raises:
+        UserError: an option is invalid, or one of its keys is also set.
+    """
+    groups: list[list[str]] = [[]]  # an option with its values
+    for word in argv:
+        if word.startswith("--") or word == "-h":
+            groups.append([])
+        groups[-1].append(word)
+    rest: list[str] = []
+    words_of: dict[str, list[str]] = {"--sweep": [], "--trials": []}
+    for option, *words in filter(None, groups):
+        name, equals, value = option.partition("=")
+        if name not in words_of:
+            rest += [option, *words]
+        elif not (words := [value] * bool(equals) + words):
+            raise UserError(f"{COMMAND_LINE}: {name} has no value: use {name} {SWEEP_PLACEHOLDERS[name]}")
+        else:
+            words_of[name] += words
+    if not words_of["--sweep"] and not words_of["--trials"]:
+        return rest, None
+    if not words_of["--sweep"]:
+        raise UserError(
+            f"{COMMAND_LINE}: --trials is given without --sweep: pass --sweep KEY=V1,V2,... too, or remove it"
+        )
+    space = parse_space_options(words_of["--sweep"], keys, f"{COMMAND_LINE}: --sweep")
+    for name in space:
+        if any(word == f"--{name}" or word.startswith(f"--{name}=") for word in rest):
+            raise UserError(f"{COMMAND_LINE}: {name} is set and swept: remove one of the two")
+    return rest, SweepOptions(space, _num_trials(words_of["--trials"]))
+
+
+def _num_trials(texts: list[str]) -> int | None:
+    if not texts:
+        return None
+    if len(texts) > 1 or not texts[0].isdecimal() or int(texts[0]) < 1:
+        raise UserError(f"{COMMAND_LINE}: --trials {' '.join(texts)}: use one whole number, 1 or more")
+    return int(texts[0])

@@ -187,40 +187,40 @@ def _lacks(source: str, config: str) -> bool:
         return False
 
 
+def _classification(
+    name: str, folder_name: str, text_columns: tuple[str, ...], label_names: tuple[str, ...], **options: Any
+) -> GlueClassification:
+    """Returns a task whose files have the label ``label_names`` (0, 1), unless ``options`` differ."""
+    defaults = {"label_column": "label", "labels": ("0", "1"), "metrics": ("accuracy",), "main_metric": "accuracy"}
+    submissions = {"submissions": {"test": f"{folder_name}.tsv"}}
+    fields = {**defaults, **submissions, "label_names": label_names, **options}
+    return GlueClassification(name=name, folder_name=folder_name, text_columns=text_columns, **fields)
+
+
+ACCURACY_AND_F1 = {"metrics": ("accuracy", "f1"), "main_metric": "f1"}
+DIAGNOSTIC_FILES = tuple(
+    f"{folder.format(name)}{name}.tsv" for folder in ("", "../{}/", "{}/") for name in ("AX", "diagnostic")
+)
+"""The diagnostic set next to MNLI's folder in GLUE's archive, which has used two names."""
+
 TASKS = (
-    GlueClassification(
-        name="sst2",
-        folder_name="SST-2",
-        text_columns=("sentence",),
-        label_column="label",
-        labels=("0", "1"),
-        label_names=("negative", "positive"),
-        metrics=("accuracy",),
-        main_metric="accuracy",
-        submissions={"test": "SST-2.tsv"},
-    ),
-    GlueClassification(
-        name="mrpc",
-        folder_name="MRPC",
-        text_columns=("#1 String", "#2 String"),
+    _classification("sst2", "SST-2", ("sentence",), ("negative", "positive")),
+    _classification(
+        "mrpc",
+        "MRPC",
+        ("#1 String", "#2 String"),
+        ("not_equivalent", "equivalent"),
         hub_columns=("sentence1", "sentence2"),
         label_column="Quality",
-        labels=("0", "1"),
-        label_names=("not_equivalent", "equivalent"),
-        metrics=("accuracy", "f1"),
-        main_metric="f1",
-        submissions={"test": "MRPC.tsv"},
+        **ACCURACY_AND_F1,
     ),
-    GlueClassification(
-        name="cola",
-        folder_name="CoLA",
-        text_columns=("sentence",),
-        label_column="label",
-        labels=("0", "1"),
-        label_names=("unacceptable", "acceptable"),
+    _classification(
+        "cola",
+        "CoLA",
+        ("sentence",),
+        ("unacceptable", "acceptable"),
         metrics=("matthews", "accuracy"),
         main_metric="matthews",
-        submissions={"test": "CoLA.tsv"},
         unnamed_table_columns=("source", "label", "mark", "sentence"),
     ),
     GlueRegression(
@@ -234,76 +234,39 @@ TASKS = (
         main_metric="pearson",
         submissions={"test": "STS-B.tsv"},
     ),
-    GlueClassification(
-        name="qqp",
-        folder_name="QQP",
-        text_columns=("question1", "question2"),
+    _classification(
+        "qqp",
+        "QQP",
+        ("question1", "question2"),
+        ("not_duplicate", "duplicate"),
         label_column="is_duplicate",
-        labels=("0", "1"),
-        label_names=("not_duplicate", "duplicate"),
-        metrics=("accuracy", "f1"),
-        main_metric="f1",
-        submissions={"test": "QQP.tsv"},
         id_column="id",
         skips_short_rows=True,
         may_be_empty=True,  # question2 of two training rows
+        **ACCURACY_AND_F1,
     ),
-    GlueClassification(
-        name="mnli",
-        folder_name="MNLI",
-        text_columns=("sentence1", "sentence2"),
+    _classification(
+        "mnli",
+        "MNLI",
+        ("sentence1", "sentence2"),
+        ("entailment", "neutral", "contradiction"),
         hub_columns=("premise", "hypothesis"),
         label_column="gold_label",
         labels=("entailment", "neutral", "contradiction"),
-        label_names=("entailment", "neutral", "contradiction"),
-        metrics=("accuracy",),
-        main_metric="accuracy",
         files={
             "train": ("train.tsv",),
             "dev": ("dev_matched.tsv",),
             "dev_mismatched": ("dev_mismatched.tsv",),
             "test": ("test_matched.tsv",),
             "test_mismatched": ("test_mismatched.tsv",),
-            # Next to MNLI's folder in GLUE's archive, which has used two names.
-            "diagnostic": ("AX.tsv", "diagnostic.tsv", "../AX/AX.tsv", "../diagnostic/diagnostic.tsv",
-                           "AX/AX.tsv", "diagnostic/diagnostic.tsv"),
+            "diagnostic": DIAGNOSTIC_FILES,
         },
         submissions={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv", "diagnostic": "AX.tsv"},
     ),
-    GlueClassification(
-        name="qnli",
-        folder_name="QNLI",
-        text_columns=("question", "sentence"),
-        label_column="label",
-        labels=ENTAILMENT,
-        label_names=ENTAILMENT,
-        metrics=("accuracy",),
-        main_metric="accuracy",
-        submissions={"test": "QNLI.tsv"},
-    ),
-    GlueClassification(
-        name="rte",
-        folder_name="RTE",
-        text_columns=("sentence1", "sentence2"),
-        label_column="label",
-        labels=ENTAILMENT,
-        label_names=ENTAILMENT,
-        metrics=("accuracy",),
-        main_metric="accuracy",
-        submissions={"test": "RTE.tsv"},
-    ),
-    GlueClassification(
-        name="wnli",
-        folder_name="WNLI",
-        text_columns=("sentence1", "sentence2"),
-        label_column="label",
-        labels=("0", "1"),
-        label_names=ENTAILMENT[::-1],
-        metrics=("accuracy",),
-        main_metric="accuracy",
-        submissions={"test": "WNLI.tsv"},
-    ),
-)  # fmt: skip
+    _classification("qnli", "QNLI", ("question", "sentence"), ENTAILMENT, labels=ENTAILMENT),
+    _classification("rte", "RTE", ("sentence1", "sentence2"), ENTAILMENT, labels=ENTAILMENT),
+    _classification("wnli", "WNLI", ("sentence1", "sentence2"), ENTAILMENT[::-1]),
+)
 
 SUBMISSIONS = tuple(name for task in TASKS for name in task.submissions.values())
 """The files of a submission to gluebenchmark.com."""

@@ -162,13 +162,13 @@ class SequenceEvaluator(BatchedEvaluator):
         self._names = loss.metrics
         model = BertForSequenceToSequence(config.model, jnp.dtype(config.training.dtype))
         start, end = boundaries
-        most = max_target_tokens(decoding, config.model)
+        max_tokens = max_target_tokens(decoding, config.model)
 
         def generate(params: Any, batch: dict[str, jax.Array]) -> Decoded:
-            limits = (most * batch["weights"]).astype(jnp.int32)
+            limits = (max_tokens * batch["weights"]).astype(jnp.int32)
             sources = (batch["input_ids"], batch["attention_mask"])
             settings = DecodingArrays.make(decoding, end)
-            sizes = (start, most, decoding.beams)
+            sizes = (start, max_tokens, decoding.beams)
             return decode_targets(model, params, sources, limits, batch["numbers"], settings, *sizes)
 
         def best(params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:

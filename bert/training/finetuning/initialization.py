@@ -18,7 +18,7 @@ from bert.config import FinetuneConfig, LoraConfig, ModelConfig
 from bert.errors import UserError, listed
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.model.decoders import BertForSequenceToSequence
-from bert.model.lora import LORA_A, LORA_B, FrozenWeights
+from bert.model.linear import LORA_A, LORA_B, FrozenWeights
 from bert.model.names import CROSS, output_layer
 from bert.runs.folder import RunFolder
 from bert.runs.orbax_io import params_checksum, read_frozen_weights, write_frozen_weights

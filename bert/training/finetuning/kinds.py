@@ -19,8 +19,8 @@ from bert.errors import UserError, WarningText
 from bert.inference.load import architecture_of
 from bert.model.decoders import BertForSequenceToSequence, ClassifierWithLanguageModel
 from bert.model.dropout import Dropout
-from bert.model.execution import LayerExecution
 from bert.model.heads import HEADS, BertForEmbedding
+from bert.model.layers import LayerExecution
 from bert.model.pooling import Pooling
 from bert.parallel.backends import Parallelism
 from bert.tasks import register_task

@@ -265,8 +265,8 @@ def reranker_loss(settings: RerankerConfig) -> TaskLoss:
         relevance, is_there, weights = batch["labels"], batch["choice_mask"] > 0, batch["weights"]
         losses = of_queries(logits, relevance, is_there)
         best = jnp.argmax(jnp.where(is_there, logits, FLOAT_MIN), axis=1, keepdims=True)
-        most = jnp.max(jnp.where(is_there, relevance, 0), axis=1)
-        hits = (jnp.take_along_axis(relevance, best, axis=1)[:, 0] >= most).astype(jnp.float32)
+        highest = jnp.max(jnp.where(is_there, relevance, 0), axis=1)
+        hits = (jnp.take_along_axis(relevance, best, axis=1)[:, 0] >= highest).astype(jnp.float32)
         counted = jnp.sum(weights)
         return (jnp.sum(losses * weights), counted), (jnp.sum(hits * weights), counted)
 

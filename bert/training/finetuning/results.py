@@ -13,7 +13,7 @@ from flax import traverse_util
 from bert.config import FinetuneConfig, TrainingConfig
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
-from bert.model.lora import FrozenWeights
+from bert.model.linear import FrozenWeights
 from bert.parallel.backends import make_local_parallelism, make_parallelism
 from bert.parallel.devices import local_devices
 from bert.runs import metrics_log

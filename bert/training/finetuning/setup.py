@@ -17,7 +17,7 @@ from bert.data.rows import Rows
 from bert.errors import LOGGER, UserError, require
 from bert.inference.load import load
 from bert.inference.pretrained import Params
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.pooling import Pooling
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism

@@ -248,11 +248,11 @@ def _choose_tokenizer(run: RunFolder[PretrainConfig], setup: Setup, log: Log) ->
         source, tokenizer = init_model.source, init_model.tokenizer
     elif config.tokenizer.path is not None:
         source, tokenizer = config.tokenizer.path, load_tokenizer(config.tokenizer.path, config.tokenizer)
-        asked, kind = config.tokenizer.kind, vocabulary_kind(tokenizer)
-        if asked not in (TokenizerConfig.kind, kind):
+        expected, kind = config.tokenizer.kind, vocabulary_kind(tokenizer)
+        if expected not in (TokenizerConfig.kind, kind):
             raise UserError(
-                f"tokenizer.kind is {asked}, and {source} is a {kind} vocabulary: name another, or set tokenizer.kind "
-                f"to {kind}"
+                f"tokenizer.kind is {expected}, and {source} is a {kind} vocabulary: name another, or set "
+                f"tokenizer.kind to {kind}"
             )
     else:
         return corpus_vocabulary(config.data, config.tokenizer, log) if teacher is None else teacher.tokenizer

@@ -27,7 +27,7 @@ from bert.inference.load import load
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.encoder import EncoderOutput
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.names import ENCODER_DECODER, PROJECTIONS
 from bert.model.pretraining import BertForMaskedLM
 from bert.runs.orbax_io import params_checksum
@@ -143,10 +143,10 @@ def check_student(config: PretrainConfig, teacher: Teacher) -> None:
 
 def layer_pairs(config: PretrainConfig, teacher: Teacher) -> dict[int, int]:
     """Returns a mapping from layers of the student to layers of the teacher."""
-    asked = config.distillation
-    if asked.student_layers is None or asked.teacher_layers is None:
+    settings = config.distillation
+    if settings.student_layers is None or settings.teacher_layers is None:
         return {config.model.num_hidden_layers: teacher.config.num_hidden_layers}
-    return dict(zip(asked.student_layers, asked.teacher_layers, strict=True))
+    return dict(zip(settings.student_layers, settings.teacher_layers, strict=True))
 
 
 @dataclass(frozen=True)
@@ -199,9 +199,9 @@ class Distillation:
     @property
     def factors(self) -> dict[str, float]:
         """Factors of the losses that the teacher adds."""
-        asked = self.config.distillation
-        tokens = asked.token_weight if self.teacher.has_mlm_head else 0.0
-        factors = {TOKENS: tokens, HIDDEN: asked.hidden_weight, SENTENCES: asked.sentence_weight}
+        settings = self.config.distillation
+        tokens = settings.token_weight if self.teacher.has_mlm_head else 0.0
+        factors = {TOKENS: tokens, HIDDEN: settings.hidden_weight, SENTENCES: settings.sentence_weight}
         return {name: factor for name, factor in factors.items() if factor}
 
     @property

@@ -17,7 +17,7 @@ from bert.data.pretraining.loader import Batch, RowSource
 from bert.inference.pretrained import Pretrained
 from bert.model.decoders import BertForCausalLM
 from bert.model.electra import Electra, make_generator_config
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.model.pretraining import BertForMaskedLM, BertForPermutedLM, BertForPreTraining
 from bert.parallel.backends import Parallelism
 from bert.runs.metrics_log import Metrics
@@ -43,27 +43,27 @@ class PretrainingObjective:
     Attributes:
         build_model: (config, function from the sizes of a model to the execution of its layers) -> the model.
         build_loss: (model, config) -> the training loss.
-        modules: top-level modules of its parameters that ``init`` may fill.
-        mlm_head: path of its masked-LM head in the parameters, whose output bias ``mlm_bias_init`` sets.
-        perplexity_loss: the loss whose exponential is the perplexity.
-        special_tokens: whether special tokens are predicted as well.
-        main_metric: the score that is the first in the plot of the curves.
         baselines: (held-out batches, their input format, [V] occurrences of predictable tokens in training, scores of
             the last evaluation) -> scores without a model.
+        perplexity_loss: the loss whose exponential is the perplexity.
+        main_metric: the score that is the first in the plot of the curves.
+        modules: top-level modules of its parameters that ``init`` may fill.
+        mlm_head: path of its masked-LM head in the parameters, whose output bias ``mlm_bias_init`` sets.
+        special_tokens: whether special tokens are predicted as well.
         examples: (model, held-out rows) -> example outputs of the model for some of them, for results.json.
         examples_name: key of the examples in results.json.
     """
 
     build_model: Callable[[PretrainConfig, MakeExecution], nn.Module]
     build_loss: Callable[[nn.Module, PretrainConfig], Loss]
-    modules: tuple[str, ...]
-    mlm_head: tuple[str, ...]
-    perplexity_loss: str
-    special_tokens: bool
-    main_metric: str
     baselines: Callable[[Iterable[Batch], InputFormat, np.ndarray, Metrics], dict[str, Any]]
-    examples: Callable[[Pretrained, RowSource], list[dict[str, Any]]]
-    examples_name: str
+    perplexity_loss: str
+    main_metric: str
+    modules: tuple[str, ...] = ("bert", "predictions")
+    mlm_head: tuple[str, ...] = ("predictions",)
+    special_tokens: bool = False
+    examples: Callable[[Pretrained, RowSource], list[dict[str, Any]]] = lambda *inputs: fill_some_masks(*inputs)
+    examples_name: str = "filled_masks"
 
 
 def _masked_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
@@ -86,28 +86,23 @@ def _replaced_loss(model: nn.Module, config: PretrainConfig) -> Loss:
     return make_replaced_token_loss(model.apply, config.electra.disc_weight)
 
 
-def _next_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
-    return BertForCausalLM(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
+def _model_of(model_class: type[nn.Module]) -> Callable[[PretrainConfig, MakeExecution], nn.Module]:
+    """Returns the `PretrainingObjective.build_model` of a class without options."""
+
+    def build_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
+        return cast(Any, model_class)(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
+
+    return build_model
 
 
 def _next_loss(model: nn.Module, config: PretrainConfig) -> Loss:
     return make_next_token_loss(cast(BertForCausalLM, model), config.training.label_smoothing)
 
 
-def _permuted_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:
-    return BertForPermutedLM(config.model, jnp.dtype(config.training.dtype), make_execution(config.model))
-
-
-def _permuted_loss(model: nn.Module, config: PretrainConfig) -> Loss:
-    del config
-    return make_permuted_token_loss(model.apply)
-
-
 def masked_baselines(
     batches: Iterable[Batch], input_format: InputFormat, counts: np.ndarray, scores: Metrics
 ) -> dict[str, Any]:
     """Returns the scores on held-out rows of a predictor that uses only token frequencies and the majority label."""
-    del scores
     tokens, labels = [], []
     for batch in batches:
         tokens.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
@@ -133,7 +128,6 @@ def next_baselines(
     batches: Iterable[Batch], input_format: InputFormat, counts: np.ndarray, scores: Metrics
 ) -> dict[str, Any]:
     """Returns the scores on held-out rows of a predictor that uses only token frequencies."""
-    del input_format, scores
     tokens = np.concatenate([batch["next_token_ids"][batch["next_token_weights"] > 0] for batch in batches])
     return {"unigram": metrics.unigram_baseline(counts, tokens) if len(tokens) else {}}
 
@@ -191,50 +185,36 @@ def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
 
 OBJECTIVES = {
     "mlm": PretrainingObjective(
-        build_model=_masked_model,
-        build_loss=_masked_loss,
+        _masked_model,
+        _masked_loss,
+        masked_baselines,
+        "mlm_loss",
+        "mlm_accuracy",
         modules=("bert", "predictions", "seq_relationship"),
-        mlm_head=("predictions",),
-        perplexity_loss="mlm_loss",
-        special_tokens=False,
-        main_metric="mlm_accuracy",
-        baselines=masked_baselines,
-        examples=fill_some_masks,
-        examples_name="filled_masks",
     ),
     "rtd": PretrainingObjective(
-        build_model=_replaced_model,
-        build_loss=_replaced_loss,
+        _replaced_model,
+        _replaced_loss,
+        replaced_baselines,
+        "mlm_loss",
+        "disc_accuracy",
         modules=("bert", "generator", "discriminator_predictions"),
         mlm_head=("generator", "predictions"),
-        perplexity_loss="mlm_loss",
-        special_tokens=False,
-        main_metric="disc_accuracy",
-        baselines=replaced_baselines,
-        examples=fill_some_masks,
-        examples_name="filled_masks",
     ),
     "plm": PretrainingObjective(
-        build_model=_permuted_model,
-        build_loss=_permuted_loss,
-        modules=("bert", "predictions"),
-        mlm_head=("predictions",),
-        perplexity_loss="plm_loss",
-        special_tokens=False,
-        main_metric="plm_accuracy",
-        baselines=masked_baselines,
-        examples=fill_some_masks,
-        examples_name="filled_masks",
+        _model_of(BertForPermutedLM),
+        lambda model, config: make_permuted_token_loss(model.apply),
+        masked_baselines,
+        "plm_loss",
+        "plm_accuracy",
     ),
     "clm": PretrainingObjective(
-        build_model=_next_model,
-        build_loss=_next_loss,
-        modules=("bert", "predictions"),
-        mlm_head=("predictions",),
-        perplexity_loss="lm_loss",
+        _model_of(BertForCausalLM),
+        _next_loss,
+        next_baselines,
+        "lm_loss",
+        "lm_accuracy",
         special_tokens=True,
-        main_metric="lm_accuracy",
-        baselines=next_baselines,
         examples=continue_some_rows,
         examples_name="continuations",
     ),

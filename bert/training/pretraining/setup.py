@@ -13,7 +13,7 @@ from bert.config.pretraining import phase_configs
 from bert.errors import UserError, require
 from bert.inference.load import fetch_model, load
 from bert.inference.pretrained import Pretrained
-from bert.model.execution import LayerExecution
+from bert.model.layers import LayerExecution
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism
 from bert.runs.checkpoint_directory import CheckpointDirectory

@@ -23,8 +23,7 @@ from bert.runs.loggers import RunCallbacks
 from bert.tasks import make_task
 from bert.tasks.sequence_classification import lexical_baseline
 from bert.tasks.splits import read_splits
-from bert.training.finetuning.run import finetune
-from bert.training.finetuning.seeds import finetune_seeds
+from bert.training.finetuning.run import finetune, finetune_seeds
 from bert.training.initialization import Log
 
 PRETRAINED, RANDOM = "pretrained", "random_weights"

@@ -18,9 +18,9 @@ from bert.commands.finetune import main
 from bert.commands.predictions import predict_command as predict
 from bert.config import LoraConfig, ModelConfig
 from bert.model.decoders import BertForSequenceToSequence
-from bert.model.execution import LayerExecution
 from bert.model.heads import HEADS
-from bert.model.lora import LORA_A, LORA_B, FrozenWeights
+from bert.model.layers import LayerExecution
+from bert.model.linear import LORA_A, LORA_B, FrozenWeights
 from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.runs.folder import FROZEN_WEIGHTS
 from bert.training.finetuning.initialization import EncoderDecoderInit, is_frozen, trained_params
