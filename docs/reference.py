@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import bert
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, recipe_folder, recipe_names
 from bert.config.run_file import RESUMABLE
-from bert.config.yaml_io import fields_of, help_texts, keys_of
+from bert.config.validation import fields_of, help_texts, keys_of
 from bert.interchange.families import FAMILIES
 from bert.model.names import ARCHITECTURES
 from bert.tasks import TASKS
@@ -210,7 +210,7 @@ def _escaped(text: str) -> str:
 
 
 def type_text(hint: Any) -> str:
-    """A type as the reader writes its values: ``Annotated[int, Range(least=1)] | None`` is a whole number, or null."""
+    """A type as the reader writes its values: ``Annotated[int, Range(minimum=1)]`` is a whole number."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return " ".join([type_text(arguments[0]), *map(str, arguments[1:])])

@@ -12,8 +12,7 @@ from bert.commands.cli.answers import Input, check_output, open_output, read_sta
 from bert.commands.cli.arguments import COMMAND_LINE, MODEL, CommandParser, log_to_stderr, run_command
 from bert.commands.cli.config_help import PLACEHOLDERS
 from bert.config import Decoding
-from bert.config.validation import check_fields
-from bert.config.yaml_io import help_texts
+from bert.config.validation import check_fields, help_texts
 from bert.errors import UserError, without_surrogates
 from bert.remote import fetch, readable_path, writable_path
 

@@ -17,6 +17,7 @@ from bert.config.validation import (
     Seed,
     check_fields,
     check_unused,
+    conflict,
 )
 from bert.errors import UserError
 
@@ -77,7 +78,7 @@ class DataConfig:
     """Held-out corpus, in the formats of data.train. null: hold out a share of data.train (eval_fraction)."""
     eval_fraction: Fraction = 0.05
     """Share of the documents of data.train that is held out if data.eval is null."""
-    near_duplicates: Annotated[float, Range(above=0, most=1)] | None = None
+    near_duplicates: Annotated[float, Range(above=0, maximum=1)] | None = None
     """Removes documents of data.train that share at least this fraction of their five-word sequences with an earlier
     document (estimated by MinHash; needs the extra dedup). null: keep all documents."""
     streaming: bool = False
@@ -103,7 +104,7 @@ class DataConfig:
     follow A, or is it from another document) and sop (sentence order prediction: are two consecutive segments swapped,
     as in ALBERT). Rows without a label: full_sentences and doc_sentences (rows filled with whole sentences across
     documents or within one, as in RoBERTa), and blocks (rows of exactly sequence_length tokens, as in GPT-2)."""
-    sequence_length: Annotated[int, Range(least=8)] = 128
+    sequence_length: Annotated[int, Range(minimum=8)] = 128
     """Tokens T per row, including special tokens."""
     max_predictions_per_sequence: Positive | None = None
     """Maximum number of predictions P per row, or per example of packed rows. null: masked_lm_prob x sequence_length,
@@ -123,7 +124,7 @@ class DataConfig:
     """Put several short examples into one training row (histogram packing). Each attends only to itself, starts at
     position 0, and has its own [CLS], label and masks. Held-out rows have one example, so that losses are
     comparable."""
-    max_sequences_per_pack: Annotated[int, Range(least=2)] = 8
+    max_sequences_per_pack: Annotated[int, Range(minimum=2)] = 8
     """Maximum number of examples K in a packed row. Raise it if most examples are shorter than an eighth of
     sequence_length."""
     seed: Seed = 12345
@@ -159,16 +160,12 @@ class DataConfig:
                 raise UserError(f"data.language is {language!r}: give a code in lower case, such as en, de or pt-br")
         self._check_input_format()
         if self.dupe_factor > 1 and not self.static_masking and self.input_format not in PAIR_FORMATS:
-            raise UserError(
-                f"data.dupe_factor is {self.dupe_factor}, but data.input_format {self.input_format} has no pairs that "
-                "would differ: remove it (masks are drawn again at every visit), or set data.static_masking"
-            )
+            fix = "without pairs, copies of a row do not differ: remove it, or set data.static_masking"
+            raise conflict(self, "data.dupe_factor", "data.input_format", fix)
         self._check_streaming()
         if self.packing and self.input_format in ("full_sentences", "blocks"):
-            raise UserError(
-                f"data.packing is true, but the rows of data.input_format {self.input_format} are full already: remove "
-                "data.packing, or set data.input_format to nsp, sop or doc_sentences"
-            )
+            fix = "its rows are full already: remove data.packing, or use another data.input_format"
+            raise conflict(self, "data.packing", "data.input_format", fix)
         if not self.packing:
             no_packs = "but data.packing is false: remove it, or set data.packing"
             check_unused("data.", self, no_packs, ["max_sequences_per_pack"])
@@ -178,18 +175,13 @@ class DataConfig:
     def _check_input_format(self) -> None:
         """Raises UserError for keys that the input format does not use."""
         if self.verbatim and self.input_format != "blocks":
-            raise UserError(
-                f"data.verbatim is true, but data.input_format {self.input_format} makes rows of sentences: set "
-                "data.input_format to blocks, or remove data.verbatim"
-            )
+            fix = "set data.input_format to blocks, or remove data.verbatim"
+            raise conflict(self, "data.verbatim", "data.input_format", fix)
         if self.document_per_line and self.verbatim:
-            raise UserError("data.document_per_line and data.verbatim are both true: a file cannot be both, remove one")
+            raise conflict(self, "data.document_per_line", "data.verbatim", "remove one of the two")
         if self.document_per_line and self.one_sentence_per_line and self.input_format in PAIR_FORMATS:
-            raise UserError(
-                "data.document_per_line and data.one_sentence_per_line are both true, and data.input_format "
-                f"{self.input_format} needs documents with two sentences: remove one, or set data.input_format to "
-                "full_sentences"
-            )
+            fix = f"{self.input_format} needs documents of two sentences: remove one, or use another data.input_format"
+            raise conflict(self, "data.document_per_line", "data.one_sentence_per_line", fix)
         if self.input_format not in PAIR_FORMATS:
             no_pairs = f"but the rows of data.input_format {self.input_format} have no pairs: remove it"
             check_unused("data.", self, no_pairs, ["short_seq_prob"])
@@ -202,9 +194,7 @@ class DataConfig:
             check_unused("data.", self, "but data.streaming is false: remove it, or set data.streaming", OF_STREAMS)
             return
         if self.eval is None:
-            raise UserError(
-                "data.streaming is true, but data.eval is null: set data.eval, a stream has no held-out share"
-            )
+            raise conflict(self, "data.streaming", "data.eval", "set data.eval, since a stream has no held-out share")
         unknown = "but data.streaming does not know the whole corpus: remove it, or set data.streaming to false"
         check_unused("data.", self, unknown, UNUSED_BY_STREAMS)
 

@@ -19,6 +19,7 @@ from bert.config.validation import (
     check_fields,
     check_paths,
     check_unused,
+    conflict,
 )
 from bert.errors import UserError
 
@@ -87,7 +88,7 @@ class TaskDataConfig:
     class_weights: list[str] | str | None = None
     """Classification, multilabel: weights of the loss by label, for rare labels: balanced (computed from the
     frequencies of the labels in the training rows), or LABEL=FACTOR .... null: all rows have the same weight."""
-    label_thresholds: list[Annotated[float, Range(least=0, most=1)]] | None = None
+    label_thresholds: list[Annotated[float, Range(minimum=0, maximum=1)]] | None = None
     """Multilabel: minimum probability of a predicted label, one for each label or one for all. null: tuned on dev for
     the first of metrics, and written to results.json."""
     score_range: list[Annotated[float, Range()]] | None = None
@@ -100,7 +101,7 @@ class TaskDataConfig:
     """Sequence to sequence: suffix of the target files, such as en."""
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     """the columns of a custom task"""
-    max_length: Annotated[int, Range(least=8)] = 128
+    max_length: Annotated[int, Range(minimum=8)] = 128
     """Maximum length of a row in tokens, including special tokens. Longer inputs are truncated, the longer text first;
     SQuAD and tagging split them into several rows."""
     pair_truncation: PairTruncation | None = None
@@ -108,7 +109,7 @@ class TaskDataConfig:
     google-research/bert. longest_first: an odd token stays in the longer text, in the second if they are equal, as in
     transformers. Defaults to the rule of init: longest_first for a Hugging Face model, else google.
     """
-    max_target_length: Annotated[int, Range(least=2)] | None = None
+    max_target_length: Annotated[int, Range(minimum=2)] | None = None
     """Sequence to sequence: maximum length of a target in training, in tokens with its start or end token; longer ones
     are truncated. At most max_length, which is the default."""
     buckets: list[Positive] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
@@ -247,19 +248,15 @@ class FinetuneConfig:
         check_unused("training.", self.training, by_steps, ["max_minutes"])
         check_unused("training.", self.training, "but the task sets the objective: remove it", ["objective"])
         if self.training.tokens_per_batch is not None and self.training.tokens_per_batch < self.data.max_length:
-            raise UserError(
-                f"training.tokens_per_batch ({self.training.tokens_per_batch}) has no room for a row of "
-                f"data.max_length ({self.data.max_length}): raise the one or lower the other"
-            )
+            fix = "raise the first or lower the second, so that a row fits"
+            raise conflict(self, "training.tokens_per_batch", "data.max_length", fix)
         self.training.check_attention(self.model.attention_probs_dropout_prob)
         if self.init is None:
             raise UserError(
                 "init is not set: name the run to start from, --init runs/X, or --init none for random weights"
             )
         if self.architecture_from is not None and self.init != "none":
-            raise UserError(
-                "architecture_from is set, but init is not none: set init to none, or remove architecture_from"
-            )
+            raise conflict(self, "architecture_from", "init", "set init to none, or remove architecture_from")
         source = "architecture_from" if self.architecture_from is not None else None if self.init == "none" else "init"
         if source is not None:
             check_unused("tokenizer.", self.tokenizer, f"but the vocabulary comes with {source}: remove it")
@@ -270,16 +267,10 @@ class FinetuneConfig:
             self.check_model()
         if self.seed + self.num_seeds > 2**32:
             raise UserError(f"seed + num_seeds is {self.seed + self.num_seeds}: it must be at most 2**32")
-        if self.num_frozen_layers is not None and self.num_feature_layers is not None:
-            raise UserError(
-                "num_frozen_layers and num_feature_layers are both set, and the latter freezes the whole encoder: "
-                "remove one of them"
-            )
-        if self.language_model_weight and self.num_feature_layers is not None:
-            raise UserError(
-                "language_model_weight and num_feature_layers are both set, and the latter freezes the whole encoder: "
-                "remove one of them"
-            )
+        for key, unset in (("num_frozen_layers", None), ("language_model_weight", 0)):
+            if self.num_feature_layers is not None and getattr(self, key) != unset:
+                fix = "remove one of the two, since num_feature_layers freezes the whole encoder"
+                raise conflict(self, key, "num_feature_layers", fix)
 
     def batches(self) -> list[tuple[str, int, int]]:
         """Returns (key, rows, micro-batches) of the batches with a fixed number of rows."""
@@ -299,73 +290,52 @@ class FinetuneConfig:
         self.target_tokenizer.check("target_tokenizer")
         self.decoding.check("decoding.")
         if self.decoding.num_samples > 1:
-            raise UserError(
-                f"decoding.num_samples is {self.decoding.num_samples}, but predictions have one target a line: remove "
-                "it, and pass num_samples to generate"
-            )
+            one = "but predictions have one target per row: remove it, and pass num_samples to generate"
+            raise UserError(f"decoding.num_samples is {self.decoding.num_samples}, {one}")
         if self.decoding.stop:
-            raise UserError(
-                f"decoding.stop is {self.decoding.stop}, but targets are compared whole: remove it, and pass stop to "
-                "generate"
-            )
+            whole = "but whole targets are compared: remove it, and pass stop to generate"
+            raise UserError(f"decoding.stop is {self.decoding.stop}, {whole}")
         if self.has_target_tokenizer and self.model.share_decoder != "none":
             raise UserError(
-                f"target_tokenizer is set, but model.share_decoder is {self.model.share_decoder}, which has one "
-                "vocabulary for both sides: remove one of the two"
+                f"target_tokenizer is set, but model.share_decoder is {self.model.share_decoder}, with one vocabulary "
+                "for both sides: remove one of the two"
             )
         if self.has_target_tokenizer and self.init != "none" and self.decoder_init == "encoder":
             raise UserError(
-                "target_tokenizer is set, but decoder_init is encoder, which has the vocabulary of init: set "
-                "decoder_init to none, or remove target_tokenizer"
+                "target_tokenizer is set, but decoder_init is encoder, with the vocabulary of init: set decoder_init "
+                "to none, or remove target_tokenizer"
             )
         if (self.data.source is None) != (self.data.target is None):
-            missing, there = ("source", "target") if self.data.source is None else ("target", "source")
-            raise UserError(
-                f"data.{there} is set, but data.{missing} is not: set both to the ends of parallel files, such as de "
-                "and en, or remove it to read columns"
-            )
+            fix = "set both to the suffixes of parallel files, such as de and en, or none to read columns"
+            raise conflict(self, "data.source", "data.target", fix)
 
     def _check_lora(self) -> None:
         """Raises UserError for adapters of weights that are random or frozen in another way."""
         if self.lora.rank is None:
             return
-        for name, value in (("init", self.init), ("decoder_init", self.decoder_init)):
-            if value == "none":
-                raise UserError(
-                    f"lora.rank is {self.lora.rank}, but {name} is none, and adapters are for weights that are "
-                    f"pretrained: set {name}, or remove lora.rank"
-                )
-        for name in ("num_frozen_layers", "num_feature_layers"):
-            if getattr(self, name) is not None:
-                raise UserError(
-                    f"lora.rank and {name} are both set, and lora.rank freezes the whole encoder: remove one of them"
-                )
+        for key in ("init", "decoder_init"):
+            if getattr(self, key) == "none":
+                fix = f"adapters need pretrained weights: set {key}, or remove lora.rank"
+                raise conflict(self, "lora.rank", key, fix)
+        for key in ("num_frozen_layers", "num_feature_layers"):
+            if getattr(self, key) is not None:
+                fix = "remove one of the two, since lora.rank freezes the whole encoder"
+                raise conflict(self, "lora.rank", key, fix)
 
     def check_model(self) -> None:
         """Raises UserError if the model, whose sizes are known now, does not fit the other settings."""
         if self.language_model_weight and not self.model.causal:
-            raise UserError(
-                f"language_model_weight is {self.language_model_weight}, but model.causal is false: remove it, or set "
-                "init to a causal model"
-            )
+            fix = "remove it, or set init to a causal model"
+            raise conflict(self, "language_model_weight", "model.causal", fix)
         self.training.check_kernel(self.model)
         self.training.check_mesh_sizes(self.model)
         if self.data.max_length > self.model.max_position_embeddings:
-            raise UserError(
-                f"data.max_length ({self.data.max_length}) is over the model's position table "
-                f"(model.max_position_embeddings, {self.model.max_position_embeddings}): shorten it"
-            )
+            raise conflict(self, "data.max_length", "model.max_position_embeddings", "use at most as many tokens")
         self.model.check_length("data.max_length", self.data.max_length)
         self.model.check_depths(self.optimizer.layerwise_lr_decay, self.num_frozen_layers or 0)
         self.embedding.check_width(self.model.hidden_size)
         if (self.lora.rank or 0) > self.model.hidden_size:
-            raise UserError(
-                f"lora.rank is {self.lora.rank}, but the model is {self.model.hidden_size} wide (model.hidden_size): "
-                "use a smaller one"
-            )
-        for name in ("num_frozen_layers", "num_feature_layers"):
-            if (getattr(self, name) or 0) > self.model.num_hidden_layers:
-                raise UserError(
-                    f"{name} is {getattr(self, name)}, but the model has {self.model.num_hidden_layers} layers: "
-                    "take no more than these"
-                )
+            raise conflict(self, "lora.rank", "model.hidden_size", "use a smaller rank")
+        for key in ("num_frozen_layers", "num_feature_layers"):
+            if (getattr(self, key) or 0) > self.model.num_hidden_layers:
+                raise conflict(self, key, "model.num_hidden_layers", "use at most as many layers")

@@ -15,6 +15,7 @@ from bert.config.validation import (
     Range,
     check_fields,
     check_unused,
+    conflict,
     fields_that_differ,
 )
 from bert.errors import UserError, require, shorten
@@ -23,10 +24,10 @@ VocabularyKind = Literal["wordpiece", "byte_level", "unigram"]
 StripAccents = bool | Literal["european"] | None
 PairTruncation = Literal["google", "longest_first"]
 
-LEAST_BYTE_LEVEL_SIZE = 256 + 5
+MIN_BYTE_LEVEL_SIZE = 256 + 5
 """Size of a byte-level vocabulary without merges: 256 bytes and the special tokens."""
 
-LEAST_BLOCK = 32
+MIN_BLOCK = 32
 """Minimum number of positions in a block of local attention: products of smaller blocks are slow."""
 
 MAX_BUCKETS = 256
@@ -116,7 +117,7 @@ class ModelConfig:
     attention_window: Positive | None = None
     """Maximum distance, to each side, at which a token of a local layer attends (Beltagy et al. 2020). null: all layers
     are global. The value is one-sided: ModernBERT's window of 128 is 64 here."""
-    global_attention_every: Annotated[int, Range(least=2)] | None = None
+    global_attention_every: Annotated[int, Range(minimum=2)] | None = None
     """Interval of global layers, with attention_window: every n-th layer, starting with the first, is global; 3 in
     ModernBERT. null: all layers are local.
     """
@@ -224,7 +225,7 @@ class ModelConfig:
         """
         if self.attention_window is None:
             return None
-        size = max(self.attention_window, LEAST_BLOCK)
+        size = max(self.attention_window, MIN_BLOCK)
         return size if length > 3 * size else None
 
     def keys_per_query(self, layer: int, length: int) -> int:
@@ -249,20 +250,19 @@ class ModelConfig:
         weights = self.num_attention_heads * length**2
         if self.attention_probs_dropout_prob > 0 and weights > 2**32:
             raise UserError(
-                f"{name} is {length}: the heads ({self.num_attention_heads}) have {weights:,} attention weights a row, "
-                "and dropout has places for 2**32: use shorter rows, or set model.attention_probs_dropout_prob to 0"
+                f"{name} is {length}, which makes {weights:,} attention weights per row, but dropout supports at most "
+                "2**32: use shorter rows, or set model.attention_probs_dropout_prob to 0"
             )
 
     def check_depths(self, layerwise_lr_decay: float, num_frozen_layers: int = 0) -> None:
         """Raises UserError for settings that depend on the layer number if layers share parameters."""
-        if self.layers_per_group == 1:
-            return
-        given = {"optimizer.layerwise_lr_decay": layerwise_lr_decay != 1, "num_frozen_layers": num_frozen_layers > 0}
-        if keys := [key for key, differs in given.items() if differs]:
-            raise UserError(
-                f"{keys[0]} is set, and the model's layers share parameters (model.layer_groups is "
-                f"{self.layer_groups}): remove it"
-            )
+        shared = (
+            f"but model.layer_groups is {self.layer_groups}, so that layers share parameters: remove one of the two"
+        )
+        if self.layers_per_group > 1 and layerwise_lr_decay != 1:
+            raise UserError(f"optimizer.layerwise_lr_decay is {layerwise_lr_decay}, {shared}")
+        if self.layers_per_group > 1 and num_frozen_layers > 0:
+            raise UserError(f"num_frozen_layers is {num_frozen_layers}, {shared}")
 
     def check(self) -> None:
         """Raises UserError if no model can have these sizes."""
@@ -276,52 +276,35 @@ class ModelConfig:
                 f"({self.num_attention_heads}): change one of them"
             )
         if not self.prediction_transform and self.embedding_width != self.hidden_size:
-            raise UserError(
-                f"model.prediction_transform is false, and without it hidden states of model.hidden_size "
-                f"({self.hidden_size}) do not fit the decoder's model.embedding_size ({self.embedding_size}): set "
-                "model.prediction_transform to true, or remove model.embedding_size"
-            )
+            fix = f"remove one of the two, since the decoder would read hidden states of width {self.hidden_size}"
+            raise conflict(self, "model.prediction_transform", "model.embedding_size", fix)
         self._check_positions()
         self._check_groups("num_hidden_layers", self.num_hidden_layers)
         self._check_decoder()
 
     def _check_positions(self) -> None:
+        kind, buckets = "model.position_embedding_type", self.relative_attention_buckets
+        max_buckets = MAX_BUCKETS
         if self.position_embedding_type == "rotary" and self.head_size % 2:
             raise UserError(
-                f"model.position_embedding_type is rotary, which turns pairs of features, and a head has "
-                f"{self.head_size} (model.hidden_size / model.num_attention_heads): change one of them"
+                f"{kind} is rotary, but a head has {self.head_size} features (model.hidden_size / "
+                "model.num_attention_heads): change one of them to make it even"
             )
-        most = MAX_BUCKETS
         if self.position_embedding_type == "disentangled":
-            self._check_disentangled()
-            most = 4 * self.max_position_embeddings  # a bucket for each distance in each direction
-        if (buckets := self.relative_attention_buckets) is not None and (buckets % 4 or buckets > most):
+            if buckets is None:
+                raise conflict(self, kind, "model.relative_attention_buckets", "set it, for example to 512")
+            if self.attention_window is not None:
+                raise conflict(self, kind, "model.attention_window", "remove one of the two")
+            max_buckets = 4 * self.max_position_embeddings  # a bucket for each distance in each direction
+        if buckets is not None and (buckets % 4 or buckets > max_buckets):
             raise UserError(
-                f"model.relative_attention_buckets is {buckets}: set it to a multiple of 4 of at most {most}"
+                f"model.relative_attention_buckets is {buckets}: set it to a multiple of 4 of at most {max_buckets}"
             )
         for key in ("global_attention_every", "local_rotary_base"):
             if getattr(self, key) is not None and self.attention_window is None:
-                raise UserError(
-                    f"model.{key} is {getattr(self, key)}, and without model.attention_window there are no local "
-                    "layers: set model.attention_window, or remove it"
-                )
+                raise conflict(self, f"model.{key}", "model.attention_window", "set a window, or remove the key")
         if not self.first_layer_norm and not self.pre_layer_norm:
-            raise UserError(
-                "model.first_layer_norm is false, and only pre-LN has LayerNorm before its first layer: set "
-                "model.pre_layer_norm to true, or remove it"
-            )
-
-    def _check_disentangled(self) -> None:
-        if self.relative_attention_buckets is None:
-            raise UserError(
-                "model.position_embedding_type is disentangled, which needs model.relative_attention_buckets: set it "
-                "to 512, say"
-            )
-        if self.attention_window is not None:
-            raise UserError(
-                "model.position_embedding_type disentangled and model.attention_window are both set, and disentangled "
-                "attention reads whole rows alone: remove one of them"
-            )
+            raise conflict(self, "model.first_layer_norm", "model.pre_layer_norm", "set one of them to true")
 
     def _check_groups(self, key: str, layers: int) -> None:
         if self.layer_groups is None:
@@ -332,23 +315,16 @@ class ModelConfig:
                 "of them"
             )
         if not self.first_layer_norm:
-            raise UserError(
-                "model.layer_groups and model.first_layer_norm false are both set, and a first layer without LayerNorm "
-                "shares no parameters: remove one of them"
-            )
+            fix = "remove one of the two, since the first layer could not share its parameters"
+            raise conflict(self, "model.layer_groups", "model.first_layer_norm", fix)
 
     def _check_decoder(self) -> None:
         self._check_groups("decoder_layers", self.decoder.num_hidden_layers)
+        fix = "remove one of the two, since the decoder uses the layers and embeddings of the encoder"
         if self.share_decoder == "all" and self.decoder_layers not in (None, self.num_hidden_layers):
-            raise UserError(
-                f"model.decoder_layers is {self.decoder_layers}, but model.share_decoder is all, which uses the "
-                f"{self.num_hidden_layers} layers of the encoder: remove one of the two"
-            )
+            raise conflict(self, "model.decoder_layers", "model.share_decoder", fix)
         if self.share_decoder != "none" and self.decoder_vocab_size not in (None, self.vocab_size):
-            raise UserError(
-                f"model.decoder_vocab_size is {self.decoder_vocab_size}, but model.share_decoder is "
-                f"{self.share_decoder}, which uses the embeddings of the encoder: remove one of the two"
-            )
+            raise conflict(self, "model.decoder_vocab_size", "model.share_decoder", fix)
 
 
 @dataclass(frozen=True)
@@ -363,7 +339,7 @@ class TokenizerConfig:
     """vocab.txt, tokenizer.json, a SentencePiece file, or a folder with one of them, such as a run. null: train a
     vocabulary on the corpus. With init: the vocabulary of init extended by new words, whose embeddings start as the
     mean of their old tokens; null: the vocabulary of init."""
-    vocab_size: Annotated[int, Range(least=32, below=2**24)] = 30522
+    vocab_size: Annotated[int, Range(minimum=32, below=2**24)] = 30522
     """Number of tokens to train, including special tokens. A small corpus gives fewer."""
     lowercase: bool = True
     """Lower-case all text. For kinds wordpiece and unigram."""
@@ -388,23 +364,16 @@ class TokenizerConfig:
         """Raises UserError for a vocabulary that cannot be trained."""
         check_fields(f"{section}.", self)
         if self.kind == "byte_level":
-            self._check_byte_level(section)
+            if self.vocab_size < MIN_BYTE_LEVEL_SIZE and self.path is None:
+                raise UserError(
+                    f"{section}.vocab_size is {self.vocab_size}: set it to at least {MIN_BYTE_LEVEL_SIZE} (256 bytes "
+                    "and 5 special tokens)"
+                )
+            unused = f"but {section}.kind byte_level does not use it: remove it, or set {section}.kind to wordpiece"
+            check_unused(f"{section}.", self, unused, ("strip_accents", "num_unused_tokens", "limit_alphabet"))
         if self.kind == "unigram" and self.num_unused_tokens:
-            raise UserError(
-                f"{section}.num_unused_tokens is {self.num_unused_tokens}, and {section}.kind unigram has no such "
-                f"slots: remove it, or set {section}.kind to wordpiece"
-            )
+            fix = f"remove it, or set {section}.kind to wordpiece"
+            raise conflict(self, f"{section}.num_unused_tokens", f"{section}.kind", fix)
         if self.num_unused_tokens > self.vocab_size - 32:
-            raise UserError(
-                f"{section}.num_unused_tokens is {self.num_unused_tokens}: {section}.vocab_size ({self.vocab_size}) "
-                "leaves no room for tokens, use a smaller number"
-            )
-
-    def _check_byte_level(self, section: str) -> None:
-        if self.vocab_size < LEAST_BYTE_LEVEL_SIZE and self.path is None:
-            raise UserError(
-                f"{section}.vocab_size is {self.vocab_size}, and a byte_level vocabulary has 256 bytes and 5 special "
-                f"tokens: set it to at least {LEAST_BYTE_LEVEL_SIZE}"
-            )
-        reason = f"and {section}.kind byte_level reads text as it is: remove it, or set {section}.kind to wordpiece"
-        check_unused(f"{section}.", self, reason, ("strip_accents", "num_unused_tokens", "limit_alphabet"))
+            fix = "use a number that leaves room for at least 32 tokens"
+            raise conflict(self, f"{section}.num_unused_tokens", f"{section}.vocab_size", fix)

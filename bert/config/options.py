@@ -19,6 +19,7 @@ from bert.config.validation import (
     Seed,
     check_fields,
     check_unused,
+    conflict,
 )
 from bert.errors import UserError
 
@@ -30,7 +31,7 @@ GENERATOR_HEAD_SIZE = 64
 class ElectraConfig:
     """Replaced-token detection (Clark et al. 2020); names as in google-research/electra configure_pretraining.py."""
 
-    generator_hidden_size: Annotated[float, Range(above=0, most=1)] = 0.25
+    generator_hidden_size: Annotated[float, Range(above=0, maximum=1)] = 0.25
     """Width of the generator as a share of model.hidden_size. Its feed-forward layer is 4 times as wide, its heads have
     64 features, and it has as many layers as the model."""
     disc_weight: PositiveFloat = 50.0
@@ -44,25 +45,18 @@ class ElectraConfig:
         """Raises UserError for values that leave no generator, or that ``training.objective`` ignores."""
         check_fields("electra.", self)
         if objective != "rtd":
-            check_unused(
-                "electra.", self, f"but training.objective is {objective}: remove it, or set training.objective rtd"
-            )
+            fix = "remove it, or set training.objective rtd"
+            check_unused("electra.", self, f"but training.objective is {objective}: {fix}")
         elif not model.prediction_transform:
-            raise UserError(
-                "model.prediction_transform is false, and training.objective rtd always has the transform: remove it"
-            )
+            raise UserError("model.prediction_transform is false, but training.objective is rtd: remove it")
         width = self.generator_width(model)
+        share = f"electra.generator_hidden_size is {self.generator_hidden_size}"
         if not width:
-            raise UserError(
-                f"electra.generator_hidden_size is {self.generator_hidden_size}, which makes a generator of width 0 "
-                f"with model.hidden_size {model.hidden_size}: use a larger share"
-            )
+            raise UserError(f"{share}, but model.hidden_size is {model.hidden_size}: use a larger share")
         head_size = width // generator_heads(width)
         if model.position_embedding_type == "rotary" and objective == "rtd" and head_size % 2:
-            raise UserError(
-                f"electra.generator_hidden_size is {self.generator_hidden_size}, which makes heads of {head_size} "
-                "features in the generator, and rotary positions turn pairs of features: use another share"
-            )
+            rotary = "but model.position_embedding_type is rotary and needs an even number"
+            raise UserError(f"{share}, which makes heads of {head_size} features, {rotary}: use another share")
 
 
 def generator_heads(width: int) -> int:
@@ -115,14 +109,12 @@ class DistillationConfig:
                 "distillation.token_weight, hidden_weight and sentence_weight are 0: set one of them, or remove "
                 "distillation.teacher"
             )
-        pair = (self.student_layers, self.teacher_layers)
-        if (pair[0] is None) != (pair[1] is None) or len(pair[0] or ()) != len(pair[1] or ()):
-            raise UserError(
-                f"distillation.student_layers is {pair[0]} and distillation.teacher_layers {pair[1]}: set both, with "
-                "as many layers"
-            )
-        if pair[0] is not None and len(set(pair[0])) != max(1, len(pair[0])):
-            raise UserError(f"distillation.student_layers is {pair[0]}: list each layer once, and at least one")
+        students, teachers = self.student_layers, self.teacher_layers
+        if (students is None) != (teachers is None) or len(students or ()) != len(teachers or ()):
+            fix = "set both, with as many layers"
+            raise conflict(self, "distillation.student_layers", "distillation.teacher_layers", fix)
+        if students is not None and not 0 < len(set(students)) == len(students):
+            raise UserError(f"distillation.student_layers is {students}: list each layer once, and at least one")
 
 
 @dataclass(frozen=True)
@@ -168,18 +160,17 @@ class EmbeddingConfig:
         """Raises UserError for values that cannot work."""
         check_fields("embedding.", self)
         if (self.has_scores or self.loss == "same_label") and self.num_negatives is not None:
-            raise UserError(
-                f"embedding.num_negatives is set, but embedding.loss is {self.loss}, which has none: remove it"
-            )
+            raise conflict(self, "embedding.num_negatives", "embedding.loss", "remove it, since there are no negatives")
         if self.matryoshka is not None and not 0 < len(self.matryoshka) == len(set(self.matryoshka)):
             raise UserError(f"embedding.matryoshka is {self.matryoshka}: list each width once, or remove it")
 
     def check_width(self, hidden_size: int) -> None:
         """Raises UserError for a width that is not below the model's."""
         if self.matryoshka is not None and max(self.matryoshka) >= hidden_size:
+            widest = max(self.matryoshka)
             raise UserError(
-                f"embedding.matryoshka has {max(self.matryoshka)}, but embeddings have {hidden_size} numbers, which "
-                "are trained in any case: list smaller widths"
+                f"embedding.matryoshka has {widest}, but embeddings have {hidden_size} numbers, which are trained in "
+                "any case: list smaller widths"
             )
 
 
@@ -263,7 +254,7 @@ class Decoding:
     """Sampling temperature: divisor of the logits. 0: choose the most likely token."""
     top_k: Positive | None = None
     """Sample from the k most likely tokens. null: from all tokens."""
-    top_p: Annotated[float, Range(above=0, most=1)] = 1.0
+    top_p: Annotated[float, Range(above=0, maximum=1)] = 1.0
     """Sample from the smallest set of tokens with at least this total probability (Holtzman et al. 2019)."""
     repetition_penalty: PositiveFloat = 1.0
     """Divisor of positive logits, and factor of negative ones, for tokens that already occur in the text or the prompt
@@ -293,26 +284,18 @@ class Decoding:
         ):
             raise UserError(f"{prefix}stop is {self.stop!r}: pass a list of texts that are not empty")
         if self.min_tokens > self.max_tokens:
-            raise UserError(
-                f"{prefix}min_tokens is {self.min_tokens}, over {prefix}max_tokens {self.max_tokens}: lower it"
-            )
+            raise conflict(self, f"{prefix}min_tokens", f"{prefix}max_tokens", "lower the first or raise the second")
         check_fields(prefix, self)
         if self.beams > 1 and self.temperature > 0:
-            raise UserError(
-                f"{prefix}beams is {self.beams} and {prefix}temperature {self.temperature}: remove one of them, as "
-                "beam search does not sample"
-            )
-        if self.temperature == 0 and (self.top_k is not None or self.top_p < 1):
-            name, value = ("top_p", self.top_p) if self.top_k is None else ("top_k", self.top_k)
-            raise UserError(
-                f"{prefix}{name} is {value}, but {prefix}temperature is 0, which takes the most likely token: set "
-                f"{prefix}temperature, for example to 1"
-            )
+            fix = "remove one of them, since beam search does not sample"
+            raise conflict(self, f"{prefix}beams", f"{prefix}temperature", fix)
+        for name, samples in (("top_k", self.top_k is not None), ("top_p", self.top_p < 1)):
+            if self.temperature == 0 and samples:
+                fix = "set the temperature, for example to 1, to sample"
+                raise conflict(self, f"{prefix}{name}", f"{prefix}temperature", fix)
         if self.temperature == 0 and self.num_samples > self.beams:
-            raise UserError(
-                f"{prefix}num_samples is {self.num_samples}, but there are no more continuations than beams "
-                f"({self.beams}) without sampling: set {prefix}temperature or {prefix}beams"
-            )
+            fix = f"without sampling there are no more continuations than beams: set {prefix}temperature or more beams"
+            raise conflict(self, f"{prefix}num_samples", f"{prefix}beams", fix)
 
 
 def _check_type(name: str, value: object, default: object) -> None:

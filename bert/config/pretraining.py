@@ -29,6 +29,7 @@ from bert.config.validation import (
     check_fields,
     check_paths,
     check_unused,
+    conflict,
 )
 from bert.errors import UserError
 
@@ -41,7 +42,7 @@ class PhaseConfig:
     """Share of training.steps. The last phase has neither share nor steps: it has the remaining steps."""
     steps: Positive | None = None
     """Number of steps, instead of a share."""
-    sequence_length: Annotated[int, Range(least=8)] | None = None
+    sequence_length: Annotated[int, Range(minimum=8)] | None = None
     """Tokens T per row. Defaults to data.sequence_length."""
     max_predictions_per_sequence: Positive | None = None
     """Maximum number of predictions P per row. Defaults to data.max_predictions_per_sequence, in proportion to the
@@ -58,11 +59,11 @@ class PhaseConfig:
 
     def check(self, name: str, is_last: bool) -> None:
         """Raises UserError for invalid values; ``name`` is the key of the phase, such as phases.2."""
-        given = [key for key in ("share", "steps") if getattr(self, key) is not None]
-        if is_last and given:
-            raise UserError(f"{name}.{given[0]} is set, but the last phase has the remaining steps: remove it")
-        if not is_last and len(given) != 1:
-            state = "are both set" if given else "are both null"
+        lengths = [key for key in ("share", "steps") if getattr(self, key) is not None]
+        if is_last and lengths:
+            raise UserError(f"{name}.{lengths[0]} is set, but the last phase has the remaining steps: remove it")
+        if not is_last and len(lengths) != 1:
+            state = "are both set" if lengths else "are both null"
             raise UserError(f"{name}.share and {name}.steps {state}: set exactly one of them, as another phase follows")
         check_fields(f"{name}.", self)
 
@@ -125,10 +126,8 @@ class PretrainConfig:
         check_unused("training.", self.training, no_best, ["average_checkpoints"])
         check_unused("model.", self.model, "but pretraining has no decoder: remove it", DECODER_KEYS)
         if self.distillation.teacher is not None and self.training.objective != "mlm":
-            raise UserError(
-                f"distillation.teacher is set, and training.objective is {self.training.objective}: set it to mlm, or "
-                "remove the teacher"
-            )
+            fix = "set the objective to mlm, or remove the teacher"
+            raise conflict(self, "distillation.teacher", "training.objective", fix)
         if self.init == "none":
             raise UserError("init is none: remove it, pretraining starts from random weights without it")
         if self.init_state:
@@ -159,12 +158,12 @@ class PretrainConfig:
     def capped_predictions(self, section: str = "data") -> str | None:
         """Returns a message if ``max_predictions_per_sequence`` of ``section`` limits the predictions of full rows."""
         data = self.data
-        tokens, most = data.sequence_length - 2, data.predictions_per_row  # a row begins and ends with a token
-        if self.training.objective == "clm" or data.packing or int(data.masked_lm_prob * tokens + 0.5) <= most:
+        tokens, limit = data.sequence_length - 2, data.predictions_per_row  # a row begins and ends with a token
+        if self.training.objective == "clm" or data.packing or int(data.masked_lm_prob * tokens + 0.5) <= limit:
             return None
         return (
-            f"{section}.max_predictions_per_sequence {most} allows {most / tokens:.1%} of the tokens of a full row of "
-            f"{data.sequence_length} tokens, where data.masked_lm_prob is {data.masked_lm_prob:g}"
+            f"{section}.max_predictions_per_sequence {limit} allows {limit / tokens:.1%} of the tokens of a full row "
+            f"of {data.sequence_length} tokens, where data.masked_lm_prob is {data.masked_lm_prob:g}"
         )
 
     def _check_objective(self) -> None:
@@ -172,10 +171,8 @@ class PretrainConfig:
         objective = self.training.objective
         if objective != "mlm" and self.data.input_format in PAIR_FORMATS:
             formats = "blocks, full_sentences" if objective == "clm" else "full_sentences"
-            raise UserError(
-                f"data.input_format is {self.data.input_format}, but training.objective {objective} does not learn its "
-                f"label: set data.input_format to {formats} or doc_sentences"
-            )
+            fix = f"set data.input_format to {formats} or doc_sentences, since {objective} learns no label of rows"
+            raise conflict(self, "data.input_format", "training.objective", fix)
         if objective == "clm":
             no_masks = "but training.objective clm masks no tokens: remove it"
             check_unused("data.", self.data, no_masks, UNUSED_BY_CLM)
@@ -201,29 +198,21 @@ class PretrainConfig:
         """Raises UserError if ``init`` names no checkpoint, or one that is not before the last step of the run."""
         run, _, step = (self.init or "").rpartition("@")
         if not run or not (step.isascii() and step.isdigit()):
-            raise UserError(
-                f"init is {'not set' if self.init is None else self.init}, but init_state needs the checkpoint of a "
-                "pretraining run: name it as RUN@STEP, such as runs/mini@1000, or remove init_state"
-            )
+            fix = "name the checkpoint of a pretraining run, such as runs/mini@1000, or remove init_state"
+            raise conflict(self, "init_state", "init", fix)
         if self.training.steps is not None and self.training.steps <= int(step):
-            raise UserError(
-                f"training.steps is {self.training.steps}, and with init_state it counts the {step} steps of init as "
-                f"well: set it above {step}"
-            )
+            fix = f"set it above {step}, since init_state counts the steps of init as well"
+            raise conflict(self, "training.steps", "init", fix)
 
     def _check_streaming(self) -> None:
         """Raises UserError if the number of steps or the batches do not work with a stream."""
         if self.training.steps is None:
-            raise UserError(
-                "training.epochs is set, but data.streaming does not know the length of an epoch: set training.steps "
-                "instead"
-            )
+            fix = "set training.steps instead, since the length of an epoch is not known"
+            raise conflict(self, "training.epochs", "data.streaming", fix)
         for config in phase_configs(self):
             if config.training.batch_size % self.data.stream_readers:
-                raise UserError(
-                    f"data.stream_readers is {self.data.stream_readers}, but does not divide training.batch_size "
-                    f"({config.training.batch_size}): use a divisor of it"
-                )
+                fix = "use a divisor of the batch size"
+                raise conflict(config, "data.stream_readers", "training.batch_size", fix)
 
     def check_model(self) -> None:
         """Raises UserError if the model, whose sizes are known now, does not fit the other settings."""
@@ -231,38 +220,25 @@ class PretrainConfig:
         self.model.check_depths(self.optimizer.layerwise_lr_decay)
         self.training.check_kernel(self.model)
         self.training.check_mesh_sizes(self.model)
-        segments, input_format = self.model.type_vocab_size, self.data.input_format
-        if segments < 2 and input_format in PAIR_FORMATS:
-            raise UserError(
-                f"model.type_vocab_size is {segments}, but data.input_format {input_format} has pairs of segments: "
-                "start from a model with two, or set data.input_format to full_sentences"
-            )
+        if self.model.type_vocab_size < 2 and self.data.input_format in PAIR_FORMATS:
+            fix = "start from a model with two segments, or set data.input_format to full_sentences"
+            raise conflict(self, "model.type_vocab_size", "data.input_format", fix)
         for number, config in enumerate([self, *(phase_configs(self) if self.phases else [])]):
             section, length = f"phases.{number}" if number else "data", config.data.sequence_length
             if length > self.model.max_position_embeddings:
                 raise UserError(
-                    f"{section}.sequence_length ({length}) is over model.max_position_embeddings "
-                    f"({self.model.max_position_embeddings}): shorten the one or enlarge the other"
+                    f"{section}.sequence_length is {length}, but model.max_position_embeddings is "
+                    f"{self.model.max_position_embeddings}: use at most as many tokens"
                 )
 
     def _check_direction(self) -> None:
         """Raises UserError if model.causal does not fit training.objective."""
-        objective = self.training.objective
-        if objective == "clm" and not self.model.causal:
-            raise UserError(
-                "model.causal is false, but training.objective clm needs a causal model: set model.causal to true, or "
-                "training.objective to mlm"
-            )
-        if objective != "clm" and self.model.causal:
-            raise UserError(
-                f"model.causal is true, but training.objective {objective} needs attention in both directions: set "
-                "model.causal to false, or training.objective to clm"
-            )
-        if self.training.label_smoothing and objective != "clm":
-            raise UserError(
-                f"training.label_smoothing is {self.training.label_smoothing}, but training.objective {objective} does "
-                "not use it: remove it"
-            )
+        is_causal = self.training.objective == "clm"
+        if is_causal != self.model.causal:
+            fix = "set model.causal to true for clm, and to false for all other objectives"
+            raise conflict(self, "model.causal", "training.objective", fix)
+        if self.training.label_smoothing and not is_causal:
+            raise conflict(self, "training.label_smoothing", "training.objective", "remove it, only clm uses it")
 
 
 @dataclass(frozen=True)
@@ -299,10 +275,7 @@ def check_phases(config: PretrainConfig) -> None:
     if not phases:
         raise UserError("phases is an empty list: describe at least one phase, or set it to null")
     if config.training.steps is None:
-        raise UserError(
-            "phases are set, but training.steps is not: set training.steps instead of training.epochs, or phases to "
-            "null"
-        )
+        raise UserError("phases are set, but training.steps is null: set training.steps, or phases to null")
     for number, phase in enumerate(phases, 1):
         phase.check(f"phases.{number}", is_last=number == len(phases))
     total = int(config.training.steps)
@@ -330,8 +303,8 @@ def _check_lengths(config: PretrainConfig, section: str) -> None:
     config.model.check_length(f"{section}.sequence_length", length)
     if predictions >= length and config.training.objective != "clm":
         raise UserError(
-            f"{section}.max_predictions_per_sequence ({predictions}) is not below {section}.sequence_length "
-            f"({length}): lower the one or raise the other"
+            f"{section}.max_predictions_per_sequence is {predictions}, but {section}.sequence_length is {length}: "
+            "lower the first or raise the second"
         )
 
 
@@ -341,8 +314,8 @@ def _phase_boundaries(phases: list[PhaseConfig], total_steps: int) -> list[int]:
     ends, share, steps = [], 0.0, 0
     for number, phase in enumerate(phases[:-1], 1):
         share, steps = share + (phase.share or 0.0), steps + int(phase.steps or 0)
-        most = total_steps if phase.share is None else total_steps - (len(phases) - number)
-        ends.append(min(most, round(share * total_steps) + steps))
+        last = total_steps if phase.share is None else total_steps - (len(phases) - number)
+        ends.append(min(last, round(share * total_steps) + steps))
     return [*ends, total_steps]
 
 
@@ -357,11 +330,7 @@ def _config_for_phase(config: PretrainConfig, phase: PhaseConfig) -> PretrainCon
     return dataclasses.replace(
         config,
         phases=None,
-        data=dataclasses.replace(
-            data,
-            sequence_length=length,
-            max_predictions_per_sequence=predictions,
-        ),
+        data=dataclasses.replace(data, sequence_length=length, max_predictions_per_sequence=predictions),
         training=dataclasses.replace(
             training,
             batch_size=phase.batch_size or training.batch_size,

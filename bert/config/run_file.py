@@ -14,17 +14,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from bert.config.finetuning import FinetuneConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
 from bert.config.pretraining import PretrainConfig, phase_configs
-from bert.config.validation import EARLIER_DEFAULTS, PATHS, RENAMED
-from bert.config.yaml_io import (
-    UserValue,
-    build_config,
-    display_path,
-    dump,
-    keys_of,
-    parse_yaml,
-    read_text,
-    top_level_keys,
-)
+from bert.config.validation import EARLIER_DEFAULTS, PATHS, RENAMED, keys_of
+from bert.config.yaml_io import UserValue, build_config, display_path, dump, parse_yaml, read_text, top_level_keys
 from bert.errors import UserError, redact
 from bert.files import load_json, write_atomic
 
@@ -138,19 +129,19 @@ def _map_paths(config: Any, change: Callable[[Any, str], Any]) -> Any:
 def _parse(run: Path) -> PretrainConfig | FinetuneConfig:
     file = run / CONFIG_FILE
     config_class = config_class_of_run(run)
-    given = parse_yaml(read_text(file), display_path(file), keys_of(config_class))
+    entries = parse_yaml(read_text(file), display_path(file), keys_of(config_class))
     if not (run / DIGEST_FILE).is_file():
-        _require_last_key(given, file)
+        _require_last_key(entries, file)
     if config_class is FinetuneConfig:
-        return build_config(FinetuneConfig, given)
-    return build_config(PretrainConfig, given)
+        return build_config(FinetuneConfig, entries)
+    return build_config(PretrainConfig, entries)
 
 
-def _require_last_key(given: Mapping[str, UserValue], file: Path) -> None:
+def _require_last_key(entries: Mapping[str, UserValue], file: Path) -> None:
     """Raises UserError if the end of a configuration is missing."""
-    sections = {key.partition(".")[0] for key in given}
+    sections = {key.partition(".")[0] for key in entries}
     for key in LAST_KEYS:
-        if key not in given and (key == LAST_KEYS[0] or key.partition(".")[0] in sections):
+        if key not in entries and (key == LAST_KEYS[0] or key.partition(".")[0] in sections):
             raise UserError(f"{file} was cut off (it has no {key}): put back a copy")
 
 

@@ -15,7 +15,8 @@ from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
 from bert.config.pretraining import PhaseConfig, PretrainConfig
 from bert.config.run_file import check_run_file
 from bert.config.training import TrainingConfig
-from bert.config.yaml_io import NULLS, ConfigField, UserValue, build_config, display_path, keys_of, read_yaml
+from bert.config.validation import ConfigField, keys_of
+from bert.config.yaml_io import NULLS, UserValue, build_config, display_path, read_yaml
 from bert.errors import UserError
 from bert.remote import fetch
 
@@ -40,12 +41,12 @@ class ResolvedConfig(Generic[Config]):
 
     Attributes:
         config: the unchecked configuration.
-        given: the values of files and overrides, by dotted key.
+        entries: the values of files and overrides, by dotted key.
         recipe: name of the recipe, or stem of the last file; None without any.
     """
 
     config: Config
-    given: Mapping[str, UserValue]
+    entries: Mapping[str, UserValue]
     recipe: str | None
 
     def check(self, complete: bool = True) -> None:
@@ -57,7 +58,7 @@ class ResolvedConfig(Generic[Config]):
         try:
             (self.config if complete else _fill_missing(self.config)).check()
         except UserError as error:
-            raise UserError(_with_location(str(error), self.given)) from None
+            raise UserError(_with_location(str(error), self.entries)) from None
 
 
 def resolve_config(
@@ -83,16 +84,16 @@ def resolve_config(
     """
     keys = keys_of(config_class)
     files: list[tuple[str, Path]] = [(name, find_config(name, option)) for name in names]
-    given = dict(defaults)
+    entries = dict(defaults)
     for name, path in files:
-        given = override(given, _read(name, path, keys), keys)
-    given = override(given, dict(overrides), keys)
+        entries = override(entries, _read(name, path, keys), keys)
+    entries = override(entries, dict(overrides), keys)
     recipes = {display_path(path): name for name, path in files if name in recipe_names()}
-    given = _without_recipe_sizes_if_init(given, recipes)
-    given = _without_transfer_if_other_corpus(given, recipes, log)
+    entries = _without_recipe_sizes_if_init(entries, recipes)
+    entries = _without_transfer_if_other_corpus(entries, recipes, log)
     sources = [*(display_path(path) for _, path in files), *(entry.source for entry in overrides.values())]
-    config = apply_preset(build_config(config_class, given), _keys_overriding_preset(given, sources))
-    return ResolvedConfig(with_micro_batches(config), given, files[-1][1].stem if files else None)
+    config = apply_preset(build_config(config_class, entries), _keys_overriding_preset(entries, sources))
+    return ResolvedConfig(with_micro_batches(config), entries, files[-1][1].stem if files else None)
 
 
 def recipe_names(for_task: bool | None = None) -> list[str]:
@@ -235,43 +236,43 @@ def _read(name: str, path: Path, keys: dict[str, ConfigField]) -> dict[str, User
         raise
 
 
-def _without_recipe_sizes_if_init(given: dict[str, UserValue], recipes: Container[str]) -> dict[str, UserValue]:
+def _without_recipe_sizes_if_init(entries: dict[str, UserValue], recipes: Container[str]) -> dict[str, UserValue]:
     """Drops the model sizes of recipes if ``init`` is set, since sizes come with the initial model."""
-    if "init" not in given or given["init"].value in (*NULLS, "none"):
-        return given
+    if "init" not in entries or entries["init"].value in (*NULLS, "none"):
+        return entries
 
     def is_kept(key: str, entry: UserValue) -> bool:
         section, _, name = key.rpartition(".")
         return section != "model" or name in MODEL_KEYS_KEPT_WITH_INIT or entry.source not in recipes
 
-    return {key: entry for key, entry in given.items() if is_kept(key, entry)}
+    return {key: entry for key, entry in entries.items() if is_kept(key, entry)}
 
 
 def _without_transfer_if_other_corpus(
-    given: dict[str, UserValue], recipes: Mapping[str, str], log: Callable[[str], None]
+    entries: dict[str, UserValue], recipes: Mapping[str, str], log: Callable[[str], None]
 ) -> dict[str, UserValue]:
     """Drops a recipe's ``transfer`` if ``data.train`` is set elsewhere, since it belongs to the recipe's corpus.
 
     ``recipes`` has the names of recipes by the sources of their values.
     """
-    transfer, corpus = given.get("transfer"), given.get("data.train")
+    transfer, corpus = entries.get("transfer"), entries.get("data.train")
     if transfer is None or corpus is None or transfer.source not in recipes or corpus.source == transfer.source:
-        return given
+        return entries
     log(
         f"transfer {transfer.value} of the recipe {recipes[transfer.source]} is left out, since data.train is set: "
         f"pass --transfer {transfer.value} to run it"
     )
-    return {key: entry for key, entry in given.items() if key != "transfer"}
+    return {key: entry for key, entry in entries.items() if key != "transfer"}
 
 
-def _keys_overriding_preset(given: dict[str, UserValue], sources: list[str]) -> set[str]:
+def _keys_overriding_preset(entries: dict[str, UserValue], sources: list[str]) -> set[str]:
     """Returns the keys that override the preset.
 
     These are the keys set by the source of the preset, such as a run's config.yaml, or by later sources.
     """
-    source = given["training.preset"].source if "training.preset" in given else None
+    source = entries["training.preset"].source if "training.preset" in entries else None
     earlier = sources[: sources.index(source)] if source in sources else []
-    return {key for key, entry in given.items() if entry.source not in earlier}
+    return {key for key, entry in entries.items() if entry.source not in earlier}
 
 
 def _fill_missing(config: Config) -> Config:
@@ -288,10 +289,10 @@ def _fill_missing(config: Config) -> Config:
     return replace(config, data=task_data, training=training, init=init)
 
 
-def _with_location(sentence: str, given: Mapping[str, UserValue]) -> str:
+def _with_location(sentence: str, entries: Mapping[str, UserValue]) -> str:
     """Returns the message of a check, preceded by the locations of the values that it names."""
     words = re.findall(r"[\w.]*\w", sentence)
     # Names without a section, such as seed, are also words, so they count only as the first word.
-    named = [given[word] for i, word in enumerate(words) if word in given and ("." in word or i == 0)]
+    named = [entries[word] for i, word in enumerate(words) if word in entries and ("." in word or i == 0)]
     locations = " and ".join(dict.fromkeys(entry.where for entry in named))
     return f"{locations}: {sentence}" if locations else sentence

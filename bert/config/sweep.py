@@ -11,21 +11,17 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from bert.config.validation import RENAMED
-from bert.config.yaml_io import (
-    NULLS,
+from bert.config.validation import (
+    RENAMED,
     ConfigField,
-    UserValue,
-    convert_value,
     current_key,
     current_value,
     key_of,
-    parse_dict,
-    parse_items,
     rename,
     sibling_keys,
     unknown_key,
 )
+from bert.config.yaml_io import NULLS, UserValue, convert_value, parse_dict, parse_items
 from bert.errors import UserError
 
 RANGE = re.compile(r"(.+?)\.\.(.+)")
@@ -44,7 +40,7 @@ NOT_SWEPT = {
 }
 """Keys that cannot be swept, with the reason."""
 
-LONGEST_NAME = 150
+MAX_NAME_LENGTH = 150
 """Maximum length of a trial's name before it is shortened."""
 
 
@@ -92,14 +88,14 @@ def parse_space(values: Mapping[str, Any], keys: dict[str, ConfigField], source:
     if not isinstance(values, Mapping) or not values:
         raise UserError(f"{source} is {values!r:.60}: pass a dictionary of keys and their values")
     space: Space = {}
-    for name, given in values.items():
-        if isinstance(given, str) and RANGE.fullmatch(given):
-            given = [given]
-        if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+    for name, choices in values.items():
+        if isinstance(choices, str) and RANGE.fullmatch(choices):
+            choices = [choices]
+        if isinstance(choices, str | Mapping) or not isinstance(choices, Iterable):
             raise UserError(
-                f"{source}: {name} is {given!r:.60}: pass a list of values, or a range such as '1e-5..1e-4'"
+                f"{source}: {name} is {choices!r:.60}: pass a list of values, or a range such as '1e-5..1e-4'"
             )
-        items = [entry.value for value in given for entry in parse_dict({name: value}, source, keys).values()]
+        items = [entry.value for value in choices for entry in parse_dict({name: value}, source, keys).values()]
         key = current_key(name, keys)
         if key in space:
             raise UserError(f"{source} has {key} twice: remove one of the two")
@@ -174,7 +170,7 @@ def trial_name(values: Mapping[str, Any]) -> str:
     name = ",".join(
         f"{key}={value_text(value)}" for key, value in zip(short_names(values), values.values(), strict=True)
     )
-    safe = re.sub(r"[^\w.+=,-]", "_", name)[:LONGEST_NAME]
+    safe = re.sub(r"[^\w.+=,-]", "_", name)[:MAX_NAME_LENGTH]
     return name if safe == name else f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 

@@ -18,6 +18,7 @@ from bert.config.validation import (
     Range,
     check_fields,
     check_unused,
+    conflict,
 )
 from bert.errors import UserError
 
@@ -63,17 +64,15 @@ class OptimizerConfig:
     """Correct the bias of the moments towards zero; Google's BERT does not."""
     max_grad_norm: NonNegativeFloat = 1.0
     """Clip the gradient to this global norm; 0 turns clipping off."""
-    layerwise_lr_decay: Annotated[float, Range(above=0, most=1)] = 1.0
+    layerwise_lr_decay: Annotated[float, Range(above=0, maximum=1)] = 1.0
     """Learning rate of each encoder layer as a factor of the rate of the layer above; 1: the same rate for all."""
 
     def check(self) -> None:
         """Raises UserError for values that cannot train."""
         check_fields("optimizer.", self)
         if self.final_rate and self.schedule in ("inverse_sqrt", "constant"):
-            raise UserError(
-                f"optimizer.final_rate is {self.final_rate}, but optimizer.schedule {self.schedule} has no final rate: "
-                "remove it, or set optimizer.schedule to linear or cosine"
-            )
+            fix = "remove it, or set optimizer.schedule to linear or cosine"
+            raise conflict(self, "optimizer.final_rate", "optimizer.schedule", fix)
         if self.schedule != "warmup_stable_decay":
             reason = "which optimizer.schedule warmup_stable_decay alone uses: remove it"
             check_unused("optimizer.", self, reason, ["decay_ratio"])
@@ -85,7 +84,7 @@ class OptimizerConfig:
         if self.warmup_steps >= total_steps:
             raise UserError(
                 f"optimizer.warmup_steps ({self.warmup_steps}) is not below the {total_steps} steps of the run "
-                f"(training.steps, or the steps of training.epochs): set a smaller number, or pass "
+                "(training.steps, or the steps of training.epochs): set a smaller number, or pass "
                 f"--optimizer.warmup_ratio {self.warmup_ratio} for a share of the steps"
             )
         return int(self.warmup_steps)
@@ -170,10 +169,7 @@ class TrainingConfig:
             raise UserError(f"training.steps and training.epochs {state}: set exactly one of them")
         self.check_micro_batches("training")
         if self.mesh is not None and self.mesh_shape is None:
-            raise UserError(
-                f"training.mesh is {self.mesh!r}: write the devices along data, fsdp and tensor with an x between, "
-                "such as 2x4x1"
-            )
+            raise UserError(f"training.mesh is {self.mesh!r}: write DATAxFSDPxTENSOR, such as 2x4x1")
 
     def check_micro_batches(self, section: str) -> None:
         """Raises UserError if a batch cannot be split evenly."""
@@ -218,18 +214,12 @@ class TrainingConfig:
 
     def check_kernel(self, model: ModelConfig) -> None:
         """Raises UserError if the kernel of attention cannot compute the model's scores on any device."""
+        kernel, fix = f"training.attention_implementation is {self.attention_implementation}", "set it to xla or auto"
         if self.attention_implementation == "cudnn" and model.position_embedding_type == "disentangled":
-            raise UserError(
-                "training.attention_implementation is cudnn, whose kernel would read the scores that "
-                "model.position_embedding_type disentangled has already computed: set it to xla, or leave it to "
-                "training.preset"
-            )
+            raise UserError(f"{kernel}, which does not support model.position_embedding_type disentangled: {fix}")
         if self.attention_implementation == "splash" and model.relative_attention_buckets is not None:
-            raise UserError(
-                "training.attention_implementation is splash, whose kernel adds nothing to the scores, and "
-                f"model.relative_attention_buckets is {model.relative_attention_buckets}: set it to xla, or leave it "
-                "to training.preset"
-            )
+            buckets = f"model.relative_attention_buckets is {model.relative_attention_buckets}"
+            raise UserError(f"{kernel}, which does not support biases, but {buckets}: {fix}")
 
     def check_mesh_sizes(self, model: ModelConfig) -> None:
         """Raises UserError if ``mesh`` is set and cannot divide the model evenly."""

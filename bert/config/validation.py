@@ -1,14 +1,22 @@
-"""Checks that all sections share, and the keys and defaults of earlier versions."""
+"""Fields of configurations: keys, types, checks that all sections share, and keys and defaults of earlier versions."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import difflib
+import inspect
+import itertools
 import math
+import re
+import textwrap
+import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from bert.errors import UserError
+from bert.errors import UserError, warn_once
 from bert.files import local_path
 from bert.remote import readable_path, writable_path
 
@@ -40,32 +48,32 @@ def _is_finite(value: float) -> bool:
 class Range:
     """Allowed values of a number, as metadata of its type: ``Annotated[int, Range(least=1)]``."""
 
-    least: float | None = None
+    minimum: float | None = None
     above: float | None = None
     below: float | None = None
-    most: float | None = None
+    maximum: float | None = None
 
     def __contains__(self, value: float) -> bool:
         return (
             _is_finite(value)
-            and (self.least is None or value >= self.least)
+            and (self.minimum is None or value >= self.minimum)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
-            and (self.most is None or value <= self.most)
+            and (self.maximum is None or value <= self.maximum)
         )
 
     def __str__(self) -> str:
-        limits = {"at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
+        limits = {"at least": self.minimum, "above": self.above, "below": self.below, "at most": self.maximum}
         return " and ".join(f"{words} {limit:,}" for words, limit in limits.items() if limit is not None) or "finite"
 
 
-Positive = Annotated[int, Range(least=1)]
-NonNegative = Annotated[int, Range(least=0)]
-NonNegativeFloat = Annotated[float, Range(least=0)]
+Positive = Annotated[int, Range(minimum=1)]
+NonNegative = Annotated[int, Range(minimum=0)]
+NonNegativeFloat = Annotated[float, Range(minimum=0)]
 PositiveFloat = Annotated[float, Range(above=0)]
-Fraction = Annotated[float, Range(least=0, below=1)]
+Fraction = Annotated[float, Range(minimum=0, below=1)]
 InnerFraction = Annotated[float, Range(above=0, below=1)]
-Seed = Annotated[int, Range(least=0, below=2**32)]
+Seed = Annotated[int, Range(minimum=0, below=2**32)]
 
 
 def check_fields(prefix: str, config: object) -> None:
@@ -117,6 +125,9 @@ RENAMED = {
 }
 """Renamed keys of earlier versions. They are accepted in files, runs, dictionaries and on the command line."""
 
+LEAF_CUTOFF = 0.85
+"""Minimum similarity of the last parts of two keys, to suggest the one in addition to a renamed key."""
+
 EARLIER_DEFAULTS: dict[str, Any] = {"strip_accents": None, "max_predictions_per_sequence": 20}
 """Defaults of earlier versions by field name, as recorded in config.yaml of older runs."""
 
@@ -129,6 +140,24 @@ def fields_that_differ(config: object) -> Iterator[str]:
             yield name
 
 
+def conflict(config: object, key: str, other: str, fix: str) -> UserError:
+    """Returns the error ``KEY is VALUE, but OTHER is VALUE: FIX``.
+
+    Args:
+        config: the whole configuration, or the section of both keys.
+        key, other: dotted names of the keys.
+        fix: the fix, which may begin with a reason.
+    """
+    return UserError(f"{key} is {_shown(config, key)}, but {other} is {_shown(config, other)}: {fix}")
+
+
+def _shown(config: object, key: str) -> str:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name.removeprefix("--"), value)  # the name of a section itself is skipped
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def check_unused(prefix: str, config: object, reason: str, names: Collection[str] | None = None) -> None:
     """Raises UserError, with ``reason`` at its end, for the first field that differs from its default.
 
@@ -137,7 +166,7 @@ def check_unused(prefix: str, config: object, reason: str, names: Collection[str
     """
     for name in fields_that_differ(config):
         if names is None or name in names:
-            raise UserError(f"{prefix}{name} is {getattr(config, name)}, {reason}")
+            raise UserError(f"{prefix}{name} is {_shown(config, name)}, {reason}")
 
 
 def check_paths(config: object) -> None:
@@ -150,3 +179,158 @@ def check_paths(config: object) -> None:
             if path is not None:
                 check = local_path if key in LOCAL else writable_path if key in WRITTEN else readable_path
                 check(path, key)
+
+
+class ConfigField(NamedTuple):
+    """One field of the configuration."""
+
+    type: Any
+    default: Any
+
+    @property
+    def members(self) -> tuple[Any, ...]:
+        """Types that the field accepts: (list[str], str, NoneType) of ``list[str] | str | None``."""
+        is_union = typing.get_origin(self.type) in (types.UnionType, typing.Union)
+        return typing.get_args(self.type) if is_union else (self.type,)
+
+    @property
+    def takes_list(self) -> bool:
+        return any(typing.get_origin(member) is list for member in self.members)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Texts that the field accepts, alone or in a list; () if it also accepts others."""
+        return choices_of(self.type)
+
+    @property
+    def section(self) -> type | None:
+        """The dataclass of a section."""
+        return self.type if isinstance(self.type, type) and dataclasses.is_dataclass(self.type) else None
+
+    @property
+    def item(self) -> type | None:
+        """The dataclass of the field's list items: PhaseConfig of ``list[PhaseConfig] | None``."""
+        arguments = (argument for member in self.members for argument in typing.get_args(member))
+        return next((argument for argument in arguments if dataclasses.is_dataclass(argument)), None)
+
+
+def fields_of(config_class: Any) -> Mapping[str, ConfigField]:
+    """Returns the fields of a dataclass; the type of a section is its dataclass."""
+    hints, fields = typing.get_type_hints(config_class), {}
+    for field in dataclasses.fields(config_class):
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        fields[field.name] = ConfigField(hints[field.name], default)
+    return fields
+
+
+def keys_of(config_class: type, prefix: str = "") -> dict[str, ConfigField]:
+    """Returns all fields of a dataclass and its sections by dotted name, in order."""
+    keys: dict[str, ConfigField] = {}
+    for name, field in fields_of(config_class).items():
+        keys |= keys_of(field.section, f"{prefix}{name}.") if field.section else {prefix + name: field}
+    return keys
+
+
+def key_of(name: str, keys: dict[str, ConfigField]) -> ConfigField | None:
+    """Returns the field of a dotted name, also inside a list, whose items are counted from 1: ``phases.2.steps``."""
+    return keys.get(name) or sibling_keys(name, keys).get(name)
+
+
+def sibling_keys(name: str, keys: dict[str, ConfigField]) -> dict[str, ConfigField]:
+    """Returns the keys of the list item that a name points to, or all keys."""
+    match = re.fullmatch(r"(.+)\.([1-9]\d?)(\..*)?", name)
+    if match is None or match[1] not in keys or (item := keys[match[1]].item) is None:
+        return keys
+    return keys_of(item, f"{match[1]}.{match[2]}.")
+
+
+def help_texts(config_class: type) -> dict[str, str]:
+    """Returns the docstring of each field of a dataclass, on one line."""
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body
+    texts = {}
+    for field, text in itertools.pairwise(ast.iter_child_nodes(definition)):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            texts[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return texts
+
+
+def current_key(name: str, keys: Collection[str]) -> str:
+    """Returns the current name of a key of an earlier version (`RENAMED`); other names are returned unchanged."""
+    renaming = RENAMED.get(name)
+    return renaming.key if renaming is not None and renaming.key in keys else name
+
+
+def current_value(name: str, value: Any) -> Any:
+    """Returns the current names of the values of a key of an earlier version; other values are unchanged."""
+    names = RENAMED[name].values if name in RENAMED else {}
+    if isinstance(value, list):
+        return [current_value(name, item) for item in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def rename(name: str, value: Any, where: str, keys: Collection[str]) -> tuple[str, Any]:
+    """Returns the current key and value of a key of an earlier version, and logs a warning; others are unchanged.
+
+    Args:
+        name: dotted key.
+        value: a text, or a list of texts.
+        where: source and line, for the warning.
+        keys: all current keys.
+    """
+    key = current_key(name, keys)
+    if key == name:
+        return name, value
+    current = current_value(name, value)
+    written = ", ".join(map(str, current)) if isinstance(current, list) else current
+    warn_once(f"{where}: {name} is now {key}: write {key}: {written}")
+    return key, current
+
+
+def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
+    """Returns the end of an error message about an unknown key, with the most similar keys."""
+    keys = list(keys)
+    of_section = next((key for key in keys if key.startswith(f"{name}.")), None)
+    if of_section is not None:
+        return f"{prefix}{name} is a section: set its keys one by one, for example {prefix}{of_section}"
+    if not (near := nearest_keys(name, keys)):
+        return f"unknown key {prefix}{name}: --help=all lists all keys"
+    return f"unknown key {prefix}{name}: did you mean {' or '.join(f'{prefix}{key}' for key in near)}?"
+
+
+def nearest_keys(name: str, keys: Iterable[str]) -> list[str]:
+    """Returns the key that a user probably meant; two keys if the name resembles one and a key of earlier versions.
+
+    Args:
+        name: an unknown key, or the last part of a key.
+        keys: all current keys. Keys of earlier versions (`RENAMED`) are compared as well.
+    """
+    keys = list(keys)
+    earlier = {old: renaming.key for old, renaming in RENAMED.items() if renaming.key in keys}
+    leaf_names = {key.rpartition(".")[2]: key for key in [*earlier, *reversed(keys)]}  # the first of equal keys
+    section, _, leaf = name.rpartition(".")
+    if leaf in leaf_names:  # the same name in another section is more similar than any other spelling
+        nearest = leaf_names[leaf]
+    elif short := [key for key in keys if initials(key.rpartition(".")[2]) == leaf]:
+        nearest = next((key for key in short if key.rpartition(".")[0] == section), short[0])
+    elif near := _nearest(name, [*keys, *earlier]):
+        nearest = near
+    elif near := _nearest(leaf, leaf_names):
+        nearest = leaf_names[near]
+    else:
+        return []
+    if nearest not in earlier:
+        return [nearest]
+    others = difflib.get_close_matches(leaf, [key.rpartition(".")[2] for key in keys], 1, LEAF_CUTOFF)
+    return list(dict.fromkeys([earlier[nearest], *(leaf_names[other] for other in others)]))
+
+
+def initials(name: str) -> str:
+    """Returns the initials of a name of several words, such as lr of learning_rate; "" for a single word."""
+    return "".join(word[:1] for word in name.split("_")) if "_" in name else ""
+
+
+def _nearest(name: str, names: Iterable[str]) -> str | None:
+    """Returns the most similar name, the first in alphabetical order if several are equal; None if none is similar."""
+    near = sorted(difflib.get_close_matches(name, names, 3))
+    return max(near, key=lambda one: difflib.SequenceMatcher(None, one, name).ratio(), default=None)

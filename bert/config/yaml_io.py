@@ -6,68 +6,37 @@ it to the type of its field. Imports no JAX.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
-import difflib
-import inspect
-import itertools
 import os
 import re
 import reprlib
-import textwrap
-import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from bert.config.validation import RENAMED, choices_of
-from bert.errors import UserError, convert, warn_once, without_surrogates
+from bert.config.validation import (
+    ConfigField,
+    choices_of,
+    current_key,
+    fields_of,
+    initials,
+    key_of,
+    keys_of,
+    rename,
+    sibling_keys,
+    unknown_key,
+)
+from bert.errors import UserError, convert, without_surrogates
 from bert.files import require_text
 
 Config = TypeVar("Config")
 
 NULLS = (None, "null", "~")
 NULL_TAG = "tag:yaml.org,2002:null"
-
-LEAF_CUTOFF = 0.85
-"""Minimum similarity of the last parts of two keys, to suggest the one in addition to a renamed key."""
-
-
-class ConfigField(NamedTuple):
-    """One field of the configuration."""
-
-    type: Any
-    default: Any
-
-    @property
-    def members(self) -> tuple[Any, ...]:
-        """Types that the field accepts: (list[str], str, NoneType) of ``list[str] | str | None``."""
-        is_union = typing.get_origin(self.type) in (types.UnionType, typing.Union)
-        return typing.get_args(self.type) if is_union else (self.type,)
-
-    @property
-    def takes_list(self) -> bool:
-        return any(typing.get_origin(member) is list for member in self.members)
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """Texts that the field accepts, alone or in a list; () if it also accepts others."""
-        return choices_of(self.type)
-
-    @property
-    def section(self) -> type | None:
-        """The dataclass of a section."""
-        return self.type if isinstance(self.type, type) and dataclasses.is_dataclass(self.type) else None
-
-    @property
-    def item(self) -> type | None:
-        """The dataclass of the field's list items: PhaseConfig of ``list[PhaseConfig] | None``."""
-        arguments = (argument for member in self.members for argument in typing.get_args(member))
-        return next((argument for argument in arguments if dataclasses.is_dataclass(argument)), None)
 
 
 class UserValue(NamedTuple):
@@ -80,52 +49,7 @@ class UserValue(NamedTuple):
 
     @property
     def where(self) -> str:
-        return _where(self.source, self.line)
-
-
-def _where(source: str, line: int | None) -> str:
-    return source if line is None else f"{source}, line {line}"
-
-
-def fields_of(config_class: Any) -> Mapping[str, ConfigField]:
-    """Returns the fields of a dataclass; the type of a section is its dataclass."""
-    hints, fields = typing.get_type_hints(config_class), {}
-    for field in dataclasses.fields(config_class):
-        factory = field.default_factory
-        default = field.default if factory is dataclasses.MISSING else factory()
-        fields[field.name] = ConfigField(hints[field.name], default)
-    return fields
-
-
-def keys_of(config_class: type, prefix: str = "") -> dict[str, ConfigField]:
-    """Returns all fields of a dataclass and its sections by dotted name, in order."""
-    keys: dict[str, ConfigField] = {}
-    for name, field in fields_of(config_class).items():
-        keys |= keys_of(field.section, f"{prefix}{name}.") if field.section else {prefix + name: field}
-    return keys
-
-
-def key_of(name: str, keys: dict[str, ConfigField]) -> ConfigField | None:
-    """Returns the field of a dotted name, also inside a list, whose items are counted from 1: ``phases.2.steps``."""
-    return keys.get(name) or sibling_keys(name, keys).get(name)
-
-
-def sibling_keys(name: str, keys: dict[str, ConfigField]) -> dict[str, ConfigField]:
-    """Returns the keys of the list item that a name points to, or all keys."""
-    match = re.fullmatch(r"(.+)\.([1-9]\d?)(\..*)?", name)
-    if match is None or match[1] not in keys or (item := keys[match[1]].item) is None:
-        return keys
-    return keys_of(item, f"{match[1]}.{match[2]}.")
-
-
-def help_texts(config_class: type) -> dict[str, str]:
-    """Returns the docstring of each field of a dataclass, on one line."""
-    [definition] = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body
-    texts = {}
-    for field, text in itertools.pairwise(ast.iter_child_nodes(definition)):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            texts[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
-    return texts
+        return self.source if self.line is None else f"{self.source}, line {self.line}"
 
 
 def read_yaml(path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
@@ -160,8 +84,7 @@ def parse_yaml(text: str, source: str, keys: dict[str, ConfigField]) -> dict[str
     if root is None:  # only comments
         return {}
     if not isinstance(root, yaml.MappingNode):
-        where = f"{source}, line {root.start_mark.line + 1}"
-        raise UserError(f"{where}: {_snippet(root, text)!r} is not a mapping: write lines of KEY: VALUE")
+        raise _fault(source, root, f"{_snippet(root, text)!r} is not a mapping: write lines of KEY: VALUE")
     return _parse_mapping(root, text, source, keys)
 
 
@@ -193,49 +116,16 @@ _Representer.add_multi_representer(object, _Representer.represent_other)
 
 def _parse_mapping(root: yaml.Node, text: str, source: str, keys: dict[str, ConfigField]) -> dict[str, UserValue]:
     """Returns the values below a mapping; ``text`` is its source."""
-    given: dict[str, UserValue] = {}
-    for name, line, node in _entries(root, keys):
-        where = _where(source, line)
+    entries: dict[str, UserValue] = {}
+    for name, key_node, node in _entries(root, keys):
         if key_of(current_key(name, keys), keys) is None:
-            raise UserError(f"{where}: {unknown_key(name, sibling_keys(name, keys))}")
-        entry = UserValue(_value(node), source, line, f"{name}: {_snippet(node, text) or 'null'}")
-        add_value(given, name, entry, keys)
-    return given
+            raise _fault(source, key_node, unknown_key(name, sibling_keys(name, keys)))
+        entry = UserValue(_value(node), source, _line(key_node), f"{name}: {_snippet(node, text) or 'null'}")
+        add_value(entries, name, entry, keys)
+    return entries
 
 
-def current_key(name: str, keys: Mapping[str, ConfigField]) -> str:
-    """Returns the current name of a key of an earlier version (`RENAMED`); other names are returned unchanged."""
-    renaming = RENAMED.get(name)
-    return renaming.key if renaming is not None and renaming.key in keys else name
-
-
-def current_value(name: str, value: Any) -> Any:
-    """Returns the current names of the values of a key of an earlier version; other values are unchanged."""
-    names = RENAMED[name].values if name in RENAMED else {}
-    if isinstance(value, list):
-        return [current_value(name, item) for item in value]
-    return names.get(value, value) if isinstance(value, str) else value
-
-
-def rename(name: str, value: Any, where: str, keys: Mapping[str, ConfigField]) -> tuple[str, Any]:
-    """Returns the current key and value of a key of an earlier version, and logs a warning; others are unchanged.
-
-    Args:
-        name: dotted key.
-        value: a text, or a list of texts.
-        where: source and line, for the warning.
-        keys: all current keys.
-    """
-    key = current_key(name, keys)
-    if key == name:
-        return name, value
-    current = current_value(name, value)
-    written = ", ".join(map(str, current)) if isinstance(current, list) else current
-    warn_once(f"{where}: {name} is now {key}: write {key}: {written}")
-    return key, current
-
-
-def add_value(given: dict[str, UserValue], name: str, entry: UserValue, keys: Mapping[str, ConfigField]) -> None:
+def add_value(entries: dict[str, UserValue], name: str, entry: UserValue, keys: Mapping[str, ConfigField]) -> None:
     """Adds a value to the values of its source, under its current key (`rename`).
 
     Raises:
@@ -243,89 +133,44 @@ def add_value(given: dict[str, UserValue], name: str, entry: UserValue, keys: Ma
     """
     key, value = rename(name, entry.value, entry.where, keys)
     entry = entry._replace(value=value)
-    if key in given:
-        before = "" if entry.line is None else f" on line {given[key].line}"
+    if key in entries:
+        before = "" if entry.line is None else f" on line {entries[key].line}"
         both = name if name == key else f"{name}, now {key},"
         raise UserError(f"{entry.where}: {both} is already set{before}: remove one of the two")
-    given[key] = entry
+    entries[key] = entry
 
 
 def _entries(
     mapping: yaml.Node, keys: dict[str, ConfigField], prefix: str = ""
-) -> Iterator[tuple[str, int | None, yaml.Node]]:
-    """Yields (dotted key, line, value) of every key in a mapping, in its sections and in its lists of sections."""
+) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    """Yields (dotted key, its node, value) of every key in a mapping, in its sections and in its lists of sections."""
     for key, value in mapping.value:
-        name, line = f"{prefix}{key.value}", _line(key)
+        name = f"{prefix}{key.value}"
         field = key_of(name, keys)
         is_empty = value.value == [] or value.tag == NULL_TAG
         if field is None and isinstance(value, yaml.MappingNode) and not is_empty:
             yield from _entries(value, keys, f"{name}.")
         elif field is not None or not is_empty or not any(other.startswith(f"{name}.") for other in keys):
-            yield name, line, value
+            yield name, key, value
         if field is not None and field.item is not None and isinstance(value, yaml.SequenceNode):
             for index, item in enumerate(value.value, 1):
                 if isinstance(item, yaml.MappingNode):
                     yield from _entries(item, keys, f"{name}.{index}.")
                 else:
-                    yield f"{name}.{index}", _line(item), item
+                    yield f"{name}.{index}", item, item
 
 
 def _line(node: yaml.Node) -> int | None:
     return None if node.start_mark is None else node.start_mark.line + 1
 
 
+def _fault(source: str, node: yaml.Node, problem: str) -> UserError:
+    return UserError(f"{UserValue(None, source, _line(node), '').where}: {problem}")
+
+
 def display_path(path: Path) -> str:
     """Returns a path for messages: relative if it is below the working directory."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def unknown_key(name: str, keys: Iterable[str], prefix: str = "") -> str:
-    """Returns the end of an error message about an unknown key, with the most similar keys."""
-    keys = list(keys)
-    of_section = next((key for key in keys if key.startswith(f"{name}.")), None)
-    if of_section is not None:
-        return f"{prefix}{name} is a section: set its keys one by one, for example {prefix}{of_section}"
-    if not (near := nearest_keys(name, keys)):
-        return f"unknown key {prefix}{name}: --help=all lists all keys"
-    return f"unknown key {prefix}{name}: did you mean {' or '.join(f'{prefix}{key}' for key in near)}?"
-
-
-def nearest_keys(name: str, keys: Iterable[str]) -> list[str]:
-    """Returns the key that a user probably meant; two keys if the name resembles one and a key of earlier versions.
-
-    Args:
-        name: an unknown key, or the last part of a key.
-        keys: all current keys. Keys of earlier versions (`RENAMED`) are compared as well.
-    """
-    keys = list(keys)
-    earlier = {old: renaming.key for old, renaming in RENAMED.items() if renaming.key in keys}
-    leaf_names = {key.rpartition(".")[2]: key for key in [*earlier, *reversed(keys)]}  # the first of equal keys
-    section, _, leaf = name.rpartition(".")
-    if leaf in leaf_names:  # the same name in another section is more similar than any other spelling
-        nearest = leaf_names[leaf]
-    elif short := [key for key in keys if _initials(key.rpartition(".")[2]) == leaf]:
-        nearest = next((key for key in short if key.rpartition(".")[0] == section), short[0])
-    elif near := _nearest(name, [*keys, *earlier]):
-        nearest = near
-    elif near := _nearest(leaf, leaf_names):
-        nearest = leaf_names[near]
-    else:
-        return []
-    if nearest not in earlier:
-        return [nearest]
-    others = difflib.get_close_matches(leaf, [key.rpartition(".")[2] for key in keys], 1, LEAF_CUTOFF)
-    return list(dict.fromkeys([earlier[nearest], *(leaf_names[other] for other in others)]))
-
-
-def _initials(name: str) -> str:
-    """Returns the initials of a name of several words, such as lr of learning_rate; "" for a single word."""
-    return "".join(word[:1] for word in name.split("_")) if "_" in name else ""
-
-
-def _nearest(name: str, names: Iterable[str]) -> str | None:
-    """Returns the most similar name, the first in alphabetical order if several are equal; None if none is similar."""
-    near = sorted(difflib.get_close_matches(name, names, 3))
-    return max(near, key=lambda one: difflib.SequenceMatcher(None, one, name).ratio(), default=None)
 
 
 def _compose(text: str, source: str) -> yaml.Node | None:
@@ -353,16 +198,14 @@ def _require_tree(root: yaml.Node, source: str) -> None:
 
     def visit(node: yaml.Node, above: tuple[int, ...]) -> None:
         if id(node) in above:
-            where = _where(source, _line(node))
-            raise UserError(f"{where}: a value contains itself, as an alias does in &NAME [*NAME]: write the value out")
+            problem = "a value contains itself, as an alias does in &NAME [*NAME]: write the value out"
+            raise _fault(source, node, problem)
         if isinstance(node, yaml.ScalarNode) and without_surrogates(node.value) != node.value:
-            where = _where(source, _line(node))
-            raise UserError(f"{where}: {ascii(node.value)[:60]} has half of a surrogate pair: remove it")
+            raise _fault(source, node, f"{ascii(node.value)[:60]} has half of a surrogate pair: remove it")
         if isinstance(node, yaml.CollectionNode) and id(node) not in done:
             for child in node.value:
                 if isinstance(child, tuple) and not isinstance(child[0], yaml.ScalarNode):
-                    where = _where(source, _line(child[0]))
-                    raise UserError(f"{where}: a key is a list or a mapping: write lines of KEY: VALUE")
+                    raise _fault(source, child[0], "a key is a list or a mapping: write lines of KEY: VALUE")
                 for part in child if isinstance(child, tuple) else (child,):
                     visit(part, (*above, id(node)))
             done.add(id(node))
@@ -372,10 +215,8 @@ def _require_tree(root: yaml.Node, source: str) -> None:
 
 def parse_list(text: str) -> list[str] | None:
     """Returns the texts of a one-line YAML list; None for other texts."""
-    try:
-        value = _value(_compose(text, ""))
-    except UserError:
-        return None
+    items = parse_items(text) or []
+    value = items[0] if len(items) == 1 else None
     return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
 
 
@@ -428,7 +269,7 @@ def load_config(config_class: type[Config], path: Path | str) -> Config:
     return build_config(config_class, read_yaml(Path(path), keys_of(config_class)))
 
 
-def build_config(config_class: Callable[..., Config], given: Mapping[str, UserValue], prefix: str = "") -> Config:
+def build_config(config_class: Callable[..., Config], entries: Mapping[str, UserValue], prefix: str = "") -> Config:
     """Builds a dataclass from the user's values by dotted key, and defaults.
 
     Raises:
@@ -438,22 +279,24 @@ def build_config(config_class: Callable[..., Config], given: Mapping[str, UserVa
     for name, field in fields_of(config_class).items():
         key = prefix + name
         if field.section is not None:
-            values[name] = build_config(field.section, given, f"{key}.")
+            values[name] = build_config(field.section, entries, f"{key}.")
         elif field.item is not None:
-            values[name] = _build_items(key, field, field.item, given)
-        elif key in given:
-            values[name] = convert_value(given[key], field)
+            values[name] = _build_items(key, field, field.item, entries)
+        elif key in entries:
+            values[name] = convert_value(entries[key], field)
     return config_class(**values)
 
 
-def _build_items(name: str, field: ConfigField, item_class: type, given: Mapping[str, UserValue]) -> list[Any] | None:
+def _build_items(name: str, field: ConfigField, item_class: type, entries: Mapping[str, UserValue]) -> list[Any] | None:
     """Builds the dataclasses of a list from the user's values; returns the field's default if there are none."""
-    inside = [key for key in given if key.startswith(f"{name}.")]
+    inside = [key for key in entries if key.startswith(f"{name}.")]
     count = max((int(key.removeprefix(f"{name}.").partition(".")[0]) for key in inside), default=0)
-    if name in given:
-        entry = given[name]
+    if name in entries:
+        entry = entries[name]
         if entry.value in NULLS and inside:
-            raise UserError(f"{given[inside[0]].where}: {inside[0]} is set, but {name} is null: remove one of the two")
+            raise UserError(
+                f"{entries[inside[0]].where}: {inside[0]} is set, but {name} is null: remove one of the two"
+            )
         if entry.value in NULLS and type(None) in field.members:
             return None
         if not isinstance(entry.value, list) or any(item != {} for item in entry.value):
@@ -461,7 +304,7 @@ def _build_items(name: str, field: ConfigField, item_class: type, given: Mapping
         count = max(count, len(entry.value))
     elif not inside:
         return field.default
-    return [build_config(item_class, given, f"{name}.{index}.") for index in range(1, count + 1)]
+    return [build_config(item_class, entries, f"{name}.{index}.") for index in range(1, count + 1)]
 
 
 def convert_value(entry: UserValue, field: ConfigField) -> Any:
@@ -502,10 +345,9 @@ def _to_int(text: str) -> int:
     """Parses 1000, 1_000 or 1e3. Raises ValueError if the number is not whole."""
     with contextlib.suppress(ValueError):
         return int(text)
-    value = float(text)
-    if not value.is_integer():
+    if not float(text).is_integer():
         raise ValueError(f"{text} is not a whole number")
-    return int(value)
+    return int(float(text))
 
 
 def _wrong_type(entry: UserValue, field: ConfigField) -> UserError:
@@ -521,7 +363,7 @@ def _wrong_type(entry: UserValue, field: ConfigField) -> UserError:
     }
     if field.choices:
         several = "some" if field.takes_list else "one"
-        meant = next((choice for choice in field.choices if _initials(choice) == entry.value), None)
+        meant = next((choice for choice in field.choices if initials(choice) == entry.value), None)
         near = f"did you mean {meant}? Use" if meant else "use"
         return UserError(f"{entry.where}: {entry.shown}: {near} {several} of {', '.join(field.choices)}")
     names |= {member: " or ".join(choices_of(member)) for member in field.members if choices_of(member)}

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.validation import PATHS
-from bert.config.yaml_io import UserValue, keys_of, nearest_keys, parse_dict
+from bert.config.validation import PATHS, keys_of, nearest_keys
+from bert.config.yaml_io import UserValue, parse_dict
 from bert.errors import UserError
 from bert.files import path_text
 

@@ -14,7 +14,8 @@ from typing import Any, Generic, Literal, Never, TypeVar
 
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sources import resolve_config
-from bert.config.yaml_io import UserValue, keys_of, parse_dict
+from bert.config.validation import keys_of
+from bert.config.yaml_io import UserValue, parse_dict
 from bert.errors import LOGGER, UserError, log_info, require, system_errors_as_user_errors
 from bert.files import path_text
 from bert.inference.load import Run

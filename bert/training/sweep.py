@@ -30,14 +30,15 @@ from bert.config.sweep import (
     trial_name,
     value_text,
 )
-from bert.config.yaml_io import keys_of, load_config
+from bert.config.validation import keys_of
+from bert.config.yaml_io import load_config
 from bert.errors import LOGGER, UserError, format_number, log_info, require
 from bert.inference.load import Run
 from bert.parallel.multihost import broadcast_from_main, is_multihost, main_process_only
-from bert.runs.folder import SWEEP_FILE, SweepFolder, open_sweep
 from bert.runs.loggers import Callback, RunStart
 from bert.runs.metrics_log import read_results, to_jsonable
 from bert.runs.report import align_columns
+from bert.runs.sweep_folder import SWEEP_FILE, SweepFolder, open_sweep
 from bert.tasks import make_task
 from bert.tasks.splits import read_splits
 from bert.training import launch

@@ -168,7 +168,7 @@ def test_a_plan_has_the_sizes_of_init_and_the_tokens_of_the_vocabulary(pretraine
     ]
     assert main([*longer, *lengths]) == 0, "as config.yaml of such a run has it"
     assert f"of {count_parameters(model.params) + 2 * 16 + 2:,} gradients" in capsys.readouterr().out
-    assert "data.sequence_length (64) is over" in fails(
+    assert "data.sequence_length is 64, but model.max_position_embeddings" in fails(
         main, f"--init={pretrained}", *lengths, "--data.sequence_length=64"
     )
 

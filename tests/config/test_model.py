@@ -64,7 +64,7 @@ def test_decoders_that_cannot_be_built_are_refused(changes: dict[str, Any], wron
         ),
         (
             {"data": dataclasses.replace(DATA, source="de")},
-            "data.source is set, but data.target is not: set both to the ends of parallel files",
+            "data.source is de, but data.target is null: set both",
         ),
         (
             {"data": dataclasses.replace(DATA, max_target_length=1)},

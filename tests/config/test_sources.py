@@ -8,7 +8,8 @@ import pytest
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, recipe_folder, recipe_names
 from bert.config.pretraining import PhaseConfig
 from bert.config.sources import resolve_config
-from bert.config.yaml_io import build_config, dump, keys_of, load_config, parse_dict
+from bert.config.validation import keys_of
+from bert.config.yaml_io import build_config, dump, load_config, parse_dict
 from bert.errors import UserError
 
 

@@ -16,7 +16,7 @@ from bert.config.sweep import (
     trial_name,
     with_current_names,
 )
-from bert.config.yaml_io import keys_of
+from bert.config.validation import keys_of
 from bert.errors import UserError
 
 KEYS = keys_of(FinetuneConfig)

@@ -9,8 +9,8 @@ from bert.commands.pretrain import main
 from bert.config import DataConfig, PretrainConfig, TrainingConfig
 from bert.config.run_file import DIGEST_FILE, _digest_of_value, load_run_config, save_run_config
 from bert.config.sweep import parse_space, parse_space_options
-from bert.config.validation import RENAMED
-from bert.config.yaml_io import build_config, keys_of, load_config, nearest_keys, parse_dict, unknown_key
+from bert.config.validation import RENAMED, keys_of, nearest_keys, unknown_key
+from bert.config.yaml_io import build_config, load_config, parse_dict
 from bert.errors import UserError, warn_once
 
 KEYS = keys_of(PretrainConfig)

@@ -21,7 +21,7 @@ import yaml
 
 from bert.commands import COMMANDS, command_function
 from bert.config import FinetuneConfig, PretrainConfig, recipe_names
-from bert.config.yaml_io import keys_of
+from bert.config.validation import keys_of
 from tests.conftest import SMALL_MODEL
 
 ROOT = Path(__file__).parents[2]

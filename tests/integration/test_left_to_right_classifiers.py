@@ -159,7 +159,7 @@ def test_other_models_and_tasks_are_refused(
     message = fails(finetune, "--config=sst2", f"--init={pretrained}", *arguments, "--data.max_length=32")
     assert "language_model_weight is 0.5, but model.causal is false" in message
     message = fails(finetune, "--config=sst2", f"--init={continued}", *arguments, "--num_feature_layers=1")
-    assert "language_model_weight and num_feature_layers are both set" in message
+    assert "language_model_weight is 0.5, but num_feature_layers is 1" in message
     ner = tmp_path / "ner"
     ner.mkdir()
     for name in ("train.txt", "dev.txt"):

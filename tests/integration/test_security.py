@@ -32,7 +32,8 @@ from bert.commands.reports import compare_command as compare
 from bert.commands.reports import inspect_command as inspect
 from bert.config import PretrainConfig
 from bert.config.run_file import check_vocabulary, load_run_config, redact_paths, save_run_config
-from bert.config.yaml_io import dump, keys_of, parse_dict, parse_yaml
+from bert.config.validation import keys_of
+from bert.config.yaml_io import dump, parse_dict, parse_yaml
 from bert.data.cache import CacheCopy
 from bert.data.encoding import tokenize
 from bert.demo.guard import MAX_BODY, RequestGuard, hosts_of

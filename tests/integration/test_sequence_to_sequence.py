@@ -120,7 +120,7 @@ def test_data_that_does_not_fit_is_one_sentence(data: Path, tmp_path: Path, fail
         options = [f"--data.dir={data}", f"--output_dir={tmp_path / 'bad'}", *DATA, *FAST, *SCRATCH, *arguments]
         return fails(main, "--config=multi30k", *last_of(options))
 
-    assert "data.max_length (40) is over the model's position table" in message(
+    assert "data.max_length is 40, but model.max_position_embeddings" in message(
         "--data.max_length=40", "--model.max_position_embeddings=32"
     )
     assert "has no train.fr: set data.dir to the folder" in message("--data.source=fr")

@@ -13,7 +13,7 @@ import pytest
 
 import bert
 from bert.config import FinetuneConfig, PretrainConfig, recipe_names
-from bert.config.yaml_io import keys_of
+from bert.config.validation import keys_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

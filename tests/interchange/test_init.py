@@ -162,7 +162,7 @@ def test_rows_longer_than_the_position_table_are_one_sentence(made, corpus: Path
     made().save(tmp_path / "model")
     arguments = [f"--data.train={corpus}", f"--init={tmp_path / 'model'}", f"--output_dir={tmp_path / 'run'}"]
     error = fails(pretrain, *arguments, "--data.sequence_length=32")
-    assert "data.sequence_length (32) is over model.max_position_embeddings (16)" in error
+    assert "data.sequence_length is 32, but model.max_position_embeddings is 16" in error
 
 
 def test_long_rows_are_checked_against_the_model_that_is_read(made, corpus: Path, tmp_path: Path, fails) -> None:
@@ -170,9 +170,9 @@ def test_long_rows_are_checked_against_the_model_that_is_read(made, corpus: Path
     made("BertForMaskedLM", dataclasses.replace(CONFIG, max_position_embeddings=1024)).save(tmp_path / "model")
     arguments = [f"--data.train={corpus}", f"--init={tmp_path / 'model'}", f"--output_dir={tmp_path / 'run'}"]
     error = fails(pretrain, *arguments, "--data.sequence_length=1025")
-    assert "data.sequence_length (1025) is over model.max_position_embeddings (1024)" in error
+    assert "data.sequence_length is 1025, but model.max_position_embeddings is 1024" in error
     error = fails(pretrain, "--config=hours", *arguments, "--phases.2.sequence_length=1026")
-    assert "phases.2.sequence_length (1026) is over model.max_position_embeddings (1024)" in error
+    assert "phases.2.sequence_length is 1026, but model.max_position_embeddings is 1024" in error
 
 
 @pytest.mark.medium

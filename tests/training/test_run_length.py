@@ -15,7 +15,7 @@ from bert.commands.pretrain import main
 from bert.config import OptimizerConfig, PretrainConfig, TrainingConfig
 from bert.config.pretraining import PhaseConfig
 from bert.config.run_file import RESUMABLE, SCHEDULE_KEYS
-from bert.config.yaml_io import keys_of
+from bert.config.validation import keys_of
 from bert.runs.folder import BUDGET_FILE, RunFolder
 from bert.training import run_length
 from bert.training.run_length import StepCosts, TimeBudget, num_equal_steps, timed

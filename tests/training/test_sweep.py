@@ -20,10 +20,11 @@ from bert.commands.pretrain import main as pretrain
 from bert.config import DataConfig, FinetuneConfig, PretrainConfig, TaskDataConfig
 from bert.config.sweep import Range
 from bert.errors import UserError
-from bert.runs.folder import open_run, open_sweep
+from bert.runs.folder import open_run
 from bert.runs.loggers import RunStart
 from bert.runs.metrics_log import read_metrics
 from bert.runs.mirror import local_folder
+from bert.runs.sweep_folder import open_sweep
 from bert.training.launch import RunRequest
 from bert.training.sweep import (
     PrunedTrial,

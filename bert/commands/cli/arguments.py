@@ -15,19 +15,8 @@ from bert.commands.cli.config_help import config_help
 from bert.config import FinetuneConfig, PretrainConfig, recipe_names
 from bert.config.run_file import redact_paths
 from bert.config.sources import resolve_config
-from bert.config.yaml_io import (
-    NULLS,
-    ConfigField,
-    UserValue,
-    add_value,
-    current_key,
-    dump,
-    key_of,
-    keys_of,
-    parse_list,
-    sibling_keys,
-    unknown_key,
-)
+from bert.config.validation import ConfigField, current_key, key_of, keys_of, sibling_keys, unknown_key
+from bert.config.yaml_io import NULLS, UserValue, add_value, dump, parse_list
 from bert.errors import UserError, redact, require, system_errors_as_user_errors
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import INTERRUPTED, STATUS, CtrlC

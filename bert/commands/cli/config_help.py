@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.yaml_io import ConfigField, fields_of, help_texts, keys_of
+from bert.config.validation import ConfigField, fields_of, help_texts, keys_of
 
 COMMON_KEYS = {
     PretrainConfig: (

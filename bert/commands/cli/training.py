@@ -13,7 +13,7 @@ from bert.commands.cli.arguments import COMMAND_LINE, command_name, parse
 from bert.commands.cli.cluster import CLUSTER_OPTIONS, connect_hosts, ending_together, parse_hosts
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.sweep import Space, corners, option_text, parse_space_options
-from bert.config.yaml_io import ConfigField, keys_of
+from bert.config.validation import ConfigField, keys_of
 from bert.errors import UserError, redact, require
 
 if TYPE_CHECKING:

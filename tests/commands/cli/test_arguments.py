@@ -10,7 +10,8 @@ from bert.commands.cli.arguments import parse
 from bert.commands.cli.config_help import COMMON_KEYS
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.pretraining import PhaseConfig
-from bert.config.yaml_io import dump, keys_of, load_config
+from bert.config.validation import keys_of
+from bert.config.yaml_io import dump, load_config
 from bert.errors import UTF8_HINT
 from tests.commands.cli.parsing import finetune_yaml, pretrain, pretrain_yaml, sentence
 
@@ -194,7 +195,7 @@ def test_dump_of_both_configurations_is_plain_yaml():
         (["--phases", "3"], ["--phases 3", "a list of sections in a file or null is expected"]),
         (["--phases.1.batch_size", "a"], ["--phases.1.batch_size a", "a whole number (1000 or 1e3) or null"]),
         (["--phases.1.share", "0.5", "--phases", "null"], ["phases.1.share is set", "phases is null"]),
-        ([*ENOUGH, "--phases.1.sequence_length", "9999"], ["phases.1.sequence_length (9999) is over model.max"]),
+        ([*ENOUGH, "--phases.1.sequence_length", "9999"], ["phases.1.sequence_length is 9999, but model.max"]),
         ([*ENOUGH, "--loggers", "wandb,comet"], ["--loggers wandb,comet", "use some of tensorboard, wandb, mlflow"]),
         (
             [*ENOUGH, "--optimizer.name", "sgd"],
@@ -242,7 +243,7 @@ def test_mistakes_on_the_command_line(argv, parts):
         (
             "data.train: a\ntraining.steps: 5\nphases:\n- share: 0.5\n- sequence_length: 9999\n",
             5,
-            ["phases.2.sequence_length (9999) is over model.max_position_embeddings (512)"],
+            ["phases.2.sequence_length is 9999, but model.max_position_embeddings is 512"],
         ),
         ("seed: 1\nmodel: {hidden_size: 3\n", 3, ["not valid YAML", "check indentation"]),
         ("model:\n\thidden_size: 3\n", 2, ["not valid YAML", "check indentation"]),

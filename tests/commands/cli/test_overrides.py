@@ -103,7 +103,9 @@ def test_no_option_changes_another_key():
     config = pretrain_yaml(text, *changes)
     assert (config.training.gradient_accumulation_steps, config.data.max_predictions_per_sequence) == (8, 20)
     assert "is not divisible" in sentence(pretrain_yaml, text, "--training.batch_size=4")
-    assert "is not below" in sentence(pretrain_yaml, text, "--data.sequence_length=20")
+    assert "_per_sequence is 20, but data.sequence_length is 20" in sentence(
+        pretrain_yaml, text, "--data.sequence_length=20"
+    )
 
 
 def test_micro_batches_have_at_most_the_rows_of_micro_batch_size():

@@ -51,8 +51,14 @@ def test_other_fields_and_lines_as_documents_have_other_vocabularies(tmp_path: P
     [
         ({"text_field": ""}, "data.text_field is ''"),
         ({"text_field": ["a", "a"]}, "data.text_field is .* different"),
-        ({"document_per_line": True, "verbatim": True, "input_format": "blocks"}, "_per_line and data.verbatim"),
-        ({"document_per_line": True, "one_sentence_per_line": True}, "data.input_format nsp needs .* two sentences"),
+        (
+            {"document_per_line": True, "verbatim": True, "input_format": "blocks"},
+            "_per_line is true, but data.verbatim",
+        ),
+        (
+            {"document_per_line": True, "one_sentence_per_line": True},
+            "_per_line is true, but data.one_sentence_per",
+        ),
     ],
 )
 def test_contradictory_ways_to_read_are_named(changes: dict, message: str) -> None:

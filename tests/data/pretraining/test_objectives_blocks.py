@@ -189,17 +189,17 @@ def test_a_document_over_the_limit_is_one_sentence(byte_level, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"packing": True}, "rows of data.input_format blocks are full already"),
+        ({"packing": True}, "data.packing is true, but data.input_format is blocks"),
         (
             {"one_sentence_per_line": True},
-            "data.one_sentence_per_line is True, but data.input_format blocks",
+            "data.one_sentence_per_line is true, but data.input_format blocks",
         ),
         ({"short_seq_prob": 0.5}, "data.short_seq_prob is 0.5, but the rows of data.input_format blocks have no pairs"),
         ({"language": "de"}, "data.language is de, but data.input_format blocks"),
         ({"input_format": "nsp", "verbatim": True}, "set data.input_format to blocks, or remove data.verbatim"),
         ({"input_format": "nsp"}, "set data.input_format to blocks, full_sentences or doc_sentences"),
         ({"masked_lm_prob": 0.3}, "data.masked_lm_prob is 0.3, but training.objective clm"),
-        ({"static_masking": True}, "data.static_masking is True, but training.objective clm"),
+        ({"static_masking": True}, "data.static_masking is true, but training.objective clm"),
         ({"static_masking": True, "dupe_factor": 2}, "training.objective clm"),
     ],
 )

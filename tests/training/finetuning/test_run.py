@@ -350,7 +350,7 @@ def test_errors_of_data_and_start(pretrained: Path, finetuned: Path, sst2: Path,
     assert "holds a pretraining run" in fine(sst2, f"--init={pretrained}", folder=other)
     assert "position table" in fine(sst2, f"--init={pretrained}", "--data.max_length=64")
     too_few = fine(sst2, f"--init={pretrained}", "--data.max_length=32", "--training.tokens_per_batch=31")
-    assert "training.tokens_per_batch (31) has no room for a row of data.max_length (32)" in too_few
+    assert "training.tokens_per_batch is 31, but data.max_length is 32" in too_few
     assert "choose one of sst2, mrpc" in fine(sst2, f"--init={pretrained}", "--task=xyz")
     bad = tmp_path / "bad"
     shutil.copytree(sst2, bad)

@@ -60,15 +60,18 @@ def test_values_that_cannot_work_are_one_sentence() -> None:
 
     check()
     for changes, message in (
-        ({"eval": None}, r"data\.eval is null: set data\.eval, a stream has no held-out share"),
+        ({"eval": None}, r"data\.streaming is true, but data\.eval is null: set data\.eval"),
         (
             {"near_duplicates": 0.8},
             r"data\.near_duplicates is 0\.8, but data\.streaming does not know the whole corpus",
         ),
-        ({"static_masking": True}, r"data\.static_masking is True, but data\.streaming"),
+        ({"static_masking": True}, r"data\.static_masking is true, but data\.streaming"),
         ({"dupe_factor": 2}, r"data\.dupe_factor is 2, but data\.streaming"),
-        ({"stream_readers": 3}, r"data\.stream_readers is 3, but does not divide training\.batch_size \(32\)"),
-        ({"training": {"steps": None, "epochs": 1.0}}, r"training\.epochs is set, .*: set training\.steps instead"),
+        ({"stream_readers": 3}, r"data\.stream_readers is 3, but training\.batch_size is 32: use a divisor"),
+        (
+            {"training": {"steps": None, "epochs": 1.0}},
+            r"epochs is 1\.0, but data\.streaming is true: set training\.steps",
+        ),
         ({"streaming": False, "shuffle_buffer": 1}, r"data\.shuffle_buffer is 1, but data\.streaming is false"),
     ):
         with pytest.raises(UserError, match=message):

@@ -234,8 +234,10 @@ def test_another_run_starts_from_it(continued, pretrained, corpus, tmp_path, cap
     assert main([*arguments, *rows, f"--init={continued}"]) == 0  # its settings come with the weights
     assert f"from {continued}, step 6: bert (" in capsys.readouterr().out
     arguments[-1] = f"--output_dir={tmp_path / 'other'}"
-    assert "model.causal is false, but training.objective clm" in fails(main, *arguments, *rows, f"--init={pretrained}")
-    assert "model.causal is true, but training.objective mlm" in fails(
+    assert "model.causal is false, but training.objective is clm" in fails(
+        main, *arguments, *rows, f"--init={pretrained}"
+    )
+    assert "model.causal is true, but training.objective is mlm" in fails(
         main, *arguments, "--data.input_format=full_sentences", f"--init={continued}"
     )
 
@@ -275,14 +277,14 @@ def test_plan_compiles_the_step(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model.causal=false"], "model.causal is false, but training.objective clm"),
-        (["--training.objective=mlm"], "model.causal is true, but training.objective mlm"),
-        (["--training.objective=rtd"], "model.causal is true, but training.objective rtd"),
-        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective clm does not learn"),
-        (["--data.packing=true"], "the rows of data.input_format blocks are full already"),
+        (["--model.causal=false"], "model.causal is false, but training.objective is clm"),
+        (["--training.objective=mlm"], "model.causal is true, but training.objective is mlm"),
+        (["--training.objective=rtd"], "model.causal is true, but training.objective is rtd"),
+        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective is clm"),
+        (["--data.packing=true"], "data.packing is true, but data.input_format is blocks"),
         (
             ["--data.whole_word_masking=true"],
-            "data.whole_word_masking is True, but training.objective clm",
+            "data.whole_word_masking is true, but training.objective clm",
         ),
         (
             ["--data.max_predictions_per_sequence=5"],
@@ -299,4 +301,6 @@ def test_settings_that_cannot_work_are_one_sentence(corpus, tmp_path, fails, arg
 
 def test_label_smoothing_is_for_next_tokens_alone(corpus, tmp_path, fails) -> None:
     given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]
-    assert "training.objective mlm does not use it: remove it" in fails(main, *given, "--training.label_smoothing=0.1")
+    assert "training.label_smoothing is 0.1, but training.objective is mlm" in fails(
+        main, *given, "--training.label_smoothing=0.1"
+    )

@@ -183,8 +183,8 @@ CUDNN = ["--training.attention_implementation=cudnn", "--training.dtype=bfloat16
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective plm does not learn"),
-        (["--model.causal=true"], "model.causal is true, but training.objective plm"),
+        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective is plm"),
+        (["--model.causal=true"], "model.causal is true, but training.objective is plm"),
         (
             [*CUDNN, "--model.attention_probs_dropout_prob=0"],
             "training.objective is plm, which training.attention_implementation cudnn",

@@ -100,11 +100,11 @@ def test_no_step_is_lost_between_shares_and_steps(total: int) -> None:
             ["phases.2 has no steps", "10", "training.steps"],
         ),
         ([PhaseConfig(0.01), PhaseConfig()], ["phases.1 has no steps"]),
-        ([PhaseConfig(sequence_length=1024)], ["phases.1.sequence_length (1024)", "max_position_embeddings (512)"]),
+        ([PhaseConfig(sequence_length=1024)], ["phases.1.sequence_length is 1024", "max_position_embeddings is 512"]),
         ([PhaseConfig(sequence_length=4)], ["phases.1.sequence_length is 4", "at least 8"]),
         (
             [PhaseConfig(max_predictions_per_sequence=128)],
-            ["phases.1.max_predictions_per_sequence (128) is not below phases.1.sequence_length (128)"],
+            ["phases.1.max_predictions_per_sequence is 128, but phases.1.sequence_length is 128"],
         ),
         ([PhaseConfig(gradient_accumulation_steps=3)], ["phases.1.batch_size (256) is not divisible by", "(3)"]),
         ([PhaseConfig(learning_rate=0.0)], ["phases.1.learning_rate is 0.0"]),
@@ -130,7 +130,7 @@ def test_each_phase_is_checked_for_predictions_of_its_own() -> None:
 
 
 def test_phases_need_steps_rather_than_epochs() -> None:
-    with pytest.raises(UserError, match=r"phases are set, but training\.steps is not"):
+    with pytest.raises(UserError, match=r"phases are set, but training\.steps is null"):
         config_of(training=TrainingConfig(epochs=3)).check()
 
 

@@ -237,20 +237,23 @@ def test_other_runs_start_from_the_discriminator(detected, corpus, tmp_path, cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective rtd does not learn"),
+        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective is rtd"),
         (
             ["--electra.generator_hidden_size=0"],
             "electra.generator_hidden_size is 0.0: it must be above 0",
         ),
         (["--electra.generator_hidden_size=1.5"], "electra.generator_hidden_size is 1.5: it must be"),
-        (["--electra.generator_hidden_size=0.01"], "which makes a generator of width 0 with model.hidden_size 16"),
+        (
+            ["--electra.generator_hidden_size=0.01"],
+            "generator_hidden_size is 0.01, but model.hidden_size is 16",
+        ),
         (
             ["--model.prediction_transform=false", "--model.embedding_size=16"],
-            "training.objective rtd always has the transform: remove it",
+            "model.prediction_transform is false, but training.objective is rtd: remove it",
         ),
         (
             ["--model.position_embedding_type=rotary", "--electra.generator_hidden_size=0.19"],
-            "which makes heads of 3 features in the generator, and rotary positions turn pairs of features",
+            "makes heads of 3 features, but model.position_embedding_type is rotary",
         ),
         (["--electra.disc_weight=0"], "electra.disc_weight is 0.0: it must be above 0"),
         (["--electra.disc_weight=nan"], "electra.disc_weight is nan"),
