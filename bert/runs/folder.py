@@ -57,6 +57,8 @@ LENGTH_KEYS = ("steps", "epochs", "max_minutes")
 LOGGER_RUNS_FILE = "loggers.json"
 """File with the ids of a run at the services of its loggers, which a resumed run continues."""
 
+STATE_FILES = (DIGEST_FILE, DATA_DIGEST_FILE, STREAM_FILE, ENVIRONMENT_FILE, LOGGER_RUNS_FILE, BUDGET_FILE)
+
 FROZEN_WEIGHTS = "frozen.safetensors"
 """File with the frozen weights of a run with adapters (LoRA), which its checkpoints do not contain."""
 
@@ -305,8 +307,7 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
             )
         # Without a checkpoint, the user has only fixed a mistake in the configuration. The old config.yaml stays until
         # it is replaced, because a folder without it is not a run.
-        state = (DIGEST_FILE, DATA_DIGEST_FILE, STREAM_FILE, ENVIRONMENT_FILE, LOGGER_RUNS_FILE, BUDGET_FILE)
-        for name in ("tokenizer.json", "vocab.txt", FROZEN_WEIGHTS, *state):
+        for name in ("tokenizer.json", "vocab.txt", FROZEN_WEIGHTS, *STATE_FILES):
             (path / name).unlink(missing_ok=True)
         for name in (TARGET_TOKENIZER, ROWS):
             shutil.rmtree(path / name, ignore_errors=True)
