@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 import bert
 from bert.errors import REDACTED, is_secret_name, redact
 from bert.files import load_json, write_atomic
@@ -159,6 +157,8 @@ class StepProfiler:
 
     def before_step(self, state: Any) -> None:
         """Starts or ends the trace. Waits for ``state``, the result of the previous step."""
+        import jax
+
         if self._num_steps == WARMUP_STEPS:
             jax.block_until_ready(state)
             self._trace.callback(self._print_path)  # after the trace is written
