@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import itertools
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bert import metrics
 from bert.files import atomic_write
 from bert.runs.metrics_log import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind people can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
@@ -26,6 +30,11 @@ STYLES: dict[str, dict[str, Any]] = {
     "evaluation": {"linewidth": 1.6, "marker": "o", "markersize": 4.5},
     "baseline": {"linewidth": 1.2, "linestyle": "--"},
 }
+LEGEND_COLUMNS = 2
+LEGEND_TOP = -0.17
+"""Upper edge of a legend, as a share of the height of the axes: below the label of the horizontal axis."""
+LEGEND_ROW = 0.2
+"""Height of a row of the legend, in inches."""
 SPLITS = {"train": "training", "eval": "evaluation"}
 
 
@@ -67,19 +76,74 @@ class Subject:
 
 def plot_curves(folder: Path | str, subject: Subject | None = None) -> Path | None:
     """Writes FOLDER/curves.png and returns its path; None if there is nothing to draw or no matplotlib."""
-    lines, subject = read_metrics(folder), subject or Subject()
+    path = Path(folder) / "curves.png"
+    with collect_garbage_after():
+        drawn = _draw(path, read_metrics(folder), subject or Subject())
+    return path if drawn else None
+
+
+def _draw(path: Path, lines: list[dict[str, Any]], subject: Subject) -> bool:
+    """Writes the curves. Returns False if there is nothing to draw or no matplotlib."""
+    figure = make_curves(lines, subject)
+    if figure is None:
+        return False
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format="png")
+    return True
+
+
+def make_curves(lines: list[dict[str, Any]], subject: Subject) -> Figure | None:
+    """Returns a figure with a panel for losses, scores, the learning rate and bars.
+
+    Args:
+        lines: lines of metrics.jsonl.
+        subject: title, baselines and bars.
+
+    Returns:
+        None if there is nothing to draw or no matplotlib.
+    """
     panels = {
         "loss": _losses(metric_names(lines)),
         "score": _scores(lines, subject),
         "learning rate": [name for name in metric_names(lines) if name == "learning_rate"],
     }
     panels = {title: members for title, members in panels.items() if members}
-    if not panels:
+    count = len(panels) + (subject.bars is not None)
+    figure = _new_figure(5.2 * count, 3.9) if panels else None
+    if figure is None:
         return None
-    path = Path(folder) / "curves.png"
-    with collect_garbage_after():
-        drawn = _draw(path, panels, lines, subject)
-    return path if drawn else None
+    row = figure.subplots(1, count, squeeze=False)[0]
+    legend_rows = [
+        _draw_panel(axes, title, members, lines, subject)
+        for axes, (title, members) in zip(row, panels.items(), strict=False)
+    ]
+    if subject.bars is not None:
+        _draw_bars(row[-1], subject.bars)
+    figure.suptitle(subject.title, fontsize=11, parse_math=False)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * max(legend_rows))
+    return figure
+
+
+def _new_figure(width: float, height: float) -> Figure | None:
+    """Returns an empty figure of a size in inches, without pyplot and its global state; None without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError:
+        return None
+
+    class NotebookFigure(Figure):
+        """A figure that a notebook shows although pyplot does not know it."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+    figure = NotebookFigure(figsize=(width, height), dpi=130, layout=ConstrainedLayoutEngine(wspace=0.04))
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def metric_names(lines: list[dict[str, Any]], split: str | None = None) -> list[str]:
@@ -124,30 +188,8 @@ def collect_garbage_after() -> Iterator[None]:
             gc.enable()
 
 
-def _draw(path: Path, panels: dict[str, list[str]], lines: list[dict[str, Any]], subject: Subject) -> bool:
-    """Draws the panels side by side. Returns False without matplotlib."""
-    try:
-        # The Agg canvas without pyplot: no display, no global state.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ImportError:
-        return False
-    count = len(panels) + (subject.bars is not None)
-    figure = Figure(figsize=(5.2 * count, 3.9), dpi=130, layout=ConstrainedLayoutEngine(wspace=0.04))
-    FigureCanvasAgg(figure)
-    row = figure.subplots(1, count, squeeze=False)[0]
-    for axes, (title, members) in zip(row, panels.items(), strict=False):
-        _draw_panel(axes, title, members, lines, subject)
-    if subject.bars is not None:
-        _draw_bars(row[-1], subject.bars)
-    figure.suptitle(subject.title, fontsize=11, parse_math=False)
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png")
-    return True
-
-
-def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, Any]], subject: Subject) -> None:
+def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, Any]], subject: Subject) -> int:
+    """Draws the curves of some metrics, and returns the number of rows of the legend."""
     is_rate = title == "learning rate"
     colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
     drawn: list[str] = []
@@ -162,11 +204,11 @@ def _draw_panel(axes: Any, title: str, names: list[str], lines: list[dict[str, A
             axes.axhline(subject.baselines[name], color=colour, **STYLES["baseline"])
 
     format_axes(axes, names[0].replace("_", " ") if len(names) == 1 else title)
-    if is_rate:
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-        axes.set_ylim(bottom=0)
-    else:
-        _add_legend(axes, colours, drawn, subject.baseline)
+    if not is_rate:
+        return _add_legend(axes, colours, drawn, subject.baseline)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    axes.set_ylim(bottom=0)
+    return 0
 
 
 def draw_line(axes: Any, steps: list[int], values: list[float], style: str, **look: Any) -> None:
@@ -213,12 +255,21 @@ def _draw_bars(axes: Any, bars: Bars) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _add_legend(axes: Any, colours: Mapping[str, str], drawn: list[str], baseline: str) -> None:
-    """Adds an entry for each metric and one for each style, which are fewer than the lines."""
+def _add_legend(axes: Any, colours: Mapping[str, str], drawn: list[str], baseline: str) -> int:
+    """Adds an entry for each metric and one for each style, which are fewer than the lines.
+
+    The legend is below the axes: inside, curves, baselines and grid lines would cross its entries in many runs.
+
+    Returns:
+        the number of rows.
+    """
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
-    axes.legend(handles=[*handles, *style_handles(drawn, baseline)], frameon=False, fontsize=9)
+    handles += style_handles(drawn, baseline)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, LEGEND_TOP), "ncols": LEGEND_COLUMNS}
+    axes.legend(handles=handles, frameon=False, fontsize=9, **below)
+    return math.ceil(len(handles) / LEGEND_COLUMNS)
 
 
 def series(lines: list[dict[str, Any]], split: str, name: str) -> tuple[list[int], list[float]]:
@@ -264,35 +315,39 @@ def plot_comparison(path: Path, runs: Sequence[RunCurves]) -> bool:
     Returns:
         False if no run has been evaluated; then no plot is written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with collect_garbage_after():
+        figure = make_comparison(runs)
+        if figure is None:
+            return False
+        with atomic_write(path) as temporary:
+            figure.savefig(temporary, format="png", metadata={"Software": SOFTWARE})
+    return True
 
+
+def make_comparison(runs: Sequence[RunCurves]) -> Figure | None:
+    """Returns the figure of `plot_comparison`; None if no run has been evaluated or there is no matplotlib."""
     metrics = {
         run.group: list(dict.fromkeys(name for one in runs if one.group == run.group for name in one.metrics()))
         for run in runs
     }
     columns = max(map(len, metrics.values()))
-    if not columns:
-        return False
+    figure = _new_figure(1 + 4.8 * columns, 1 + 3.6 * len(metrics)) if columns else None
+    if figure is None:
+        return None
     looks = _line_looks(runs)
-    with collect_garbage_after():
-        figure = Figure(figsize=(1 + 4.8 * columns, 1 + 3.6 * len(metrics)), dpi=130, layout="constrained")
-        FigureCanvasAgg(figure)
-        grid = figure.subplots(len(metrics), columns, squeeze=False)
-        drawn: set[str] = set()
-        for row, (group, names) in zip(grid, metrics.items(), strict=True):
-            members = [(run, look) for run, look in zip(runs, looks, strict=True) if run.group == group]
-            for axes, name in zip(row, names, strict=False):
-                drawn |= _draw_metric(axes, name, members)
-                format_axes(axes, (f"{group} " if len(metrics) > 1 else "") + name.replace("_", " "))
-            for axes in row[len(names) :]:
-                axes.remove()
-        figure.suptitle(f"{', '.join(metrics)}: {len(runs)} run{'s'[: len(runs) > 1]}", fontsize=11, parse_math=False)
-        handles = _comparison_legend(runs, looks, drawn)
-        figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False, fontsize=9)
-        with atomic_write(path) as temporary:
-            figure.savefig(temporary, format="png", metadata={"Software": SOFTWARE})
-    return True
+    grid = figure.subplots(len(metrics), columns, squeeze=False)
+    drawn: set[str] = set()
+    for row, (group, names) in zip(grid, metrics.items(), strict=True):
+        members = [(run, look) for run, look in zip(runs, looks, strict=True) if run.group == group]
+        for axes, name in zip(row, names, strict=False):
+            drawn |= _draw_metric(axes, name, members)
+            format_axes(axes, (f"{group} " if len(metrics) > 1 else "") + name.replace("_", " "))
+        for axes in row[len(names) :]:
+            axes.remove()
+    figure.suptitle(f"{', '.join(metrics)}: {len(runs)} run{'s'[: len(runs) > 1]}", fontsize=11, parse_math=False)
+    handles = _comparison_legend(runs, looks, drawn)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False, fontsize=9)
+    return figure
 
 
 def is_comparison(path: Path) -> bool:

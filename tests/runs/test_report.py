@@ -16,7 +16,7 @@ from bert.runs import report
 from bert.runs.checkpoint import require_space
 from bert.runs.folder import RunFolder
 from bert.runs.metrics_log import MetricsLog, atomic_write, read_metrics, write_results
-from bert.runs.plots import Subject, plot_curves
+from bert.runs.plots import Bars, Subject, make_curves, plot_curves
 from bert.runs.report import Divergence, Progress, RunReport, format_duration, format_metrics, log_table
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -213,6 +213,25 @@ def test_curves_have_each_line_once_and_in_the_legend_and_the_baselines_dashed(t
     for axes in (panels["loss"], panels["score"]):
         colours = {handle.get_color() for handle in axes.get_legend().legend_handles}
         assert {line.get_color() for line in axes.lines} <= colours
+
+
+@pytest.mark.medium
+def test_no_line_crosses_a_legend(tmp_path):
+    names = ("mlm_accuracy", "nsp_accuracy", "f1", "precision", "recall")
+    log_evaluations(tmp_path, **dict.fromkeys(names, 0.5), mlm_loss=3.0, nsp_loss=1.0)
+    levels = {name: place / 20 for place, name in enumerate(names)} | {"mlm_loss": 2.0, "nsp_loss": 4.0}
+    bars = Bars("packages", "accuracy", {"pretrained": (0.5, 0.1), "bag_of_words": (0.3, None)})
+    figure = make_curves(
+        read_metrics(tmp_path), Subject("a run", "word frequencies, majority class", levels, bars=bars)
+    )
+    figure.canvas.draw()
+    boxes = [axes.get_window_extent() for axes in figure.axes]
+    legends = [axes.get_legend().get_window_extent() for axes in figure.axes if axes.get_legend()]
+    assert len(legends) == 2
+    for place, legend in enumerate(legends):
+        assert not any(legend.overlaps(box) for box in [*boxes, *legends[:place]])
+        assert figure.bbox.y0 <= legend.y0
+    assert min(box.height for box in boxes) > 0.5 * figure.bbox.height
 
 
 def test_curves_have_more_colours_than_lines(tmp_path, monkeypatch):
