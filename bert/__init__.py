@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     __version__: str
     from bert import metrics
     from bert.errors import UserError
-    from bert.inference.load import Run, load
+    from bert.inference.load import load
     from bert.inference.mteb_encoder import MtebEncoder
     from bert.inference.pretrained import Pretrained
     from bert.model.decoders import BertForCausalLM, BertForSequenceToSequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bert.runs.loggers import Callback, MlflowLogger, TensorBoardLogger, WandbLogger
     from bert.tasks import register_task
     from bert.training.launch import finetune, pretrain
+    from bert.training.runs import Run
     from bert.training.sweep import sweep
 
 _HOMES = {
@@ -46,7 +47,7 @@ _HOMES = {
     "MlflowLogger": "bert.runs.loggers",
     "MtebEncoder": "bert.inference.mteb_encoder",
     "Pretrained": "bert.inference.pretrained",
-    "Run": "bert.inference.load",
+    "Run": "bert.training.runs",
     "TensorBoardLogger": "bert.runs.loggers",
     "UserError": "bert.errors",
     "WandbLogger": "bert.runs.loggers",

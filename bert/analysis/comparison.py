@@ -21,7 +21,7 @@ from bert.errors import LOGGER, UserError, format_number, quoted
 from bert.runs.folder import KINDS
 from bert.runs.metrics_log import read_metrics, read_results, scored_splits
 from bert.runs.plots import RunCurves, Subject
-from bert.tasks import make_task
+from bert.training.finetuning.results import final_subject
 from bert.training.pretraining.results import curves_subject
 
 Rows = list[tuple[str, ...]]
@@ -66,9 +66,7 @@ class ComparedRun:
         results = self.results[0] if self.results else {}
         if isinstance(self.config, PretrainConfig):
             return curves_subject(self.config, results.get("baselines"))
-        task = make_task(self.config)
-        baseline = results.get("baseline") or "baseline"
-        return Subject(task.name, baseline, results.get(baseline, {}), task.main_metric, task.higher_is_better)
+        return final_subject(self.config, results)
 
     def state(self) -> str:
         """Returns the last evaluated step, and the progress of an unfinished run."""

@@ -1,12 +1,10 @@
-"""`bert.load`, which reads runs and published models, and `bert.Run`."""
+"""`bert.load`, which reads runs and published models."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from bert.model.pooling import Pooling, find_activation
 from bert.parallel.devices import require_no_fork
 from bert.remote import fetch, is_url
 from bert.runs.folder import TARGET_TOKENIZER, run_and_step
-from bert.runs.metrics_log import read_metrics, read_results
+from bert.runs.metrics_log import read_results
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.tasks import make_task
 from bert.tasks.base import Task
@@ -244,47 +242,3 @@ def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, An
 def architecture_of(task: Task) -> str:
     """Returns the architecture with which a model of the task is exported."""
     return task.architecture or HEADS[task.kind].__name__
-
-
-@dataclass(frozen=True)
-class Run:
-    """A running, interrupted or finished run. `os.fspath` returns its folder.
-
-    Attributes:
-        path: folder of the run.
-    """
-
-    path: Path
-
-    @system_errors_as_user_errors()
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(path_text(self.path)))
-        if not (self.path / "config.yaml").is_file():
-            raise UserError(f"{self.path} holds no run (no config.yaml): pass the folder of a run")
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    @property
-    def config(self) -> PretrainConfig | FinetuneConfig:
-        """The resolved configuration from config.yaml."""
-        return load_run_config(self.path)
-
-    @property
-    def results(self) -> dict[str, Any]:
-        """The content of results.json. Raises UserError if the run has not ended."""
-        results = read_results(self.path)
-        if results is None:
-            raise UserError(f"{self.path} has no results.json, because the run has not ended: resume it first")
-        return results
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl. Empty for several seeds: each folder seed-N has a separate file."""
-        return read_metrics(self.path)
-
-    @functools.cached_property
-    def model(self) -> Pretrained:
-        """The model that `bert.load` reads from the folder; the best one for several seeds."""
-        seeds = getattr(self.config, "num_seeds", 1) > 1
-        return load(self.path / f"seed-{self.results['best_seed']}" if seeds else self.path)

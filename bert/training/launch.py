@@ -18,7 +18,6 @@ from bert.config.validation import keys_of
 from bert.config.yaml_io import UserValue, parse_dict
 from bert.errors import LOGGER, UserError, log_info, require, system_errors_as_user_errors
 from bert.files import path_text
-from bert.inference.load import Run
 from bert.parallel.devices import local_devices
 from bert.parallel.multihost import broadcast_from_main, main_process_only
 from bert.remote import is_url
@@ -33,6 +32,7 @@ from bert.training.arguments import ARGUMENTS, FUNCTIONS, check_names, values_of
 from bert.training.finetuning.run import finetune as run_finetuning
 from bert.training.finetuning.run import finetune_seeds
 from bert.training.pretraining.run import pretrain as run_pretraining
+from bert.training.runs import Run
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 PathLike = str | os.PathLike[str]

@@ -17,8 +17,8 @@ from bert.config.validation import ConfigField, keys_of
 from bert.errors import UserError, redact, require
 
 if TYPE_CHECKING:
-    from bert.inference.load import Run
     from bert.training.launch import RunRequest
+    from bert.training.runs import Run
 
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ from bert.runs import metrics_log
 from bert.runs.folder import RunFolder
 from bert.runs.plots import Subject
 from bert.runs.report import log_table
-from bert.tasks.base import Outputs
+from bert.tasks import make_task
+from bert.tasks.base import Outputs, Task
 from bert.tasks.splits import cut_facts, label_facts, read_splits
 from bert.training.finetuning.data import FinetuningData
 from bert.training.finetuning.evaluation import Evaluator, Split
@@ -110,11 +111,22 @@ class BestCheckpoint(NamedTuple):
 def curves_subject(config: FinetuneConfig, setup: Setup) -> Subject:
     """Returns title and baselines of the curves."""
     task = setup.task
+    return _subject(config, task, task.baseline, task.baseline_scores(setup.dev.examples) if task.baseline else {})
+
+
+def final_subject(config: FinetuneConfig, results: Mapping[str, Any]) -> Subject:
+    """Returns title and baselines of the curves for the content of results.json, which may be empty."""
+    task, baseline = make_task(config), results.get("baseline") or "baseline"
+    subject = _subject(config, task, baseline, results.get(baseline, {}))
+    return dataclasses.replace(subject, main_metric=results.get("main_metric", subject.main_metric))
+
+
+def _subject(config: FinetuneConfig, task: Task, baseline: str, baselines: Mapping[str, float]) -> Subject:
     source = "random weights" if config.init == "none" else config.init
     return Subject(
         title=f"{task.name}, from {source} ({config.model.num_hidden_layers} layers of {config.model.hidden_size})",
-        baseline=task.baseline,
-        baselines=task.baseline_scores(setup.dev.examples) if task.baseline else {},
+        baseline=baseline,
+        baselines=baselines,
         main_metric=task.main_metric,
         higher_is_better=task.higher_is_better,
     )

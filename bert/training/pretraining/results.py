@@ -84,7 +84,9 @@ def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None =
     rest = dict(baselines or {})
     objective = OBJECTIVES[config.training.objective]
     loss = objective.perplexity_loss
-    scores = {f"{loss.removesuffix('loss')}{name}": value for name, value in rest.pop("unigram", {}).items()}
+    unigram = rest.pop("unigram", {})
+    scores = {f"{loss.removesuffix('loss')}{name}": unigram[name] for name in ("loss", "accuracy") if name in unigram}
+    scores |= {name: unigram[name] for name in ("perplexity",) if name in unigram}
     scores |= {name.replace("_majority", ""): value for name, value in rest.items()}
     has_no_label = INPUT_FORMATS[config.data.input_format].metric is None and config.training.objective != "rtd"
     if has_no_label and config.distillation.teacher is None and not config.training.label_smoothing and loss in scores:
@@ -94,6 +96,12 @@ def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None =
     return Subject(
         title, baseline="word frequencies, majority class", baselines=scores, main_metric=objective.main_metric
     )
+
+
+def final_subject(config: PretrainConfig, results: Mapping[str, Any]) -> Subject:
+    """Returns the subject of the curves for the content of results.json, with bars if the encoder was transferred."""
+    bars = transfer_bars(results["transfer"]) if "transfer" in results else None
+    return dataclasses.replace(curves_subject(config, results.get("baselines")), bars=bars)
 
 
 def unigram_loss(config: PretrainConfig, data: PretrainingData) -> tuple[str, float]:
@@ -188,8 +196,7 @@ def add_transfer(
     seconds = round(time.perf_counter() - start_time, 1)
     results = {**results, "transfer": transfer, "seconds": seconds}
     metrics_log.write_results(run.path, results)
-    subject = curves_subject(run.config, results["baselines"])
-    plot_curves(run.path, dataclasses.replace(subject, bars=transfer_bars(transfer)))
+    plot_curves(run.path, final_subject(run.config, results))
     return dict(metrics_log.to_jsonable(results))
 
 
