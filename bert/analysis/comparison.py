@@ -27,10 +27,7 @@ from bert.training.pretraining.results import curves_subject
 Rows = list[tuple[str, ...]]
 
 HELD_OUT_KEYS: dict[type, tuple[str, ...]] = {
-    PretrainConfig: (
-        *("data.eval", "data.seed", "training.objective"),
-        *(f"data.{name}" for name in OF_HELD_OUT_ROWS),
-    ),
+    PretrainConfig: (*("data.eval", "data.seed", "training.objective"), *(f"data.{name}" for name in OF_HELD_OUT_ROWS)),
     FinetuneConfig: ("task", "data.dir", "data.dev", "data.dev_fraction", "data.max_dev_samples"),
 }
 """Settings that determine the evaluation rows, except row lengths, vocabulary, and shares of training rows."""
@@ -41,11 +38,8 @@ class ComparedRun:
     """A run, which may be unfinished.
 
     Attributes:
-        path: the run's folder.
-        config: content of config.yaml.
         lines: lines of metrics.jsonl for each seed.
         results: content of results.json for each seed that has ended.
-        num_seeds: number of seeds.
     """
 
     path: Path

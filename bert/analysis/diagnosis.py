@@ -56,9 +56,6 @@ class Finding(NamedTuple):
 def diagnose(source: Path) -> list[Finding]:
     """Checks each part of a run or model folder separately, so that one problem does not hide others.
 
-    Args:
-        source: a local folder.
-
     Returns:
         The problems; empty if every part can be read. Files that the format does not need may be missing.
     """

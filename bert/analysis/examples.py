@@ -34,11 +34,7 @@ class MaskedExample(NamedTuple):
     """An example as it is masked.
 
     Attributes:
-        row: index of its row.
         position: index in a packed row, or None.
-        tokens: its tokens.
-        predicted: number of predicted tokens.
-        label: name of its label.
     """
 
     row: int

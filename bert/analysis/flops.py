@@ -44,8 +44,6 @@ def forward_flops(
     """Returns the FLOPs per token of the forward pass over rows of T tokens, by part.
 
     Args:
-        config: sizes of the encoder.
-        length: T.
         components: keys of `FORMULA` that the model has.
         predictions: P, number of positions that the MLM head decodes.
         outputs: for each further head, the elements of its matrix and whether it reads every token or one per row.
@@ -79,12 +77,7 @@ def _feed_forward_flops(config: ModelConfig) -> float:
 
 
 def decoder_flops(config: ModelConfig, length: int) -> float:
-    """Returns the FLOPs per target token of a decoder's forward pass, for sources and targets of T tokens.
-
-    Args:
-        config: sizes of the decoder.
-        length: T.
-    """
+    """Returns the FLOPs per target token of a decoder's forward pass, for sources and targets of T tokens."""
     width = config.hidden_size
     return config.num_hidden_layers * (16.0 * width**2 + 8.0 * length * width + _feed_forward_flops(config))
 
@@ -99,9 +92,6 @@ def training_flops(
     """Returns the FLOPs per token of a training step: three times the forward pass, for frozen parts once.
 
     Args:
-        forward: result of `forward_flops`.
-        num_hidden_layers: layers of the encoder.
-        num_frozen_layers: number of frozen layers.
         frozen: other frozen parts.
         adapters: whether layers are frozen but have adapters: gradients pass through them, without gradients of their
             own weights.
@@ -139,11 +129,7 @@ def compute_term(tokens: int, flops: float, count: int, figures: DeviceFigures, 
     """Returns the time of a step's matrix products.
 
     Args:
-        tokens: tokens of the global batch.
         flops: FLOPs per token, from `training_flops`.
-        count: number of devices.
-        figures: published figures of one device.
-        utilization: share of the peak speed.
     """
     seconds = tokens * flops / (count * figures.peak_tflops * 1e12 * utilization)
     peak = f"{count} x {figures.peak_tflops:g} TFLOP/s x {utilization:g}"

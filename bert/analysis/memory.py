@@ -42,7 +42,6 @@ def activation_bytes(
     16-bit activations and a feed-forward width of 4 h; it excludes embeddings, logits and gradients.
 
     Args:
-        model: sizes.
         length: s.
         itemsize: bytes per activation, by which the formula is scaled.
         remat: value of ``training.remat``; dots counts as none.
@@ -265,7 +264,6 @@ class BatchFit:
     """The maximum number of rows that fit a device at once, for one kind of rematerialization.
 
     Attributes:
-        remat: value of ``training.remat``.
         rows: rows of a micro-batch on one device; 0 if none fits.
         micro_batches: number of micro-batches of a step with these rows.
         memory: memory of a step with these rows, or with one row if none fits; None if one row does not compile.

@@ -19,25 +19,13 @@ COMMANDS = {
     "predict": ("bert.commands.predictions", "predict new inputs with a fine-tuned model"),
     "mine": ("bert.commands.predictions", "find hard negatives for pairs of a query and its answer"),
     "generate": ("bert.commands.language_models", "continue texts with a language model"),
-    "evaluate": (
-        "bert.commands.language_models",
-        "measure the perplexity of a text under a language model",
-    ),
-    "inspect": (
-        "bert.commands.reports",
-        "print parameters, FLOPs, vocabulary and origin of a run or model",
-    ),
-    "compare": (
-        "bert.commands.reports",
-        "show curves, settings and scores of several runs side by side",
-    ),
+    "evaluate": ("bert.commands.language_models", "measure the perplexity of a text under a language model"),
+    "inspect": ("bert.commands.reports", "print parameters, FLOPs, vocabulary and origin of a run or model"),
+    "compare": ("bert.commands.reports", "show curves, settings and scores of several runs side by side"),
     "attention": ("bert.commands.reports", "show the attention weights of a model over a text"),
     "demo": ("bert.commands.demo", "serve a web page for trying a model"),
     "export": ("bert.commands.export", "write a model as a Hugging Face folder, StableHLO or ONNX"),
-    "glue-zip": (
-        "bert.commands.predictions",
-        "collect test predictions for gluebenchmark.com in one zip",
-    ),
+    "glue-zip": ("bert.commands.predictions", "collect test predictions for gluebenchmark.com in one zip"),
 }
 """Module and summary of each command. A module of several commands has a function ``NAME_command`` for each of them, a
 module of one command has ``main``."""

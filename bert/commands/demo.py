@@ -57,9 +57,7 @@ def main(argv: list[str]) -> int:
         f"environment variable {AUTH_VARIABLE} is an alternative.",
     )
     parser.add_argument(
-        "--auth",
-        metavar="USER:PASSWORD",
-        help="Like --auth_file, but visible to all users of this machine.",
+        "--auth", metavar="USER:PASSWORD", help="Like --auth_file, but visible to all users of this machine."
     )
     arguments = parser.parse_arguments(argv)
     auth = find_auth(arguments.auth, arguments.auth_file)

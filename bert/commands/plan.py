@@ -40,10 +40,7 @@ EXTRA_OPTIONS = {
 }
 """Options that are not configuration keys."""
 
-UNITS = {
-    **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)},
-    **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)},
-}
+UNITS = {**{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}, **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}}
 MIN_EFFICIENT_ROWS = 8
 """Rows per device above which larger products save less time than recomputation costs."""
 
@@ -178,10 +175,6 @@ class PaperSteps:
     """Estimates the time of steps on devices with known published speeds.
 
     Attributes:
-        figures: published figures of one device.
-        shape: devices along the axes of the mesh.
-        utilization: share of the peak that is assumed.
-        parameters: number of parameters of the model.
         flops: FLOPs per token, by phase.
     """
 

@@ -167,10 +167,7 @@ def mine_command(argv: list[str]) -> int:
         "(default: the positives of all rows)",
     )
     parser.add_argument(
-        "--scorer",
-        type=readable_path,
-        metavar="MODEL",
-        help="A cross-encoder whose scores replace the cosines.",
+        "--scorer", type=readable_path, metavar="MODEL", help="A cross-encoder whose scores replace the cosines."
     )
     parser.add_argument(
         "--label",

@@ -44,12 +44,7 @@ def _show(results: dict[str, Any], path: str) -> None:
             unigram.get("accuracy"),
             "most frequent token",
         ),
-        (
-            f"{prediction.upper()} perplexity",
-            measured["perplexity"],
-            unigram.get("perplexity"),
-            "unigram frequencies",
-        ),
+        (f"{prediction.upper()} perplexity", measured["perplexity"], unigram.get("perplexity"), "unigram frequencies"),
     ]
     for name, value in baselines.items():
         if name.endswith("_majority_accuracy"):  # the objective's label, if it has one
@@ -107,10 +102,7 @@ def _next(path: str, results: dict[str, Any]) -> str:
     if filled_masks := results.get("filled_masks"):
         text = filled_masks[0]["text"]
         code = f"import bert; print(bert.load({path!r}).fill_mask({text!r}))"
-        lines = [
-            f"python -c {shlex.quote(code)}",
-            f"bert attention {run} {shlex.quote(text)} --output attention.html",
-        ]
+        lines = [f"python -c {shlex.quote(code)}", f"bert attention {run} {shlex.quote(text)} --output attention.html"]
     lines.append(f"bert inspect {run}")
     if "remarks" not in results:
         lines.append(f"{command_name('finetune')} --help   # to fine-tune from this run: --init {run}")

@@ -76,14 +76,9 @@ class Ability:
     """One tab of the page, which is also a function of its API.
 
     Attributes:
-        name: name of the API function.
-        title: title of the tab.
-        description: one sentence about the tab.
         answer: maps texts to one value per output, or to the value of a single output. Its parameter names are the
             API's.
-        inputs: labels of the text inputs.
         outputs: kind (a key of `bert.demo.page.OUTPUTS`) and label of each output.
-        examples: example inputs.
         num_required: number of leading texts that must not be empty.
     """
 

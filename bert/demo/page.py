@@ -69,11 +69,7 @@ def build(model: Pretrained) -> gr.Blocks:
 
 
 def serve(
-    page: gr.Blocks,
-    host: str,
-    port: int,
-    auth: tuple[str, str] | None = None,
-    allowed_hosts: Collection[str] = (),
+    page: gr.Blocks, host: str, port: int, auth: tuple[str, str] | None = None, allowed_hosts: Collection[str] = ()
 ) -> str:
     """Serves a page in the background until ``page.close()``, and returns its address.
 
@@ -81,8 +77,6 @@ def serve(
 
     Args:
         host: address to listen on. If other machines can reach it, the Host header may be any IP address.
-        port: port to listen on.
-        auth: user name and password.
         allowed_hosts: additional values of the Host header.
 
     Raises:

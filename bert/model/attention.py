@@ -36,8 +36,6 @@ def dot_product_attention(
     Args:
         mask: true where a query attends to a key. A fully masked query attends equally to all positions and does not
             give NaN.
-        bias: added to the scores.
-        dropout: source of dropout on the weights; None for none.
 
     Returns:
         The weighted sums of values, [B, T, N, H], and the weights before dropout, [B, N, T, S] float32.
@@ -68,9 +66,7 @@ def cached_attention(
 
 
 def _softmax(
-    scores: Float[Array, "B N T S"],
-    mask: Bool[Array, "#B #N #T #S"] | None,
-    bias: Float[Array, "#B #N #T #S"] | None,
+    scores: Float[Array, "B N T S"], mask: Bool[Array, "#B #N #T #S"] | None, bias: Float[Array, "#B #N #T #S"] | None
 ) -> Float[Array, "B N T S"]:
     if bias is not None:
         scores = scores + bias

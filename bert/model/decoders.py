@@ -193,21 +193,14 @@ class BertForSequenceToSequence(PretrainingModel):
         return self.predictions.decoder_input(self._decode(target_ids, None, mask, memory, source).last_hidden_state)
 
     def cross_attentions(
-        self,
-        input_ids: Int[Array, "B S"],
-        target_ids: Int[Array, "B T"],
-        attention_mask: SourceMask | None = None,
+        self, input_ids: Int[Array, "B S"], target_ids: Int[Array, "B T"], attention_mask: SourceMask | None = None
     ) -> tuple[Float[Array, "B N T S"], ...]:
         """Returns the cross-attention weights of each layer, [B, N, T, S]. Arguments: see `__call__`."""
         memory = self.encode(input_ids, attention_mask)
         return self._decode(target_ids, None, Mask(causal=True), memory, intermediates=True).cross_attentions
 
     def encode(
-        self,
-        input_ids: Int[Array, "B S"],
-        attention_mask: SourceMask | None = None,
-        *,
-        dropout: Dropout | None = None,
+        self, input_ids: Int[Array, "B S"], attention_mask: SourceMask | None = None, *, dropout: Dropout | None = None
     ) -> Memory:
         """Encodes the source for cross-attention."""
         hidden = self.bert(input_ids, None, attention_mask, dropout=dropout).last_hidden_state

@@ -72,7 +72,6 @@ class LayerExecution:
         """Resolves the execution options of a training configuration.
 
         Args:
-            config: the training section of a configuration.
             model: configuration of the model; None if unknown, which skips the checks that need it.
             devices: devices to compile for; None for `jax.devices()`.
 
@@ -136,10 +135,8 @@ def scan_layers(
     Layers that share parameters run in an inner scan.
 
     Args:
-        config: model configuration.
         params: parameters of the encoder, with ``layer_0`` and so on.
         first: number of the first layer to run. The layers before it must not share its parameters.
-        x: hidden states.
         run_layer: maps (x, layer number, whether the layer is local, its parameters) to x.
     """
     groups = range(config.group_of(first), config.num_distinct_layers)
@@ -207,11 +204,8 @@ class Layer(nn.Module):
 
         Args:
             mask: mask of self-attention, over the cached keys if there is a cache.
-            dropout: source of dropout; None for none.
-            memory: input of cross-attention; None for a layer without cross-attention.
             cache: keys and values of earlier positions. The keys and values of ``x`` are written at the mask's
                 ``start``. The mask must exclude later positions, as a causal mask does.
-            positions: rotary or disentangled positions of self-attention; None for none.
         """
         rate = self.config.hidden_dropout_prob
         norm = layer_norm(self.config, self.dtype, "attention_norm")

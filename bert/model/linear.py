@@ -93,7 +93,6 @@ class LayerNorm(nn.Module):
 
     Attributes:
         subtract_mean: false for RMSNorm (Zhang and Sennrich 2019).
-        use_bias: whether to add a bias.
     """
 
     epsilon: float
@@ -175,12 +174,6 @@ def _linear_backward(dtype: jnp.dtype, residuals: tuple[Array, Array], grad: Arr
 def linear(x: Array, kernel: Array, bias: Array, dtype: jnp.dtype) -> Array:
     """Computes x W + b in ``dtype``.
 
-    Args:
-        x: [..., I].
-        kernel: [I, O] float32.
-        bias: [O] float32.
-        dtype: type of the computation and the result.
-
     Returns:
         [..., O].
     """
@@ -202,9 +195,6 @@ def tied_logits(x: Array, table: Array, bias: Array, dtype: jnp.dtype) -> Array:
     """Computes x E^T + b, the logits of every token, in float32.
 
     Args:
-        x: [..., E].
-        table: [V, E] float32.
-        bias: [V] float32.
         dtype: type of the operands of the product.
 
     Returns:

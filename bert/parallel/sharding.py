@@ -45,7 +45,6 @@ def partition_spec(path: str, shape: Sequence[int], sizes: Mapping[str, int]) ->
 
     Args:
         path: names from the root of the state, joined by slashes. Paths of moments end in the path of their parameter.
-        shape: shape of the whole array.
         sizes: number of devices along each axis of the mesh.
     """
     for pattern, spec in RULES:

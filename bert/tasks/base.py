@@ -180,9 +180,6 @@ class Task(ABC):
         """Returns the task with the values that depend on the training examples, such as the set of labels.
 
         ``to_config`` stores them. The returned task reads the other splits.
-
-        Args:
-          train: the examples of the split ``train``.
         """
         return self
 

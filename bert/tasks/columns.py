@@ -148,7 +148,6 @@ def read_columns(
       texts, labels: the configuration key of each column.
       id: (column, key).
       needed: whether labels are required; otherwise a split without any labels is unlabelled.
-      may_be_empty: whether texts may be empty.
       unlabelled: values of missing labels.
       leave_out: whether rows without a label are skipped, and counted in a note, if they come from a data set or a
         column of class labels. In files, such rows are errors.
@@ -252,9 +251,6 @@ def _missing_message(records: Records, name: str) -> str:
 
 def table_files(rows: Any, name: str) -> dict[str, str]:
     """Returns the contents of files for rows in memory, by file name: ``NAME.jsonl`` and the declared labels.
-
-    Args:
-      rows, name: see `json_lines`.
 
     Raises:
       UserError: the rows are invalid (see `json_lines`).

@@ -187,7 +187,6 @@ def write_predictions(
     """Writes a line for each question: id, predicted choice, correct choice if known, and probability.
 
     Args:
-      predictions: [E] index of the choice.
       probabilities: E arrays [C]; values beyond the choices of a question are ignored.
     """
     if not len(examples.ids) == len(predictions) == len(probabilities):

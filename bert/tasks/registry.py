@@ -227,8 +227,6 @@ def published_task(
 
     Args:
       kind: key of `bert.model.heads.HEADS`; None for a model without one of these heads.
-      name: the name of the model, for messages.
-      outputs: names of its outputs.
       problem_type: ``problem_type`` in config.json, for sequence classification; None means regression for one output,
         and one of several labels otherwise.
       null_score_diff_threshold: threshold of question answering; None if every question has an answer.

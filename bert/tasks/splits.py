@@ -252,10 +252,6 @@ def cut_facts(
     """Returns the share of rows that ``data.max_length`` truncates, for the table before training.
 
     Returns [] if no row is truncated, or if the task splits long inputs into several rows.
-
-    Args:
-      examples, rows: the examples and rows of train and dev.
-      max_length: the maximum length of the model.
     """
     lengths = {}
     for name in ("train", "dev"):

@@ -64,11 +64,7 @@ class TextExamples:
 
 
 def read_queries(
-    records: Records,
-    names: ColumnsConfig,
-    num_negatives: int | None,
-    hint: str = "",
-    has_scores: bool = False,
+    records: Records, names: ColumnsConfig, num_negatives: int | None, hint: str = "", has_scores: bool = False
 ) -> TextExamples:
     """Returns queries with their positive documents and optional negatives.
 
@@ -160,9 +156,7 @@ def read_scored_pairs(
     """Returns pairs of texts with a score.
 
     Args:
-        text_b: the column of the second texts.
         limits: the lowest and the highest score.
-        needed: whether scores are required.
 
     Raises:
         UserError: a row lacks a text or a score, or its score is not a number within the limits.

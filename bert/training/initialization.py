@@ -97,12 +97,7 @@ def initialize_state(
 
 
 def load_pretrained_params(
-    params: Params,
-    source: Params,
-    name: str,
-    modules: Sequence[str],
-    log: Log,
-    rows: LabelRows = MappingProxyType({}),
+    params: Params, source: Params, name: str, modules: Sequence[str], log: Log, rows: LabelRows = MappingProxyType({})
 ) -> Params:
     """Returns ``params`` with the ``modules`` of ``source`` copied into it, and logs the origin of each module.
 

@@ -54,8 +54,6 @@ class TrainLoop:
         schedule: update number -> learning rate, for the log.
         evaluate: parameters on the devices -> metrics. It may raise `EvaluationInterrupted` between two batches.
         early_stopping: None trains to ``end_step`` and keeps no best checkpoint.
-        profiler: None for no trace.
-        loss_factors: factors of the `Loss`, for the log.
         decide: step -> the total number of steps if it is fixed at this step, else None. The loop then ends.
         is_last: whether ``end_step`` ends the run rather than only a phase.
         average: the average whose mean is evaluated; None evaluates the trained parameters.

@@ -57,13 +57,7 @@ def total_loss(means: Mapping[str, Any], factors: Mapping[str, float]) -> Any:
 def cross_entropy(
     logits: Float[Array, "*places L"], labels: Int[Array, "*places"], weights: Float[Array, "*places"]
 ) -> WeightedSum:
-    """Returns the sum of weight * -log softmax(logits)[label] over positions, in nats, and the sum of the weights.
-
-    Args:
-        logits: [..., L] float32.
-        labels: [...] integers.
-        weights: [...] float32.
-    """
+    """Returns the sum of weight * -log softmax(logits)[label] over positions, in nats, and the sum of the weights."""
     return jnp.sum(_softmax_cross_entropy(logits, labels) * weights), jnp.sum(weights)
 
 
@@ -164,7 +158,6 @@ def make_replaced_token_loss(apply: Callable[..., Any], disc_weight: float) -> L
 
     Args:
         apply: the ``apply`` of `bert.model.electra.Electra`.
-        disc_weight: weight of the discriminator's loss.
     """
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
@@ -354,7 +347,6 @@ def with_class_weights(loss: TaskLoss, class_weights: Sequence[float]) -> TaskLo
 
     Args:
         loss: the loss of sequence_classification or multi_label_classification in `LOSSES`.
-        class_weights: [L] weights.
     """
     sums: Callable[..., tuple[WeightedSum, ...]] = loss.sums
     return dataclasses.replace(loss, sums=partial(sums, class_weights=np.asarray(class_weights, np.float32)))

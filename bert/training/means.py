@@ -56,7 +56,6 @@ class EarlyStopping:
         """Initializes early stopping.
 
         Args:
-            folder: folder of the run.
             patience: number of consecutive evaluations without a better score that end the run; None never ends it.
         """
         self._metric, self._higher, self._patience = metric, higher_is_better, patience

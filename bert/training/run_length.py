@@ -44,9 +44,6 @@ def check_extension(run: RunFolder[Any], steps_per_epoch: float, log: Log) -> Ru
     Call it before the new configuration is saved. If the run has ended before, its results are removed, because they
     will be replaced.
 
-    Args:
-        steps_per_epoch: steps of one pass over the training rows.
-
     Raises:
         UserError: a completed step would have had another learning rate, or another phase.
     """
@@ -175,17 +172,12 @@ def _seconds(call: Callable[[], Any], times: int) -> tuple[float, float]:
 
 
 def time_train_step(
-    train_step: Callable[..., Any],
-    state: Any,
-    batch: dict[str, np.ndarray],
-    parallel: Parallelism,
-    micro_batches: int,
+    train_step: Callable[..., Any], state: Any, batch: dict[str, np.ndarray], parallel: Parallelism, micro_batches: int
 ) -> Timed:
     """Compiles and times a step on a copy of the state, because steps donate their state.
 
     Args:
         state: a state on the host.
-        batch: this host's rows.
     """
     losses = _losses(train_step, parallel.put_state(state), parallel.shard_batch(batch, micro_batches))
     return timed(partial(next, losses))
@@ -274,7 +266,6 @@ class TimeBudget:
 
         Args:
             max_steps: maximum number of steps.
-            step: steps done.
             costs: costs of all steps up to ``max_steps``.
             compilation: seconds of compiling the steps. They are compiled again when the number of steps is fixed, and
                 compiling the model for the examples of results.json takes about as long.

@@ -22,9 +22,6 @@ class TrainState(struct.PyTreeNode):
     """State that a resumed run needs; batches, masks and dropout are functions of ``step``.
 
     Attributes:
-        step: optimizer steps done.
-        params: float32 parameters.
-        opt_state: state of the optimizer.
         sums: metrics since the last log line, each [2]: sum and weight.
         skipped: [2] int32, consecutive and total steps skipped because the loss, a gradient or an update was not
             finite.
@@ -70,9 +67,7 @@ def compute_gradients(
     and devices therefore only need to be added, even if masked tokens and rows are unevenly distributed.
 
     Args:
-        params: parameters.
         batch: this device's share, arrays [k, b, ...] of k micro-batches, with ``rows`` [k, b].
-        loss: the loss to minimize.
         dropout: rows [b] -> the source of dropout for these rows, or None without dropout.
         axis: the device axis to sum over; None without one.
     """
@@ -98,11 +93,7 @@ def compute_gradients(
 
 
 def make_train_step(
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    seed: int,
-    dropout_rng: str = "hash",
-    axis: str | None = AXIS,
+    loss: Loss, optimizer: optax.GradientTransformation, seed: int, dropout_rng: str = "hash", axis: str | None = AXIS
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, StepMetrics]]:
     """Returns a step, (state, batch) -> (state, metrics): `make_grad_fn` and `make_update_fn` in one program."""
     gradients = make_grad_fn(loss, seed, dropout_rng, axis)
@@ -136,9 +127,6 @@ def make_update_fn(
     A step whose loss, gradient or update is not finite only increments the step. Parameters, optimizer and metrics stay
     unchanged. The decision uses only all-reduced values, so that every device takes the same branch without
     synchronization. The host reads it from the step's metrics a few steps later.
-
-    Args:
-        factors: the factors of the `Loss`.
     """
 
     def update(state: TrainState, grads: Any, sums: WeightedSums) -> tuple[TrainState, StepMetrics]:

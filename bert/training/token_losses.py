@@ -75,10 +75,7 @@ def make_classifier_loss(loss: TaskLoss, apply: Callable[..., Any], factor: floa
     See Radford et al. 2018, section 3.2. The next-token loss is logged as ``lm_loss``.
 
     Args:
-        loss: the task's loss.
         apply: (params, batch, dropout or None) -> the outputs of `bert.model.decoders.ClassifierWithLanguageModel`.
-        factor: weight of the language model's loss.
-        vocab_size: V.
     """
     task = make_task_loss(loss, lambda outputs, batch, dropout: outputs)
 
@@ -104,7 +101,6 @@ def sequence_loss(label_smoothing: float, vocab_size: int) -> TaskLoss:
 
     Args:
         label_smoothing: see `decoded_loss`; ``nll`` is the loss without it.
-        vocab_size: V of the target.
     """
 
     def sums(outputs: Any, batch: Batch) -> tuple[WeightedSum, ...]:

@@ -48,10 +48,6 @@ def parse(
     """Parses a command line into a checked configuration. ``--help`` and ``--print_config`` print and exit.
 
     Args:
-        config_class: configuration of the command.
-        argv: arguments.
-        prog: name of the command.
-        description: help of the command.
         default_recipe: recipe without ``--config``; None if there is none.
         extra_options: help of the options that are not keys, by usage: ``NAME VALUE``, or ``NAME`` for a flag.
         defaults_for_check: values of keys that the command checks but does not use; files and the command line override

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ENGINE_OPTION = {
     "engine NAME": "Where the corpus is processed: local, on the cores of this machine, or ray, on the cluster that "
-    "Ray finds. The results are identical. (default: local)",
+    "Ray finds. The results are identical. (default: local)"
 }
 
 CLUSTER_OPTIONS = {

@@ -31,7 +31,6 @@ class TrainingCommand(Generic[Config]):
 
     Attributes:
         config: configuration from the arguments; for a sweep, of one trial.
-        is_sweep: whether the command trains the trials of a sweep.
         status: exit status; known after `running`.
     """
 
@@ -41,10 +40,6 @@ class TrainingCommand(Generic[Config]):
         """Parses the arguments.
 
         Args:
-            argv: arguments of the command.
-            config_class: class of the configuration.
-            name: name of the command.
-            description: help of the command.
             default_recipe: recipe without ``--config``; None if there is none.
 
         Raises:
@@ -157,7 +152,6 @@ class SweepOptions(NamedTuple):
     """Values of the options.
 
     Attributes:
-        space: values by key.
         num_trials: number of trials; None for all combinations.
     """
 

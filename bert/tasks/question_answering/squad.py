@@ -13,11 +13,7 @@ from bert.data.records import Records
 from bert.errors import UserError, convert, without_surrogates
 from bert.files import parse_json, require_text, write_atomic
 from bert.tasks.columns import read_columns
-from bert.tasks.question_answering.span_features import (
-    Answer,
-    Answers,
-    Example,
-)
+from bert.tasks.question_answering.span_features import Answer, Answers, Example
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,6 @@ def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, f
 
     Args:
       task: the task, fitted to ``train``.
-      train, dev: the examples of the splits.
     """
     if not isinstance(task, ClassificationTask | MultilabelTask | RegressionTask):
         return None

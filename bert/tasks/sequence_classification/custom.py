@@ -236,8 +236,6 @@ def class_weights(value: str | Sequence[str], labels: Sequence[str], balanced: n
 
     Args:
       value: ``data.class_weights``: balanced, or entries LABEL=WEIGHT; other labels have weight 1.
-      labels: all labels.
-      balanced: the weights for balanced.
 
     Raises:
       UserError: an entry has another form, or an unknown label.

@@ -278,7 +278,6 @@ def best_thresholds(probabilities: np.ndarray, labels: np.ndarray, micro: bool) 
     Args:
       probabilities: [R, L], from 0 to 1.
       labels: [R, L], 1 for the labels of a row, else 0.
-      micro: whether micro F1 is the metric.
     """
     cuts = [_cuts_of_label(*columns) for columns in zip(probabilities.T, labels.T, strict=True)]
     if not micro:

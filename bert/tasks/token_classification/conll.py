@@ -222,7 +222,6 @@ def read_rows(
       delimiter: a key of SEPARATORS, for messages.
       labelled: whether there is a column of tags; otherwise one column is enough.
       reading: treatment of invalid tags; faults are counted in `Sentences.broken`.
-      word, tag: the column indices.
       width: the number of columns; 0: the number of columns of the first row.
       types: the entity types of a model, for tags without prefixes; None if they are unknown.
 

@@ -188,11 +188,7 @@ CLITICS = ("'s", "n't", "'re", "'ve", "'ll", "'d", "'m")
 
 
 def separate_clitics(counts: Mapping[str, int]) -> tuple[str, ...]:
-    """Returns the CLITICS that are more often separate words than the end of a longer word.
-
-    Args:
-      counts: words -> how often each occurs.
-    """
+    """Returns the CLITICS that are more often separate words than the end of a longer word."""
     separate = Counter[str]()
     for word, count in counts.items():
         word = plain_apostrophes(word.lower())

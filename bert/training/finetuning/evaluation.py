@@ -156,7 +156,6 @@ class SequenceEvaluator(BatchedEvaluator):
 
         Args:
             boundaries: ids of the tokens that start and end a target.
-            decoding: decoding settings.
         """
         super().__init__(parallel, config)
         self._names = loss.metrics

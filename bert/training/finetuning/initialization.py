@@ -83,11 +83,6 @@ def match_head(task: Head, source: Head, name: str) -> HeadStart:
 
     Outputs that belong to labels are matched by label name, because the order of the labels may differ. Other outputs
     are copied if their number is the same.
-
-    Args:
-        task: the head of the task to train.
-        source: the head of the initial model.
-        name: name of the source, for the message.
     """
     module = source.output_layer
     if module is None:
@@ -180,11 +175,6 @@ def decoder_source(config: FinetuneConfig, params: Params, name: str) -> Params:
     - An encoder-decoder provides all of its parameters. Parameters that it shares and the run does not are duplicated.
     - An encoder also initializes the decoder, and its MLM head the decoder's head; cross-attention is not initialized.
     - With ``decoder_init: none`` only the encoder is initialized.
-
-    Args:
-        config: configuration of the run, with its sizes resolved.
-        params: parameters of the initial model.
-        name: name of the initial model, for messages.
 
     Raises:
         UserError: the decoder has more layers than the initial model, or shares parameters that the model does not

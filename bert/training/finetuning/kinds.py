@@ -227,7 +227,6 @@ def register_kind(kind: TaskKind, task: Task, head: type[nn.Module]) -> None:
 
     Args:
         kind: the entry of `TASK_KINDS` under the name ``task.kind``.
-        task: a task of that kind.
         head: the model, with the interface of the models in `bert.model.heads.HEADS`.
     """
     TASK_KINDS[task.kind] = kind

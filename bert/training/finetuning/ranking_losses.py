@@ -195,7 +195,6 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
     """Returns the embeddings of the query and the C documents of each row, [B, (1 + C) * D]; [B, D] for single texts.
 
     Args:
-        model: `bert.model.heads.BertForEmbedding`.
         batch: a batch of `bert.data.rows.QueryDocumentRows`, or of `bert.data.rows.TokenRows` for single
             texts.
     """
@@ -221,9 +220,6 @@ def make_embedding_loss(loss: TaskLoss, apply: Apply) -> Loss:
 
     Micro-batches are encoded one after the other, and encoded again when their gradients are computed. The memory use
     is the same as for one micro-batch, and the gradients are exact for the whole batch (GradCache; Gao et al. 2021).
-
-    Args:
-        apply: (params, micro-batch, dropout or None) -> embeddings.
     """
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:

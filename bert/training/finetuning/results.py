@@ -91,9 +91,7 @@ class BestCheckpoint(NamedTuple):
     """The best checkpoint of a run.
 
     Attributes:
-        step: its step.
         params: the model's parameters, on the host.
-        counts: number of its parameters.
         lines: all evaluation lines of metrics.jsonl.
         divergence: a sentence if the training loss ended far above its start.
         dev_outputs: its outputs for dev if this process made its evaluation last and final predictions use the same
@@ -225,10 +223,6 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
     as in its evaluations.
 
     Args:
-        model: the run's best checkpoint.
-        config: the run's configuration.
-        name: name of the split.
-        folder: output folder.
         log: logs a message if the run's devices are absent, since the last digits may then differ.
 
     Raises:
@@ -246,9 +240,7 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
         parallel = make_local_parallelism(local_devices()[:1])
         head = build_task_model(task, dataclasses.replace(config, training=TrainingConfig(dtype=config.training.dtype)))
     apply = make_apply(
-        head,
-        make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers),
-        TASK_KINDS[task.kind].forward,
+        head, make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers), TASK_KINDS[task.kind].forward
     )
     tokenizer = model.target_tokenizer or model.tokenizer
     _, evaluator = make_evaluators(task, apply, parallel, config, tokenizer)

@@ -30,12 +30,7 @@ from bert.runs.report import make_report
 from bert.runtime.interrupts import InterruptHandler
 from bert.training.finetuning.data import FinetuningData, build_data
 from bert.training.finetuning.evaluation import DevEvaluator
-from bert.training.finetuning.initialization import (
-    HeadStart,
-    match_head,
-    take_frozen_weights,
-    trained_params,
-)
+from bert.training.finetuning.initialization import HeadStart, match_head, take_frozen_weights, trained_params
 from bert.training.finetuning.kinds import TASK_KINDS, head_of_task, make_evaluators
 from bert.training.finetuning.results import (
     BestCheckpoint,

@@ -28,12 +28,7 @@ from bert.tasks import find_task, make_task
 from bert.tasks.base import Examples, Task
 from bert.tasks.splits import read_splits
 from bert.tokenizer.byte_level import separate_pairs
-from bert.tokenizer.vocabulary import (
-    embedding_rows,
-    load_tokenizer,
-    require_embedding_rows,
-    train_tokenizer,
-)
+from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows, train_tokenizer
 from bert.training.finetuning.evaluation import Split
 from bert.training.finetuning.initialization import Head
 from bert.training.finetuning.kinds import TASK_KINDS, build_model_and_loss
@@ -75,13 +70,9 @@ class Setup:
     """Devices, rows and model of a run.
 
     Attributes:
-        parallel: the devices.
         task: the task, with labels and settings determined by the training examples.
         splits: the splits by name, including ``train`` and ``dev``.
-        init_model: initial sizes, vocabulary and weights.
-        model: the encoder with the task's head.
         apply: (params, batch, dropout) -> the outputs of the task.
-        loss: the loss of a step.
         frozen: path of a parameter -> whether it is not trained; None if all are.
     """
 

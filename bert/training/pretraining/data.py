@@ -310,11 +310,7 @@ def _to_start(integers: Sequence[int]) -> Start:
 
 
 def make_rows(
-    data: DataConfig,
-    tokenizer: Tokenizer,
-    starts: Sequence[Sequence[Start]],
-    process: tuple[int, int],
-    log: Log,
+    data: DataConfig, tokenizer: Tokenizer, starts: Sequence[Sequence[Start]], process: tuple[int, int], log: Log
 ) -> StreamedRows:
     """Returns the rows of this host's readers; ``starts`` has the start of every reader of all hosts, by checkpoint."""
     files, text = tuple(stream_files(data.train)), tokenizer.to_str()

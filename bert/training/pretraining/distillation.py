@@ -47,10 +47,7 @@ class Teacher:
 
     Attributes:
         source: its name in the configuration.
-        checksum: checksum of its parameters.
-        config: its sizes.
         params: ``bert`` and, if it has an MLM head, ``predictions``; on the host.
-        tokenizer: its vocabulary.
     """
 
     source: str
@@ -154,7 +151,6 @@ class StudentWithProjections:
     """A model with projections for some of its layers. The projections are not part of the saved model.
 
     Attributes:
-        student: the model.
         widths: layer -> widths of the student's and of the teacher's states.
     """
 
@@ -185,10 +181,7 @@ class Distillation:
     """A loss extended by losses against a teacher's outputs.
 
     Attributes:
-        base: the loss without a teacher.
-        student: the model.
         teacher: the teacher; its parameters are passed to `bind`.
-        config: configuration of the run.
     """
 
     base: Loss

@@ -22,10 +22,6 @@ from bert.training.pretraining.distillation import Teacher
 def restore_branched(checkpoints: Checkpoints, folder: Path, step: int, log: Log, like: Any) -> tuple[int, Any] | None:
     """Restores the newest checkpoint of a run; if it has none, restores the state of the run that it continues.
 
-    Args:
-        folder: folder of the run to continue.
-        step: step of the checkpoint to continue.
-
     Raises:
         UserError: the state does not fit.
     """
@@ -53,7 +49,6 @@ def extend_embeddings(params: Params, rows: dict[int, list[int]], size: int) -> 
     """Extends a model's parameters to V = ``size`` rows for tokens; new rows are means of old rows.
 
     Args:
-      params: nested dict of arrays.
       rows: new row -> the old rows whose mean it becomes, from `bert.tokenizer.extension.decompose_new_tokens`.
       size: new number of rows, at least the current number. A row without a token becomes the mean of all old rows.
     """
@@ -122,9 +117,7 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, lo
 
     Args:
         params: the student's parameters; not modified.
-        config: the student's sizes.
         teacher: the teacher, which has the student's vocabulary.
-        log: logs which parameters come from the teacher.
     """
     own, source = params["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
     words = np.asarray(source["word"]["embedding"], np.float32)

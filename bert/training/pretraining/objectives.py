@@ -24,12 +24,7 @@ from bert.runs.metrics_log import Metrics
 from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import continues_word, token_text
 from bert.training.initialization import Initializable, Params
-from bert.training.losses import (
-    Loss,
-    make_permuted_token_loss,
-    make_pretraining_loss,
-    make_replaced_token_loss,
-)
+from bert.training.losses import Loss, make_permuted_token_loss, make_pretraining_loss, make_replaced_token_loss
 from bert.training.pretraining.distillation import Distillation, Teacher, with_projections
 from bert.training.token_losses import make_next_token_loss
 

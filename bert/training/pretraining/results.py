@@ -131,11 +131,7 @@ def remarks(name: str, loss: float | None, baselines: Mapping[str, Any], diverge
 
 
 def write_results(
-    run: RunFolder[PretrainConfig],
-    data: PretrainingData,
-    state: TrainState,
-    divergence: str | None,
-    start_time: float,
+    run: RunFolder[PretrainConfig], data: PretrainingData, state: TrainState, divergence: str | None, start_time: float
 ) -> dict[str, Any]:
     """Writes results.json and the final curves.
 

@@ -26,13 +26,7 @@ from bert.training.pretraining.data import PhaseData, PretrainingData, build_dat
 from bert.training.pretraining.evaluation import PretrainingEvaluator
 from bert.training.pretraining.initialization import init_mlm_bias, restore_branched, start_from_teacher
 from bert.training.pretraining.objectives import OBJECTIVES, CompileLoss, build_with_teacher
-from bert.training.pretraining.results import (
-    add_transfer,
-    curves_subject,
-    log_summary,
-    unigram_loss,
-    write_results,
-)
+from bert.training.pretraining.results import add_transfer, curves_subject, log_summary, unigram_loss, write_results
 from bert.training.pretraining.setup import Setup, find_branch_source, has_begun, resolve_setup, save_setup
 from bert.training.pretraining.transfer import measure_transfer
 from bert.training.run_length import StepCosts, TimeBudget, time_train_step

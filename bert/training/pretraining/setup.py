@@ -35,7 +35,6 @@ class Setup:
     """Devices and loaded models of a run.
 
     Attributes:
-        parallel: the devices.
         init_model: the model of ``init``; None for random weights and for a run that has begun.
         teacher: the model to distill; None without distillation.
     """
