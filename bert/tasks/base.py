@@ -8,12 +8,11 @@ of a long text).
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -55,41 +54,6 @@ def json_input(line: str, keys: Sequence[str]) -> dict[str, Any] | None:
     if missing := [key for key in keys if key not in entry]:
         raise ValueError(f"no {missing[0]!r}: the object needs {' and '.join(keys)}")
     return {key: entry[key] for key in keys}
-
-
-def take_rows(examples: Any, rows: Sequence[int], *fields: str) -> Any:
-    """Returns a dataclass of examples with the given rows of some fields; fields that are None stay None."""
-
-    def take(values: Any) -> Any:
-        return values[list(rows)] if isinstance(values, np.ndarray) else [values[row] for row in rows]
-
-    values = {name: getattr(examples, name) for name in fields}
-    taken = {name: take(value) for name, value in values.items() if value is not None}
-    return dataclasses.replace(examples, **taken)
-
-
-class Examples(Protocol):
-    """The examples of one split."""
-
-    @property
-    def labelled(self) -> bool:
-        """Whether the labels are known."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Sentences for the user, for example about rows that were left out."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def groups(self) -> Sequence[Hashable]:
-        """The group of each example. Holding out dev keeps groups together."""
-
-    def take(self, rows: Sequence[int]) -> Self:
-        """Returns the examples with these numbers. Like ``groups``, needed only to sample examples or hold out dev."""
-
-    def sentences(self) -> Iterator[str]:
-        """Yields every text, to train a vocabulary if the run has none."""
 
 
 class Task(ABC):

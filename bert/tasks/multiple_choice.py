@@ -22,9 +22,9 @@ from bert.data.records import read_records
 from bert.data.rows import ChoiceRows, TokenRows
 from bert.errors import UserError, quoted, require
 from bert.files import write_tsv
-from bert.tasks.base import Outputs, Task, json_input, take_rows
+from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.columns import label_text
-from bert.tasks.splits import SplitNames, find_split_file, splits_in
+from bert.tasks.splits import ExampleColumns, SplitNames, find_split_file, splits_in
 
 FILES: SplitNames = {
     "train": ("train.csv", "train.jsonl", "train_rand_split.jsonl"),
@@ -35,7 +35,7 @@ FILES: SplitNames = {
 
 
 @dataclass(frozen=True)
-class Examples:
+class Examples(ExampleColumns):
     """The E questions of one split, each with two or more choices."""
 
     contexts: list[str]
@@ -46,23 +46,12 @@ class Examples:
     """[E] int32: index of the correct choice; None for a split without labels."""
     ids: list[str]
     notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.contexts)
+    columns: ClassVar[tuple[str, ...]] = ("contexts", "choices", "names", "labels", "ids")
 
     @property
     def labelled(self) -> bool:
         """Whether the correct choices are known."""
         return self.labels is not None
-
-    @property
-    def groups(self) -> Sequence[str]:
-        """The contexts: questions with the same context are one group."""
-        return self.contexts
-
-    def take(self, rows: Sequence[int]) -> Examples:
-        """Returns the questions with these numbers."""
-        return take_rows(self, rows, "contexts", "choices", "names", "labels", "ids")
 
     def sentences(self) -> Iterator[str]:
         """Yields all contexts, then all choices."""

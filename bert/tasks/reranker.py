@@ -19,14 +19,15 @@ from bert.data.rows import ChoiceRows, TokenRows
 from bert.errors import UserError, WarningText, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
-from bert.tasks.base import Outputs, take_rows
+from bert.tasks.base import Outputs
 from bert.tasks.columns import KEYS, ColumnFilesTask
 from bert.tasks.sequence_classification.classification import Score
+from bert.tasks.splits import ExampleColumns
 from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs
 
 
 @dataclass(frozen=True)
-class RankedExamples:
+class RankedExamples(ExampleColumns):
     """R queries with their documents."""
 
     queries: list[str]
@@ -35,9 +36,7 @@ class RankedExamples:
     """The relevance of each query's documents, float32 from 0 to 1; None if it is unknown."""
     ids: list[str]
     notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.queries)
+    columns: ClassVar[tuple[str, ...]] = ("queries", "documents", "relevance", "ids")
 
     @property
     def labelled(self) -> bool:
@@ -48,15 +47,6 @@ class RankedExamples:
     def known_relevance(self) -> list[np.ndarray]:
         """``relevance`` of a labelled split."""
         return require(self.relevance, "the relevance")
-
-    @property
-    def groups(self) -> Sequence[str]:
-        """The queries, which are unique."""
-        return self.queries
-
-    def take(self, rows: Sequence[int]) -> Self:
-        """Returns the queries with these numbers."""
-        return take_rows(self, rows, "queries", "documents", "relevance", "ids")
 
     def sentences(self) -> Iterator[str]:
         """Yields all queries, then all documents."""

@@ -19,24 +19,23 @@ from bert.data.records import Records
 from bert.data.rows import SourceTargetRows
 from bert.errors import UserError, require, without_surrogates
 from bert.metrics import text as text_metrics
-from bert.tasks.base import Outputs, take_rows
+from bert.tasks.base import Outputs
 from bert.tasks.columns import KEYS, ColumnFilesTask, read_columns
+from bert.tasks.splits import ExampleColumns
 from bert.tokenizer.library import detokenize, lowercases
 
 METRICS = ("bleu", "chrf", *text_metrics.ROUGE, "exact_match")
 
 
 @dataclass(frozen=True)
-class TextPairs:
+class TextPairs(ExampleColumns):
     """Sources with one or more reference targets each. The first reference is the training target."""
 
     sources: Sequence[str]
     references: Sequence[Sequence[str]] | None
     ids: Sequence[str]
     notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.sources)
+    columns: ClassVar[tuple[str, ...]] = ("sources", "references", "ids")
 
     @property
     def labelled(self) -> bool:
@@ -47,15 +46,6 @@ class TextPairs:
     def targets(self) -> list[str] | None:
         """The first reference of each source."""
         return None if self.references is None else [first for first, *_ in self.references]
-
-    @property
-    def groups(self) -> Sequence[str]:
-        """The sources: rows with the same source are one group."""
-        return self.sources
-
-    def take(self, rows: Sequence[int]) -> Self:
-        """Returns the rows with these numbers."""
-        return take_rows(self, rows, "sources", "references", "ids")
 
     def sentences(self) -> Iterator[str]:
         """Yields all sources, then all targets, for a shared vocabulary."""

@@ -6,9 +6,9 @@ All randomness is a function of ``data.sample_seed``, so that a resumed run has 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -42,6 +42,55 @@ SplitNames = Mapping[str, Sequence[str]]
 
 INSTEAD = {"dev": ", or data.dev_fraction to hold out training rows"}
 """Alternatives in messages about a missing file."""
+
+
+class ExampleColumns:
+    """Base class of dataclasses of examples whose ``columns`` are lists or arrays with one entry per example."""
+
+    columns: ClassVar[tuple[str, ...]]
+    """The first column also has the groups."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.columns[0]))
+
+    @property
+    def groups(self) -> Sequence[Any]:
+        """The first column: examples with equal entries are one group."""
+        groups: Sequence[Any] = getattr(self, self.columns[0])
+        return groups
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """Returns the examples with these numbers; columns that are None stay None."""
+
+        def rows_of(values: Any) -> Any:
+            return values[list(rows)] if isinstance(values, np.ndarray) else [values[row] for row in rows]
+
+        columns = {name: values for name in self.columns if (values := getattr(self, name)) is not None}
+        return dataclasses.replace(cast(Any, self), **{name: rows_of(values) for name, values in columns.items()})
+
+
+class Examples(Protocol):
+    """The examples of one split."""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the labels are known."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Sentences for the user, for example about rows that were left out."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def groups(self) -> Sequence[Hashable]:
+        """The group of each example. Holding out dev keeps groups together."""
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """Returns the examples with these numbers. Like ``groups``, needed only to sample examples or hold out dev."""
+
+    def sentences(self) -> Iterator[str]:
+        """Yields every text, to train a vocabulary if the run has none."""
 
 
 def splits_in(folder: Path, names: SplitNames) -> list[str]:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,12 +14,12 @@ from bert.config.finetuning import ColumnsConfig
 from bert.data.records import Records
 from bert.data.rows import pad_and_stack
 from bert.errors import UserError, WarningText, require, without_surrogates
-from bert.tasks.base import take_rows
 from bert.tasks.columns import read_columns
+from bert.tasks.splits import ExampleColumns
 
 
 @dataclass(frozen=True)
-class TextExamples:
+class TextExamples(ExampleColumns):
     """R queries with their positive documents, R pairs of texts, or R single texts."""
 
     queries: list[str]
@@ -32,18 +32,7 @@ class TextExamples:
     ids: list[str]
     labelled: bool
     notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.queries)
-
-    @property
-    def groups(self) -> Sequence[str]:
-        """The queries: rows with the same query are one group."""
-        return self.queries
-
-    def take(self, rows: Sequence[int]) -> Self:
-        """Returns the rows with these numbers."""
-        return take_rows(self, rows, "queries", "positives", "negatives", "scores", "ids")
+    columns: ClassVar[tuple[str, ...]] = ("queries", "positives", "negatives", "scores", "ids")
 
     def sentences(self) -> Iterator[str]:
         """Yields all queries, then all documents."""

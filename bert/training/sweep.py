@@ -49,7 +49,6 @@ PREPARE: dict[Callable[..., Run], tuple[type, Callable[..., launch.RunRequest[An
     launch.finetune: (FinetuneConfig, launch.prepare_finetuning),
 }
 
-
 OTHER_LOSS = (
     *(f"data.{name}" for name in (*OF_HELD_OUT_ROWS, "sequence_length", "max_predictions_per_sequence")),
     *("phases", "tokenizer.", "electra.", "distillation.", "training.objective", "training.label_smoothing"),
@@ -60,7 +59,6 @@ OTHER_ROWS = ("data.train", "data.near_duplicates")
 
 SAMPLE_SEED = 0
 """``data.sample_seed`` of trials with different seeds. It is constant because trials may be added later."""
-
 Prepare = Callable[[Mapping[str, Any], str | None], launch.RunRequest[Any]]
 """(values by dotted key, path or URL of the folder) -> the run of a trial; None for the folder of the sweep."""
 
@@ -120,7 +118,10 @@ def run_sweep(space: Space, num_trials: int | None, prepare: Prepare, callbacks:
     """
     log = main_process_only(log_info)
     if num_trials is not None:
-        require_optuna()
+        if importlib.util.find_spec("optuna") is None:
+            raise UserError(
+                "--trials needs optuna, which is not installed: pip install 'bert-jax[optuna]', or remove it"
+            )
         if num_trials < 1:
             raise UserError(f"num_trials is {num_trials}: use 1 or more")
     known = list(grid(space)) if num_trials is None else corners(space)
@@ -205,15 +206,7 @@ def find_trial_name(folder: Path, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep.
-
-    Attributes:
-        folder: folder of the sweep.
-        name: name of the trial's folder.
-        values: values by dotted key.
-        metric: the score that ranks trials.
-        higher_is_better: whether a higher score is better.
-    """
+    """One run of a sweep: the name of its folder, its values by dotted key, and the score that ranks trials."""
 
     folder: SweepFolder
     name: str
@@ -223,9 +216,9 @@ class Trial:
 
     def run(self, request: launch.RunRequest[Any], callbacks: Sequence[Callback], pruning: Sequence[Callback]) -> None:
         """Trains to the end unless the trial is complete. Raises UserError with the trial's name."""
-        is_pruned = getattr(request.config, "num_seeds", 1) == 1 and not is_multihost()
+        if getattr(request.config, "num_seeds", 1) == 1 and not is_multihost():
+            callbacks = [*callbacks, *pruning]
         try:
-            callbacks = [*callbacks, *pruning[:is_pruned]]
             launch.start_or_resume(replace(request, notes=()), callbacks, repeat=False, within=self.folder.mirror)
         except PrunedTrial:
             place = self.folder.place(self.name)
@@ -264,10 +257,9 @@ def rank(trials: Sequence[dict[str, Any]], higher_is_better: bool) -> list[dict[
 
     Trials without a score, and trials that were ended early, are last.
     """
-    sign = -1 if higher_is_better else 1
 
     def place(trial: dict[str, Any]) -> tuple[bool, float, float]:
-        score = math.inf if trial["score"] is None else sign * trial["score"]
+        score = math.inf if trial["score"] is None else -trial["score"] if higher_is_better else trial["score"]
         return trial["pruned"], score, math.inf if trial["loss"] is None else trial["loss"]
 
     return sorted({trial["name"]: trial for trial in trials}.values(), key=place)
@@ -296,22 +288,12 @@ DIGITS = 4
 Scores = Sequence[float | None]
 
 
-def require_optuna() -> None:
-    """Raises UserError if Optuna is not installed."""
-    if importlib.util.find_spec("optuna") is None:
-        raise UserError("--trials needs optuna, which is not installed: pip install 'bert-jax[optuna]', or remove it")
-
-
 def suggest(
     space: Mapping[str, Choices], history: Sequence[Mapping[str, Any]], higher_is_better: bool, seed: int
 ) -> dict[str, Any]:
     """Suggests the values of the next trial with a tree-structured Parzen estimator (Bergstra et al. 2011).
 
-    Args:
-        space: the keys with their values and ranges.
-        history: the earlier trials, in order: ``values``, ``score``, ``evaluations`` and ``pruned``.
-        higher_is_better: whether a higher score is better.
-        seed: seed of the sampler.
+    ``history`` has the earlier trials, in order: ``values``, ``score``, ``evaluations`` and ``pruned``.
     """
     with _study(space, history, higher_is_better, seed) as study:
         suggested = study.ask(_distributions(space)).params
@@ -329,14 +311,11 @@ def suggest(
 def should_prune(
     space: Mapping[str, Choices], history: Sequence[Mapping[str, Any]], higher_is_better: bool, scores: Scores
 ) -> bool:
-    """Returns whether a trial with these scores so far is worse than the median of the earlier trials.
-
-    The first five trials are not pruned.
-    """
+    """Returns whether a trial with these scores is worse than the median of at least five earlier trials."""
     with _study(space, history, higher_is_better, 0) as study:
         trial = study.ask(_distributions(space))
         for index, score in enumerate(scores):
-            trial.report(_number(score), index)
+            trial.report(math.nan if score is None else score, index)
         return bool(trial.should_prune())
 
 
@@ -357,15 +336,21 @@ def _study(
         )
         states, distributions = optuna.trial.TrialState, _distributions(space)
         for trial in history:
-            is_failed = trial["score"] is None
-            state = states.PRUNED if trial["pruned"] else states.FAIL if is_failed else states.COMPLETE
+            state = states.FAIL if trial["score"] is None else states.COMPLETE
+            state = states.PRUNED if trial["pruned"] else state
             study.add_trial(
                 optuna.trial.create_trial(
                     state=state,
                     value=trial["score"] if state == states.COMPLETE else None,
-                    params={name: _param(choices, trial["values"][name]) for name, choices in space.items()},
+                    params={  # the index of a value in a list
+                        name: value if isinstance(choices, Range) else choices.index(value)
+                        for name, choices in space.items()
+                        for value in [trial["values"][name]]
+                    },
                     distributions=distributions,
-                    intermediate_values={index: _number(score) for index, score in enumerate(trial["evaluations"])},
+                    intermediate_values={
+                        index: math.nan if score is None else score for index, score in enumerate(trial["evaluations"])
+                    },
                 )
             )
         yield study
@@ -376,23 +361,13 @@ def _study(
 def _distributions(space: Mapping[str, Choices]) -> dict[str, Any]:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    return {
-        name: CategoricalDistribution(list(range(len(choices))))
-        if not isinstance(choices, Range)
-        else (FloatDistribution if isinstance(choices.low, float) else IntDistribution)(
-            choices.low, choices.high, log=True
-        )
-        for name, choices in space.items()
-    }
+    def distribution(choices: Choices) -> Any:
+        if not isinstance(choices, Range):
+            return CategoricalDistribution(list(range(len(choices))))
+        kind = FloatDistribution if isinstance(choices.low, float) else IntDistribution
+        return kind(choices.low, choices.high, log=True)
 
-
-def _param(choices: Choices, value: Any) -> Any:
-    """Returns a value in Optuna's representation: for a list, its index."""
-    return value if isinstance(choices, Range) else choices.index(value)
-
-
-def _number(score: float | None) -> float:
-    return math.nan if score is None else score
+    return {name: distribution(choices) for name, choices in space.items()}
 
 
 class PrunedTrial(Exception):
@@ -403,12 +378,7 @@ class Pruning(Callback):
     """Ends a trial whose scores are not promising by raising `PrunedTrial`."""
 
     def __init__(self, prunes: Callable[[Scores], bool], metric: str) -> None:
-        """Initializes the callback.
-
-        Args:
-            prunes: scores of all evaluations so far -> whether to end the trial.
-            metric: name of the score.
-        """
+        """``prunes`` maps the scores of all evaluations so far to whether the trial ends."""
         self._prunes, self._metric = prunes, metric
 
     def on_start(self, start: RunStart) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -22,8 +22,9 @@ from bert.data.records import Records
 from bert.data.rows import TokenRows
 from bert.errors import UserError, WarningText, quoted, require
 from bert.files import write_tsv
-from bert.tasks.base import Task, take_rows
+from bert.tasks.base import Task
 from bert.tasks.columns import Columns
+from bert.tasks.splits import ExampleColumns
 
 WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
 
@@ -36,7 +37,7 @@ MAX_SINGLE_LABELS_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class Examples:
+class Examples(ExampleColumns):
     """The R rows of one split as text."""
 
     texts_a: list[str]
@@ -50,9 +51,7 @@ class Examples:
     """Sentences about how the file was read."""
     label_words: tuple[str, ...] = ()
     """All labels as the files write them; () for scores."""
-
-    def __len__(self) -> int:
-        return len(self.texts_a)
+    columns: ClassVar[tuple[str, ...]] = ("texts_a", "texts_b", "labels", "ids")
 
     @property
     def labelled(self) -> bool:
@@ -68,10 +67,6 @@ class Examples:
     def groups(self) -> Sequence[Text]:
         """The texts: rows with equal texts are one group."""
         return self.texts
-
-    def take(self, rows: Sequence[int]) -> Self:
-        """Returns the rows with these numbers."""
-        return take_rows(self, rows, "texts_a", "texts_b", "labels", "ids")
 
     @property
     def texts(self) -> Sequence[Text]:

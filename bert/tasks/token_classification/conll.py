@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from bert.data.corpus.files import numbered_lines
 from bert.data.tables import file_suffix, table_dialect, table_rows
 from bert.errors import UserError, WarningText, require
@@ -35,7 +33,6 @@ from bert.metrics.tagging_schemes import (
 DOCUMENT_START = "-DOCSTART-"
 
 SEPARATORS = {"\t": "tabs", " ": "spaces", ",": "commas"}
-
 PLAIN = "plain"
 """The scheme of tags that do not mark spans, such as parts of speech."""
 
@@ -170,10 +167,9 @@ def _possible_comments(path: Path) -> set[int]:
     """Returns the numbers of lines before a sentence that start with "# ", or are one word that starts with "#"."""
     numbers, before_sentence = set(), True
     for line_number, line in numbered_lines(path, utf_16=True):
-        is_possible = (
-            before_sentence and line.startswith("#") and (line[1:2] in ("", " ", "\t") or len(line.split()) == 1)
-        )
-        numbers |= {line_number} if is_possible else set()
+        is_comment = line.startswith("#") and (line[1:2] in ("", " ", "\t") or len(line.split()) == 1)
+        if is_possible := before_sentence and is_comment:
+            numbers.add(line_number)
         before_sentence = is_possible or not _has_word(line)
     return numbers
 
@@ -246,11 +242,9 @@ def read_rows(
         raise UserError(f"{path} has no words: write a line for each word, with the word first and its tag last")
     words = [[cells[word] for cells in sentence] for sentence in columns]
     untagged = Sentences(words, None, PLAIN, columns, lines, delimiter, path=path)
-    return (
-        attach_tags(untagged, [[cells[tag] for cells in sentence] for sentence in columns], reading, types)
-        if labelled
-        else untagged
-    )
+    if not labelled:
+        return untagged
+    return attach_tags(untagged, [[cells[tag] for cells in sentence] for sentence in columns], reading, types)
 
 
 def read_words(path: Path, column: str) -> Sentences | None:
@@ -300,9 +294,7 @@ def first_row(rows: Iterable[Row]) -> Row:
 def label_names(sentences: Sentences, declared: Sequence[str] = ()) -> tuple[str, ...]:
     """Returns the labels for the training sentences: O, then B- and I- of each type; or all plain tags.
 
-    Args:
-      declared: labels that a data set declares; their order is kept if they include all labels, and the tags are plain
-        or BIO.
+    The order of ``declared`` labels is kept if they include all labels, and the tags are plain or BIO.
     """
     tags = {tag for sentence in require(sentences.tags, "the tags") for tag in sentence}
     if sentences.scheme == PLAIN:
@@ -320,8 +312,9 @@ def write_predictions(path: Path, sentences: Sentences, tags: Sequence[Sequence[
     for sentence, predicted in enumerate(tags):
         columns = sentences.columns[sentence] if sentences.columns else [[word] for word in sentences.words[sentence]]
         if sentences.scheme in SCHEMES:
-            predicted = [sentences.spelling.write(tag) if sentences.spelling != CANONICAL else tag
-                         for tag in convert(predicted, sentences.scheme)]  # fmt: skip
+            predicted = convert(predicted, sentences.scheme)
+            if sentences.spelling != CANONICAL:
+                predicted = [sentences.spelling.write(tag) for tag in predicted]
         for cells, tag in zip(columns, predicted, strict=True):
             lines.append(sentences.delimiter.join((*cells, tag)) + "\n")
         lines.append("\n")
@@ -356,13 +349,6 @@ def _check_cells(
             raise UserError(f"{path}, line {line_number}: the {name} is empty: fix or remove the line")
 
 
-def _spelling(counts: Counter[str], types: Collection[str] | None) -> Spelling | None:
-    """Returns the spelling of tags. Types without prefixes mark entities for a model, or if O is most frequent."""
-    if types is None and counts[OUTSIDE] == max(counts.values(), default=0):
-        types = ()
-    return find_spelling(counts, types)
-
-
 def attach_tags(
     untagged: Sentences, tags: list[list[str]], reading: Reading = "error", types: Collection[str] | None = None
 ) -> Sentences:
@@ -370,34 +356,35 @@ def attach_tags(
     if reading == "plain":
         return replace(untagged, tags=tags)
     counts = Counter(tag for sentence in tags for tag in sentence)
-    spelling = _spelling(counts, types) or CANONICAL
+    # Types without prefixes mark entities for a model, or if O is the most frequent tag.
+    if types is None and counts[OUTSIDE] == max(counts.values(), default=0):
+        types = ()
+    spelling = find_spelling(counts, types) or CANONICAL
     if spelling != CANONICAL:
         tags = [[spelling.read(tag) or tag for tag in sentence] for sentence in tags]
         untagged = replace(untagged, spelling=spelling)
+    remark = ""
     if spelling.scheme == IO:
-        remark = (
-            f"{untagged.path}: the tags have no B- or I-, and are read as entity types: adjacent words of one type are "
-            "one entity"
-        )
-        untagged = replace(untagged, remarks=(*untagged.remarks, remark))
+        remark = "the tags have no B- or I-, and are read as entity types: adjacent words of one type are one entity"
     elif spelling == CANONICAL and len(counts) > 1 and {tag for tag in counts if is_span_tag(tag)} == {OUTSIDE}:
         remark = (
-            f"{untagged.path}: O is among the tags, but they are read as plain tags, scored by accuracy: write B- or "
-            "I- before a type for entities"
+            "O is among the tags, but they are read as plain tags, scored by accuracy: write B- or I- before a type "
+            "for entities"
         )
-        untagged = replace(untagged, remarks=(*untagged.remarks, remark))
-    marking = [is_span_tag(tag) for sentence in tags for tag in sentence]
+    if remark:
+        untagged = replace(untagged, remarks=(*untagged.remarks, f"{untagged.path}: {remark}"))
+    places = [(index, word) for index, sentence in enumerate(tags) for word in range(len(sentence))]
+    unmarked = next(((index, word) for index, word in places if not is_span_tag(tags[index][word])), None)
     typed = {tag[:2] for sentence in tags for tag in sentence} & {"B-", "I-", "E-", "S-"}
-    if not typed and not all(marking):
+    if unmarked is not None and not typed:
         return replace(untagged, tags=tags)
-    if not all(marking):
-        sentence, word = _place(tags, marking.index(False))
+    if unmarked is not None:
+        sentence, word = unmarked
         raise UserError(
             f"{untagged.path}, {untagged.unit} {untagged.line(sentence, word)}: the tag {tags[sentence][word]!r} is "
             f"not part of {', '.join((*SCHEMES, *OTHER_SCHEMES))}: write O, or B-, I-, E- or S- and a type"
         )
-    scheme = detect_scheme(tags)
-    faults = []
+    scheme, faults = detect_scheme(tags), []
     for index, sentence_tags in enumerate(tags):
         fault = first_invalid_tag(sentence_tags, scheme)
         if fault is not None:
@@ -410,10 +397,3 @@ def attach_tags(
                     "--data.invalid_tags count"
                 )
     return replace(untagged, tags=[convert(sentence, "BIO") for sentence in tags], scheme=scheme, broken=faults)
-
-
-def _place(sentences: Sequence[Sequence[str]], word: int) -> tuple[int, int]:
-    """Returns the sentence and the position in it of the n-th word."""
-    ends = np.cumsum([len(sentence) for sentence in sentences])
-    sentence = int(np.searchsorted(ends, word, side="right"))
-    return sentence, word - int(ends[sentence]) + len(sentences[sentence])

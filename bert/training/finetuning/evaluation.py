@@ -20,7 +20,8 @@ from bert.model.decoders import BertForSequenceToSequence
 from bert.parallel.backends import Parallelism, psum_if_axis
 from bert.runs.metrics_log import Metrics
 from bert.runtime.interrupts import InterruptHandler
-from bert.tasks.base import Examples, Outputs, Task
+from bert.tasks.base import Outputs, Task
+from bert.tasks.splits import Examples
 from bert.training.losses import Apply, TaskLoss
 from bert.training.means import accumulate_sums, compute_means
 

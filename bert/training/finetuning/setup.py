@@ -25,8 +25,8 @@ from bert.runs.checkpoint_directory import CheckpointDirectory
 from bert.runs.environment import record_environment
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tasks import find_task, make_task
-from bert.tasks.base import Examples, Task
-from bert.tasks.splits import read_splits
+from bert.tasks.base import Task
+from bert.tasks.splits import Examples, read_splits
 from bert.tokenizer.byte_level import separate_pairs
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows, train_tokenizer
 from bert.training.finetuning.evaluation import Split
