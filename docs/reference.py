@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import bert
-from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, recipe_folder, recipe_names
+from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, recipe_folder, recipe_header, recipe_names
 from bert.config.run_file import RESUMABLE
 from bert.config.validation import fields_of, help_texts, keys_of
 from bert.interchange.families import FAMILIES
@@ -239,14 +239,12 @@ def recipes() -> str:
 def _recipe(name: str) -> tuple[str, str, list[str], str]:
     """A recipe's first sentence, its command, the paragraphs of its header, and its keys."""
     text = (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8")
-    header = re.match(r"(#.*\n)+", text)
-    assert header, f"{name}.yaml has no header"
-    lines = [line.removeprefix("#").strip() for line in header[0].splitlines()]
-    place = next(number for number, line in enumerate(lines) if line.startswith("python "))
-    command = re.sub(r"^python (\w+)\.py", r"bert \1", lines[place])
+    lines = recipe_header(name)
+    place = next(number for number, line in enumerate(lines) if line.startswith("bert "))
+    command, keys = lines[place], re.sub(r"\A(#.*\n)+", "", text)
     about = re.split(r"\n(?=Hardware:|Time:|Score:|Measured, |\n)", "\n".join(lines[place + 1 :]))
     paragraphs = [re.sub(r"^(\w+):", r"**\1.**", _links(" ".join(part.split()))) for part in about if part.strip()]
-    return _links(" ".join(lines[:place])), command, paragraphs, text[header.end() :].strip()
+    return _links(" ".join(lines[:place])), command, paragraphs, keys.strip()
 
 
 def _recipe_page(name: str) -> str:

@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
-import re
+import shutil
+import textwrap
+from collections.abc import Iterator
 
 from bert.commands.cli.arguments import COMMAND_LINE, CommandParser, run_command
-from bert.config import recipe_folder, recipe_names
+from bert.commands.cli.config_help import without_paths
+from bert.config import recipe_folder, recipe_header, recipe_names
 from bert.config.yaml_io import display_path
 from bert.errors import UserError
 
 DESCRIPTION = """Lists the recipes for --config, or prints the command, hardware, time and score of the named ones."""
+
+GROUPS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "pretrain": (
+        (
+            "minutes to hours of a CPU",
+            ("quickstart", "hours", "student", "roberta_mini", "modern_mini", "electra_mini", "gpt_tiny", "gpt_mini"),
+        ),
+        ("sizes of BERT", ("tiny", "mini", "small", "medium", "base", "large", "budget24h")),
+        (
+            "other architectures",
+            ("roberta", "albert_base", "electra_small", "mpnet_base", "modern_base", "modern_long", "gpt2"),
+        ),
+        ("from a published model", ("domain",)),
+    ),
+    "finetune": (
+        (
+            "your own data",
+            (
+                *("classification", "multilabel", "regression", "tagging", "span", "embedding", "reranker"),
+                *("summarization", "translation"),
+            ),
+        ),
+        ("GLUE", ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")),
+        (
+            "other benchmarks",
+            ("squad", "squad2", "swag", "commonsenseqa", "conll2003", "wnut17", "aeslc", "multi30k"),
+        ),
+    ),
+}
+"""Command -> title and recipes of each group. Other recipes are listed in a last group."""
+
+OTHERS = "others"
+INDENT = " " * 20
 
 
 @run_command
@@ -20,26 +56,34 @@ def main(argv: list[str]) -> int:
     names = parser.parse_arguments(argv).names
     if unknown := [name for name in names if name not in recipe_names()]:
         raise UserError(f"{COMMAND_LINE}: {unknown[0]} is not a recipe: use one of {', '.join(recipe_names())}")
-    print("\n\n".join(map(_header, names)) if names else _list())
+    print("\n\n".join(map(_header, names)) if names else "\n".join(_list()))
     return 0
 
 
-def _list() -> str:
-    """Returns the recipes of each command with the titles of their headers."""
-    parts = []
-    for command, for_task in (("pretrain", False), ("finetune", True)):
-        lines = [f"  {name:16}{_comments(name)[0]}" for name in recipe_names(for_task)]
-        parts.append("\n".join([f"bert {command} --config NAME", *lines]))
-    return "\n\n".join([*parts, "bert recipes NAME prints command, hardware, time and score of a recipe."])
+def _list() -> Iterator[str]:
+    """Yields the lines of the list: the groups of each command, and the title of each recipe."""
+    for command, groups in GROUPS.items():
+        yield f"bert {command} --config NAME"
+        remaining = recipe_names(command == "finetune")
+        for title, names in groups:
+            yield from _group(title, [name for name in names if name in remaining])
+            remaining = [name for name in remaining if name not in names]
+        yield from _group(OTHERS, remaining)
+        yield ""
+    yield "bert recipes NAME prints command, hardware, time and score of a recipe."
+
+
+def _group(title: str, names: list[str]) -> Iterator[str]:
+    """Yields a title and the recipes below it; lines are wrapped on a terminal. Nothing if there are no recipes."""
+    width = shutil.get_terminal_size((10_000, 24)).columns
+    if names:
+        yield f"\n  {title}:"
+    for name in names:
+        text = f"    {name:{len(INDENT) - 4}}{without_paths(recipe_header(name)[0])}"
+        yield textwrap.fill(text, width, subsequent_indent=INDENT, break_on_hyphens=False)
 
 
 def _header(name: str) -> str:
     file = recipe_folder() / f"{name}.yaml"
-    return "\n".join([f"{name} ({display_path(file)})", *(f"  {line}".rstrip() for line in _comments(name))])
-
-
-def _comments(name: str) -> list[str]:
-    """Returns the comment lines at the start of a recipe."""
-    text = (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8")
-    header = re.match(r"(#.*\n)*", text)
-    return re.sub(r"^# ?", "", header[0] if header else "", flags=re.MULTILINE).splitlines()
+    lines = without_paths("\n".join(recipe_header(name))).splitlines()
+    return "\n".join([f"{name} ({display_path(file)})", *(f"  {line}".rstrip() for line in lines)])

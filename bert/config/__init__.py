@@ -11,7 +11,7 @@ from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.config.model import ModelConfig, TokenizerConfig
 from bert.config.options import Decoding, DistillationConfig, EmbeddingConfig, LoraConfig, RerankerConfig
 from bert.config.pretraining import PretrainConfig
-from bert.config.sources import apply_preset, recipe_folder, recipe_names
+from bert.config.sources import apply_preset, recipe_folder, recipe_header, recipe_names
 from bert.config.training import OptimizerConfig, TrainingConfig
 from bert.errors import UserError
 
@@ -36,5 +36,6 @@ __all__ = [
     "UserError",
     "apply_preset",
     "recipe_folder",
+    "recipe_header",
     "recipe_names",
 ]

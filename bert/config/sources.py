@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
@@ -33,6 +34,9 @@ ALTERNATIVES = (
 """Pairs of keys that set the same thing in two ways; N is the number of an item."""
 
 VOCAB_MULTIPLE = 64
+
+SCHEMA_LINE = "# yaml-language-server: "
+"""Start of a comment that names the schema of a YAML file for editors."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,13 @@ def recipe_names(for_task: bool | None = None) -> list[str]:
         for path in recipe_folder().glob("*.yaml")
         if for_task in (None, re.search(r"^task:", path.read_text(encoding="utf-8"), re.MULTILINE) is not None)
     )
+
+
+def recipe_header(name: str) -> list[str]:
+    """Returns the comment lines at the start of a recipe, without the line for editors that names the schema."""
+    text = (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+    comments = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return [line.removeprefix("#").strip() for line in comments if not line.startswith(SCHEMA_LINE)]
 
 
 def recipe_folder() -> Path:

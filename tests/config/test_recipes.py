@@ -58,9 +58,10 @@ def test_there_is_a_recipe_for_every_size_and_task() -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_the_head_says_command_hardware_time_and_score(name: str) -> None:
     head = re.match(r"(#.*\n)+", (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8"))[0]
-    script = "finetune" if name in TASKS else "pretrain"
+    command = "finetune" if name in TASKS else "pretrain"
     given = "" if name == "quickstart" else f" --config {name} "
-    assert f"\n# python {script}.py{given}" in head
+    assert f"\n# bert {command}{given}" in head
+    assert "python " not in head
     assert "\n# Hardware: " in head
     # Where a figure is from: measured here, the paper's, or an estimate with its arithmetic.
     assert re.search(r"^# Time: (measured|paper|estimate): ", head, re.MULTILINE)

@@ -42,7 +42,7 @@ def sentences(text: str) -> list[str]:
         mark = re.search(r"<!-- (estimated|published): ?(.*?) -->", block)
         if mark and (mark[1] == "estimated" or PUBLISHED.search(mark[2])):
             continue
-        for part in re.split(r"\n(?=[-|#<]|\d+\. |\w+: |Measured|python )", block):
+        for part in re.split(r"\n(?=[-|#<]|\d+\. |\w+: |Measured|bert )", block):
             found += [part] if part.startswith("|") else re.split(r"(?<=[.:;])\s+(?=[A-Z*\[(])", " ".join(part.split()))
     return found
 

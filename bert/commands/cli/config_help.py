@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import re
 import typing
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
@@ -91,8 +92,16 @@ def config_help(
     return parser.format_help()
 
 
+def without_paths(text: str) -> str:
+    """Replaces paths of guides and measurements, which an installed package does not have, by their names."""
+    text = re.sub(r"\bdocs/(\w+)\.md", lambda match: f"the guide {match[1].replace('_', ' ')}", text)
+    named = r"\bbenchmarks/RESULTS\.md#([\w-]+)"
+    text = re.sub(named, lambda match: f'see "{match[1].replace("-", " ")}" in the results', text)
+    return text.replace("benchmarks/RESULTS.md", "the results")
+
+
 def _add(group: argparse._ArgumentGroup, name: str, placeholder: str | None, text: str) -> None:
-    text = text.replace("%", "%%")
+    text = without_paths(text).replace("%", "%%")
     if placeholder is None:
         group.add_argument(f"--{name}", action="store_true", help=text)
     else:
