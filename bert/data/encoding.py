@@ -185,12 +185,11 @@ def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], literal: bool = False)
     Args:
         literal: read the name of a special token in a text, such as "[SEP]", as ordinary characters.
     """
-    untruncated = (
-        prose_tokenizer(tokenizer)
-        if literal
-        else _truncating_tokenizer(tokenizer, NO_LIMIT, tokenizer.get_vocab_size())
-    )
-    return [np.array(encoding.ids, np.int32) for encoding in encode_batch(untruncated, texts, add_special_tokens=False)]
+    if literal:
+        tokenizer = prose_tokenizer(tokenizer)
+    else:
+        tokenizer = _truncating_tokenizer(tokenizer, NO_LIMIT, tokenizer.get_vocab_size())
+    return [np.array(encoding.ids, np.int32) for encoding in encode_batch(tokenizer, texts, add_special_tokens=False)]
 
 
 @lru_cache(maxsize=8)
@@ -230,11 +229,8 @@ def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[
 
 
 def _without_spaces(text: str, start: int, end: int) -> tuple[int, int]:
-    while start < end and text[start] == " ":
-        start += 1
-    while start < end and text[end - 1] == " ":
-        end -= 1
-    return start, end
+    start = end - len(text[start:end].lstrip(" "))
+    return start, start + len(text[start:end].rstrip(" "))
 
 
 @lru_cache(maxsize=8)
@@ -319,10 +315,8 @@ def target_boundaries(tokenizer: Tokenizer) -> tuple[int, int]:
     boundaries = {name: next((i for i in map(ids.find, names) if i is not None), None) for name, names in roles.items()}
     for name, number in boundaries.items():
         if number is None:
-            raise UserError(
-                f"the target vocabulary has no {name} token ([CLS] and [SEP], <s> and </s>, or <|endoftext|>): use one "
-                "that has it"
-            )
+            names = "[CLS] and [SEP], <s> and </s>, or <|endoftext|>"
+            raise UserError(f"the target vocabulary has no {name} token ({names}): use one that has it")
     return int(boundaries["start"] or 0), int(boundaries["end"] or 0)
 
 

@@ -13,7 +13,7 @@ Text = str | tuple[str, str]
 
 TEXT_OR_PAIR = "a text or a pair of texts is needed: pass a string or a tuple of two strings"
 
-WANTED = {1: "a single text: pass a string", 2: "a pair of texts: pass a list of tuples of two strings"}
+EXPECTED_TEXTS = {1: "a single text: pass a string", 2: "a pair of texts: pass a list of tuples of two strings"}
 """Number of texts per input -> the expected input, and the fix."""
 
 shown = shorten
@@ -46,11 +46,8 @@ def as_texts(value: Any, index: int, expected: str, counts: Collection[int] = (1
     """
     texts = value.tolist() if isinstance(value, np.ndarray) else value
     texts = [texts] if isinstance(texts, str) else texts
-    if (
-        not isinstance(texts, (list, tuple))
-        or len(texts) not in counts
-        or not all(isinstance(text, str) for text in texts)
-    ):
+    is_list = isinstance(texts, (list, tuple))
+    if not is_list or len(texts) not in counts or not all(isinstance(text, str) for text in texts):
         raise UserError(f"input {index} is {shown(value)}, but {expected}")
     return tuple(without_surrogates(text) for text in texts)
 

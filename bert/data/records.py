@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bert.config import HUB_PREFIX
 from bert.data.corpus.files import numbered_lines
-from bert.data.tables import (
-    NOT_LINES,
-    TABLES,
-    Table,
-    conversion,
-    file_suffix,
-    table_rows,
-)
+from bert.data.tables import NOT_LINES, TABLES, Table, conversion, file_suffix, table_rows
 from bert.errors import UserError, WarningText, quoted
 from bert.files import parse_json, read_json, require_content
 
@@ -279,14 +272,13 @@ def _json_rows(path: Path) -> NumberedRecords:
 
 def parse_record(line: str) -> dict[str, Any]:
     """Returns the object in a line of a ``.jsonl`` file. Raises ValueError, with a fix, for other lines."""
+    no_object = "no object of named fields: write {...} on each line"
     if line.lstrip().startswith("["):
-        raise ValueError(
-            "no object of named fields: write {...} on each line; jq -c '.[]' makes such lines of a JSON array"
-        )
+        raise ValueError(f"{no_object}; jq -c '.[]' makes such lines of a JSON array")
     try:
         fields = parse_json(line)
     except ValueError as error:
         raise ValueError(f"not JSON ({getattr(error, 'msg', str(error))}): fix or remove the line") from None
     if not isinstance(fields, dict):
-        raise ValueError("no object of named fields: write {...} on each line")
+        raise ValueError(no_object)
     return fields

@@ -13,13 +13,10 @@ import itertools
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
 from bert.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 """Delimiters of ``.csv`` files, in order of preference."""
@@ -201,9 +198,8 @@ def table_dialect(path: Path, header: Sequence[str] | None = None, errors: str =
 def _without_nul(path: Path, lines: Iterable[tuple[int, str]]) -> Generator[tuple[int, str], None, None]:
     for line_number, line in lines:
         if "\0" in line:
-            raise UserError(
-                f"{path}, line {line_number}: a NUL character, the file is damaged or not UTF-8: copy it again"
-            )
+            fault = "a NUL character, the file is damaged or not UTF-8"
+            raise UserError(f"{path}, line {line_number}: {fault}: copy it again")
         yield line_number, line
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import re
 import string
 from collections import Counter
@@ -277,23 +279,14 @@ def entity_metrics(predictions: Sequence[Sequence[str]], references: Sequence[Se
     Args:
       predictions, references: tags of each word of each sentence.
     """
-    by_type = entities_by_type(predictions, references)
-    correct, predicted, support = (
-        int(sum(scores[name] for scores in by_type.values())) for name in ("correct", "predicted", "support")
-    )
-    supports = [scores["support"] for scores in by_type.values()]
-    f1s = [scores["f1"] for scores in by_type.values()]
-    correct_tags = sum(
-        tag == gold
-        for tags, golds in zip(predictions, references, strict=True)
-        for tag, gold in zip(tags, golds, strict=True)
-    )
-    weighted = sum(f1 * support for f1, support in zip(f1s, supports, strict=True))
+    types = entities_by_type(predictions, references).values()
+    correct, predicted, support = (int(sum(x[name] for x in types)) for name in ("correct", "predicted", "support"))
+    tags, golds = (list(itertools.chain.from_iterable(sentences)) for sentences in (predictions, references))
     return {
         **_prf(correct, predicted, support),
-        "accuracy": correct_tags / max(sum(map(len, references)), 1),
-        "macro_f1": sum(f1s) / max(len(f1s), 1),
-        "weighted_f1": weighted / max(sum(supports), 1),
+        "accuracy": sum(map(operator.eq, tags, golds)) / max(len(golds), 1),
+        "macro_f1": sum(x["f1"] for x in types) / max(len(types), 1),
+        "weighted_f1": sum(x["f1"] * x["support"] for x in types) / max(support, 1),
     }
 
 

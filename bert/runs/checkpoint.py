@@ -15,13 +15,7 @@ from bert.files import require_utf8
 from bert.parallel.backends import Parallelism
 from bert.parallel.devices import local_devices
 from bert.parallel.multihost import broadcast_from_main, is_multihost
-from bert.runs.checkpoint_directory import (
-    BEST,
-    TRAINING_STATE,
-    CheckpointDirectory,
-    has_params_only,
-    verify_manifest,
-)
+from bert.runs.checkpoint_directory import BEST, TRAINING_STATE, CheckpointDirectory, has_params_only, verify_manifest
 from bert.runs.checkpoint_storage import LocalStorage, MultihostStorage, Restored, Storage
 from bert.runs.folder import RunFolder
 from bert.runs.orbax_io import (
@@ -141,10 +135,8 @@ class Checkpointer:
         try:
             self._directory.set_best(step)
         except OSError as error:
-            raise UserError(
-                f"{self.folder / BEST} cannot be written ({describe_error(error)}): "
-                "fix this and run the same command again"
-            ) from error
+            fix = "fix this and run the same command again"
+            raise UserError(f"{self.folder / BEST} cannot be written ({describe_error(error)}): {fix}") from error
 
     def thin_out(self) -> None:
         """Deletes checkpoints that need not be kept, as each save does. Call it after the last `set_best` of a run.
@@ -161,9 +153,8 @@ class Checkpointer:
                 self._directory.remove_incomplete()
                 self._directory.apply_retention(steps[-1])
         except OSError as error:
-            raise UserError(
-                f"{self.folder} cannot be cleaned up ({describe_error(error)}): fix this and run the same command again"
-            ) from error
+            fix = "fix this and run the same command again"
+            raise UserError(f"{self.folder} cannot be cleaned up ({describe_error(error)}): {fix}") from error
 
     def _finish_save(self) -> None:
         """Waits for the save of this host. Raises UserError, once, if it failed."""
@@ -289,10 +280,8 @@ class Checkpointer:
             return None
         if step is not None:
             raise UserError(f"{damages[0]}: put back a copy or choose another step")
-        raise UserError(
-            f"{'; '.join(damages)}; there is no other checkpoint: "
-            f"put back a copy, or remove {self.folder} to start again"
-        )
+        fix = f"put back a copy, or remove {self.folder} to start again"
+        raise UserError(f"{'; '.join(damages)}; there is no other checkpoint: {fix}")
 
     def _candidates(self, step: int | None, resumable: bool) -> dict[int, Path]:
         """Returns the folders that may be read, by step: all, or only the one of ``step``.

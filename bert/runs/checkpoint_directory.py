@@ -50,11 +50,7 @@ class CheckpointDirectory:
     """
 
     def __init__(self, path: Path, max_to_keep: int | None = None) -> None:
-        """Initializes the directory.
-
-        Args:
-            max_to_keep: number of newest checkpoints to keep; None means 1.
-        """
+        """Takes the number of newest checkpoints to keep; None means 1."""
         self.path = Path(path).absolute()
         self.damaged: set[int] = set()
         self._max_to_keep = max(1, max_to_keep or 1)
@@ -200,8 +196,13 @@ def _link_or_copy(source: str, target: str) -> None:
 
 def write_manifest(folder: Path, step: int) -> None:
     """Writes ``folder/MANIFEST.json`` for all files in ``folder``, atomically and synced to disk."""
+    _write_manifest(folder, step, {})
+
+
+def _write_manifest(folder: Path, step: int, known: dict[str, Any]) -> None:
     files = {
-        name: {"size": path.stat().st_size, "sha256": _sha256(path)} for name, path in sorted(_files(folder).items())
+        name: known.get(name) or {"size": path.stat().st_size, "sha256": _sha256(path)}
+        for name, path in sorted(_files(folder).items())
     }
     write_atomic(folder / MANIFEST, _dump({"format": FORMAT, "step": step, "files": files}))
 
@@ -217,11 +218,7 @@ def write_partial_manifest(folder: Path, source: Path) -> None:
     manifest = _read_manifest(source)
     if isinstance(manifest, str):
         raise ValueError(manifest)
-    files = {
-        name: manifest["files"].get(name) or {"size": path.stat().st_size, "sha256": _sha256(path)}
-        for name, path in sorted(_files(folder).items())
-    }
-    write_atomic(folder / MANIFEST, _dump({"format": FORMAT, "step": manifest["step"], "files": files}))
+    _write_manifest(folder, manifest["step"], manifest["files"])
 
 
 def verify_manifest(folder: Path) -> list[str]:

@@ -232,9 +232,8 @@ class MlflowLogger(Logger):
         tags = {"run_folder": str(start.path.resolve())}
         self._run_id = self._client.create_run(experiment_id, run_name=_name(start.path), tags=tags).info.run_id
         _keep_run_id(start.path, self.module, self._run_id)
-        params = [
-            Param(key, str(value)) for key, value in flatten(dataclasses.asdict(redact_paths(start.config))).items()
-        ]
+        values = flatten(dataclasses.asdict(redact_paths(start.config)))
+        params = [Param(key, str(value)) for key, value in values.items()]
         for first in range(0, len(params), PARAMS_PER_REQUEST):
             self._client.log_batch(self._run_id, params=params[first : first + PARAMS_PER_REQUEST])
 
@@ -252,11 +251,7 @@ class MlflowLogger(Logger):
         self._client.set_terminated(self._run_id, "KILLED" if scores is None else "FINISHED")
 
 
-LOGGERS: dict[str, type[Logger]] = {
-    "tensorboard": TensorBoardLogger,
-    "wandb": WandbLogger,
-    "mlflow": MlflowLogger,
-}
+LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoardLogger, "wandb": WandbLogger, "mlflow": MlflowLogger}
 """Loggers by their names in the key ``loggers``."""
 
 

@@ -117,7 +117,6 @@ def to_jsonable(value: Any) -> Any:
 
 Metrics = dict[str, float]
 
-
 SKIPPED_STEPS_FOLDER = "nonfinite"
 MAX_DUMPED_BATCHES = 100
 """Maximum number of batches that are written; more would only use disk space."""

@@ -318,10 +318,8 @@ class Lease:
             )
         self._taken = self._taken or _other(self._store.read(LEASE), self.holder)
         if self._taken:
-            raise UserError(
-                f"{self._store.url} was taken over by {self._taken}: wait until that has ended, and run the same "
-                "command again"
-            )
+            fix = "wait until that has ended, and run the same command again"
+            raise UserError(f"{self._store.url} was taken over by {self._taken}: {fix}")
 
     def _renew_until_end(self) -> None:
         while not self._ended.wait(PERIOD):
@@ -348,10 +346,8 @@ class Lease:
             if latest is None:
                 return
             if latest != current:
-                raise UserError(
-                    f"{self._store.url} is in use by {_describe(latest)}: wait until that has ended, or pass another "
-                    "--output_dir"
-                )
+                fix = "wait until that has ended, or pass another --output_dir"
+                raise UserError(f"{self._store.url} is in use by {_describe(latest)}: {fix}")
 
     def _is_own(self, content: bytes | None) -> bool:
         return content is not None and _other(content, self.holder) is None

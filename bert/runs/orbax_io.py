@@ -205,12 +205,6 @@ def _checkpointer(processes: ocp.options.MultiprocessingOptions, **options: Any)
     return ocp.Checkpointer(handler, multiprocessing_options=processes)
 
 
-def _num_bytes_to_write(array: Any) -> int:
-    if not is_part(array):
-        return int(array.nbytes)
-    return sum(part.data.nbytes for part in array.addressable_shards if part.replica_id == 0)
-
-
 def _leaves(tree: Any) -> dict[tuple[str, ...], Any]:
     return {
         tuple(jax.tree_util.keystr((key,), simple=True) for key in path): leaf
@@ -224,16 +218,24 @@ def _describe_array(array: Any) -> str:
 
 def num_bytes(state: Any) -> int:
     """Returns the size of this host's part of a checkpoint of the state."""
-    return sum(map(_num_bytes_to_write, jax.tree.leaves(to_items(state))))
+    return _size(to_items(state))
+
+
+def _size(items: Any) -> int:
+    def size(array: Any) -> int:
+        if not is_part(array):
+            return int(array.nbytes)
+        return sum(part.data.nbytes for part in array.addressable_shards if part.replica_id == 0)
+
+    return sum(map(size, jax.tree.leaves(items)))
 
 
 def _check_space(folder: Path, items: Any) -> None:
     """Raises OSError before anything is written if the disk is too small: orbax would fail slowly and leave files."""
-    needed, disk = sum(map(_num_bytes_to_write, jax.tree.leaves(items))), shutil.disk_usage(folder)
+    needed, disk = _size(items), shutil.disk_usage(folder)
     if disk.total and disk.free < needed:  # some network file systems report zeros
-        raise OSError(
-            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({needed / 1e6:.1f} MB needed, {disk.free / 1e6:.1f} MB free)"
-        )
+        sizes = f"{needed / 1e6:.1f} MB needed, {disk.free / 1e6:.1f} MB free"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({sizes})")
 
 
 def is_io_error(error: Exception) -> bool:
@@ -299,8 +301,6 @@ def read_frozen_weights(run: Path, checksum: str | None) -> Params:
     except (OSError, TypeError, AttributeError, ValueError, safetensors.SafetensorError) as error:
         raise UserError(f"{file} cannot be read ({error}): copy it from the original run") from None
     if params_checksum(params) != checksum:
-        raise UserError(
-            f"{file} does not hold the weights that the run's adapters belong to (lora.checksum in config.yaml): copy "
-            "it from the original run"
-        )
+        fault = "does not hold the weights that the run's adapters belong to (lora.checksum in config.yaml)"
+        raise UserError(f"{file} {fault}: copy it from the original run")
     return params

@@ -9,8 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from bert.config import PretrainConfig
 from bert.errors import LOGGER, PRINT_HANDLER, UserError, are_printed, format_number, require
@@ -19,10 +18,6 @@ from bert.runs.loggers import Callback, RunStart
 from bert.runs.metrics_log import MAX_DUMPED_BATCHES, SKIPPED_STEPS_FOLDER, MetricsLog, SkippedStep, read_metrics
 from bert.runs.plots import Subject
 
-if TYPE_CHECKING:
-    from bert.runs.plots import Subject
-
-
 QUIET_SECONDS = 30
 """Maximum seconds without a line if there is no bar, since steps may be slow or log lines rare."""
 
@@ -30,13 +25,7 @@ QUIET_SECONDS = 30
 class Progress:
     """Progress of a run: a bar on a terminal, otherwise a message at most every ``every`` steps."""
 
-    def __init__(
-        self,
-        total_steps: int,
-        start_step: int = 0,
-        label: str = "training",
-        every: int = 1,
-    ) -> None:
+    def __init__(self, total_steps: int, start_step: int = 0, label: str = "training", every: int = 1) -> None:
         self.total_steps, self.label, self.every = total_steps, label, every
         self._step = self._last_line = start_step
         self._last_time: float | None = None
@@ -51,9 +40,7 @@ class Progress:
             PRINT_HANDLER.console = self._bar.console
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             PRINT_HANDLER.console = None
             self._bar.stop()
@@ -74,7 +61,8 @@ class Progress:
             seconds_left = (now - began) / (step - first) * (self.total_steps - step)
             left = f"{format_duration(seconds_left)} left"
         if self._bar is not None:
-            fields = {} if metrics is None else {"metrics": _short(metrics)}
+            names = [name for name in ("phase", "loss", "tokens_per_second") if name in (metrics or {})]
+            fields = {} if metrics is None else {"metrics": "  ".join(_format_metrics({n: metrics[n] for n in names}))}
             self._bar.update(self._task, completed=step, left=left, **fields)
         elif now - require(self._last_time, "the first update") >= QUIET_SECONDS or (
             metrics is not None and (step - self._last_line >= self.every or step >= self.total_steps)
@@ -160,29 +148,19 @@ def _format_metrics(metrics: dict[str, Any]) -> list[str]:
         if isinstance(value, (str, bool)) or not hasattr(value, "__float__"):
             continue
         value = value.item() if hasattr(value, "item") else value  # NumPy's and JAX's scalars
-        as_float = float(value)
         if name == "learning_rate":
-            texts.append(f"lr {as_float:.1e}")
+            texts.append(f"lr {value:.1e}")
         elif name.endswith("_per_second"):
-            texts.append(f"{as_float:,.0f} {name.removesuffix('_per_second')}/s")
+            texts.append(f"{value:,.0f} {name.removesuffix('_per_second')}/s")
         elif isinstance(value, int):
             texts.append(f"{name} {value:,}")
         else:
-            small = 0 < abs(as_float) < 0.001
-            texts.append(f"{name} {as_float:.1e}" if small else f"{name} {format_number(as_float, 3)}")
+            texts.append(f"{name} {value:.1e}" if 0 < abs(value) < 0.001 else f"{name} {format_number(value, 3)}")
     return texts
 
 
-def _short(metrics: dict[str, Any]) -> str:
-    """Formats the metrics that fit next to a bar."""
-    names = ("phase", "loss", "tokens_per_second")
-    return "  ".join(_format_metrics({name: metrics[name] for name in names if name in metrics}))
-
-
 PLOT_INTERVAL_SECONDS = 20
-"""Minimum seconds between two plots of the curves, which cost up to a CPU second each. The last plot is always drawn.
-"""
-
+"""Minimum seconds between two plots of the curves, which cost up to a CPU second each. The last one is always drawn."""
 
 DIVERGED = 3
 """A run has diverged if its training loss is higher than the first one by this factor; losses below 1 count as 1.
@@ -198,12 +176,7 @@ class Divergence:
     """Detects a training loss that is far above its start, or above the token-frequency baseline."""
 
     def __init__(self, lines: Sequence[dict[str, Any]], baseline: tuple[str, float] | None) -> None:
-        """Initializes the detector.
-
-        Args:
-            lines: lines of metrics.jsonl, if the run resumes.
-            baseline: name of a loss and its value for the token-frequency baseline; None if there is no baseline.
-        """
+        """Takes the lines of metrics.jsonl of a resumed run, and the name and value of the baseline's loss, if any."""
         losses = [line.get("loss") for line in lines if line["split"] == "train"]
         self._start = next((loss for loss in losses if isinstance(loss, float | int)), None)
         self._baseline = baseline
@@ -225,10 +198,8 @@ class Divergence:
             self.sentence = f"the training loss is {loss:.4g} at step {step:,}, but it started at {start:.4g}"
         elif self._baseline is not None and (start is None or loss > start):
             name, expected = self._baseline
-            if metrics.get(name, 0.0) > DIVERGED_BASELINE * max(expected, 1.0):
-                self.sentence = (
-                    f"{name} is {metrics[name]:.4g} at step {step:,}, but {expected:.4g} with token frequencies alone"
-                )
+            if (value := metrics.get(name, 0.0)) > DIVERGED_BASELINE * max(expected, 1.0):
+                self.sentence = f"{name} is {value:.4g} at step {step:,}, but {expected:.4g} with token frequencies"
         if self.sentence is None:
             return None
         self.sentence += ": it diverged; lower optimizer.learning_rate, or lengthen the warm-up"

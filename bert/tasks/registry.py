@@ -14,7 +14,7 @@ import numpy as np
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.config.model import DECODER_KEYS
 from bert.config.validation import check_unused
-from bert.data.inputs import TEXT_OR_PAIR, WANTED, Text, as_text_or_pair
+from bert.data.inputs import EXPECTED_TEXTS, TEXT_OR_PAIR, Text, as_text_or_pair
 from bert.data.records import Records
 from bert.data.rows import TokenRows
 from bert.errors import UserError
@@ -145,7 +145,7 @@ class _FlexibleInputs:
     """Allowed numbers of texts per input."""
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
-        expected = TEXT_OR_PAIR if len(self.counts) > 1 else f"the model takes {WANTED[self.counts[0]]}"
+        expected = TEXT_OR_PAIR if len(self.counts) > 1 else f"the model takes {EXPECTED_TEXTS[self.counts[0]]}"
         texts = [as_text_or_pair(value, index, expected, self.counts) for index, value in enumerate(inputs, 1)]
         first = [text if isinstance(text, str) else text[0] for text in texts]
         return _MixedExamples(first, None, None, [str(row) for row in range(len(texts))], mixed=texts)

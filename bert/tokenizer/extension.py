@@ -81,11 +81,7 @@ def add_words(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
     slots.sort(key=vocab.__getitem__)
     following = max(tokenizer.get_vocab().values()) + 1
     for number, word in enumerate(words):
-        if number < len(slots):
-            vocab[word] = vocab.pop(slots[number])
-        else:
-            vocab[word] = following
-            following += 1
+        vocab[word] = vocab.pop(slots[number]) if number < len(slots) else following + number - len(slots)
     content["model"]["vocab"] = dict(sorted(vocab.items(), key=lambda item: item[1]))
     with library_errors("the vocabulary cannot be extended", "name a BERT vocabulary"):
         return Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
@@ -102,13 +98,12 @@ def decompose_new_tokens(old: Tokenizer, new: Tokenizer, old_name: str, new_name
     Raises:
       UserError: an old token is missing or has another id in ``new``, or ``new`` normalizes or splits text differently.
     """
+    start = f"{new_name} does not extend the vocabulary of {old_name}"
+    fix = "extend that one with bert tokenizer --extend, or leave tokenizer.path out"
     steps = [json.loads(tokenizer.to_str()) for tokenizer in (old, new)]
     for step in ("normalizer", "pre_tokenizer"):
         if steps[0][step] != steps[1][step]:
-            raise UserError(
-                f"{new_name} does not extend the vocabulary of {old_name}, its {step} differs: name a "
-                "tokenizer.json made from that one (bert tokenizer --extend), or leave tokenizer.path out"
-            )
+            raise UserError(f"{start}, its {step} differs: {fix}")
     before, after = old.get_vocab(), new.get_vocab()
     moved = sorted(
         (i, token) for token, i in before.items() if after.get(token) != i and not UNUSED_TOKEN.fullmatch(token)
@@ -116,10 +111,7 @@ def decompose_new_tokens(old: Tokenizer, new: Tokenizer, old_name: str, new_name
     if moved:
         number, token = moved[0]
         change = f"has number {after[token]}" if token in after else "is missing"
-        raise UserError(
-            f"{new_name} does not extend the vocabulary of {old_name}, whose token {number}, {token!r}, {change} "
-            f"({len(moved):,} such tokens): extend that one (bert tokenizer --extend), or leave tokenizer.path out"
-        )
+        raise UserError(f"{start}, whose token {number}, {token!r}, {change} ({len(moved):,} such tokens): {fix}")
     added = {token: i for token, i in after.items() if token not in before}
     if added and (kind := steps[0]["model"]["type"]) != "WordPiece":
         raise UserError(f"{new_name} extends a {kind} vocabulary, but only WordPiece can be extended: leave it out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,10 +63,8 @@ class TokenizerSettings:
         """Raises UserError if a bare vocab.txt belongs to a class that splits words differently from BERT."""
         name = self.reader
         if name is not None and name not in _WORD_PIECE:
-            raise UserError(
-                f"{folder}: the tokenizer is a {name}, which reads vocab.txt differently: put its "
-                "tokenizer.json next to it"
-            )
+            fix = "put its tokenizer.json next to it"
+            raise UserError(f"{folder}: the tokenizer is a {name}, which reads vocab.txt differently: {fix}")
 
     def apply(self, tokenizer: Tokenizer, folder: Path) -> None:
         """Applies the settings to a tokenizer, and adds missing tokens.
@@ -151,7 +150,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     if (side := content.get("truncation_side")) not in (None, "left", "right"):
         raise UserError(f"{folder / SETTINGS}: truncation_side is {side!r}, set it to left or right")
     inputs, kind = content.get("model_input_names"), content.get("tokenizer_class")
-    reader = _class_of_code(content) or kind or _class_of_model(folder)
+    reader = _reader_class(folder, content)
     return TokenizerSettings(
         **{name: content.get(name) for name in _FLAGS},
         truncation_side=side,
@@ -162,19 +161,17 @@ def read_settings(folder: Path) -> TokenizerSettings:
     )
 
 
-def _class_of_code(content: dict[str, Any]) -> Any:
-    """Returns the class of the folder's code, which may have a slow and a fast one."""
+def _reader_class(folder: Path, content: dict[str, Any]) -> Any:
+    """Returns the class that reads the folder: of its code, of its settings, or of config.json in older folders."""
     of_code = content.get("auto_map")
     names = of_code.get("AutoTokenizer") if isinstance(of_code, dict) else None
-    return next((name for name in names if name), None) if isinstance(names, list) else names
-
-
-def _class_of_model(folder: Path) -> Any:
-    """Returns the class in config.json, where older folders have it. Faults are reported when the model is read."""
-    try:
+    if isinstance(names, list):  # a slow and a fast class
+        names = next((name for name in names if name), None)
+    if kind := names or content.get("tokenizer_class"):
+        return kind
+    with contextlib.suppress(UserError):  # faults of config.json are reported when the model is read
         return read_object(folder / "config.json").get("tokenizer_class")
-    except UserError:
-        return None
+    return None
 
 
 def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, tuple[tuple[str, bool], ...]], ...]:
@@ -186,12 +183,8 @@ def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, 
     decoder = content.get("added_tokens_decoder") or {}
     tokens = decoder if isinstance(decoder, dict) else {"": decoder}
     for number, token in tokens.items():
-        if (
-            not number.isdecimal()
-            or len(number) > 10
-            or not isinstance(token, dict)
-            or not isinstance(token.get("content"), str)
-        ):
+        is_numbered = number.isdecimal() and len(number) <= 10
+        if not (is_numbered and isinstance(token, dict) and isinstance(token.get("content"), str)):
             raise UserError(f"{folder / SETTINGS}: added_tokens_decoder is no table of numbered tokens: copy it again")
         added[int(number)] = (token["content"], {flag: bool(token[flag]) for flag in _TOKEN if flag in token})
     return tuple((token_id, text, tuple(flags.items())) for token_id, (text, flags) in sorted(added.items()))

@@ -13,6 +13,7 @@ from bert.errors import UserError, cut_at_word, shorten
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
+    from tokenizers.processors import PostProcessor
 
 BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ROBERTA_TOKENS = {
@@ -34,46 +35,32 @@ SPECIAL_TOKENS = tuple(BERT_TOKENS.values())
 """The first tokens of a trained WordPiece vocabulary."""
 
 
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+
+
 @dataclass(frozen=True)
 class SpecialTokenIds:
-    """Ids of special tokens by role. The properties raise UserError if the vocabulary has no such token."""
+    """Ids of special tokens by role. The attributes raise UserError if the vocabulary has no such token.
+
+    Attributes:
+        pad: pads rows.
+        unk: replaces text that has no other token.
+        cls: begins the row of a classifier.
+        sep: ends a text.
+        mask: replaces a token that is to be predicted.
+        bos: begins a generated text.
+        eos: ends a generated text, and separates documents.
+    """
 
     by_role: Mapping[str, int]
 
-    @property
-    def pad(self) -> int:
-        """Pads rows."""
-        return self._require("pad")
-
-    @property
-    def unk(self) -> int:
-        """Replaces text that has no other token."""
-        return self._require("unk")
-
-    @property
-    def cls(self) -> int:
-        """Begins the row of a classifier."""
-        return self._require("cls")
-
-    @property
-    def sep(self) -> int:
-        """Ends a text."""
-        return self._require("sep")
-
-    @property
-    def mask(self) -> int:
-        """Replaces a token that is to be predicted."""
-        return self._require("mask")
-
-    @property
-    def bos(self) -> int:
-        """Begins a generated text."""
-        return self._require("bos")
-
-    @property
-    def eos(self) -> int:
-        """Ends a generated text, and separates documents."""
-        return self._require("eos")
+    def __getattr__(self, role: str) -> int:
+        if role not in ROLES:
+            raise AttributeError(role)
+        if role not in self.by_role:
+            names = dict.fromkeys(tokens[role] for tokens in TOKEN_SETS if role in tokens)
+            raise UserError(f"the vocabulary has no {role} token ({' or '.join(names)}): use a vocabulary that has one")
+        return self.by_role[role]
 
     @property
     def end(self) -> int:
@@ -94,15 +81,6 @@ class SpecialTokenIds:
         """Returns the id of a role; None if the vocabulary has no token for it."""
         return self.by_role.get(role)
 
-    def _require(self, role: str) -> int:
-        if role not in self.by_role:
-            names = dict.fromkeys(tokens[role] for tokens in TOKEN_SETS if role in tokens)
-            raise UserError(
-                f"the vocabulary has no {role} token ({' or '.join(names)}), which is needed here: use a vocabulary "
-                "that has one"
-            )
-        return self.by_role[role]
-
 
 def special_ids(tokenizer: Tokenizer) -> SpecialTokenIds:
     """Returns the ids of the special tokens of a vocabulary."""
@@ -111,6 +89,14 @@ def special_ids(tokenizer: Tokenizer) -> SpecialTokenIds:
     candidates = {name: [tokenizer.token_to_id(text) for text in (name, HIDDEN + name)] for name in names}
     known = {name: next(i for i in ids if i is not None) for name, ids in candidates.items() if set(ids) != {None}}
     return SpecialTokenIds({role: known[name] for role, name in special_tokens(known).items()})
+
+
+def bert_rows(cls: str, sep: str, vocab: Mapping[str, int]) -> PostProcessor:
+    """Returns the post-processor of BERT's rows, ``[CLS] A [SEP]`` and ``[CLS] A [SEP] B [SEP]``."""
+    from tokenizers.processors import TemplateProcessing
+
+    single = f"{cls}:0 $A:0 {sep}:0"
+    return TemplateProcessing(single, f"{single} $B:1 {sep}:1", [(token, vocab[token]) for token in (cls, sep)])
 
 
 def special_tokens(vocab: Container[str]) -> dict[str, str]:
@@ -172,7 +158,8 @@ def encode_batch(
             return encode(list(texts), add_special_tokens=add_special_tokens)
     except UserError:
         for text in texts:
-            with _failure_on(text):
+            fix = "remove that text, or replace tokenizer.json"
+            with library_errors(f"the tokenizer fails on {shorten(text)}", fix):
                 encode([text], add_special_tokens=add_special_tokens)
         raise
 
@@ -213,10 +200,6 @@ def check_post_processor(tokenizer: Tokenizer, source: object) -> None:
             else:
                 continue
             raise UserError(f"{source}: its post_processor {problem}: {fix}")
-
-
-def _failure_on(text: Any) -> contextlib.AbstractContextManager[None]:
-    return library_errors(f"the tokenizer fails on {shorten(text)}", "remove that text, or replace tokenizer.json")
 
 
 def is_wordpiece(tokenizer: Tokenizer) -> bool:

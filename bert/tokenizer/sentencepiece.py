@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from bert.errors import UserError
+from bert.errors import UserError, require
 from bert.protobuf import Fields, last_value, parse_message, values
 from bert.tokenizer.hf_settings import SETTINGS, TokenizerSettings, read_object
-from bert.tokenizer.library import ALBERT_TOKENS, BERT_TOKENS, ROBERTA_TOKENS
+from bert.tokenizer.library import ALBERT_TOKENS, BERT_TOKENS, ROBERTA_TOKENS, bert_rows
 from bert.tokenizer.unigram import WORD_START
 
 if TYPE_CHECKING:
@@ -170,11 +170,12 @@ def build_sentencepiece(data: bytes, file: Path, settings: TokenizerSettings) ->
     wide_mask = None if names is BERT_TOKENS else names["mask"]  # the space before the mask belongs to it
     tokenizer.add_special_tokens([AddedToken(text, lstrip=text == wide_mask) for text in special])
     first, end = names["cls"], names["sep"]
+    ids = {text: require(tokenizer.token_to_id(text), text) for text in (first, end)}
     single = f"{first}:0 $A:0 {end}:0"
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=single,
-        pair=f"{single} {end}:0 $B:0 {end}:0" if names is ROBERTA_TOKENS else f"{single} $B:1 {end}:1",
-        special_tokens=[(text, tokenizer.token_to_id(text)) for text in (first, end)],
+    tokenizer.post_processor = (
+        processors.TemplateProcessing(single, f"{single} {end}:0 $B:0 {end}:0", list(ids.items()))
+        if names is ROBERTA_TOKENS
+        else bert_rows(first, end, ids)
     )
     return tokenizer
 
@@ -205,10 +206,8 @@ def _number(pieces: list[Piece], camembert: bool, file: Path) -> tuple[list[Piec
             return pieces, names
         if missing == {names["mask"]}:
             return [*pieces, Piece(names["mask"], 0.0, CONTROL)], names
-    raise UserError(
-        f"{file} has the special tokens of neither ALBERT, DeBERTa nor XLM-RoBERTa: put the tokenizer.json of the same "
-        "model next to it"
-    )
+    fix = "put the tokenizer.json of the same model next to it"
+    raise UserError(f"{file} has the special tokens of neither ALBERT, DeBERTa nor XLM-RoBERTa: {fix}")
 
 
 def _with_scores(pieces: list[Piece], albert: bool) -> list[tuple[str, float]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from bert.config import TokenizerConfig
 from bert.config.model import StripAccents
 from bert.errors import UserError, without_surrogates
-from bert.tokenizer.library import ALBERT_TOKENS, HIDDEN
+from bert.tokenizer.library import ALBERT_TOKENS, HIDDEN, bert_rows
 from bert.tokenizer.wordpiece import EUROPEAN_MARKS, WordCounts, WordSteps, normalize_counts, resolve_strip_accents
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def build_unigram(pieces: Iterable[tuple[str, float]], config: TokenizerConfig) 
         pieces: tokens without special tokens.
         config: lowercase, strip_accents.
     """
-    from tokenizers import Tokenizer, decoders, models, processors
+    from tokenizers import Tokenizer, decoders, models
 
     ordered = sorted(((token, round(score, _DIGITS)) for token, score in pieces), key=lambda piece: (-piece[1], piece))
     special = [(token, 0.0) for token in TRAINED_SPECIAL_TOKENS]
@@ -98,12 +98,8 @@ def build_unigram(pieces: Iterable[tuple[str, float]], config: TokenizerConfig) 
     tokenizer.pre_tokenizer = _make_pre_tokenizer()
     tokenizer.add_special_tokens(list(TRAINED_SPECIAL_TOKENS))
     tokenizer.decoder = decoders.Metaspace(replacement=WORD_START, prepend_scheme="always")
-    ends = (ALBERT_TOKENS["cls"], ALBERT_TOKENS["sep"])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(token, TRAINED_SPECIAL_TOKENS.index(token)) for token in ends],
-    )
+    ids = {token: number for number, token in enumerate(TRAINED_SPECIAL_TOKENS)}
+    tokenizer.post_processor = bert_rows(ALBERT_TOKENS["cls"], ALBERT_TOKENS["sep"], ids)
     return tokenizer
 
 

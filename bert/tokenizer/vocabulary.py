@@ -124,9 +124,8 @@ def load_tokenizer(
     check_post_processor(tokenizer, file)
     if file.suffix not in (".json", ".model"):
         _check_normalization(file, tokenizer, settings, detect_casing, log)
-    if not special_ids(tokenizer).all or (
-        is_wordpiece(tokenizer) and tokenizer.token_to_id(tokenizer.model.unk_token) is None
-    ):
+    lacks_unknown = is_wordpiece(tokenizer) and tokenizer.token_to_id(tokenizer.model.unk_token) is None
+    if lacks_unknown or not special_ids(tokenizer).all:
         _require_special_tokens(tokenizer.get_vocab(), file)
     return tokenizer
 
@@ -159,21 +158,15 @@ def _check_normalization(
 ) -> None:
     """Logs a warning about tokens of a bare vocab.txt that the normalization makes unreachable."""
     (lowercase, strip_accents), tokens = normalization(tokenizer), tokenizer.get_vocab()
+    fix = 'if that is wrong, set tokenizer.{} to false or put {{"{}": false}} into ' + f"{SETTINGS} next to it"
     capital = _first_cased_token(sorted(tokens))
     if lowercase and capital is not None and settings.do_lower_case is None and not detected:
-        text = (
-            f"{file}: text is lower-cased, though the vocabulary has upper-case letters, as in {capital!r}; if that is "
-            f'wrong, set tokenizer.lowercase to false or put {{"do_lower_case": false}} into {SETTINGS} next to it'
-        )
-        log(WarningText(text))
+        cased = f"text is lower-cased, though the vocabulary has upper-case letters, as in {capital!r}"
+        log(WarningText(f"{file}: {cased}; {fix.format('lowercase', 'do_lower_case')}"))
     marked = sorted(filter(_has_marks, tokens))
     if strip_accents and len(marked) > _FEW * len(tokens) and settings.strip_accents is None:
-        text = (
-            f"{file}: marks are removed from text, though {len(marked):,} tokens have some, as in {marked[0]!r}; if "
-            f'that is wrong, set tokenizer.strip_accents to false or put {{"strip_accents": false}} into {SETTINGS} '
-            "next to it"
-        )
-        log(WarningText(text))
+        kept = f"marks are removed from text, though {len(marked):,} tokens have some, as in {marked[0]!r}"
+        log(WarningText(f"{file}: {kept}; {fix.format('strip_accents', 'strip_accents')}"))
 
 
 def _first_cased_token(tokens: Iterable[str]) -> str | None:
@@ -192,8 +185,7 @@ def subword_ids(tokenizer: Tokenizer) -> list[int]:
         raise UserError(
             "data.whole_word_masking needs a vocabulary that marks tokens that continue a word: leave it out"
         )
-    special = special_ids(tokenizer).all
-    vocab = tokenizer.get_vocab()
+    special, vocab = special_ids(tokenizer).all, tokenizer.get_vocab()
     return sorted(i for token, i in vocab.items() if i not in special and continues_word(tokenizer, token))
 
 
@@ -317,12 +309,10 @@ def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
     with library_errors(f"{file} is not a complete tokenizer.json", "copy it again or name the vocab.txt"):
         tokenizer = Tokenizer.from_str(text)
     by_bytes = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) or "<mask>" in tokenizer.get_vocab()
-    others = isinstance(tokenizer.model, models.WordPiece | models.Unigram)
-    if not others and not (isinstance(tokenizer.model, models.BPE) and by_bytes):
-        kind = type(tokenizer.model).__name__
-        raise UserError(
-            f"{file} holds a {kind} vocabulary, but only WordPiece, byte-level and Unigram are read: name another"
-        )
+    model = tokenizer.model
+    if not isinstance(model, models.WordPiece | models.Unigram) and not (isinstance(model, models.BPE) and by_bytes):
+        kind = f"{file} holds a {type(model).__name__} vocabulary"
+        raise UserError(f"{kind}, but only WordPiece, byte-level and Unigram are read: name another")
     set_truncation_side(tokenizer, truncation_side(tokenizer))
     tokenizer.no_padding()
     return tokenizer
@@ -351,11 +341,8 @@ def _parse_vocab(content: str, file: Path, log: Log) -> dict[str, int]:
         first = lines[repeated[0]]
         names = (name for name in map(UNUSED.format, itertools.count()) if name not in vocab)
         vocab |= dict(zip(itertools.islice(names, len(repeated)), repeated, strict=True))
-        text = (
-            f"{file}, line {vocab[first] + 1}: {first!r} is on line {repeated[0] + 1} already: the last line of a "
-            f"token counts ({len(repeated):,} lines have no effect)"
-        )
-        log(WarningText(text))
+        place = f"{file}, line {vocab[first] + 1}: {first!r} is on line {repeated[0] + 1} already"
+        log(WarningText(f"{place}: the last line of a token counts ({len(repeated):,} lines have no effect)"))
     return vocab
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from bert.config import TokenizerConfig
 from bert.config.model import StripAccents
 from bert.errors import UserError, require, without_surrogates
-from bert.tokenizer.library import MPNET_TOKENS, SPECIAL_TOKENS, special_tokens
+from bert.tokenizer.library import MPNET_TOKENS, SPECIAL_TOKENS, bert_rows, special_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -54,11 +54,11 @@ class WordSteps(NamedTuple):
 
 def normalize_counts(characters: Mapping[str, int], normalizer: Normalizer) -> dict[str, int]:
     """Returns the counts of normalized characters, without white space."""
-    counts: dict[str, int] = {}
+    counts: collections.Counter[str] = collections.Counter()
     for character, count in characters.items():
         for part in normalizer.normalize_str(character):
             if not part.isspace():
-                counts[part] = counts.get(part, 0) + count
+                counts[part] += count
     return counts
 
 
@@ -92,10 +92,10 @@ class WordCounts:
 
     def characters(self) -> dict[str, int]:
         """Returns the counts of the characters."""
-        counts: dict[str, int] = {}
+        counts: collections.Counter[str] = collections.Counter()
         for word, count in self.words.items():
             for character in word:
-                counts[character] = counts.get(character, 0) + count
+                counts[character] += count
         return counts
 
     def lines(self) -> Iterator[str]:
@@ -216,15 +216,9 @@ def wordpiece_steps(lowercase: bool, strip_accents: StripAccents) -> WordSteps:
     """Returns the steps that split a text into words: BERT's, unless only European marks are removed."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
-    if strip_accents == "european" and not lowercase:
-        strip_accents = None
-    european = strip_accents == "european"
-    normalizer: Normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=True,
-        strip_accents=False if strip_accents == "european" else strip_accents,
-        lowercase=lowercase and not european,
-    )
+    european = strip_accents == "european" and lowercase
+    strip = False if european else None if strip_accents == "european" else strip_accents
+    normalizer: Normalizer = normalizers.BertNormalizer(True, True, strip, lowercase and not european)
     if european:
         marks = [normalizers.NFD(), normalizers.Replace(Regex(EUROPEAN_MARKS), ""), normalizers.NFC()]
         normalizer = normalizers.Sequence([normalizer, *marks, normalizers.Lowercase()])
@@ -233,7 +227,7 @@ def wordpiece_steps(lowercase: bool, strip_accents: StripAccents) -> WordSteps:
 
 def has_wordpiece_steps(content: dict[str, Any]) -> bool:
     """Returns whether a tokenizer.json has the steps of `wordpiece_steps`."""
-    normalizer, words = ((content[name] or {}) for name in ("normalizer", "pre_tokenizer"))
+    normalizer, words = content["normalizer"] or {}, content["pre_tokenizer"] or {}
     kinds = [step["type"] for step in normalizer.get("normalizers", [normalizer]) if "type" in step]
     european = ["BertNormalizer", "NFD", "Replace", "NFC", "Lowercase"]
     return words.get("type") == "BertPreTokenizer" and kinds in (["BertNormalizer"], european)
@@ -258,11 +252,7 @@ def build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: Strip
         tokenizer.post_processor = processors.RobertaProcessing(separator, classifier, add_prefix_space=False)
     else:
         tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS]:0 $A:0 [SEP]:0",
-            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-            special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
-        )
+        tokenizer.post_processor = bert_rows("[CLS]", "[SEP]", vocab)
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
     return tokenizer
 

@@ -59,9 +59,7 @@ def test_a_missing_role_is_one_sentence(role: str, tmp_path: Path) -> None:
     names = " or ".join(dict.fromkeys(tokens[role] for tokens in TOKEN_SETS if role in tokens))
     with pytest.raises(UserError) as raised:
         getattr(special, role)
-    assert str(raised.value) == (
-        f"the vocabulary has no {role} token ({names}), which is needed here: use a vocabulary that has one"
-    )
+    assert str(raised.value) == (f"the vocabulary has no {role} token ({names}): use a vocabulary that has one")
 
 
 def test_masks_need_a_mask(tmp_path: Path) -> None:

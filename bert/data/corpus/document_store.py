@@ -18,7 +18,7 @@ import numpy as np
 
 from bert.data.corpus.files import Document
 from bert.errors import UserError
-from bert.files import load_json
+from bert.files import load_json, write_atomic
 
 SHINGLE = 5
 """Words per run. The similarity of two documents is the share of distinct runs that both have (Jaccard)."""
@@ -42,14 +42,7 @@ class NearDuplicateFilter:
     """
 
     def __init__(self, threshold: float) -> None:
-        """Initializes the filter.
-
-        Args:
-            threshold: minimum estimated similarity of a near-duplicate.
-
-        Raises:
-            UserError: datasketch is not installed.
-        """
+        """Takes the minimum estimated similarity of a near-duplicate. Raises UserError without datasketch."""
         require_datasketch()
         from datasketch import MinHash, MinHashLSH
 
@@ -204,10 +197,9 @@ def write_store(
     progress: Callable[[int], None],
     new_only: NearDuplicateFilter | None = None,
 ) -> DocumentStore:
-    """Writes pairs (index of the source, document) in order. ``progress`` is called regularly with their number.
+    """Writes pairs (index of the source, document) that pass the filter ``new_only``, in order.
 
-    Args:
-        new_only: filter for the documents.
+    ``progress`` is called regularly with their number.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _DONE).unlink(missing_ok=True)
@@ -229,12 +221,9 @@ def write_store(
         for file in (text, offsets, sources):
             file.flush()
             os.fsync(file.fileno())
-    # Written last, so that an incomplete store is recognized.
-    temporary = folder / (_DONE + ".tmp")
     left_out = new_only.count if new_only else 0
     done = {"documents": count, "bytes": offset, "near_duplicates": left_out}
-    temporary.write_text(json.dumps(done), encoding="utf-8")
-    os.replace(temporary, folder / _DONE)
+    write_atomic(folder / _DONE, json.dumps(done))  # written last, so that an incomplete store is recognized
     return DocumentStore(folder, count, offset, left_out)
 
 

@@ -56,11 +56,7 @@ class StreamFile:
     number: int | None = None
 
     def documents(self, config: DataConfig, skipped: Skipped | None = None) -> Iterator[Document]:
-        """Yields the documents of the file, as configured; some may have no visible character.
-
-        Args:
-            skipped: counts documents without text.
-        """
+        """Yields the documents of the file; some have no visible character. ``skipped`` counts those without text."""
         if self.number is None:
             return read_documents(self.source, skipped, **reading(config))
         return hub_documents(self.source, self.number, skipped, **reading(config))
@@ -109,19 +105,18 @@ def stream_fingerprint(files: Iterable[StreamFile]) -> str:
 
     Folders do not enter the hash if the size is known, so that files may be moved.
     """
-    sources = [(file, redact(file.source)) for file in files]  # a signature may be renewed
-    names = [
-        (file.entry, source if file.size is None else source.rpartition("/")[2], file.size, file.number)
-        for file, source in sources
-    ]
+    names = []
+    for file in files:
+        source = redact(file.source)  # a signature may be renewed
+        name = source if file.size is None else source.rpartition("/")[2]
+        names.append((file.entry, name, file.size, file.number))
     return hashlib.blake2b(json.dumps(names).encode(), digest_size=32).hexdigest()
 
 
 def training_fingerprint(config: DataConfig, cache: Path) -> str:
     """Returns a hash of the content and order of data.train, or, of a stream, of the names and sizes of its files."""
-    if config.streaming:
-        return stream_fingerprint(stream_files(config.train))
-    return corpus_fingerprint(config.train, cache)
+    streaming = config.streaming
+    return stream_fingerprint(stream_files(config.train)) if streaming else corpus_fingerprint(config.train, cache)
 
 
 @dataclass
@@ -209,9 +204,8 @@ class DocumentReader:
         own_files = range(self._index, len(files), self._count) if has_own_files else range(len(files))
         has_documents = position != ReadPosition()
         while True:
-            words = np.random.Philox(key=np.array([self._config.seed, position.passes], np.uint64)).random_raw(
-                len(own_files)
-            )
+            key = np.array([self._config.seed, position.passes], np.uint64)
+            words = np.random.Philox(key=key).random_raw(len(own_files))
             for number in np.argsort(words, kind="stable")[position.file :].tolist():
                 file, skipped = files[own_files[number]], position.documents
                 # Only the first of the readers that read the same files counts skipped documents.
@@ -224,10 +218,8 @@ class DocumentReader:
                     if not has_text(document):
                         self._skipped.add(file.source)
                     else:
-                        has_documents = True
-                        streamed = StreamedDocument(
-                            file.entry, (group, own_files[number], index), position.passes, document
-                        )
+                        has_documents, identity = True, (group, own_files[number], index)
+                        streamed = StreamedDocument(file.entry, identity, position.passes, document)
                         position.size += streamed.size
                         yield streamed
                 position.file, position.documents = position.file + 1, 0

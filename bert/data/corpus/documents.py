@@ -44,7 +44,7 @@ UNSPACED = 500
 sentencex's time per sentence grows with the distance to the last white space.
 """
 
-LONGEST_QUOTATION = 2000
+MAX_QUOTATION = 2000
 """Characters after which an opening quotation mark or bracket is treated as unclosed."""
 
 _OPENING, _CLOSING = "“‘«‹「『（《〈【〔[({", "”’»›」』）》〉】〕])}"
@@ -89,7 +89,8 @@ def numbered_documents(source: list[str] | str, **how: Unpack[Reading]) -> Itera
             if empty:
                 empty_files.append(path)
     if len(empty_files) == files:
-        raise UserError(f"{_shown(source)} holds no text: name a corpus with at least a few documents")
+        named = source if isinstance(source, str) else ", ".join(source)
+        raise UserError(f"{named} holds no text: name a corpus with at least a few documents")
     skipped.log()
     if empty_files:
         are = "is" if len(empty_files) == 1 else f"and {len(empty_files) - 1:,} more files are"
@@ -177,7 +178,7 @@ def _cut_unspaced(paragraph: str) -> Iterator[str]:
     is_long = len(paragraph) > UNSPACED and max(map(len, paragraph.split()), default=0) > UNSPACED
     for mark in _UNSPACED_END.finditer(paragraph) if is_long else ():
         character, offset = mark[0], mark.end()
-        if depth and offset - opened > LONGEST_QUOTATION:
+        if depth and offset - opened > MAX_QUOTATION:
             depth, in_quotes = 0, False
         is_opening = character in _OPENING or (character == '"' and not in_quotes)
         if character == '"':
@@ -296,10 +297,6 @@ def _expand(entry: str) -> list[str]:
     raise UserError(f"{entry} does not exist: name a file, a glob or a folder of the corpus")
 
 
-def _shown(source: list[str] | str) -> str:
-    return source if isinstance(source, str) else ", ".join(source)
-
-
 class DigestCache:
     """Digests of files, cached between runs. Errors of the cache file are ignored."""
 
@@ -347,14 +344,11 @@ def file_signature(path: str | Path) -> tuple[str, int]:
 
 
 def _digest_of_file(path: str) -> str:
-    digest = hashlib.blake2b(digest_size=32)
     try:
         with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
     except OSError as error:
         raise unreadable(path, error) from None
-    return digest.hexdigest()
 
 
 def _digest_of_docstrings(source: str) -> str:

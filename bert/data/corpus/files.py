@@ -84,11 +84,8 @@ class Reading(TypedDict, total=False):
 
 def reading(config: DataConfig) -> Reading:
     """Returns the reading settings of a configuration."""
-    return {
-        "verbatim": config.verbatim,
-        "document_per_line": config.document_per_line,
-        "text_field": config.text_field,
-    }
+    per_line = config.document_per_line
+    return {"verbatim": config.verbatim, "document_per_line": per_line, "text_field": config.text_field}
 
 
 def reading_settings(config: DataConfig) -> list[Any]:
@@ -132,14 +129,13 @@ def read_documents(source: str, skipped: Skipped | None = None, **how: Unpack[Re
       UserError: a file is damaged, truncated or missing (with the number of the line or row, if known).
     """
     file_format, path = corpus_format(source), source if is_url(source) else Path(source)
-    if file_format == "text" and not how.get("verbatim"):
-        yield from _text_documents(path, how.get("document_per_line", False), text_columns(how))
-        return
-    if file_format == "text":
-        with contextlib.closing(_whole_text(path, text_columns(how))) as texts:
-            yield from (text.split("\n") for text in texts)
-        return
     columns = text_columns(how)
+    if file_format == "text":
+        if how.get("verbatim"):
+            yield _whole_text(path, columns).split("\n")
+        else:
+            yield from _text_documents(path, how.get("document_per_line", False), columns)
+        return
     if file_format == "jsonl":
         rows, unit = _json_rows(path, columns), "line"
     else:
@@ -284,9 +280,7 @@ def _decoded_lines(path: Path | str, utf_16: bool, errors: str) -> Generator[tup
                 yield line_number, data.decode("utf-8", errors)
             except UnicodeDecodeError:
                 raise UserError(f"{path}, line {line_number}: not UTF-8: {convert(data)}") from None
-    except UnicodeDecodeError as error:
-        raise damaged(path, f" after line {line_number}", error) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise damaged(path, f" after line {line_number}", error) from None
     except OSError as error:
         if error.strerror is None:  # bz2 and zstd raise these: the file is damaged
@@ -317,9 +311,8 @@ def _checked_lines(path: Path | str, lines: Iterator[tuple[int, str]], columns: 
 def _check_first_line(path: Path | str, line: str, columns: list[str]) -> None:
     """Raises UserError for JSON objects with a text; logs a warning for other JSON and markup."""
     if 4 * line.count("\0") > len(line):
-        raise UserError(
-            f"{path}, line 1: NUL characters: convert the file, for example with iconv -f UTF-16LE -t UTF-8"
-        )
+        fix = "convert the file, for example with iconv -f UTF-16LE -t UTF-8"
+        raise UserError(f"{path}, line 1: NUL characters: {fix}")
     packed = next((suffix for suffix in DECOMPRESSORS if _name(path).endswith(suffix)), "")
     fix = f"let its name end in .jsonl{packed} if each line is an object"
     record = None
@@ -362,15 +355,13 @@ def _text_documents(path: Path | str, document_per_line: bool, columns: list[str
             document.append(text.removeprefix(BYTE_ORDER_MARK))
             size += len(text)
             if size > MAX_DOCUMENT_BYTES:
-                raise _too_long(
-                    path, line_number, "separate documents with an empty line, or set data.document_per_line"
-                )
+                fix = "separate documents with an empty line, or set data.document_per_line"
+                raise _too_long(path, line_number, fix)
     if document:
         yield document
 
 
-def _whole_text(path: Path | str, columns: list[str]) -> Generator[str, None, None]:
-    """Yields the whole text of a file."""
+def _whole_text(path: Path | str, columns: list[str]) -> str:
     parts: list[str] = []
     size = 0
     with contextlib.closing(_decoded_lines(path, utf_16=False, errors="strict")) as lines:
@@ -379,7 +370,7 @@ def _whole_text(path: Path | str, columns: list[str]) -> Generator[str, None, No
             size += len(line)
             if size > MAX_DOCUMENT_BYTES:
                 raise _too_long(path, line_number, "divide the file, or set data.verbatim to false")
-    yield "".join(parts)
+    return "".join(parts)
 
 
 def _json_rows(path: Path | str, columns: list[str]) -> NumberedValues:

@@ -13,15 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bert.config import DataConfig, TokenizerConfig
 from bert.data.cache import cache_copy, cache_folder
-from bert.data.corpus.document_stream import (
-    HEAD_CHARACTERS,
-    HEAD_VERSION,
-    head_documents,
-    stream_files,
-    training_fingerprint,
-)
-from bert.data.corpus.documents import corpus_files, documents
-from bert.data.corpus.files import Document, reading, reading_settings
+from bert.data.corpus import document_stream
+from bert.data.corpus.document_stream import HEAD_CHARACTERS, HEAD_VERSION
+from bert.data.corpus.documents import corpus_files, documents, numbered_documents
+from bert.data.corpus.files import reading, reading_settings
 from bert.data.pretraining.build import SHARD_BYTES, require_documents
 from bert.data.worker_processes import Engine, run_tasks
 from bert.errors import LOGGER, UserError, without_surrogates
@@ -59,7 +54,7 @@ def corpus_vocabulary(
     keys = dataclasses.asdict(config)
     if config.kind == "wordpiece":  # the original kind: keeps the names of existing folders
         del keys["kind"]
-    settings: list[Any] = [training_fingerprint(data, cache), keys, *reading_settings(data)]
+    settings: list[Any] = [document_stream.training_fingerprint(data, cache), keys, *reading_settings(data)]
     if data.streaming:
         settings += [HEAD_VERSION, HEAD_CHARACTERS, data.stream_readers, data.mixture_weights, data.seed]
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
@@ -76,10 +71,8 @@ def corpus_vocabulary(
                     folder.mkdir(exist_ok=True)
                     save_tokenizer(tokenizer, folder)
         except OSError as error:
-            raise UserError(
-                f"the vocabulary cannot be written to {folder} ({error.strerror}): name another folder with "
-                "data.cache_dir"
-            ) from None
+            fix = "name another folder with data.cache_dir"
+            raise UserError(f"the vocabulary cannot be written to {folder} ({error.strerror}): {fix}") from None
     if copy:
         copy.upload()
     return load_tokenizer(folder)
@@ -132,14 +125,13 @@ def count_block(block: str, steps: WordSteps) -> WordCounts:
 
 
 def _lines(data: DataConfig) -> Iterator[str]:
-    return (line for document in _documents(data) for line in document)
-
-
-def _documents(data: DataConfig) -> Iterator[Document]:
-    """Returns the documents on which a vocabulary is trained: ``data.train``, or the head of a stream."""
-    if not data.streaming:
-        return documents(data.train, **reading(data))
-    return (document for _, document in head_documents(stream_files(data.train), data, HEAD_CHARACTERS))
+    """Yields the lines on which a vocabulary is trained: ``data.train``, or the head of a stream."""
+    if data.streaming:
+        files = document_stream.stream_files(data.train)
+        numbered = document_stream.head_documents(files, data, HEAD_CHARACTERS)
+    else:
+        numbered = numbered_documents(data.train, **reading(data))
+    return (line for _, document in numbered for line in document)
 
 
 class Losses(NamedTuple):
@@ -151,7 +143,7 @@ class Losses(NamedTuple):
     """Share of characters in unknown words that are too long for WordPiece."""
     removed: float
     """Share of characters removed by the normalizer, including accents of letters."""
-    most_removed: str
+    removed_characters: str
     """The characters that are removed most often."""
 
     def warnings(self, unknown_token: str, text: str = "data.train") -> list[str]:
@@ -166,9 +158,9 @@ class Losses(NamedTuple):
             share = f"{self.unknown:.1%} of the characters of {text}"
             warnings.append(f"{share} become {unknown_token} and are lost: {train}")
         if self.removed > REMOVED_WARNING:
-            marks = all(unicodedata.category(character)[0] == "M" for character in self.most_removed)
+            marks = all(unicodedata.category(character)[0] == "M" for character in self.removed_characters)
             fix = "train one with --tokenizer.strip_accents false" if marks else "train another one"
-            shown = ", ".join(f"U+{ord(c):04X} {unicodedata.name(c, '')}".strip() for c in self.most_removed)
+            shown = ", ".join(f"U+{ord(c):04X} {unicodedata.name(c, '')}".strip() for c in self.removed_characters)
             warnings.append(
                 f"the vocabulary's normalizer removes {self.removed:.1%} of the characters of {text} ({shown}): use a "
                 f"vocabulary that keeps them, or {fix}"
@@ -200,10 +192,9 @@ def measure_losses(tokenizer: Tokenizer, texts: Iterable[str]) -> Losses:
                 size = len("".join(text[start:end].split()))
                 unknown += size
                 too_long += size if is_wordpiece and size > MAX_INPUT_CHARS_PER_WORD else 0
-    most_removed = "".join(character for character, _ in removed.most_common(3))
-    return Losses(
-        min(unknown / total, 1.0), min(too_long / total, 1.0), min(removed.total() / total, 1.0), most_removed
-    )
+    removed_characters = "".join(character for character, _ in removed.most_common(3))
+    shares = [min(count / total, 1.0) for count in (unknown, too_long, removed.total())]
+    return Losses(shares[0], shares[1], shares[2], removed_characters)
 
 
 def warn_of_losses(

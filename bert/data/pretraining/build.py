@@ -25,11 +25,7 @@ from bert.config import DataConfig
 from bert.data.cache import WORK, CacheCopy, cache_copy, cache_folder
 from bert.data.corpus import document_store
 from bert.data.corpus.document_store import DocumentStore, NearDuplicateFilter
-from bert.data.corpus.document_stream import (
-    HEAD_CHARACTERS,
-    head_documents,
-    stream_files,
-)
+from bert.data.corpus.document_stream import HEAD_CHARACTERS, head_documents, stream_files
 from bert.data.corpus.documents import numbered_documents
 from bert.data.corpus.files import Document, reading
 from bert.data.pretraining import workers
@@ -87,7 +83,7 @@ def build_examples(
       UserError: an unreadable or empty corpus, too few documents, a damaged set, a cache that cannot be written, or no
         cluster.
     """
-    progress = progress or _silent
+    progress = progress or (lambda stage, done, total: None)
     folder, settings = _dataset_folder(config, tokenizer, cache_dir, progress)
     copy = None if cache_dir else cache_copy(config, folder, INDEX)
     if not (folder / INDEX).exists():
@@ -118,7 +114,7 @@ def build_shard_subset(
     Returns:
       The set, or None while shards of other processes are missing. ``build_examples`` would build the missing shards.
     """
-    progress = progress or _silent
+    progress = progress or (lambda stage, done, total: None)
     folder, settings = _dataset_folder(config, tokenizer, cache_dir, progress)
     shard, shard_count = subset
     index, copy = folder / INDEX, None if cache_dir else cache_copy(config, folder, INDEX)
@@ -217,10 +213,11 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
     _warn_of_empty_documents(tasks, summaries)
     counts = sum(np.load(work / f"{name}.npy") for name in summaries if name.startswith("train"))
     write_array(folder / COUNTS, counts)
+    counted = _counts(splits, config.dupe_factor)
     index = {
         "settings": settings,
         "vocab_size": len(counts),
-        "counts": _counts(splits, config.dupe_factor) | _left_out(tasks, config),
+        "counts": counted,
         "unigram_counts": {
             "file": COUNTS,
             "size": (folder / COUNTS).stat().st_size,
@@ -228,6 +225,9 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
         },
         **splits,
     }
+    if config.near_duplicates is not None:
+        train = next(task for task in tasks if task.name.startswith("train"))
+        counted["near_duplicates"] = train.store.near_duplicates
     write_atomic(folder / INDEX, json.dumps(index, indent=1).encode())
     shutil.rmtree(work, ignore_errors=True)
     for leftover in folder.glob(".*"):  # temporary files of killed workers
@@ -289,9 +289,9 @@ def _split_documents(
     if (left := train.number_of_documents - count) < minimum:
         if train.number_of_documents >= 2 * minimum:
             raise UserError(
-                f"data.eval_fraction {config.eval_fraction:g} leaves {left} of the "
-                f"{_count_of_documents(train.number_of_documents)} of data.train to train on, but {minimum} are "
-                "needed: lower it, or set data.eval"
+                f"data.eval_fraction is {config.eval_fraction:g}, which leaves {left} of the "
+                f"{train.number_of_documents} documents of data.train to train on, but {minimum} are needed: lower it, "
+                "or set data.eval"
             )
         raise _too_few_documents("data.train", train.number_of_documents, config)
     return {"eval": (train, order[:count]), "train": (train, order[count:])}
@@ -322,7 +322,8 @@ def _too_few_documents(key: str, count: int, config: DataConfig) -> UserError:
         fix = "with data.verbatim each text file is one document: add files, or set data.eval"
     elif config.document_per_line:
         fix = "with data.document_per_line each line is one: add lines"
-    return UserError(f"{key} holds {_count_of_documents(count)}: at least {needed} are needed{reason}; {fix}")
+    documents = f"{count} document{'s' * (count != 1)}"
+    return UserError(f"{key} holds {documents}: at least {needed} are needed{reason}; {fix}")
 
 
 def _open_or_write_store(
@@ -340,24 +341,10 @@ def _open_or_write_store(
 
 
 def _counts(splits: dict[str, list[dict[str, Any]]], dupe_factor: int) -> dict[str, int]:
-    counts = {}
-    for split, shards in splits.items():
-        for name in COUNTED:
-            counts[f"{split}_{name}"] = sum(shard[name] for shard in shards)
+    counts = {f"{split}_{name}": sum(x[name] for x in shards) for split, shards in splits.items() for name in COUNTED}
     for name in COUNTED_ONCE:
         counts[f"train_{name}"] //= dupe_factor
     return counts
-
-
-def _left_out(tasks: list[ShardSpec], config: DataConfig) -> dict[str, int]:
-    """Returns the number of near-duplicates if the filter was used."""
-    if config.near_duplicates is None:
-        return {}
-    return {"near_duplicates": next(task.store.near_duplicates for task in tasks if task.name.startswith("train"))}
-
-
-def _count_of_documents(count: int) -> str:
-    return f"{count} document{'s' * (count != 1)}"
 
 
 def _read_finished(task: ShardSpec, work: Path) -> ShardSummary | None:
@@ -368,7 +355,3 @@ def _read_finished(task: ShardSpec, work: Path) -> ShardSummary | None:
     except (OSError, ValueError, TypeError):
         return None
     return summary if is_whole else None
-
-
-def _silent(stage: str, done: int, total: int | None) -> None:
-    pass

@@ -140,14 +140,9 @@ def dataset_settings(config: DataConfig, cache: Path, tokenizer: Tokenizer, shar
     }
     if config.input_format != "nsp":
         settings["objective"] = config.input_format
-    if config.near_duplicates is not None:
-        settings["near_duplicates"] = config.near_duplicates
-    if config.verbatim:
-        settings["verbatim"] = True
-    if config.document_per_line:
-        settings["document_per_line"] = True
-    if config.text_field != "text":
-        settings["text_field"] = config.text_field
+    for name in ("near_duplicates", "verbatim", "document_per_line", "text_field"):
+        if (value := getattr(config, name)) != getattr(DataConfig, name):
+            settings[name] = value
     if config.streaming:
         settings["stream"] = [HEAD_VERSION, HEAD_CHARACTERS, config.stream_readers, config.mixture_weights]
     elif config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
@@ -240,11 +235,8 @@ class ShardReader:
             try:
                 with pa.memory_map(str(path)) as source:
                     table = pa.ipc.open_stream(source).read_all()
-                    more = [
-                        name
-                        for name in table.column_names
-                        if name in (EXAMPLE_LENGTH, NEXT_ID) or name.endswith("_label")
-                    ]
+                    names = table.column_names
+                    more = [name for name in names if name in (EXAMPLE_LENGTH, NEXT_ID) or name.endswith("_label")]
                     batches = table.select([*COLUMNS, *more]).to_batches()
             except (OSError, pa.ArrowException, KeyError) as error:
                 raise corrupt_shard_error(path, str(error).splitlines()[0]) from None
@@ -283,9 +275,8 @@ class ShardReader:
         for index in set(shard.tolist()):
             path, state = self._files[index]
             if (now := _state(path)) != state:
-                raise corrupt_shard_error(
-                    path, "it has vanished" if now is None else "it has been changed during the run"
-                )
+                reason = "it has vanished" if now is None else "it has been changed during the run"
+                raise corrupt_shard_error(path, reason)
             here = np.flatnonzero(shard == index)
             chosen = within[here]
             for column, view in zip(out, self._views[index], strict=True):

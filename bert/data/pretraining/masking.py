@@ -374,9 +374,8 @@ def philox_uint64_of_rows(
     words = np.empty((len(rows), words_per_row), np.uint64)
     after = 0
     for index, row in enumerate(rows.tolist()):
-        stream.advance(
-            (row - after) * words_per_row // _PHILOX_WORDS
-        )  # relative to the end of the row before; may be negative
+        # Relative to the end of the row before; may be negative.
+        stream.advance((row - after) * words_per_row // _PHILOX_WORDS)
         words[index] = stream.random_raw(words_per_row)
         after = row + 1
     return words

@@ -163,8 +163,8 @@ def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterato
             )
         if not without_rows:
             target = _random_words(_BLOCK_OF_ROW, spec, chunk, len(columns["length"])) % np.uint64(window)
-            for ahead, rows in enumerate(waiting):
-                rows.append(_chosen(columns, np.flatnonzero(target == ahead)))
+            for ahead, parts in enumerate(waiting):
+                parts.append({name: values[target == ahead] for name, values in columns.items()})
         parts = waiting.popleft()
         waiting.append([])
         if chunk < start.block or not any(len(part["length"]) for part in parts):
@@ -174,16 +174,13 @@ def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterato
         again = Start(max(0, chunk - window + 1), chunk, row, states[0])
         row += len(order)
         size = sum(size for *_, size in state) + sum(document.size for document in documents)
-        yield Block(again, _chosen(block, order), size, documents[0].passes, skipped.count)
+        mixed = {name: values[order] for name, values in block.items()}
+        yield Block(again, mixed, size, documents[0].passes, skipped.count)
 
 
 def _random_words(stream: int, spec: StreamSpec, chunk: int, count: int) -> np.ndarray:
     key = np.array([stream + spec.config.seed, (spec.reader << 40) + chunk], np.uint64)
     return np.random.Philox(key=key).random_raw(count)
-
-
-def _chosen(columns: Columns, rows: np.ndarray) -> Columns:
-    return {name: values[rows] for name, values in columns.items()}
 
 
 def chunk_rows(spec: StreamSpec, chunk: int, documents: list[StreamedDocument], tokenizer: Tokenizer) -> Columns:
@@ -251,12 +248,7 @@ class RowReader:
     """
 
     def __init__(self, spec: StreamSpec, tokenizer: str, starts: Iterable[Start]) -> None:
-        """Initializes the reader.
-
-        Args:
-            tokenizer: the tokenizer as JSON.
-            starts: known starts, from which rows are reached quickly.
-        """
+        """Takes the tokenizer as JSON, and known starts, from which rows are reached quickly."""
         self.spec, self._tokenizer = spec, tokenizer
         self._starts = {Start(), *starts}
         self._blocks: deque[Block] = deque()
@@ -297,9 +289,8 @@ class RowReader:
     def start_of(self, row: int) -> Start:
         """Returns the last known start before a row."""
         known = (*self._starts, *(block.start for block in self._blocks))
-        return max(
-            (start for start in known if start.first_row <= row), key=lambda start: (start.first_row, start.state)
-        )
+        earlier = (start for start in known if start.first_row <= row)
+        return max(earlier, key=lambda start: (start.first_row, start.state))
 
     def close(self) -> None:
         """Ends the process."""
@@ -336,12 +327,7 @@ class StreamedRows:
     """
 
     def __init__(self, readers: Sequence[RowReader], log: Callable[[str], None]) -> None:
-        """Initializes the rows.
-
-        Args:
-            readers: the readers of this host.
-            log: logs the rate.
-        """
+        """Takes the readers of this host; ``log`` receives the rate."""
         self._readers = {reader.spec.reader: reader for reader in readers}
         self.num_readers = readers[0].spec.config.stream_readers
         self._log = log

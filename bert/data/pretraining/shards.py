@@ -144,15 +144,8 @@ def tokenize(
         end = special_ids(tokenizer).end
         return tokenize_documents(store, indices, tokenizer, end), RowTemplate((), (), (), ())
     template = row_template(tokenizer, input_format.pair)
-    text = tokenize_sentences(
-        store,
-        indices,
-        tokenizer,
-        template.room(settings.sequence_length),
-        settings.languages,
-        settings.one_sentence_per_line,
-    )
-    return text, template
+    room, per_line = template.room(settings.sequence_length), settings.one_sentence_per_line
+    return tokenize_sentences(store, indices, tokenizer, room, settings.languages, per_line), template
 
 
 def _check_documents(task: ShardSpec, text: TokenizedDocuments, count: int) -> None:
@@ -180,9 +173,7 @@ def _check_sentences(task: ShardSpec, documents: list[int], row_count: int) -> N
     held_out, input_format = task.name.startswith("eval"), task.rows.input_format
     if row_count and (held_out or not INPUT_FORMATS[input_format].pair or (np.diff(documents) > 1).any()):
         return
-    fix = LONGER_DOCUMENTS
-    if held_out:
-        fix = f"raise data.eval_fraction, set data.eval, or {fix}"
+    fix = f"raise data.eval_fraction, set data.eval, or {LONGER_DOCUMENTS}" if held_out else LONGER_DOCUMENTS
     raise UserError(f"no document of {task.name} has two sentences, as data.input_format {input_format} needs: {fix}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import tempfile
@@ -13,7 +12,7 @@ from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -61,8 +60,10 @@ def build_shards(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path, proce
 
 def groups_of(tasks: list[ShardSpec]) -> list[list[ShardSpec]]:
     """Groups the duplicates of a shard, so that their text is tokenized once."""
-    in_order = sorted(tasks, key=_source_key)
-    return [list(group) for _, group in itertools.groupby(in_order, key=_source_key)]
+    groups: dict[tuple[str, int], list[ShardSpec]] = {}
+    for task in tasks:
+        groups.setdefault((str(task.order), task.first), []).append(task)
+    return [groups[key] for key in sorted(groups)]
 
 
 def build_and_record(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path) -> None:
@@ -74,8 +75,7 @@ def build_and_record(tasks: list[ShardSpec], tokenizer: Tokenizer, work: Path) -
 
 
 def _start() -> None:
-    # One core per worker.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
     start_worker()
 
 
@@ -87,11 +87,6 @@ def parse_literal_tokenizer(tokenizer: str) -> Tokenizer:
     from bert.tokenizer.vocabulary import literal_tokenizer
 
     return literal_tokenizer(Tokenizer.from_str(tokenizer))
-
-
-def _source_key(task: ShardSpec) -> tuple[str, int]:
-    """Returns the text that a task reads; equal for duplicates."""
-    return str(task.order), task.first
 
 
 def _build_in_worker(tasks: list[ShardSpec], tokenizer: str, work: Path) -> None:
@@ -139,19 +134,14 @@ def build_from_text(text: ShardText, tokenizer: Tokenizer) -> dict[str, bytes]:
         folder = Path(name)
         store = write_store(text.documents, folder / "documents", lambda number: None)
         np.save(folder / "order.npy", text.order)
-        here = [
-            dataclasses.replace(
-                task, folder=folder, store=store, order=folder / "order.npy", first=0, last=len(text.order)
-            )
-            for task in text.tasks
-        ]
+        span: dict[str, Any] = {"order": folder / "order.npy", "first": 0, "last": len(text.order)}
+        here = [dataclasses.replace(task, folder=folder, store=store, **span) for task in text.tasks]
         build_and_record(here, tokenizer, folder)
         names = [f"{task.name}{ending}" for task in text.tasks for ending in (".arrow", ".npy", ".json")]
         return {name: (folder / name).read_bytes() for name in names}
 
 
 def _build_on_ray(text: ShardText, tokenizer: str) -> dict[str, bytes]:
-    """Runs as a Ray task: builds shards with `build_from_text`."""
     return build_from_text(text, parse_literal_tokenizer(tokenizer))
 
 

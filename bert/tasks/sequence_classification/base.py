@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
 from bert.data import encoding
-from bert.data.inputs import WANTED, Text, as_texts
+from bert.data.inputs import EXPECTED_TEXTS, Text, as_texts
 from bert.data.records import Records
 from bert.data.rows import TokenRows
 from bert.errors import UserError, WarningText, quoted, require
@@ -149,7 +149,7 @@ class SequenceClassificationTask(Task):
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         """Accepts a text per input, or for pairs a tuple or list of two texts; texts may be empty."""
         count = len(self.text_columns)
-        expected = f"{self.name} takes {WANTED[count]}"
+        expected = f"{self.name} takes {EXPECTED_TEXTS[count]}"
         rows = [as_texts(value, index, expected, (count,)) for index, value in enumerate(inputs, 1)]
         columns = [[row[column] for row in rows] for column in range(count)]
         return Examples(columns[0], columns[1] if count == 2 else None, None, [str(row) for row in range(len(rows))])

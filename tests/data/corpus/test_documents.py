@@ -262,7 +262,7 @@ def test_text_without_a_sentence_end_is_kept(text):
 def test_a_quotation_mark_that_is_never_closed_is_passed_over():
     stretches = list(corpus._cut_unspaced("“" + "今天天气很好。" * 2000))
     assert "".join(stretches) == "“" + "今天天气很好。" * 2000
-    assert max(map(len, stretches)) < corpus.LONGEST_QUOTATION + 2 * corpus.UNSPACED
+    assert max(map(len, stretches)) < corpus.MAX_QUOTATION + 2 * corpus.UNSPACED
 
 
 def test_text_with_spaces_is_not_cut():

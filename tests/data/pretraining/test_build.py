@@ -284,7 +284,9 @@ def test_too_few_documents(place, tokenizer, tmp_path, number, held_out):
 def test_too_large_a_share_is_held_out(place, tokenizer, tmp_path):
     (tmp_path / "ten.txt").write_text(text_of(range(10)))
     config = config_of(place, train=str(tmp_path / "ten.txt"), eval_fraction=0.9)
-    with pytest.raises(UserError, match=r"data\.eval_fraction 0\.9 leaves 1 of the 10 documents of data\.train"):
+    with pytest.raises(
+        UserError, match=r"data\.eval_fraction is 0\.9, which leaves 1 of the 10 documents of data\.train"
+    ):
         build_examples(config, tokenizer, tmp_path)
 
 
