@@ -55,6 +55,8 @@ class EmbeddingTask(ColumnFilesTask):
     answer_type: ClassVar[type] = Embedding
     baseline: str = "chance"
     data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "score_range")
+    num_labels = 0
+    input_columns = ("text",)
 
     @property
     def main_metric(self) -> str:  # type: ignore[override]  # follows from the rows
@@ -64,14 +66,6 @@ class EmbeddingTask(ColumnFilesTask):
     @property
     def calls(self) -> frozenset[str]:
         return super().calls | {"embed"}
-
-    @property
-    def num_labels(self) -> int:
-        return 0
-
-    @property
-    def input_columns(self) -> tuple[str, ...]:
-        return ("text",)
 
     def from_config(self, data: TaskDataConfig) -> Self:
         return dataclasses.replace(self, data=data)
@@ -248,10 +242,8 @@ class EmbeddingTask(ColumnFilesTask):
 class LabelledTextsTask(EmbeddingTask):
     """One vector per text; a row is a text. The scores of the examples are label indices."""
 
-    @property
-    def main_metric(self) -> str:  # type: ignore[override]  # see EmbeddingTask
-        """Share of texts whose nearest other text has the same label."""
-        return "accuracy"
+    main_metric = "accuracy"
+    """Share of texts whose nearest other text has the same label."""
 
     def read(self, folder: Path, split: str) -> TextExamples:
         records, names = self.records(Path(folder), split), self.data.columns

@@ -212,15 +212,11 @@ class MultipleChoiceTask(Task):
     kind: ClassVar[str] = "multiple_choice"
     main_metric: str = "accuracy"
     baseline: str = "chance"
-
-    @property
-    def num_labels(self) -> int:
-        return 1
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """(): the number of outputs is the number of choices of a question."""
-        return ()
+    num_labels = 1
+    output_names = ()
+    """The number of outputs is the number of choices of a question."""
+    input_columns = ("question", "choices")
+    id_columns = ("id",)
 
     def splits(self, folder: Path) -> list[str]:
         return splits_in(Path(folder), FILES)
@@ -255,10 +251,6 @@ class MultipleChoiceTask(Task):
     def blank_rows(self, rows: TokenRows) -> ChoiceRows:
         return ChoiceRows(rows, np.arange(len(rows) + 1), None)
 
-    @property
-    def input_columns(self) -> tuple[str, ...]:
-        return ("question", "choices")
-
     def parse_line(self, line: str) -> tuple[str, ...]:
         """Parses a question and its choices separated by tabs, or a JSON object with question and choices."""
         entry = json_input(line, self.input_columns)
@@ -270,10 +262,6 @@ class MultipleChoiceTask(Task):
         if not all(isinstance(column, str) and column.strip() for column in columns):
             raise ValueError("the question or a choice is empty or not a text: write it or remove the line")
         return tuple(columns)
-
-    @property
-    def id_columns(self) -> tuple[str, ...]:
-        return ("id",)
 
     def columns_among(self, names: Collection[str]) -> tuple[str, ...]:
         """Returns the columns of SWAG, or question and choices."""

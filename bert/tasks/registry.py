@@ -143,6 +143,7 @@ class _FlexibleInputs:
 
     counts: tuple[int, ...] = (1, 2)
     """Allowed numbers of texts per input."""
+    id_columns = ("id",)
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Examples:
         expected = TEXT_OR_PAIR if len(self.counts) > 1 else f"the model takes {EXPECTED_TEXTS[self.counts[0]]}"
@@ -163,10 +164,6 @@ class _FlexibleInputs:
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
         return tuple(names for names in (("text",), ("text_a", "text_b")) if len(names) in self.counts)
-
-    @property
-    def id_columns(self) -> tuple[str, ...]:
-        return ("id",)
 
     def parse_line(self, line: str) -> str | tuple[str, ...]:
         columns = [line] if self.counts == (1,) else line.split("\t")

@@ -67,14 +67,9 @@ class RerankerTask(ColumnFilesTask):
     main_metric: str = retrieval.NAMES[0]
     baseline: str = "chance"
     data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "score_range")
-
-    @property
-    def num_labels(self) -> int:
-        return 1
-
-    @property
-    def problem_type(self) -> str:
-        return "regression"
+    num_labels = 1
+    problem_type = "regression"
+    input_columns = ("query", "document")
 
     def from_config(self, data: TaskDataConfig) -> Self:
         return dataclasses.replace(self, data=data)
@@ -190,10 +185,6 @@ class RerankerTask(ColumnFilesTask):
 
     def blank_rows(self, rows: TokenRows) -> ChoiceRows:
         return ChoiceRows(rows, np.arange(len(rows) + 1), None)
-
-    @property
-    def input_columns(self) -> tuple[str, ...]:
-        return ("query", "document")
 
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:

@@ -80,6 +80,8 @@ class SequenceToSequenceTask(ColumnFilesTask):
     answer_type: ClassVar[type] = TargetText
     baseline: str = ""
     data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "metrics", "source", "target", "max_target_length")
+    num_labels = 0
+    input_columns = ("source",)
 
     @property
     def main_metric(self) -> str:  # type: ignore[override]  # follows from the metrics
@@ -92,14 +94,6 @@ class SequenceToSequenceTask(ColumnFilesTask):
 
     def with_target_tokenizer(self, tokenizer: Tokenizer | None) -> Self:
         return dataclasses.replace(self, target_tokenizer=tokenizer)
-
-    @property
-    def num_labels(self) -> int:
-        return 0
-
-    @property
-    def input_columns(self) -> tuple[str, ...]:
-        return ("source",)
 
     @property
     def table_columns(self) -> tuple[tuple[str, ...], ...]:

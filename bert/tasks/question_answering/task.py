@@ -80,6 +80,10 @@ class QuestionAnsweringTask(Task):
     kind: ClassVar[str] = "question_answering"
     answer_type: ClassVar[type] = AnswerPrediction
     windows: ClassVar[bool] = True
+    num_labels = 2
+    output_names = ()
+    """The start and the end are not labels."""
+    input_columns = ("question", "context")
 
     @property
     def main_metric(self) -> str:  # type: ignore[override]  # a field in other tasks
@@ -93,15 +97,6 @@ class QuestionAnsweringTask(Task):
     def bundle_fields(self) -> dict[str, Any]:
         threshold = self.null_score_diff_threshold or 0.0
         return {"null_score_diff_threshold": threshold if self.may_be_impossible else None}
-
-    @property
-    def num_labels(self) -> int:
-        return 2
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """(): the start and the end are not labels."""
-        return ()
 
     def tune(self, outputs: Outputs, features: Windows, examples: Dataset) -> QuestionAnsweringTask:
         """Returns the task with the threshold of the best F1, halfway between an answered and an unanswered question.
@@ -214,10 +209,6 @@ class QuestionAnsweringTask(Task):
     def write_predictions(self, folder: Path, split: str, predictions: Answers, examples: Dataset) -> list[Path]:
         """Writes the files for the official scripts to ``folder``, or to a folder of the split for other splits."""
         return write_predictions(folder if split == "dev" else folder / split, predictions)
-
-    @property
-    def input_columns(self) -> tuple[str, ...]:
-        return ("question", "context")
 
     @property
     def id_columns(self) -> tuple[str, ...]:

@@ -158,6 +158,8 @@ class RegressionTask(SequenceClassificationTask):
     highest: float
     baseline: str = "mean"
     answer_type: ClassVar[type] = Score
+    num_labels = 1
+    problem_type = "regression"
 
     @property
     def calls(self) -> frozenset[str]:
@@ -168,14 +170,6 @@ class RegressionTask(SequenceClassificationTask):
 
     def without_limits(self) -> Self:
         return dataclasses.replace(self, lowest=-math.inf, highest=math.inf)
-
-    @property
-    def num_labels(self) -> int:
-        return 1
-
-    @property
-    def problem_type(self) -> str:
-        return "regression"
 
     def predict(self, outputs: Outputs, features: TokenRows, examples: Examples) -> np.ndarray:
         """Returns the scores [R]; NaN counts as 0."""

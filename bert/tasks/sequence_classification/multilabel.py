@@ -56,15 +56,12 @@ class MultilabelTask(LabelTask):
     baseline: str = "constant_labels"
     tuned_at_each_evaluation: ClassVar[bool] = True
     answer_type: ClassVar[type] = Labels
+    problem_type = "multi_label_classification"
 
     @property
     def bundle_fields(self) -> dict[str, Any]:
         thresholds = self.label_thresholds * (self.num_labels if len(self.label_thresholds) == 1 else 1)
         return {**super().bundle_fields, "label_thresholds": thresholds}
-
-    @property
-    def problem_type(self) -> str:
-        return "multi_label_classification"
 
     def rows_by_label(self, examples: Examples) -> np.ndarray:
         counts: np.ndarray = examples.known_labels.sum(axis=0, dtype=np.int64)

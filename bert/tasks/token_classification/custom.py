@@ -43,14 +43,11 @@ class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
 
     name: str = "tagging"
     data_keys = (*KEYS, *TAG_KEYS)
+    unnamed_table_columns = ()
+    """New inputs are texts and not columns of words."""
 
     def from_config(self, data: TaskDataConfig) -> Self:
         return dataclasses.replace(super().from_config(data), data=data)
-
-    @property
-    def unnamed_table_columns(self) -> tuple[str, ...]:
-        """New inputs are texts and not columns of words."""
-        return ()
 
     @property
     def words_column(self) -> str:

@@ -87,6 +87,7 @@ class TokenClassificationTask(Task):
     baseline: str = "commonest_tag"
     windows: ClassVar[bool] = True
     data_keys: ClassVar[tuple[str, ...]] = TAG_KEYS
+    input_columns = ("text",)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -244,10 +245,6 @@ class TokenClassificationTask(Task):
         if examples.tags is not None and self.marks_entities:
             paths.append(_write_types(folder / f"{split}_types.tsv", predictions.tags, examples.tags))
         return paths
-
-    @property
-    def input_columns(self) -> tuple[str, ...]:
-        return ("text",)
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Sentences:
         """Accepts a text or a list of words per input; both may be empty. Words of a list are joined by spaces."""
