@@ -54,7 +54,7 @@ napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = f"bert-jax {release}"
-html_extra_path = ["_site"]
+html_extra_path = ["_site", "../configs/schema.json"]
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False

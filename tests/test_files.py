@@ -196,7 +196,7 @@ def test_every_command_refuses_a_path_with_a_scheme(arguments, tmp_path, fails, 
 
 def test_no_command_is_left_out() -> None:
     tried = test_every_command_refuses_a_path_with_a_scheme.pytestmark[0].args[1]
-    assert {arguments[0] for arguments in tried} | {"finetune", "recipes"} == set(COMMANDS)
+    assert {arguments[0] for arguments in tried} | {"finetune", "recipes", "config"} == set(COMMANDS)
 
 
 def test_from_python_too(tmp_path: Path, monkeypatch, pretrained: Path) -> None:

@@ -13,6 +13,7 @@ COMMANDS = {
     "pretrain": ("bert.commands.pretrain", "pretrain a model on a corpus"),
     "finetune": ("bert.commands.finetune", "fine-tune a model on labelled data"),
     "recipes": ("bert.commands.recipes", "list the recipes for --config"),
+    "config": ("bert.commands.recipes", "print the JSON schema of configuration files, for editors"),
     "plan": ("bert.commands.plan", "report the device memory and time of a pretraining run"),
     "tokenizer": ("bert.commands.corpus", "train a vocabulary on a corpus, or extend one"),
     "examples": ("bert.commands.corpus", "build the examples of a corpus in advance, and show them"),

@@ -1,4 +1,4 @@
-"""`bert recipes`: lists the recipes for ``--config`` and prints their headers."""
+"""Commands about configurations: `bert recipes` and `bert config`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from collections.abc import Iterator
 from bert.commands.cli.arguments import COMMAND_LINE, CommandParser, run_command
 from bert.commands.cli.config_help import without_paths
 from bert.config import recipe_folder, recipe_header, recipe_names
+from bert.config.schema import schema_text
 from bert.config.yaml_io import display_path
 from bert.errors import UserError
 
-DESCRIPTION = """Lists the recipes for --config, or prints the command, hardware, time and score of the named ones."""
+RECIPES_DESCRIPTION = (
+    """Lists the recipes for --config, or prints the command, hardware, time and score of the named ones."""
+)
+
+CONFIG_DESCRIPTION = """Prints the JSON schema of configuration files (draft 2020-12). An editor completes and checks
+the keys of a YAML file whose first line is: # yaml-language-server: $schema=PATH, with the path of the printed
+schema."""
 
 GROUPS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "pretrain": (
@@ -49,9 +56,19 @@ INDENT = " " * 20
 
 
 @run_command
-def main(argv: list[str]) -> int:
-    """Runs the command and returns its exit status."""
-    parser = CommandParser("bert recipes", DESCRIPTION)
+def config_command(argv: list[str]) -> int:
+    """Runs `bert config` and returns its exit status."""
+    parser = CommandParser("bert config", CONFIG_DESCRIPTION)
+    parser.add_argument("what", metavar="schema", choices=["schema"], help="Print the JSON schema.")
+    parser.parse_arguments(argv)
+    print(schema_text(), end="")
+    return 0
+
+
+@run_command
+def recipes_command(argv: list[str]) -> int:
+    """Runs `bert recipes` and returns its exit status."""
+    parser = CommandParser("bert recipes", RECIPES_DESCRIPTION)
     parser.add_argument("names", metavar="NAME", nargs="*", help="Recipe whose header is printed in full.")
     names = parser.parse_arguments(argv).names
     if unknown := [name for name in names if name not in recipe_names()]:

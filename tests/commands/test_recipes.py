@@ -8,7 +8,8 @@ import pytest
 from bert.commands.cli.config_help import without_paths
 from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
-from bert.commands.recipes import GROUPS, main
+from bert.commands.recipes import GROUPS
+from bert.commands.recipes import recipes_command as main
 from bert.config import recipe_names
 from bert.errors import UserError
 
