@@ -13,8 +13,8 @@ import re
 import reprlib
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 UTF8_HINT = (
@@ -45,6 +45,7 @@ NAME_CHARACTERS = 60
 """Maximum length of a single name."""
 
 Value = TypeVar("Value")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that control terminals, including direction marks, and lone surrogates."""
@@ -274,6 +275,22 @@ def are_printed() -> bool:
 def warn_once(text: str) -> None:
     """Logs a warning only once, because a corpus is read several times."""
     LOGGER.warning(text)
+
+
+def renamed_argument(old: str, new: str) -> Callable[[Function], Function]:
+    """Makes a function accept the earlier name of a keyword argument, with one warning."""
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            if old in named and new not in named:
+                warn_once(f"{function.__name__}: the argument {old} is now {new}: pass {new}")
+                named[new] = named.pop(old)
+            return function(*arguments, **named)
+
+        return cast(Function, call)
+
+    return decorate
 
 
 if not LOGGER.handlers and LOGGER.level == logging.NOTSET:  # otherwise an application has configured it

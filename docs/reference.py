@@ -40,8 +40,8 @@ API = {
         "MlflowLogger",
     ),
     "What a model returns": (
-        "bert.inference.pretrained.EncodeOutput",
-        "bert.inference.pretrained.MaskPrediction",
+        "bert.inference.forward.EncodeOutput",
+        "bert.inference.scoring.MaskPrediction",
         "bert.inference.generate.Continuation",
         "bert.inference.scoring.TextScore",
         "bert.tasks.sequence_classification.Label",

@@ -198,7 +198,7 @@ def mine_command(argv: list[str]) -> int:
         load(arguments.model, log_to_stderr),
         None if arguments.scorer is None else load(arguments.scorer, log_to_stderr),
     )
-    settings |= {"scorer": scorer, "label": arguments.label, "say": log_to_stderr}
+    settings |= {"scorer": scorer, "label": arguments.label, "log": log_to_stderr}
     rows = model.mine_negatives(fetch(arguments.rows), corpus, **settings)
     with open_output(arguments.output) as written:
         for row in rows:

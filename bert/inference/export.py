@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,38 +17,16 @@ from bert.config.yaml_io import load_config
 from bert.data.inputs import as_filled_texts
 from bert.data.records import read_texts
 from bert.data.rows import Rows
-from bert.errors import UserError, require
-from bert.interchange import ExportError
+from bert.errors import UserError, log_message, renamed_argument, require, system_errors_as_user_errors
+from bert.interchange import ExportError, hub
 from bert.metrics import retrieval
 from bert.model.names import ARCHITECTURES
 from bert.remote import writable
-from bert.tasks.base import Outputs, Task
+from bert.tasks.base import Task
 from bert.tasks.splits import read_splits
 
 TOLERANCE = 0.01
 """Default of the maximum relative loss of score by int8."""
-
-
-class Model(Protocol):
-    """The attributes of `bert.Pretrained` that scoring uses."""
-
-    @property
-    def graph(self) -> Path | None:
-        """File of the ONNX graph."""
-
-    def outputs(self, features: Rows, batch_size: int = 32) -> Outputs:
-        """Returns the outputs of the head, one array per row."""
-
-    def embed(self, texts: Sequence[str], batch_size: int = 32) -> np.ndarray:
-        """Returns the embeddings of texts."""
-
-
-class GraphResult(NamedTuple):
-    """Score, file size and speed of a graph on the dev set."""
-
-    score: float
-    num_bytes: int
-    rows_per_second: float
 
 
 @dataclass(frozen=True)
@@ -82,44 +60,46 @@ class Int8Check:
         if task is None:
             return cls(model.source, None, _texts(model, dev), None, tolerance)
         if not task.main_metric:
-            raise UserError(
-                f"{model.source} is not a run, and has no score that int8 could lose: export it without quantize"
-            )
+            raise UserError(f"{model.source} is not a run and has no score to compare: export it without quantize")
         examples = _dev_examples(model, task, dev)
         if not examples.labelled:
             raise UserError(f"the rows of dev for {model.source} have no labels: pass labelled ones")
         return cls(model.source, task, examples, task.features(model.tokenizer, examples, model.data), tolerance)
 
-    def __call__(self, float_model: Model, int8_model: Model) -> str:
-        """Returns a table of both graphs. Raises ExportError if the int8 graph loses too much."""
+    def __call__(self, float_model: Any, int8_model: Any) -> str:
+        """Compares two `bert.Pretrained` with a graph, and returns a Markdown table.
+
+        Raises:
+            ExportError: the int8 graph loses more than the tolerance.
+        """
+        outputs, speeds = zip(*map(self._measure, (float_model, int8_model)), strict=True)
         if self.task is None:
-            (vectors, float_speed), (others, int8_speed) = (self._embed(model) for model in (float_model, int8_model))
-            name, scores = "cosine with the float model", (1.0, _mean_cosine(vectors, others))
+            name, scores = "cosine with the float model", [1.0, _mean_cosine(*outputs)]
         else:
             name = self.task.main_metric
-            (float_score, float_speed), (int8_score, int8_speed) = (
-                self._scored(self.task, model) for model in (float_model, int8_model)
+            predictions = (
+                self.task.predict(each, require(self.features, "the rows"), self.examples) for each in outputs
             )
-            scores = (float_score, int8_score)
-        sizes = (_num_bytes(require(model.graph, "the graph")) for model in (float_model, int8_model))
-        results = [GraphResult(*parts) for parts in zip(scores, sizes, (float_speed, int8_speed), strict=True)]
+            scores = [self.task.score(each, self.examples)[name] for each in predictions]
         self._require_kept(name, *scores)
-        return _table(name, *results)
+        sizes = [_num_bytes(model.graph) for model in (float_model, int8_model)]
+        rows = [
+            ("", "float", "int8"),
+            ("---", "---", "---"),
+            (name, *(f"{score:.4f}" for score in scores)),
+            ("megabytes", *(f"{size / 1e6:.1f}" for size in sizes)),
+            ("rows per second", *(f"{speed:.1f}" for speed in speeds)),
+        ]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
-    def _embed(self, model: Model) -> tuple[np.ndarray, float]:
-        model.embed(self.examples)  # warm-up
+    def _measure(self, model: Any) -> tuple[Any, float]:
+        """Returns the embeddings, or the outputs of the head, and the rows per second."""
+        inputs = self.examples if self.task is None else require(self.features, "the rows")
+        run = model.embed if self.task is None else model.outputs
+        run(inputs)  # warm-up
         start = time.perf_counter()
-        vectors = model.embed(self.examples)
-        return vectors, len(self.examples) / (time.perf_counter() - start)
-
-    def _scored(self, task: Task, model: Model) -> tuple[float, float]:
-        features = require(self.features, "the rows")
-        model.outputs(features)  # warm-up
-        start = time.perf_counter()
-        outputs = model.outputs(features)
-        speed = len(features) / (time.perf_counter() - start)
-        predictions = task.predict(outputs, features, self.examples)
-        return task.score(predictions, self.examples)[task.main_metric], speed
+        outputs = run(inputs)
+        return outputs, len(inputs) / (time.perf_counter() - start)
 
     def _require_kept(self, name: str, float_score: float, int8_score: float) -> None:
         higher = self.task is None or self.task.higher_main_is_better
@@ -150,13 +130,11 @@ def _texts(model: Any, dev: Any) -> list[Any]:
     """Returns the texts for the comparison of embeddings. Raises UserError."""
     if model.architecture != "Bert":
         raise UserError(
-            f"{model.source} has no task and gives no embeddings ({model.architecture}), and so no score that int8 "
-            "could lose: export it without quantize"
+            f"{model.source} has no task and no embeddings to compare ({model.architecture}): export it without "
+            "quantize"
         )
     if dev is None:
-        raise UserError(
-            f"{model.source} has no dev rows: pass as dev some texts, or a file with one a line, such as it will read"
-        )
+        raise UserError(f"{model.source} has no dev rows: pass typical texts as dev, or a file with one text per line")
     texts = as_filled_texts("text", read_texts(Path(dev), "text") if isinstance(dev, str | os.PathLike) else dev)
     if not texts:
         raise UserError("dev has no texts: pass at least one")
@@ -172,65 +150,100 @@ def _mean_cosine(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.mean(np.sum(retrieval.normalized(first) * retrieval.normalized(second), axis=1)))
 
 
-def _table(name: str, of_float: GraphResult, of_int8: GraphResult) -> str:
-    """Formats both results as a Markdown table."""
-    rows = [
-        ("", "float", "int8"),
-        ("---", "---", "---"),
-        (name, *(f"{result.score:.4f}" for result in (of_float, of_int8))),
-        ("megabytes", *(f"{result.num_bytes / 1e6:.1f}" for result in (of_float, of_int8))),
-        ("rows per second", *(f"{result.rows_per_second:.1f}" for result in (of_float, of_int8))),
-    ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-
-
-def save_model(
+@renamed_argument("say", "log")
+@system_errors_as_user_errors()
+def save(
     model: Any,
     out: str | Path,
-    format: str,
-    log: Callable[[str], None],
-    length: int | None,
-    dynamic_length: bool,
-    quantize: str | None,
-    dev: Any,
-    tolerance: float,
+    format: str = "hf",
+    log: Callable[[str], None] = log_message,
+    *,
+    length: int | None = None,
+    dynamic_length: bool = False,
+    quantize: str | None = None,
+    dev: Any = None,
+    tolerance: float = TOLERANCE,
 ) -> None:
-    """Writes a `bert.Pretrained` in another format; see its method `save`."""
+    """Writes the model in another format atomically, and compares the outputs of the written model.
+
+    Args:
+        out: a new or empty folder, or the URL of a new folder.
+        format: the format to write.
+
+            - ``hf``: a folder for Hugging Face transformers.
+            - ``stablehlo``: a function that needs only JAX.
+            - ``onnx``: a graph for ONNX Runtime and others, for any number of rows and tokens.
+        log: called with what was written and compared. By default, the logger ``bert`` warns about settings that the
+            format cannot express.
+        length: number of tokens T of a ``stablehlo`` function's inputs; None for the model's maximum.
+        dynamic_length: leave T of a ``stablehlo`` function variable, up to the model's maximum.
+        quantize: ``int8`` writes the weights of an ``onnx`` graph in 8 bits (dynamic quantization), and compares its
+            score on dev with the float graph's. For an embedding model without a task, the score is the mean cosine
+            similarity between the embeddings of both graphs.
+        dev: data for that score: None for the dev rows of a run, or one of the following.
+
+            - Labelled rows or a file, as in `score`.
+            - The folder of a task that reads its own files.
+            - For an embedding model without a task, texts or a file with one text per line.
+        tolerance: maximum relative loss of score by int8.
+
+    Raises:
+        ExportError: the outputs differ, or the int8 graph loses more.
+        UserError: the format is unknown, the head has no equivalent in other libraries, an option belongs to another
+            format, a library is not installed, or ``out`` exists and is not an empty folder.
+    """
     from bert.interchange.writers import hf, onnx, stablehlo  # slow imports
 
-    writers = {"hf": hf.export, "stablehlo": stablehlo.export, "onnx": onnx.export}
+    writers: dict[str, Callable[..., None]] = {"hf": hf.export, "stablehlo": stablehlo.export, "onnx": onnx.export}
     if format not in writers:
         raise UserError(f"format is {format!r}: choose one of {', '.join(writers)}")
-    if model.architecture not in ARCHITECTURES:
-        raise UserError(
-            f"{model.source} has the head {model.architecture}, which has no names outside of this toolkit: give it "
-            "some as CONTRIBUTING.md tells"
-        )
-    if model.num_feature_layers is not None:
-        raise UserError(
-            f"{model.source} has a head over {model.num_feature_layers} layers of a frozen encoder, which no export "
-            "format has: fine-tune without num_feature_layers"
-        )
+    _check_head(model)
+    options: dict[str, Any] = {}
     if format == "stablehlo":
-        options: dict[str, Any] = {"length": length, "dynamic_length": dynamic_length}
-    elif length is None and not dynamic_length:
-        options = {}
-    else:
+        options = {"length": length, "dynamic_length": dynamic_length}
+    elif length is not None or dynamic_length:
         raise UserError(f"length and dynamic_length are for stablehlo: leave them out for {format}")
     if quantize not in (None, "int8"):
         raise UserError(f"quantize is {quantize!r}: pass int8, or None for none")
     if quantize is not None and format != "onnx":
         raise UserError(f"quantize is for onnx: leave it out for {format}")
     if quantize is None and dev is not None:
-        raise UserError("dev is what an int8 graph is scored on: pass quantize as well, or leave it out")
+        raise UserError("dev has an effect only with quantize: pass quantize as well, or leave out dev")
     if quantize is not None:
         onnx.check_exportable(model)
         check = Int8Check.of(model, dev, tolerance)
         options["accept"] = lambda *graphs: check(*(dataclasses.replace(model, graph=graph) for graph in graphs))
     with writable(out) as folder:
-        writers[format](model, folder, lambda text: log(_with_path(text, folder, out)), **options)
+        # The folder of a URL is temporary.
+        writers[format](model, folder, lambda text: log(type(text)(text.replace(str(folder), str(out)))), **options)
 
 
-def _with_path(text: str, folder: Path, out: str | Path) -> str:
-    """Replaces the temporary ``folder`` in a message by ``out``."""
-    return type(text)(text.replace(str(folder), str(out)))
+def _check_head(model: Any) -> None:
+    """Raises UserError if no format can express the model's head."""
+    if model.architecture not in ARCHITECTURES:
+        raise UserError(
+            f"{model.source} has the head {model.architecture}, which has no names in other libraries: add them as "
+            "described in CONTRIBUTING.md"
+        )
+    if model.num_feature_layers is not None:
+        raise UserError(
+            f"{model.source} has a head over {model.num_feature_layers} layers of a frozen encoder, which no export "
+            "format supports: fine-tune without num_feature_layers"
+        )
+
+
+def push_to_hub(model: Any, name: str, *, private: bool = False, message: str = "Add a model of bert-jax") -> str:
+    """Writes the model with `save` in the format ``hf``, and uploads it to the Hugging Face hub as one commit.
+
+    Args:
+        name: repository, ``organisation/name``, which is created if necessary.
+        private: whether a new repository is private.
+        message: commit message.
+
+    Returns:
+        The URL of the commit.
+
+    Raises:
+        UserError: see `save`; also if the repository cannot be written (name, access or network).
+    """
+    return hub.upload(model.save, name, private, message)

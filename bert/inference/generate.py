@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -20,15 +20,20 @@ from bert.data.encoding import plain_ids, target_boundaries, tokenize
 from bert.data.inputs import check_count, shown
 from bert.data.rows import TokenRows
 from bert.errors import UserError
-from bert.inference.decoding import Cache, Decoded, Prompts, beam_search, sample
+from bert.inference.decoding import Cache, Decoded, Prompts, Step, beam_search, sample
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.inference.sampling import DecodingArrays
+from bert.inference.scoring import plain_texts
 from bert.model.array_types import Array
 from bert.model.attention import Memory, make_cache
 from bert.model.decoders import BertForCausalLM, BertForSequenceToSequence
 from bert.model.mask import Mask
+from bert.model.names import ENCODER_DECODER
 from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.library import decode, detokenize, special_ids
+
+Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Token ids and mask of the prompts or sources, [B, T] each, and the maximum number of new tokens per row, [B]."""
 
 
 class Continuation(NamedTuple):
@@ -48,7 +53,51 @@ class Continuation(NamedTuple):
     ended: bool
 
 
-def make_decoding(settings: Mapping[str, Any]) -> Decoding:
+def generate(
+    model: Any,
+    prompts: str | Sequence[str],
+    *,
+    details: bool = False,
+    batch_size: int = 16,
+    numbers: Sequence[int] | None = None,
+    **settings: Any,
+) -> Any:
+    """Continues prompts or, with an encoder-decoder, generates the target of each source.
+
+    The default is greedy decoding or, for an encoder-decoder, the settings with which it was evaluated.
+    ``temperature`` enables sampling, and ``beams`` enables beam search. The number of positions limits prompt and
+    continuation together, and source and target separately. A sample depends only on the seed, the indices of its text
+    and sample, and the position. It does not depend on other texts or the batch size.
+
+    Args:
+        prompts: texts, or sources for an encoder-decoder. An empty prompt starts a new text. A string is one prompt,
+            whose result is returned without a list.
+        details: return `Continuation` with scores and token ids instead of strings.
+        batch_size: number of samples, or of texts with all their beams, per batch.
+        numbers: indices of the texts, on which samples depend; None for 0, 1, ...
+        **settings: fields of `bert.config.Decoding`: max_tokens, beams, temperature, top_k, top_p, num_samples, seed,
+            length_penalty, length_norm, early_stopping, repetition_penalty, no_repeat_ngram_size, min_tokens, stop.
+
+    Returns:
+        The new text of each prompt, without the prompt. With ``num_samples`` above 1, a list of texts per prompt, best
+        first with beam search.
+
+    Raises:
+        UserError: the model is neither a causal language model nor an encoder-decoder, a prompt is not a text or is too
+            long, or a setting is invalid.
+    """
+    if isinstance(prompts, str):
+        return generate(model, [prompts], details=details, batch_size=batch_size, numbers=numbers, **settings)[0]
+    decoding = _make_decoding(model.complete_decoding(settings))
+    check_count("batch_size", batch_size)
+    model.require_generation()
+    texts = plain_texts(prompts)
+    results = model._text_generator(texts, decoding, batch_size, _check_numbers(numbers, len(texts)))
+    answers = [[answer if details else answer.text for answer in of_text] for of_text in results]
+    return answers if decoding.num_samples > 1 else [answer for [answer] in answers]
+
+
+def _make_decoding(settings: Mapping[str, Any]) -> Decoding:
     """Validates settings. Raises UserError for unknown names and invalid values."""
     names = [field.name for field in fields(Decoding)]
     if unknown := [name for name in settings if name not in names]:
@@ -58,14 +107,14 @@ def make_decoding(settings: Mapping[str, Any]) -> Decoding:
     return decoding
 
 
-def complete_decoding(evaluated: Decoding | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Completes settings of `Pretrained.generate` with the settings with which an encoder-decoder was evaluated.
+def complete_decoding(model: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Completes settings of `generate` with the settings with which an encoder-decoder was evaluated.
 
     A temperature in ``settings`` replaces evaluated beams, and beams replace evaluated sampling.
     """
-    if evaluated is None:
+    if model.architecture != ENCODER_DECODER or model.decoding is None:
         return settings
-    defaults, plain = vars(evaluated), vars(Decoding())
+    defaults, plain = vars(model.decoding), vars(Decoding())
     replaced: tuple[str, ...] = ()
     if settings.get("temperature") and "beams" not in settings:
         replaced = ("beams", "num_samples")
@@ -74,20 +123,14 @@ def complete_decoding(evaluated: Decoding | None, settings: dict[str, Any]) -> d
     return {**defaults, **{name: plain[name] for name in replaced}, **settings}
 
 
-def generate_texts(
-    generator: TextGenerator | SequenceGenerator,
-    texts: list[str],
-    decoding: Decoding,
-    batch_size: int,
-    numbers: Sequence[int] | None,
-) -> list[list[Continuation]]:
-    """Returns the continuations of each text. Raises UserError if ``numbers`` are invalid or their count is wrong."""
-    numbers = list(range(len(texts)) if numbers is None else numbers)
+def _check_numbers(numbers: Sequence[int] | None, num_texts: int) -> list[int]:
+    """Returns the indices of the texts. Raises UserError if they are invalid or their count is wrong."""
+    numbers = list(range(num_texts) if numbers is None else numbers)
     if any(not isinstance(number, (int, np.integer)) or not 0 <= number < 2**31 for number in numbers):
         raise UserError("numbers has an entry that is not a whole number from 0 to 2,147,483,647: pass another")
-    if len(numbers) != len(texts):
-        raise UserError(f"numbers has {len(numbers)} entries for {len(texts)} prompts: pass one for each")
-    return generator(texts, decoding, batch_size, numbers)
+    if len(numbers) != num_texts:
+        raise UserError(f"numbers has {len(numbers)} entries for {num_texts} prompts: pass one for each")
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -105,25 +148,100 @@ class StopTexts:
     def __call__(self, tokens: Any, count: Any) -> np.ndarray:
         """Maps new tokens [B, n, M] and their number to [B, n] booleans."""
         new = np.asarray(tokens)[..., : int(count)]
-        found = [self.cut(self.decode(ids)) is not None for ids in new.reshape(-1, new.shape[-1]).tolist()]
-        return np.array(found, bool).reshape(new.shape[:2])
+        stopped = [self.cut(self.decode(ids)) is not None for ids in new.reshape(-1, new.shape[-1]).tolist()]
+        return np.array(stopped, bool).reshape(new.shape[:2])
 
     def cut(self, text: str) -> str | None:
         """Returns the text before the first stop text; None if no stop text occurs."""
         starts = [start for stop in self.texts if (start := text.find(stop)) >= 0]
         return text[: min(starts)] if starts else None
 
-    @classmethod
-    def of(cls, decoding: Decoding, decode: Callable[[list[int]], str]) -> StopTexts | None:
-        """Creates the detector for the settings; None if they have no stop texts."""
-        return cls(tuple(decoding.stop), decode) if decoding.stop else None
 
-
-class TextGenerator:
-    """The compiled decoding loops of a causal language model.
+class DecodingLoop:
+    """Runs a compiled decoding loop over batches of texts with similar lengths.
 
     One program is compiled per combination of length bucket, new tokens, number of rows and number of beams.
     """
+
+    def __init__(
+        self,
+        run: Callable[..., Decoded],
+        config: ModelConfig,
+        params: dict[str, Any],
+        end: int,
+        decode: Callable[[list[int]], str],
+    ) -> None:
+        """
+        Args:
+            run: maps parameters, `Inputs`, keys [B, 2], decoding settings, number of new tokens, number of beams and
+                the detector of stop texts to results. The last three are static.
+            config: configuration of the model.
+            params: parameters of the model.
+            end: id of the end token.
+            decode: converts token ids to text.
+        """
+        self.compiled = jax.jit(run, static_argnums=(4, 5, 6))
+        self._config, self._params, self._end, self._text = config, params, end, decode
+
+    def __call__(
+        self,
+        lengths: np.ndarray,
+        make_inputs: Callable[[np.ndarray, int, int], Inputs],
+        decoding: Decoding,
+        batch_size: int,
+        numbers: Sequence[int],
+        max_tokens: int,
+        prefixes: Sequence[list[int]],
+    ) -> list[list[Continuation]]:
+        """Returns ``decoding.num_samples`` continuations of each text, in the order of the texts.
+
+        Args:
+            lengths: number of tokens of each text.
+            make_inputs: maps the indices of the texts in a batch, the length T and B to its inputs.
+            decoding: validated settings.
+            batch_size: number of samples, or of texts with all their beams, per batch.
+            numbers: indices of the texts, which seed the sampler.
+            max_tokens: M, the number of new tokens that the program can generate.
+            prefixes: token ids of each text that the new tokens continue.
+        """
+        check_count("batch_size", batch_size)
+        # Row r is sample r % samples of text r // samples. Beam search finds all samples of a text in one row.
+        samples = decoding.num_samples if decoding.beams == 1 else 1
+        results: list[list[Continuation]] = [[] for _ in lengths]
+        stop = StopTexts(tuple(decoding.stop), self._text) if decoding.stop else None
+        settings = DecodingArrays.make(decoding, self._end)
+        row_lengths = np.repeat(lengths, samples)
+        size = min(batch_size, 1 << max(len(row_lengths) - 1, 0).bit_length())
+        for rows in evaluation_batches(row_lengths, size):
+            texts = rows // samples
+            keys = np.zeros((size, 2), np.int32)
+            keys[: len(rows), 0] = np.asarray(numbers)[texts]
+            keys[: len(rows), 1] = rows % samples
+            width = bucket_length(int(row_lengths[rows].max()), BUCKETS, self._config.max_position_embeddings)
+            inputs = make_inputs(texts, width, size)
+            check_inputs(inputs[0], self._config.known_vocab_size)
+            results_of_batch = self.compiled(self._params, inputs, keys, settings, max_tokens, decoding.beams, stop)
+            decoded: Decoded = jax.device_get(results_of_batch)
+            check_finite(texts, decoded.scores[:, 0])
+            for index, text in enumerate(texts):
+                for k in range(decoding.num_samples // samples):
+                    new = np.asarray(decoded.tokens[index, k, : decoded.lengths[index, k]])
+                    if (score := float(decoded.scores[index, k])) > -np.inf:  # there may be fewer results than beams
+                        results[text].append(self._continuation(prefixes[text], new, score, stop))
+        return results
+
+    def _continuation(self, prefix: list[int], new: np.ndarray, score: float, stop: StopTexts | None) -> Continuation:
+        ended = bool(len(new)) and bool(new[-1] == self._end)
+        ids = new[: len(new) - ended].tolist()
+        text = self._text([*prefix, *ids])[len(self._text(prefix)) :]
+        before_stop = None if stop is None else stop.cut(text)
+        if before_stop is not None:
+            return Continuation(before_stop, score, tuple(ids), ended=True)
+        return Continuation(text, score, tuple(ids), ended)
+
+
+class TextGenerator:
+    """Continues prompts with a causal language model."""
 
     def __init__(
         self,
@@ -133,123 +251,81 @@ class TextGenerator:
         source: str,
         dtype: DTypeLike = jnp.float32,
     ) -> None:
-        self._config, self._params, self._tokenizer, self._source = config, params, tokenizer, source
+        self._config, self._tokenizer, self._source = config, tokenizer, source
         self._model = BertForCausalLM(config, dtype)
+        self._end = special_ids(tokenizer).end
+        text = partial(decode, tokenizer, skip_special_tokens=False)
+        self.loop = DecodingLoop(self._run, config, params, self._end, text)
 
     def __call__(
         self, texts: Sequence[str], decoding: Decoding, batch_size: int, numbers: Sequence[int]
     ) -> list[list[Continuation]]:
-        """Returns ``decoding.num_samples`` continuations of each text, in the order of the texts.
-
-        Args:
-            texts: prompts. An empty prompt starts a new text.
-            decoding: validated settings.
-            batch_size: number of samples, or of texts with all their beams, per batch.
-            numbers: indices of the texts, which seed the sampler.
+        """Returns the continuations of prompts (see `DecodingLoop`). An empty prompt starts a new text.
 
         Raises:
             UserError: a prompt leaves no room for a new token.
         """
         prompts = [ids if len(ids) else np.array([self._end]) for ids in plain_ids(self._tokenizer, texts)]
-        self._check_lengths(texts, prompts)
-        samples = decoding.num_samples if decoding.beams == 1 else 1
-        results: list[list[Continuation]] = [[] for _ in texts]
-        stop = StopTexts.of(decoding, self._text)
-        for rows, decoded in self._batches(prompts, decoding, batch_size, numbers, samples, stop):
-            for index, row in enumerate(rows):
-                prompt = prompts[row // samples]
-                for k in range(decoding.num_samples // samples):
-                    new = np.asarray(decoded.tokens[index, k, : decoded.lengths[index, k]])
-                    if (score := float(decoded.scores[index, k])) > -np.inf:  # there may be fewer results than beams
-                        results[row // samples].append(self._continuation(prompt, new, score, stop))
-        return results
+        positions = self._config.max_position_embeddings
+        for text, prompt in zip(texts, prompts, strict=True):
+            if len(prompt) >= positions:
+                raise UserError(
+                    f"the prompt {shown(text)} has {len(prompt)} tokens, but {self._source} reads fewer than "
+                    f"{positions} in a prompt: pass a shorter one"
+                )
 
-    def _batches(
-        self,
-        prompts: list[np.ndarray],
-        decoding: Decoding,
-        batch_size: int,
-        numbers: Sequence[int],
-        samples: int,
-        stop: StopTexts | None,
-    ) -> Iterator[tuple[np.ndarray, Decoded]]:
-        """Yields (rows, results). Row r is sample r % ``samples`` of prompt r // ``samples``."""
-        lengths = np.repeat([len(prompt) for prompt in prompts], samples)
-        size = min(batch_size, 1 << max(len(lengths) - 1, 0).bit_length())
-        settings = DecodingArrays.make(decoding, self._end)
-        max_tokens = self._bucket(min(decoding.max_tokens, self._config.max_position_embeddings))
-        for rows in evaluation_batches(lengths, size):
-            width = self._bucket(int(lengths[rows].max()))
+        def make_inputs(indices: np.ndarray, width: int, size: int) -> Inputs:
             tokens, mask = (np.full((size, width), value, np.int32) for value in (self._end, 0))
-            limits, keys = np.zeros(size, np.int32), np.zeros((size, 2), np.int32)
-            for index, row in enumerate(rows):
-                prompt = prompts[row // samples]
-                tokens[index, width - len(prompt) :] = prompt
-                mask[index, width - len(prompt) :] = 1
-                limits[index] = min(decoding.max_tokens, self._config.max_position_embeddings - len(prompt))
-                keys[index] = numbers[row // samples], row % samples
-            check_inputs(tokens, self._config.known_vocab_size)
-            batch = Prompts(*map(jnp.asarray, (tokens, mask, limits, keys)))
-            decoded = jax.device_get(self._decode(self._params, batch, settings, max_tokens, decoding.beams, stop))
-            check_finite(rows // samples, decoded.scores[:, 0])
-            yield rows, decoded
+            limits = np.zeros(size, np.int32)
+            for row, index in enumerate(indices):
+                prompt = prompts[index]
+                tokens[row, width - len(prompt) :] = prompt
+                mask[row, width - len(prompt) :] = 1
+                limits[row] = min(decoding.max_tokens, positions - len(prompt))
+            return tokens, mask, limits
 
-    @cached_property
-    def _decode(self) -> Any:
-        return jax.jit(self._run, static_argnums=(3, 4, 5))
+        lengths = np.array([len(prompt) for prompt in prompts], int)
+        max_tokens = bucket_length(max_target_tokens(decoding, self._config), BUCKETS, positions)
+        prefixes = [prompt.tolist() for prompt in prompts]
+        return self.loop(lengths, make_inputs, decoding, batch_size, numbers, max_tokens, prefixes)
 
     def _run(
         self,
         params: dict[str, Any],
-        prompts: Prompts,
+        inputs: tuple[Array, Array, Array],
+        keys: Array,
         decoding: DecodingArrays,
         max_tokens: int,
         beams: int,
         stop: StopTexts | None,
     ) -> Decoded:
-        rows, width = prompts.tokens.shape
+        def step(tokens: Array, position_ids: Array, mask: Mask, cache: Cache) -> tuple[Array, Cache]:
+            positions = _limited_positions(position_ids, self._config)
+            output = self._model.apply({"params": params}, tokens, positions, mask, cache, method=self._model.step)
+            return cast(tuple[Array, Cache], output)
+
+        rows, width = inputs[0].shape
         cache = make_cache(self._config, rows, width + max_tokens - 1, self._model.dtype)
-        step = partial(self._step, params)
-        if beams == 1:
-            return sample(step, cache, prompts, decoding, max_tokens, stop)
-        return beam_search(step, cache, prompts, decoding, max_tokens, beams, stop)
+        return _decode(step, cache, Prompts(*inputs, keys), decoding, max_tokens, beams, stop)
 
-    def _step(
-        self, params: dict[str, Any], tokens: Array, position_ids: Array, mask: Mask, cache: Cache
-    ) -> tuple[Array, Cache]:
-        # Finished rows are computed with the others, so their positions may exceed the maximum.
-        position_ids = (
-            jnp.minimum(position_ids, self._config.max_position_embeddings - 1) + self._config.position_offset
-        )
-        inputs = (tokens, position_ids, mask, cache)
-        return cast(tuple[Array, Cache], self._model.apply({"params": params}, *inputs, method=self._model.step))
 
-    def _bucket(self, length: int) -> int:
-        return bucket_length(length, BUCKETS, self._config.max_position_embeddings)
+def _limited_positions(position_ids: Array, config: ModelConfig) -> Array:
+    """Returns position ids within the table. Finished rows are computed with the others, and may exceed it."""
+    return jnp.minimum(position_ids, config.max_position_embeddings - 1) + config.position_offset
 
-    def _check_lengths(self, texts: Sequence[str], prompts: list[np.ndarray]) -> None:
-        longest = self._config.max_position_embeddings
-        for text, prompt in zip(texts, prompts, strict=True):
-            if len(prompt) >= longest:
-                raise UserError(
-                    f"the prompt {shown(text)} has {len(prompt)} tokens, but {self._source} reads fewer than {longest} "
-                    "in a prompt: pass a shorter one"
-                )
 
-    def _continuation(self, prompt: np.ndarray, new: np.ndarray, score: float, stop: StopTexts | None) -> Continuation:
-        ended = bool(len(new)) and new[-1] == self._end
-        ids = new[: len(new) - ended].tolist()
-        before = self._text(prompt.tolist())
-        text = self._text([*prompt.tolist(), *ids])[len(before) :]
-        cut = None if stop is None else stop.cut(text)
-        return Continuation(text if cut is None else cut, score, tuple(ids), bool(ended) or cut is not None)
-
-    def _text(self, ids: list[int]) -> str:
-        return decode(self._tokenizer, ids, skip_special_tokens=False)
-
-    @cached_property
-    def _end(self) -> int:
-        return special_ids(self._tokenizer).end
+def _decode(
+    step: Step,
+    cache: Cache,
+    prompts: Prompts,
+    decoding: DecodingArrays,
+    max_tokens: int,
+    beams: int,
+    stop: StopTexts | None,
+) -> Decoded:
+    if beams == 1:
+        return sample(step, cache, prompts, decoding, max_tokens, stop)
+    return beam_search(step, cache, prompts, decoding, max_tokens, beams, stop)
 
 
 def decode_targets(
@@ -279,32 +355,25 @@ def decode_targets(
     rows, config = len(limits), model.config
     memory = cast(Memory, model.apply({"params": params}, *sources, method=model.encode))
     tokens = jnp.full((rows, 1), start, jnp.int32)
-    longest = config.max_position_embeddings
 
     def step(tokens: Array, position_ids: Array, mask: Mask, cache: Cache) -> tuple[Array, Cache]:
-        # Finished rows are computed with the others, so their positions may exceed the maximum.
-        positions = jnp.minimum(position_ids, longest - 1) + config.position_offset
-        found = model.apply({"params": params}, tokens, positions, mask, cache, memory, method=model.step)
-        return cast(tuple[Array, Cache], found)
+        positions = _limited_positions(position_ids, config)
+        output = model.apply({"params": params}, tokens, positions, mask, cache, memory, method=model.step)
+        return cast(tuple[Array, Cache], output)
 
     cache = make_cache(config.decoder, rows, max_tokens, model.dtype)
     _, cache = step(tokens, jnp.zeros((1, 1), jnp.int32), Mask(start=0, causal=True), cache)  # caches the source's keys
     prompts = Prompts(tokens, jnp.ones_like(tokens), limits, numbers)
-    if beams == 1:
-        return sample(step, cache, prompts, decoding, max_tokens, stop)
-    return beam_search(step, cache, prompts, decoding, max_tokens, beams, stop)
+    return _decode(step, cache, prompts, decoding, max_tokens, beams, stop)
 
 
 def max_target_tokens(decoding: Decoding, config: ModelConfig) -> int:
-    """Returns the maximum number of target tokens: the setting, limited by the number of positions."""
+    """Returns the maximum number of new tokens: the setting, limited by the number of positions."""
     return min(decoding.max_tokens, config.max_position_embeddings)
 
 
 class SequenceGenerator:
-    """The compiled decoding loops of an encoder-decoder.
-
-    One program is compiled per combination of source length bucket, new tokens, number of rows and number of beams.
-    """
+    """Generates the targets of sources with an encoder-decoder."""
 
     def __init__(
         self,
@@ -319,89 +388,45 @@ class SequenceGenerator:
             tokenizers: tokenizers of the sources and of the targets.
             source: name of the model, for messages.
         """
-        self._config, self._params, self._source = config, params, source
-        self._tokenizer, self._target_tokenizer = tokenizers
-        self._model = BertForSequenceToSequence(config, dtype)
-        self._start, self._end = target_boundaries(self._target_tokenizer)
+        self._config, self._source = config, source
+        self._tokenizer, target_tokenizer = tokenizers
+        model = BertForSequenceToSequence(config, dtype)
+        start, end = target_boundaries(target_tokenizer)
+
+        def run(params: Any, inputs: tuple[Array, Array, Array], keys: Array, *settings: Any) -> Decoded:
+            ids, mask, limits = inputs
+            arrays, max_tokens, beams, stop = settings
+            return decode_targets(model, params, (ids, mask), limits, keys, arrays, start, max_tokens, beams, stop)
+
+        self.loop = DecodingLoop(run, config, params, end, partial(detokenize, target_tokenizer))
 
     def __call__(
         self, texts: Sequence[str], decoding: Decoding, batch_size: int, numbers: Sequence[int]
     ) -> list[list[Continuation]]:
-        """Returns ``decoding.num_samples`` targets of each text, in the order of the texts (see `TextGenerator`).
+        """Returns the targets of sources (see `DecodingLoop`).
 
         Raises:
             UserError: a source has more tokens than the model has positions.
         """
-        rows = tokenize(self._tokenizer, texts, NO_LIMIT)
-        self._check_lengths(texts, rows)
+        rows, positions = tokenize(self._tokenizer, texts, NO_LIMIT), self._config.max_position_embeddings
+        for text, length in zip(texts, rows.lengths, strict=True):
+            if length > positions:
+                raise UserError(
+                    f"the source {shown(text)} has {length} tokens, but {self._source} reads at most {positions}: pass "
+                    "a shorter one"
+                )
         return self.decode(rows, decoding, batch_size, numbers)
 
     def decode(
         self, rows: TokenRows, decoding: Decoding, batch_size: int, numbers: Sequence[int]
     ) -> list[list[Continuation]]:
         """Like `__call__`, for tokenized sources."""
-        check_count("batch_size", batch_size)
-        samples = decoding.num_samples if decoding.beams == 1 else 1
-        results: list[list[Continuation]] = [[] for _ in range(len(rows))]
-        stop = StopTexts.of(decoding, self._text)
-        for indices, decoded in self._batches(rows, decoding, batch_size, numbers, samples, stop):
-            for index, row in enumerate(indices):
-                for k in range(decoding.num_samples // samples):
-                    ids = np.asarray(decoded.tokens[index, k, : decoded.lengths[index, k]])
-                    results[row // samples].append(self._continuation(ids, float(decoded.scores[index, k]), stop))
-        return results
-
-    def _batches(
-        self,
-        sources: TokenRows,
-        decoding: Decoding,
-        batch_size: int,
-        numbers: Sequence[int],
-        samples: int,
-        stop: StopTexts | None,
-    ) -> Iterator[tuple[np.ndarray, Decoded]]:
-        """Yields (rows, results). Row r is sample r % ``samples`` of source r // ``samples``."""
-        lengths = np.repeat(sources.lengths, samples)
-        size = min(batch_size, 1 << max(len(lengths) - 1, 0).bit_length())
-        settings = DecodingArrays.make(decoding, self._end)
         max_tokens = max_target_tokens(decoding, self._config)
-        for rows in evaluation_batches(lengths, size):
-            width = bucket_length(int(lengths[rows].max()), BUCKETS, self._config.max_position_embeddings)
-            batch = sources.batch(rows // samples, width, size)
-            keys = np.zeros((size, 2), np.int32)
-            keys[: len(rows), 0] = np.asarray(numbers)[rows // samples]
-            keys[: len(rows), 1] = rows % samples
+
+        def make_inputs(indices: np.ndarray, width: int, size: int) -> Inputs:
+            batch = rows.batch(indices, width, size)
             limits = (max_tokens * batch["weights"]).astype(np.int32)
-            inputs = ((batch["input_ids"], batch["attention_mask"]), limits, keys)
-            check_inputs(batch["input_ids"], self._config.known_vocab_size)
-            decoded = jax.device_get(self._decode(self._params, *inputs, settings, max_tokens, decoding.beams, stop))
-            check_finite(rows // samples, decoded.scores[:, 0])
-            yield rows, decoded
+            return batch["input_ids"], batch["attention_mask"], limits
 
-    @cached_property
-    def _decode(self) -> Any:
-        def run(
-            params: Any, sources: Any, limits: Array, keys: Array, settings: DecodingArrays, *sizes: Any
-        ) -> Decoded:
-            return decode_targets(self._model, params, sources, limits, keys, settings, self._start, *sizes)
-
-        return jax.jit(run, static_argnums=(5, 6, 7))
-
-    def _check_lengths(self, texts: Sequence[str], rows: TokenRows) -> None:
-        longest = self._config.max_position_embeddings
-        for text, length in zip(texts, rows.lengths, strict=True):
-            if length > longest:
-                raise UserError(
-                    f"the source {shown(text)} has {length} tokens, but {self._source} reads at most {longest}: pass a "
-                    "shorter one"
-                )
-
-    def _text(self, ids: list[int]) -> str:
-        return detokenize(self._target_tokenizer, ids)
-
-    def _continuation(self, new: np.ndarray, score: float, stop: StopTexts | None) -> Continuation:
-        ended = bool(len(new)) and bool(new[-1] == self._end)
-        ids = new[: len(new) - ended].tolist()
-        text = self._text(ids)
-        cut = None if stop is None else stop.cut(text)
-        return Continuation(text if cut is None else cut, score, tuple(ids), ended or cut is not None)
+        prefixes: list[list[int]] = [[]] * len(rows)
+        return self.loop(rows.lengths, make_inputs, decoding, batch_size, numbers, max_tokens, prefixes)

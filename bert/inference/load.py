@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
 from bert.config.run_file import check_vocabulary, load_run_config
-from bert.errors import UserError, log_message, shorten, system_errors_as_user_errors
+from bert.errors import UserError, log_message, renamed_argument, shorten, system_errors_as_user_errors
 from bert.files import path_text
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
@@ -45,10 +45,11 @@ DEFAULT_QA_LENGTH = 384
 """Row length of published question answering models, which split long texts into windows as in SQuAD training."""
 
 
+@renamed_argument("say", "log")
 @system_errors_as_user_errors()
 def load(
     source: str | os.PathLike[str],
-    say: Callable[[str], None] = log_message,
+    log: Callable[[str], None] = log_message,
     *,
     step: int | None = None,
     revision: str | None = None,
@@ -65,7 +66,7 @@ def load(
             - a folder written by transformers, sentence-transformers or google-research/bert;
             - the URL of such a folder;
             - a hub name (``organisation/name``), which is downloaded if no such path exists.
-        say: called with messages about loaded parts, ignored settings, randomly initialized parts and skipped damaged
+        log: called with messages about loaded parts, ignored settings, randomly initialized parts and skipped damaged
             checkpoints. By default, the logger ``bert`` warns about ignored settings and damaged checkpoints.
         step: step of a run's checkpoint.
         revision: branch, tag or commit of a hub model.
@@ -89,10 +90,10 @@ def load(
     folder, own_step = _find(name, weights=True)
     step = own_step if step is None else step
     if _is_run(folder):
-        return dataclasses.replace(_load_run(folder, step, say), dtype=dtype)
+        return dataclasses.replace(_load_run(folder, step, log), dtype=dtype)
     if step is not None:
         raise UserError(f"{source} is not a run: remove step")
-    return dataclasses.replace(_load_published(folder, name, say), dtype=dtype)
+    return dataclasses.replace(_load_published(folder, name, log), dtype=dtype)
 
 
 def load_vocabulary(source: str | Path, log: Callable[[str], None] = log_message) -> Tokenizer:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length
 from bert.data.encoding import plain_ids, tokenize
-from bert.data.inputs import as_filled_texts, as_list, as_text_or_pair, check_count, shown
+from bert.data.inputs import Text, as_filled_texts, as_list, as_text_or_pair, as_texts, check_count, shown
 from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
@@ -24,11 +24,12 @@ from bert.metrics import softmax
 from bert.model.array_types import Array
 from bert.model.decoders import BertForCausalLM
 from bert.model.linear import tied_logits
+from bert.model.names import ENCODER_DECODER
 from bert.tasks.base import Task
 from bert.tasks.sequence_classification.classification import Label
 from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.library import special_ids
-from bert.tokenizer.vocabulary import token_text
+from bert.tokenizer.vocabulary import embedding_rows, token_text
 
 
 class TextScore(NamedTuple):
@@ -48,14 +49,23 @@ class TextScore(NamedTuple):
         return math.exp(-self.log_probability / self.num_tokens) if self.num_tokens else math.nan
 
 
-def check_stride(stride: int | None, max_length: int, source: str) -> int:
-    """Returns the stride of windows, by default half of ``max_length``. Raises UserError if it is out of range."""
-    if stride is None:
-        return max(1, max_length // 2)
+def plain_texts(texts: Sequence[str]) -> list[str]:
+    """Returns the inputs as a list of texts. Raises UserError."""
+    return [as_texts(text, index, "a text is needed: pass a string")[0] for index, text in enumerate(as_list(texts), 1)]
+
+
+def score_texts(model: Any, texts: str | Sequence[str], *, stride: int | None = None, batch_size: int = 8) -> Any:
+    """Returns the log-probability of texts under a causal language model (see `score`)."""
+    if isinstance(texts, str):
+        return score_texts(model, [texts], stride=stride, batch_size=batch_size)[0]
+    check_count("batch_size", batch_size)
+    positions = model.config.max_position_embeddings
+    stride = max(1, positions // 2) if stride is None else stride
     check_count("stride", stride)
-    if stride > max_length:
-        raise UserError(f"stride is {stride}, but {source} reads {max_length} tokens: pass at most {max_length}")
-    return stride
+    if stride > positions:
+        raise UserError(f"stride is {stride}, but {model.source} reads {positions} tokens: pass at most {positions}")
+    model.require_language_model()
+    return model._text_scorer(plain_texts(texts), stride, batch_size)
 
 
 class _Window(NamedTuple):
@@ -133,13 +143,12 @@ class TextScorer:
             read_out: Any = self._model.apply({"params": params}, tokens, mask, method=read)
             hidden, table, bias = read_out
 
-            def of_row(
-                row: tuple[Array, Array],
-            ) -> Array:  # row by row, because logits [B, T, V] may not fit into memory
+            # Row by row, because logits [B, T, V] may not fit into memory.
+            def score_row(row: tuple[Array, Array]) -> Array:
                 logits = tied_logits(row[0], table, bias, hidden.dtype)
                 return jnp.take_along_axis(jax.nn.log_softmax(logits), row[1][:, None], axis=1)[:, 0]
 
-            return jax.lax.map(of_row, (hidden, labels))
+            return jax.lax.map(score_row, (hidden, labels))
 
         return jax.jit(log_probabilities)
 
@@ -152,12 +161,33 @@ class MaskPrediction(NamedTuple):
     token_id: int
 
 
-def encode_masked(tokenizer: Tokenizer, text: Any, max_length: int, source: str) -> tuple[TokenRows, np.ndarray]:
-    """Encodes a text as one row. Returns it and the positions of its masks.
+def fill_mask(model: Any, text: Text, top_k: int = 5) -> list[list[MaskPrediction]]:
+    """Returns the ``top_k`` most likely tokens for each [MASK] of a text, the most likely first.
+
+    For a run with replaced token detection, the generator makes the predictions.
+
+    Args:
+        text: a string, or a tuple of two strings for a pair.
+        top_k: number of tokens for each [MASK].
 
     Raises:
-        UserError: there is no mask, or a mask is beyond ``max_length``. ``source`` is the name of the model.
+        UserError: the text has no [MASK], or has one beyond the model's positions, or the model has no masked-LM head
+            (for example because it is fine-tuned).
     """
+    check_count("top_k", top_k)
+    if "generator" in model.params:
+        return fill_mask(model.generator, text, top_k)
+    if model.config.causal or model.architecture == ENCODER_DECODER:
+        raise UserError(f"{model.source} generates texts and has no masked-LM head: use generate")
+    if "predictions" not in model.params:
+        raise UserError(f"{model.source} has no masked-LM head to fill masks with: load a pretraining run")
+    features, positions = _encode_masked(model.tokenizer, text, model.config.max_position_embeddings, model.source)
+    logits = model._forward.predict_masks(features)[0, positions, : embedding_rows(model.tokenizer)]
+    return [_rank_tokens(model.tokenizer, of_mask, top_k) for of_mask in logits]
+
+
+def _encode_masked(tokenizer: Tokenizer, text: Any, max_length: int, source: str) -> tuple[TokenRows, np.ndarray]:
+    """Returns a text as one row, and the positions of its masks. ``source`` is the name of the model."""
     if isinstance(text, list):
         raise UserError(f"the text is {shown(text)}: pass one string, or a tuple of two for a pair")
     texts = [as_text_or_pair(text, 1)]
@@ -167,7 +197,7 @@ def encode_masked(tokenizer: Tokenizer, text: Any, max_length: int, source: str)
     complete = tokenize(tokenizer, texts, NO_LIMIT) if len(features.ids) == max_length else features
     total, name = np.count_nonzero(complete.ids == mask), tokenizer.id_to_token(mask)
     if not total:
-        raise UserError(f"no {name} in {shown(text)}: put one where a word is to be predicted")
+        raise UserError(f"no {name} in {shown(text)}: write one where a word should be predicted")
     if total > len(positions):
         raise UserError(
             f"{total - len(positions)} {name} in {shown(text)} beyond the {max_length} tokens that {source} reads: "
@@ -176,7 +206,7 @@ def encode_masked(tokenizer: Tokenizer, text: Any, max_length: int, source: str)
     return features, positions
 
 
-def rank_tokens(tokenizer: Tokenizer, logits: np.ndarray, top_k: int) -> list[MaskPrediction]:
+def _rank_tokens(tokenizer: Tokenizer, logits: np.ndarray, top_k: int) -> list[MaskPrediction]:
     """Returns the ``top_k`` most likely tokens given logits [V], most likely first."""
     probabilities = softmax(logits)
     best = np.argsort(-probabilities, kind="stable")[:top_k]
@@ -186,28 +216,38 @@ def rank_tokens(tokenizer: Tokenizer, logits: np.ndarray, top_k: int) -> list[Ma
 TEMPLATE = "This example is {}."
 
 
-def zero_shot_labels(
-    task: Task,
-    source: str,
-    compute_logits: Callable[[list[Any]], np.ndarray],
-    texts: Sequence[str],
+def zero_shot(
+    model: Any,
+    text: str | Sequence[str],
     labels: Sequence[str],
-    template: str,
-    multi_label: bool,
-) -> list[Label]:
-    """Returns the best label of each text; see `Pretrained.zero_shot`.
+    template: str = TEMPLATE,
+    multi_label: bool = False,
+    batch_size: int = 32,
+) -> Any:
+    """Chooses among labels on which an entailment model (MNLI) was not trained.
 
     Args:
-        task: task of the entailment model.
-        source: name of the model, for messages.
-        compute_logits: maps pairs of a text and a sentence to logits [pairs, classes].
+        text: a text, whose answer is a `Label`, or a list of texts for a list of answers. Long texts are truncated.
+        labels: candidate labels.
+        template: a sentence about the text, with {} for the label. The model predicts whether the text entails it.
+        multi_label: whether several labels may apply. Each label then has a separate probability.
+        batch_size: number of (text, label) pairs per batch.
+
+    Raises:
+        UserError: the model lacks the labels entailment and contradiction, or a text, label or template is invalid.
     """
+    if isinstance(text, str):
+        return zero_shot(model, [text], labels, template, multi_label, batch_size)[0]
+    if model.task is None:
+        raise UserError(f"{model.source} is no entailment model: use zero_shot with a model fine-tuned on MNLI")
     if labels is not None and not isinstance(labels, str):
         labels = as_list(labels)
-    entailed, opposite = entailment_labels(task, source)
-    sentences = hypotheses(labels, template)
-    pairs = [(text, sentence) for text in as_filled_texts("text", texts) for sentence in sentences]
-    logits = compute_logits(pairs).reshape(-1, len(sentences), task.num_labels)
+    task: Task = model.task
+    entailed, opposite = entailment_labels(task, model.source)
+    sentences = _hypotheses(labels, template)
+    pairs = [(each, sentence) for each in as_filled_texts("text", text) for sentence in sentences]
+    features = task.features(model.tokenizer, task.examples_from_inputs(pairs), model.data)
+    logits = np.array(model.outputs(features, batch_size)).reshape(-1, len(sentences), task.num_labels)
     return [best_label(of_text, labels, entailed, opposite, multi_label) for of_text in logits]
 
 
@@ -224,8 +264,8 @@ def entailment_labels(task: Task, source: str) -> tuple[int, int]:
     entailed = [number for number, name in enumerate(names) if name.startswith("entail")]
     if len(names) < 2 or len(entailed) != 1:
         raise UserError(
-            f"{source} has no labels entailment and contradiction ({task.name}): use a model fine-tuned on "
-            "MNLI or its like"
+            f"{source} has no labels entailment and contradiction ({task.name}): use a model fine-tuned on MNLI or a "
+            "similar task"
         )
     opposite = [number for number, name in enumerate(names) if name.startswith("contr")]
     if len(names) == 2 or len(opposite) != 1:
@@ -233,11 +273,10 @@ def entailment_labels(task: Task, source: str) -> tuple[int, int]:
     return entailed[0], opposite[0]
 
 
-def hypotheses(labels: Sequence[str], template: str) -> list[str]:
+def _hypotheses(labels: Sequence[str], template: str) -> list[str]:
     """Returns one sentence per label. Raises UserError for a template without {} and for duplicate labels."""
-    labels = [] if labels is None or isinstance(labels, str) else as_list(labels)
-    if not labels:
-        raise UserError("labels has to be a list of at least one label: pass the labels to choose from")
+    if labels is None or isinstance(labels, str) or not labels:
+        raise UserError("labels must be a list of at least one label: pass the labels to choose from")
     as_filled_texts("label", labels)
     if not all(isinstance(label, str) for label in labels) or len(set(labels)) < len(labels):
         raise UserError("labels has a label twice, or a pair of texts: pass each label once, as a string")

@@ -161,7 +161,7 @@ def test_a_text_is_measured_by_token_character_and_byte(folder: Path, model, tmp
 
 def test_a_vocabulary_that_loses_text_has_no_bits(monkeypatch, tmp_path: Path, capsys) -> None:
     tokenizer = train_wordpiece(WORDS, TokenizerConfig(vocab_size=120, min_frequency=1))
-    monkeypatch.setattr("bert.inference.load.load", lambda run, say: language_model(tokenizer))
+    monkeypatch.setattr("bert.inference.load.load", lambda run, log: language_model(tokenizer))
     (tmp_path / "a.txt").write_text("The cat!\n")
     assert main(["evaluate", str(tmp_path), str(tmp_path / "a.txt")]) == 0
     out = capsys.readouterr().out

@@ -202,13 +202,13 @@ def test_a_program_is_compiled_for_each_bucket_of_lengths(model: Pretrained) -> 
             {"temperature": 1, "top_p": 0.3},
         ):
             fresh.generate(prompt, max_tokens=7 + len(prompt) % 3, **settings)
-    assert fresh._text_generator._decode._cache_size() == 1
+    assert fresh._text_generator.loop.compiled._cache_size() == 1
     fresh.generate(["a", "the"], max_tokens=8)
     fresh.generate("e" * 17, max_tokens=8)
     fresh.generate("a", max_tokens=20)
     fresh.generate("a", max_tokens=8, beams=2)
     fresh.generate("a", max_tokens=8, beams=2, length_penalty=0.5, early_stopping=True)
-    assert fresh._text_generator._decode._cache_size() == 5
+    assert fresh._text_generator.loop.compiled._cache_size() == 5
 
 
 @pytest.mark.medium

@@ -60,13 +60,13 @@ def test_entailment_and_its_opposite_are_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("a", []), "labels has to be a list of at least one label"),
-        (("a", "bcd"), "labels has to be a list of at least one label"),
+        (("a", []), "labels must be a list"),
+        (("a", "bcd"), "labels must be a list"),
         (("a", ["b", " "]), "label 2 is empty: write it or remove it"),
         (("a", ["b", "b"]), "labels has a label twice"),
         (("a", ["b"], "about"), "template is 'about': write {} once"),
         (("a", ["b"], None), "template is None"),
-        (("a", None), "labels has to be a list of at least one label"),
+        (("a", None), "labels must be a list"),
         (("a", 3), "the inputs are 3"),
         ((None, ["b"]), "the inputs are None"),
         ((["a", ""], ["b"]), "text 2 is empty: write it or remove it"),

@@ -11,7 +11,7 @@ import pytest
 import bert
 from bert.commands.predictions import mine_command as main
 from bert.inference import search
-from bert.inference.search import Mining, RankedDocument, blocks_of, find_nearest
+from bert.inference.search import RankedDocument, blocks_of, find_nearest, max_negative_score
 from bert.model.heads import HEADS
 from bert.model.pooling import Pooling
 from bert.model.pretraining import BertForPreTraining
@@ -79,12 +79,12 @@ def test_texts_are_searched_as_their_embeddings_are(models: dict[str, Any], monk
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((["a"], []), "the corpus has no documents: pass at least one"),
+        ((["a"], []), "the corpus has no documents"),
         ((["a"], ["b", " "]), "document 2 is empty: write it or remove it"),
         (([""], ["b"]), "query 1 is empty: write it or remove it"),
         ((["a"], ["b", 3]), "input 2 is 3, but a text or a pair"),
         ((["a"], ["b"], 0), "top_k is 0: pass a whole number of at least 1"),
-        ((["a"], np.zeros((4, 3))), r"the corpus has the shape \[4, 3\], but embeddings of made have 8 numbers"),
+        ((["a"], np.zeros((4, 3))), r"the corpus has the shape \[4, 3\], but embeddings of made have 8"),
         ((["a"], np.zeros((0, 8))), "the corpus has no documents"),
     ],
 )
@@ -128,9 +128,9 @@ def test_an_index_is_searched_as_its_vectors_are(models: dict[str, Any], library
 @pytest.mark.parametrize(
     ("index", "told"),
     [
-        (ExactIndex(np.zeros((4, 3))), "the index has vectors of 3 numbers, but embeddings of made have 8"),
-        (ExactIndex(np.zeros((4, 8)), 1), "compares by a distance: build it with faiss.METRIC_INNER_PRODUCT"),
-        (ExactIndex(np.zeros((0, 8))), "the index has no documents: add their embeddings"),
+        (ExactIndex(np.zeros((4, 3))), "vectors of 3 .* embeddings of made have 8"),
+        (ExactIndex(np.zeros((4, 8)), 1), "faiss.METRIC_INNER_PRODUCT"),
+        (ExactIndex(np.zeros((0, 8))), "the index has no documents"),
     ],
 )
 def test_an_index_of_another_kind_is_one_sentence(models: dict[str, Any], index: ExactIndex, told: str) -> None:
@@ -156,9 +156,9 @@ def test_documents_are_ranked_by_the_score_or_the_probability_of_a_label(models:
     ("name", "arguments", "told"),
     [
         ("encoder", ("a", ["b"]), "made is an encoder"),
-        ("tagging", ("a", ["b"]), r"made gives pairs of texts no score \(conll2003\)"),
+        ("tagging", ("a", ["b"]), r"made .*pairs.*\(conll2003\)"),
         ("pairs", ("a", ["b"], "good"), "label is 'good', .* made are 'not_equivalent', 'equivalent'"),
-        ("classification", ("a", ["b"], "no"), r"no score \(classification\): use a reranker, .* of pairs"),
+        ("classification", ("a", ["b"], "no"), r"pairs.*\(classification\).*reranker"),
         ("pairs", ("a", ["b", ""], "equivalent"), "document 2 is empty: write it or remove it"),
         ("pairs", (" ", ["b"], "equivalent"), "query 1 is empty"),
     ],
@@ -198,7 +198,7 @@ class Scorer:
 def test_negatives_are_the_nearest_documents_below_the_margin(model: bert.Pretrained) -> None:
     """By sorting all cosines; the positives of other rows of the query are none."""
     said: list[str] = []
-    settings = {"margin": 0.01, "relative_margin": 0.02, "num_negatives": 3, "say": said.append}
+    settings = {"margin": 0.01, "relative_margin": 0.02, "num_negatives": 3, "log": said.append}
     found = model.mine_negatives(ROWS, CORPUS, **settings)
     left_out = 0
     for row, mined in zip(ROWS, found, strict=True):
@@ -265,7 +265,7 @@ def test_prompts_are_those_of_the_model(model: bert.Pretrained) -> None:
             "rows, row 1: there is a 'negatives' already: remove it from the row",
         ),
         (ROWS, [*CORPUS, " "], {}, "document 9 is empty: write it or remove it"),
-        (ROWS, None, {}, "num_negatives is 4, but the corpus has at most 2 documents that are no positive"),
+        (ROWS, None, {}, "num_negatives is 4, .* at most 2 documents"),
         (ROWS, CORPUS, {"num_negatives": 0}, "num_negatives is 0: pass a whole number of at least 1"),
         (ROWS, CORPUS, {"top_k": 3}, "num_negatives is 4, but top_k is 3: raise top_k"),
         (ROWS, CORPUS, {"margin": -1}, "margin is -1: pass a number of at least 0"),
@@ -281,7 +281,7 @@ def test_wrong_input_is_one_sentence(
 
 
 def test_the_command_writes_rows(model: bert.Pretrained, bucket, tmp_path: Path, monkeypatch, fails) -> None:
-    monkeypatch.setattr("bert.inference.load.load", lambda name, say: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda name, log: model)
     rows, corpus = tmp_path / "rows.jsonl", tmp_path / "corpus.txt"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     corpus.write_text("".join(f"{text}\n" for text in CORPUS))
@@ -311,5 +311,5 @@ def test_the_command_writes_rows(model: bert.Pretrained, bucket, tmp_path: Path,
 
 
 def test_the_margin_of_negative_scores_is_below_them() -> None:
-    assert Mining(margin=1, relative_margin=0.1).below(-10) == -12
-    assert Mining(margin=1, relative_margin=0.1).below(10) == 8
+    assert max_negative_score(-10, margin=1, relative_margin=0.1) == -12
+    assert max_negative_score(10, margin=1, relative_margin=0.1) == 8

@@ -138,7 +138,7 @@ def assert_alike(ours: list, theirs: list, mask: np.ndarray) -> None:
 def assert_export(model: bert.Pretrained, reference, auto: str, folder) -> None:
     """The export loads in an Auto class of transformers as the model it came from, tensors and labels."""
     said: list[str] = []
-    model.save(folder, say=said.append)
+    model.save(folder, log=said.append)
     assert "logits within" in said[0]
     again = getattr(transformers, auto).from_pretrained(folder).eval()
     assert type(again) is type(reference)

@@ -114,7 +114,7 @@ def test_fine_tuning_starts_from_it_and_is_exported(vocabulary: Path, sst2: Path
     sizes = ["--data.max_length=32", "--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]
     assert finetune([*arguments, *sizes]) == 0
     said: list[str] = []
-    bert.load(tmp_path / "run").save(tmp_path / "out", say=said.append)
+    bert.load(tmp_path / "run").save(tmp_path / "out", log=said.append)
     assert "logits within" in said[0] and said[0].endswith("token ids equal"), said[0]
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert type(again).__name__ == "DebertaV2ForSequenceClassification"

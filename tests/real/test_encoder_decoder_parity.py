@@ -119,7 +119,7 @@ def test_folders_both_ways(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
     said: list[str] = []
-    model.save(tmp_path / "ours", say=said.append)
+    model.save(tmp_path / "ours", log=said.append)
     assert "logits within" in said[0] and "token ids equal" in said[0]
     ours, theirs = (load_file(place / "model.safetensors") for place in (tmp_path / "ours", folder))
     unused = {"decoder.cls.predictions.bias"} if name == "a matrix of its own" else set()  # next to the decoder's own

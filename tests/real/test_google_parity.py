@@ -119,7 +119,7 @@ def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, th
     found = {}
     for path, array in traverse_util.flatten_dict(params, sep="/").items():
         tensor = known[path]
-        found[tensor.theirs] = array.T if tensor.transposed else array
+        found[tensor.name] = array.T if tensor.transposed else array
     assert found.keys() == tensors.keys()
     for name, array in tensors.items():
         np.testing.assert_array_equal(found[name], array)

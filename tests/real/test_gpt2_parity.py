@@ -82,7 +82,7 @@ def test_gpt2_in_and_out(settings, tmp_path, merges) -> None:
     assert difference < 1e-4
 
     said: list[str] = []
-    model.save(tmp_path / "ours", say=said.append)
+    model.save(tmp_path / "ours", log=said.append)
     assert "logits within" in said[0] and "token ids equal" in said[0]
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     np.testing.assert_array_equal(logits_of(again, ids, mask), expected)
@@ -115,7 +115,7 @@ def test_heads_over_gpt2_in_and_out(head: str, tmp_path, merges) -> None:
     print(f"{head}: within {difference:.1e} of transformers'")
     assert difference < 1e-4
     said: list[str] = []
-    model.save(tmp_path / "ours", say=said.append)
+    model.save(tmp_path / "ours", log=said.append)
     assert "logits within" in said[0]
     jax.tree.map(np.testing.assert_array_equal, bert.load(tmp_path / "ours").params, model.params)
 

@@ -218,7 +218,7 @@ def test_pre_ln_runs_load_in_transformers(positions: str, kind: str, corpus, tmp
     arguments += ["--tokenizer.vocab_size=330"]
     assert pretrain([*arguments, f"--output_dir={tmp_path / 'run'}"]) == 0
     said: list[str] = []
-    bert.load(tmp_path / "run").save(tmp_path / "out", say=said.append)
+    bert.load(tmp_path / "run").save(tmp_path / "out", log=said.append)
     assert "logits within" in said[0] and said[0].endswith("token ids equal")
     again, found = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert type(again).__name__ == "RobertaPreLayerNormForMaskedLM"
@@ -232,7 +232,7 @@ def test_both_models_of_a_run_of_replaced_tokens_load_in_transformers(detected, 
         (model.generator, "AutoModelForMaskedLM", "ElectraForMaskedLM"),
     ):
         said: list[str] = []
-        part.save(tmp_path / auto, say=said.append)
+        part.save(tmp_path / auto, log=said.append)
         assert "logits within" in said[0]
         again, found = getattr(transformers, auto).from_pretrained(tmp_path / auto, output_loading_info=True)
         assert type(again).__name__ == name
@@ -248,7 +248,7 @@ def test_runs_of_ours_load_in_the_auto_classes_and_answer_alike(pretrained, fine
     for run, auto in ((pretrained, "AutoModelForPreTraining"), (finetuned, "AutoModelForSequenceClassification")):
         said: list[str] = []
         out = tmp_path / auto
-        bert.load(run).save(out, say=said.append)
+        bert.load(run).save(out, log=said.append)
         assert said[0].endswith("token ids equal")
         _, found = getattr(transformers, auto).from_pretrained(out, output_loading_info=True)
         assert not any(found.values()), found
@@ -374,7 +374,7 @@ def test_a_run_with_a_byte_level_vocabulary_of_its_own(offset: int, corpus, tmp_
     assert pretrain(arguments) == 0
     said: list[str] = []
     model = bert.load(tmp_path / "run")
-    model.save(tmp_path / "out", say=said.append)
+    model.save(tmp_path / "out", log=said.append)
     assert "of transformers', token ids equal" in said[0]
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     assert theirs.config.model_type == ("roberta" if offset else "bert")

@@ -133,7 +133,7 @@ def test_modernbert_in_and_out(architecture: str, variant: str, tmp_path, words)
     assert worst < 2e-5
 
     said: list[str] = []
-    model.save(tmp_path / "ours", say=said.append)
+    model.save(tmp_path / "ours", log=said.append)
     assert "logits within" in said[0] and "token ids equal" in said[0]
     again = type(reference).from_pretrained(tmp_path / "ours").eval()
     for name, tensor in reference.state_dict().items():

@@ -93,7 +93,7 @@ def test_its_vocabulary_in_and_out(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "json" / name).write_bytes((tmp_path / "plain" / name).read_bytes())
     said: list[str] = []
-    model.save(tmp_path / "out", say=said.append)
+    model.save(tmp_path / "out", log=said.append)
     assert said[0].endswith("token ids equal")
     assert json.loads((tmp_path / "out/tokenizer_config.json").read_text())["tokenizer_class"] == "MPNetTokenizer"
     texts = [*SENTENCES, *HOSTILE]
@@ -150,7 +150,7 @@ def test_a_permuted_run_of_ours_is_an_mpnet(corpus: Path, tmp_path: Path) -> Non
     arguments += ["--tokenizer.kind=byte_level", "--tokenizer.vocab_size=330", "--model.position_offset=2"]
     assert pretrain([*arguments, "--model.relative_attention_buckets=32"]) == 0
     said: list[str] = []
-    bert.load(tmp_path / "run").save(tmp_path / "out", say=said.append)
+    bert.load(tmp_path / "run").save(tmp_path / "out", log=said.append)
     assert "of transformers', token ids equal" in said[0]
     again, found = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert type(again).__name__ == "MPNetForMaskedLM"

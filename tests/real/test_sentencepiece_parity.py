@@ -117,7 +117,7 @@ def test_a_folder_without_tokenizer_json(tmp_path: Path) -> None:
     model = bert.load(folder)
     assert len(model.tokenizer.get_vocab()) <= PIECES and model.tokenizer.id_to_token(0) == "[PAD]"
     said: list[str] = []
-    model.save(tmp_path / "ours", say=said.append)
+    model.save(tmp_path / "ours", log=said.append)
     assert "logits within" in said[0] and said[0].endswith("token ids equal"), said[0]
     again = bert.load(tmp_path / "ours")
     assert again.tokenizer.to_str() == model.tokenizer.to_str()

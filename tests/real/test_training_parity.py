@@ -96,10 +96,10 @@ def test_losses_of_a_left_to_right_model_follow_torch(tied: bool) -> None:
     ).train()  # fmt: skip
     state, flat = reference.state_dict(), {}
     for tensor in families.GPT2.names.tensors(LAYERS, "BertForCausalLM"):
-        if tied and tensor.theirs == "lm_head.weight":
+        if tied and tensor.name == "lm_head.weight":
             continue
-        if tensor.theirs in state:
-            flat |= tensor.split(state[tensor.theirs].numpy().copy())
+        if tensor.name in state:
+            flat |= tensor.split(state[tensor.name].numpy().copy())
     params = traverse_util.unflatten_dict(flat, sep="/")
     settings = {name: limit.value for name, limit in families.GPT2.limits.items()}
     config = ModelConfig(

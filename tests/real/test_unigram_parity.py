@@ -75,7 +75,7 @@ def test_in_and_out(family: Family, architecture: str, settings: dict, tmp_path,
     for batch in batches:
         assert_alike(our_answers(model, batch), answers(reference, batch), batch["attention_mask"])
     said: list[str] = []
-    model.save(tmp_path / "ours", say=said.append)
+    model.save(tmp_path / "ours", log=said.append)
     assert "logits within" in said[0] and said[0].endswith("token ids equal"), said[0]
     again = type(reference).from_pretrained(tmp_path / "ours")
     for name, tensor in reference.state_dict().items():
