@@ -107,6 +107,14 @@ def read_json(file: Path) -> Any:
     return value
 
 
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Reads a JSON file that contains an object. Raises UserError."""
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is not a JSON object: copy it again")
+    return content
+
+
 def user_cache_dir() -> Path | None:
     """Returns the user's cache folder; None if the user has no home folder, as in some containers."""
     try:

@@ -156,7 +156,7 @@ def test_a_model_in_a_bucket_answers_as_that_of_a_folder(bucket, pretrained: Pat
 def test_what_is_written_to_a_bucket_comes_back(bucket, pretrained: Path, tmp_path: Path, capsys) -> None:
     model = bert.load(pretrained)
     said: list[str] = []
-    model.save("memory://out/model", say=said.append)
+    model.save("memory://out/model", log=said.append)
     assert not any("/tmp" in text or str(tmp_path) in text for text in said)
     assert (bert.load("memory://out/model").embed("one text") == model.embed("one text")).all()
     with pytest.raises(UserError, match="memory://out/model exists already: name another one or remove it"):

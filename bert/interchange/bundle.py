@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
 from bert.config.model import PairTruncation
-from bert.errors import on_one_line
+from bert.errors import UserError, on_one_line, shorten
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.model import decoders, electra, heads, pretraining
 from bert.model.encoder import Bert
 from bert.model.pooling import Pooling
@@ -114,18 +115,95 @@ def build_module(model: ModelBundle) -> Any:
     return module(model.config, **({"num_labels": outputs} if "num_labels" in takes else {}))
 
 
-def describe_labels(model: ModelBundle) -> str:
-    """Returns the labels, with their thresholds if any, for a README.md."""
-    if not model.label_thresholds:
-        return ", ".join(map(_code_span, model.labels))
-    pairs = zip(model.labels, model.label_thresholds, strict=True)
-    listed = ", ".join(f"{_code_span(label)} {threshold:.4g}" for label, threshold in pairs)
-    return f"{listed} (a label is predicted if the sigmoid of its logit reaches the number next to it)"
+MULTI_LABEL = "multi_label_classification"
+PROBLEM_TYPES = ("regression", "single_label_classification", MULTI_LABEL)
+
+PAIR_CLASSIFIERS = ("BertForSequenceClassification", "BertForMultipleChoice")
 
 
-def _code_span(text: str) -> str:
-    """Formats a text as a Markdown code span on one line, with a fence longer than any backticks in it."""
-    text = on_one_line(text)
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    space = " " if text.strip("` ") != text or not text else ""
-    return f"{fence}{space}{text}{space}{fence}"
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_word_endings(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(ending, str) and ending for ending in value)
+
+
+class TaskSetting(NamedTuple):
+    """A field of `ModelBundle` that config.json holds under the same name; null or absent means None."""
+
+    is_valid: Callable[[Any], bool]
+    fix: str
+    architectures: tuple[str, ...] | None = None
+    """Architectures that have it; None for all."""
+
+
+TASK_SETTINGS = {
+    "classifier_dropout": TaskSetting(
+        lambda value: _is_number(value) and 0 <= value < 1, "set it to a number from 0 to below 1, or null"
+    ),
+    "problem_type": TaskSetting(
+        lambda value: value in PROBLEM_TYPES,
+        f"set it to one of {', '.join(PROBLEM_TYPES)}, or null",
+        ARCHITECTURES_WITH_LABELS,
+    ),
+    # transformers keeps the following keys, which only this package uses.
+    "null_score_diff_threshold": TaskSetting(_is_number, "set it to a number, or null", ("BertForQuestionAnswering",)),
+    "texts_per_input": TaskSetting(
+        lambda value: type(value) is int and value in (1, 2),
+        "set it to 1, or to 2 for pairs, or remove it",
+        ("BertForSequenceClassification",),
+    ),
+    "pair_truncation": TaskSetting(
+        lambda value: value in get_args(PairTruncation),
+        "set it to google or longest_first, or remove it",
+        PAIR_CLASSIFIERS,
+    ),
+    "clitics": TaskSetting(
+        _are_word_endings, "set it to a list of word endings, or remove it", ("BertForTokenClassification",)
+    ),
+}
+
+
+def read_task_settings(content: Mapping[str, Any], architecture: str, file: Path) -> dict[str, Any]:
+    """Returns the `TASK_SETTINGS` of an architecture from the content of config.json. Raises UserError."""
+    values = {}
+    for key, setting in TASK_SETTINGS.items():
+        if setting.architectures is None or architecture in setting.architectures:
+            value = content.get(key)
+            if value is not None and not setting.is_valid(value):
+                raise UserError(f"{file}: {key} is {shorten(value)}: {setting.fix}")
+            values[key] = tuple(value) if isinstance(value, list) else value
+    return values
+
+
+def read_label_thresholds(content: Mapping[str, Any], num_labels: int, file: Path) -> tuple[float, ...]:
+    """Returns the thresholds of a multi-label model from the content of config.json; () for none. Raises UserError."""
+    thresholds = content.get("label_thresholds") or []
+    if content.get("problem_type") != MULTI_LABEL or not num_labels:
+        return ()
+    if (
+        not isinstance(thresholds, list)
+        or len(thresholds) not in (0, num_labels)
+        or not all(_is_number(number) and 0 <= number <= 1 for number in thresholds)
+    ):
+        raise UserError(
+            f"{file}: label_thresholds is {shorten(thresholds)}: set it to a number from 0 to 1 for each of the "
+            f"{num_labels} labels, or remove it"
+        )
+    return tuple(map(float, thresholds))
+
+
+def task_settings(model: ModelBundle) -> dict[str, Any]:
+    """Returns the keys of config.json for `TASK_SETTINGS` and the thresholds. The inverse of reading them."""
+    keys = ("problem_type", "null_score_diff_threshold", "label_thresholds", "texts_per_input", "pair_truncation")
+    values = {key: getattr(model, key) for key in (*keys, "clitics", "classifier_dropout")}
+    # Only runs of this package truncate like Google. "longest_first" is the default of transformers' tokenizers.
+    reads_pairs = model.architecture in PAIR_CLASSIFIERS and model.texts_per_input != 1
+    if model.pair_truncation != "google" or model.step is None or not reads_pairs:
+        del values["pair_truncation"]
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in values.items()
+        if value is not None and (key != "label_thresholds" or value)
+    }

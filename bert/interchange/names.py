@@ -37,6 +37,7 @@ from bert.model.names import (
     SEQ_RELATIONSHIP,
     has_decoder,
     part_of,
+    parts_of,
 )
 from bert.model.pretraining import BertForPreTraining
 
@@ -103,12 +104,12 @@ class Tensor(NamedTuple):
 
     Attributes:
         paths: paths of its parameters. Several parameters are concatenated along their last axis.
-        theirs: name in the file.
+        name: name in the file.
         transposed: whether it is transposed in the file.
     """
 
     paths: tuple[str, ...]
-    theirs: str
+    name: str
     transposed: bool
 
     @property
@@ -152,14 +153,14 @@ class Names:
         """
         parts = {ENCODER, POOLER, PREDICTIONS, SEQ_RELATIONSHIP, DETECTION, *ARCHITECTURES[architecture]}
         modules: dict[str, list[str]] = {}
-        for ours, theirs in {**self.modules, **self.heads.get(architecture, {})}.items():
-            if part_of(ours) in parts and theirs is not None:
-                modules.setdefault(theirs, []).append(ours)
+        for path, name in {**self.modules, **self.heads.get(architecture, {})}.items():
+            if part_of(path) in parts and name is not None:
+                modules.setdefault(name, []).append(path)
         return [
-            Tensor(tuple(path.format(layer) + our_end for path in ours), theirs.format(layer) + their_end, transposed)
-            for theirs, ours in modules.items()
-            for our_end, their_end, transposed in self.arrays[MODULES[ours[0]]]
-            for layer in range(_number_of_layers(ours[0], layers, decoder_layers))
+            Tensor(tuple(path.format(layer) + path_end for path in paths), name.format(layer) + name_end, transposed)
+            for name, paths in modules.items()
+            for path_end, name_end, transposed in self.arrays[MODULES[paths[0]]]
+            for layer in range(_number_of_layers(paths[0], layers, decoder_layers))
         ]
 
 
@@ -170,16 +171,64 @@ def _number_of_layers(path: str, layers: int, decoder_layers: int) -> int:
     return decoder_layers if part_of(path) == DECODER else layers
 
 
-def check_layers(layers: int, held: int, source: Path | str, config: Path | str) -> None:
+def check_layers(layers: int, num_tensors: int, source: Path | str, config: Path | str) -> None:
     """Raises UserError if ``source`` has fewer arrays than the configuration has layers.
 
     Call this before listing the names of all layers, because a corrupt number may be in the millions.
     """
-    if layers > held:
+    if layers > num_tensors:
         raise UserError(
-            f"{source} holds {held:,} tensors, too few for the {layers:,} layers of {config}: fix num_hidden_layers "
-            "there, or copy both again"
+            f"{source} holds {num_tensors:,} tensors, too few for the {layers:,} layers of {config}: correct "
+            "num_hidden_layers there, or copy both again"
         )
+
+
+def check_tensors(
+    table: Names,
+    arrays: Mapping[str, np.ndarray],
+    source: Path,
+    config: ModelConfig,
+    architecture: str,
+    num_labels: int,
+) -> set[str]:
+    """Returns the parts in a file. Raises UserError if a part is incomplete or its shapes differ from config.json.
+
+    Args:
+        table: names of the tensors in the file.
+        arrays: parameters by path, as read from the file.
+        source: the file, for messages.
+        config: configuration from config.json.
+        architecture: a key of `bert.model.names.ARCHITECTURES`.
+        num_labels: number of labels, for `ARCHITECTURES_WITH_LABELS`.
+    """
+    tensors = table.tensors(config.num_distinct_layers, architecture, config.decoder.num_distinct_layers)
+    parts = {tensor.part for tensor in tensors if tensor.paths[0] in arrays}
+    needed = {ENCODER, *parts, *(ARCHITECTURES[architecture] if has_decoder(architecture) else ())}
+    pooled = POOLER in parts_of(architecture, config)
+    if SEQ_RELATIONSHIP in parts or (not {CLASSIFIER, QA_OUTPUTS}.isdisjoint(parts) and pooled):
+        needed.add(POOLER)
+    shapes = expected_shapes(config, architecture, num_labels)
+    missing = [
+        tensor.name
+        for tensor in tensors
+        if tensor.part in needed and tensor.paths[0] in shapes and tensor.paths[0] not in arrays
+    ]
+    if missing:
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        raise UserError(f"{source} lacks {', '.join(missing[:4])}{more}: copy it again, or correct config.json")
+    for tensor in tensors:
+        if tensor.paths[0] not in arrays:
+            continue
+        if tensor.paths[0] not in shapes:
+            raise UserError(f"{source} holds {tensor.name}, which does not belong to config.json: copy both again")
+        if any(arrays[path].shape != shapes[path] for path in tensor.paths):
+            shape = tensor.join(arrays).shape
+            expected = tensor.join({path: np.broadcast_to(np.float32(0), shapes[path]) for path in tensor.paths}).shape
+            raise UserError(
+                f"{source}: {tensor.name} is {list(shape)}, but config.json makes it {list(expected)}: copy both from "
+                "one source"
+            )
+    return parts
 
 
 INNER_LAYER = "/layer_1/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from bert.errors import UserError, WarningText
-from bert.files import read_json
+from bert.config import ModelConfig
+from bert.errors import UserError, WarningText, shorten
+from bert.files import read_json, read_json_object
 from bert.interchange.tensor_files import read_tensors, write_tensors
 from bert.model.pooling import ACTIVATIONS, CONCATENATED, MODES, PooledDense, Pooling, find_activation
 
@@ -20,17 +22,14 @@ TEXT_SETTINGS = tuple(
 )
 """Files with the maximum length and the casing of texts. Older versions use all except the first."""
 
-
 PROMPTS = "config_sentence_transformers.json"
 """File with the prompts and the model type."""
-
 
 KNOWN_SETTINGS = (
     *("model_type", "__version__", "requirements", "prompts", "default_prompt_name", "similarity_fn_name"),
     "truncate_dim",
 )
 """Keys of that file that are applied, have no effect, or have a separate message."""
-
 
 TEXT_SETTINGS_READ = {
     "transformer_task": "feature-extraction",
@@ -43,21 +42,29 @@ TEXT_SETTINGS_READ = {
 }
 """Keys of `TEXT_SETTINGS` with a single supported value."""
 
-
 ORDER = re.compile("Transformer( Pooling( Dense)*( Normalize)?)?")
 """Supported sequences of modules."""
-
 
 WRITTEN = ("mean", "cls", "max", "mean_sqrt_len")
 """Modes whose keys are always written, even if they are off."""
 
-
 KEY_OF_MODE = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
 """Keys of 1_Pooling/config.json that do not end in ``_tokens``."""
 
-
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names used for the prompt of documents."""
+
+TANH = "torch.nn.modules.activation.Tanh"
+"""Default activation of a Dense module."""
+
+CROSS_ENCODER = "sentence_transformers"
+"""Key of config.json with the settings of cross-encoders."""
+
+FEATURES = "sentence_embedding"
+"""Name of the vector that modules read and write."""
+
+FEATURE_KEYS = ("module_input_name", "module_output_name")
+"""Keys of a module's config.json with the names of vectors."""
 
 
 def encoder_folder(folder: Path) -> Path:
@@ -90,7 +97,7 @@ def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
     if "Pooling" in folder_of:
         mode, include_prompt = _pooling_settings(folder_of["Pooling"] / "config.json", log)
     if "Normalize" in folder_of and (file := folder_of["Normalize"] / "config.json").is_file():
-        check_names(file, _settings(file))
+        _check_features(file, read_json_object(file))
     return Pooling(
         mode=mode,
         normalize="Normalize" in folder_of,
@@ -100,9 +107,7 @@ def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
         document_prompt=document_prompt,
         include_prompt=include_prompt,
         truncate_dim=truncate_dim,
-        dense=tuple(
-            read_dense(place, _settings(place / "config.json"), log) for name, place in modules if name == "Dense"
-        ),
+        dense=tuple(_read_dense(place, log) for name, place in modules if name == "Dense"),
     )
 
 
@@ -115,27 +120,51 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{file} is not a list of modules: copy it again")
     module_types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
-    if (folder / PROMPTS).is_file() and _settings(folder / PROMPTS).get("model_type") == "CrossEncoder":
+    if (folder / PROMPTS).is_file() and read_json_object(folder / PROMPTS).get("model_type") == "CrossEncoder":
         return []
     if not ORDER.fullmatch(" ".join(module_types)):
         raise UserError(
-            f"{file} lists {', '.join(module_types)}: Transformer, Pooling, any number of Dense, and Normalize are "
-            "read, in this order; name another model, as its embeddings need all modules"
+            f"{file} lists {', '.join(module_types)}: use a model with Transformer, Pooling, any number of Dense, and "
+            "Normalize, in this order"
         )
     places = [_inside(file, module.get("path", "")) for module in modules]
     return list(zip(module_types, places, strict=True))
 
 
-def check_dense_widths(pooling: Pooling, hidden_size: int, source: Path) -> None:
-    """Raises UserError if the input width of a dense layer differs from the output width of the previous one."""
-    width = pooling.pooled_size(hidden_size)
+def fit_to_model(
+    pooling: Pooling | None, config: ModelConfig, folder: Path, log: Callable[[str], None]
+) -> Pooling | None:
+    """Checks the pooling against the model, and completes its maximum length from tokenizer_config.json.
+
+    Args:
+        pooling: result of `read_pooling`.
+        config: configuration of the encoder.
+        folder: folder of the encoder.
+        log: called if the maximum length exceeds the model's.
+
+    Raises:
+        UserError: the input width of a dense layer differs from the output width of the previous one.
+    """
+    if pooling is None:
+        return None
+    width, positions = pooling.pooled_size(config.hidden_size), config.max_position_embeddings
     for layer in pooling.dense:
         if layer.in_features != width:
             raise UserError(
-                f"{source}: a Dense module reads {layer.in_features} features of a vector of {width}: copy the folder "
+                f"{folder}: a Dense module reads {layer.in_features} features of a vector of {width}: copy the folder "
                 "again"
             )
         width = layer.out_features
+    if pooling.max_length is None:
+        file = folder / "tokenizer_config.json"
+        limit = read_json_object(file).get("model_max_length") if file.is_file() else None
+        if isinstance(limit, int) and _is_count(limit) and limit < positions:
+            return dataclasses.replace(pooling, max_length=limit)
+        return pooling
+    if pooling.max_length > positions:
+        text = f"max_seq_length is {pooling.max_length}, but the model reads {positions} tokens: longer texts are cut"
+        log(WarningText(f"{folder}: {text}"))
+    return pooling
 
 
 def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
@@ -151,19 +180,21 @@ def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
         for i, (path, module_type) in enumerate(zip(paths, module_types, strict=True))
     ]
     modes = pooling.modes
-    keys = {mode: KEY_OF_MODE.get(mode, f"pooling_mode_{mode}_tokens") for mode in WRITTEN}
-    keys |= {mode: KEY_OF_MODE.get(mode, f"pooling_mode_{mode}_tokens") for mode in modes}
-    declared: dict[str, Any] = {
-        "word_embedding_dimension": hidden_size,
-        **{key: mode in modes for mode, key in keys.items()},
-    }
+    declared: dict[str, Any] = {"word_embedding_dimension": hidden_size}
+    for mode in (*WRITTEN, *modes):
+        declared[KEY_OF_MODE.get(mode, f"pooling_mode_{mode}_tokens")] = mode in modes
     if len(modes) > 1:  # the keys above cannot express the order
         declared["pooling_mode"] = [f"{mode}_tokens" if mode == "mean_sqrt_len" else mode for mode in modes]
     if not pooling.include_prompt:
         declared["include_prompt"] = False
     files: dict[str, Any] = {"modules.json": modules, "1_Pooling/config.json": declared}
     for number, layer in enumerate(pooling.dense, 2):
-        files[f"{number}_Dense/config.json"] = dense_config(layer)
+        files[f"{number}_Dense/config.json"] = {
+            "in_features": layer.in_features,
+            "out_features": layer.out_features,
+            "bias": layer.bias is not None,
+            "activation_function": layer.activation,
+        }
     if pooling.max_length is not None or pooling.lowercase:
         files[TEXT_SETTINGS[0]] = {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase}
     if pooling.query_prompt or pooling.document_prompt or pooling.truncate_dim is not None:
@@ -174,154 +205,138 @@ def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
     return files
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
 def _model_settings(file: Path, log: Callable[[str], None]) -> tuple[str, str, int | None]:
     """Returns the prompts of queries and documents ("" for none), and the number of features to keep."""
-    content = _settings(file) if file.is_file() else {}
+    content = read_json_object(file) if file.is_file() else {}
     if content.get("default_prompt_name"):
-        log(WarningText(f"{file}: default_prompt_name is not used: put the prompt before the texts yourself"))
+        log(WarningText(f"{file}: default_prompt_name is not applied: pass texts that begin with the prompt"))
     if (similarity := content.get("similarity_fn_name")) not in (None, "cosine"):
-        log(WarningText(f"{file}: similarity_fn_name is {similarity}, which is not used: searches compare by cosine"))
+        log(
+            WarningText(f"{file}: similarity_fn_name is {similarity}, which is not applied: searches compare by cosine")
+        )
     if (kind := content.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
-        log(WarningText(f"{file}: model_type is {kind}, whose vectors are not read: embed gives pooled ones"))
-    warn_unknown(file, content, KNOWN_SETTINGS, log)
+        log(WarningText(f"{file}: model_type is {kind}, which is not supported: embed returns pooled vectors"))
+    _warn_unknown(file, content, KNOWN_SETTINGS, log)
     prompts = content.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
-        raise UserError(f"{file}: prompts is {str(prompts)[:40]!r}: map names to texts")
+        raise UserError(f"{file}: prompts is {shorten(prompts)}: set it to an object of names and texts")
     truncate_dim = content.get("truncate_dim")
-    if truncate_dim is not None and (type(truncate_dim) is not int or truncate_dim < 1):
-        raise UserError(f"{file}: truncate_dim is {str(truncate_dim)[:40]}: set it to a number of features, or null")
+    if truncate_dim is not None and not _is_count(truncate_dim):
+        raise UserError(f"{file}: truncate_dim is {shorten(truncate_dim)}: set it to a number of features, or null")
     document = next((prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name) is not None), "")
     return prompts.get("query") or "", document, truncate_dim
 
 
 def _text_settings(file: Path, log: Callable[[str], None]) -> tuple[int | None, bool]:
     """Returns the maximum number of tokens, and whether texts are lower-cased."""
-    content = _settings(file)
+    content = read_json_object(file)
     length, lowercase = content.get("max_seq_length"), content.get("do_lower_case") or False
-    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-        raise UserError(f"{file}: max_seq_length is {length!r}: set it to a number of tokens")
+    if length is not None and not _is_count(length):
+        raise UserError(f"{file}: max_seq_length is {shorten(length)}: set it to a number of tokens")
     if not isinstance(lowercase, bool):
-        raise UserError(f"{file}: do_lower_case is {lowercase!r}: set it to true or false")
-    for key, plain in TEXT_SETTINGS_READ.items():
-        if content.get(key, plain) not in (plain, None):
-            log(WarningText(f"{file}: {key} is {str(content[key])[:80]}, which is not applied"))
-    warn_unknown(file, content, ("max_seq_length", "do_lower_case", "unpad_inputs", *TEXT_SETTINGS_READ), log)
+        raise UserError(f"{file}: do_lower_case is {shorten(lowercase)}: set it to true or false")
+    for key, supported in TEXT_SETTINGS_READ.items():
+        if content.get(key, supported) not in (supported, None):
+            log(WarningText(f"{file}: {key} is {shorten(content[key])}, which is not applied"))
+    _warn_unknown(file, content, ("max_seq_length", "do_lower_case", "unpad_inputs", *TEXT_SETTINGS_READ), log)
     return length, lowercase
-
-
-def read_model_max_length(folder: Path, longest: int) -> int:
-    """Returns the tokenizer's maximum number of tokens, or ``longest``, if `TEXT_SETTINGS` do not set one."""
-    file = folder / "tokenizer_config.json"
-    length = _settings(file).get("model_max_length") if file.is_file() else None
-    if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length < longest:
-        return longest
-    return length
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    content = read_json(file)
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is not a JSON object: copy it again")
-    return content
 
 
 def _pooling_settings(file: Path, log: Callable[[str], None]) -> tuple[str, bool]:
     """Returns the mode for `Pooling`, and whether prompt tokens are included in the pooling."""
-    content = _settings(file)
-    chosen, prefix = content.get("pooling_mode"), "pooling_mode_"
+    content, prefix = read_json_object(file), "pooling_mode_"
+    mode_keys = [key for key in content if key.startswith(prefix)]
+    chosen = content.get("pooling_mode")
     if chosen is None:
-        on = [key.removeprefix(prefix) for key, value in content.items() if key.startswith(prefix) and value]
-        on = [name.removesuffix("_tokens").removesuffix("_token") for name in on]
-        chosen = sorted(on, key=lambda mode: MODES.index(mode) if mode in MODES else 0) or [Pooling.mode]
+        modes = [key.removeprefix(prefix) for key in mode_keys if content[key]]
+        modes = [mode.removesuffix("_tokens").removesuffix("_token") for mode in modes]
+        chosen = sorted(modes, key=lambda mode: MODES.index(mode) if mode in MODES else 0) or [Pooling.mode]
     chosen = chosen if isinstance(chosen, list) else [chosen]
-    modes = [name.removesuffix("_tokens") if isinstance(name, str) else str(name) for name in chosen]
+    modes = [str(name).removesuffix("_tokens") for name in chosen]
     if not modes or any(mode not in MODES for mode in modes):
-        raise UserError(f"{file} pools by {'+'.join(modes) or 'nothing'}: choose of {', '.join(MODES)}")
+        raise UserError(f"{file}: the pooling mode is {'+'.join(modes) or 'missing'}: use one of {', '.join(MODES)}")
     include_prompt = content.get("include_prompt", True)
     if not isinstance(include_prompt, bool):
-        raise UserError(f"{file}: include_prompt is {include_prompt!r}: set it to true or false")
-    known = {key for key in content if key.startswith(prefix)}
-    warn_unknown(
-        file,
-        content,
-        {"word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *known},
-        log,
-    )
+        raise UserError(f"{file}: include_prompt is {shorten(include_prompt)}: set it to true or false")
+    known = ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *mode_keys)
+    _warn_unknown(file, content, known, log)
     return CONCATENATED.join(modes), include_prompt
 
 
 def _inside(file: Path, path: Any) -> Path:
     components = Path(path).parts if isinstance(path, str) else ("..",)
     if ".." in components or Path(*components).is_absolute():
-        raise UserError(f"{file} names the path {path!r}, which may lie outside of its folder: name one inside")
+        raise UserError(f"{file} has the path {path!r}, which may be outside of its folder: use a path inside")
     return file.parent / path
 
 
-TANH = "torch.nn.modules.activation.Tanh"
-
-
-CROSS_ENCODER = "sentence_transformers"
-"""Key of config.json with the settings of cross-encoders."""
-
-
-FEATURES = "sentence_embedding"
-"""Name of the vector that modules read and write."""
-
-
-def read_dense(folder: Path, content: dict[str, Any], log: Callable[[str], None]) -> PooledDense:
-    """Reads the weights in the folder of a Dense module.
+def _read_dense(folder: Path, log: Callable[[str], None]) -> PooledDense:
+    """Reads a Dense module.
 
     Args:
         folder: folder of the module.
-        content: content of its config.json.
         log: called for keys that are not applied.
 
     Raises:
         UserError: an activation or setting is not supported by `PooledDense`, or the weights have wrong shapes.
     """
     file = folder / "config.json"
+    content = read_json_object(file)
     activation = content.get("activation_function", TANH)
     if find_activation(activation) is None:
-        known = ", ".join(ACTIVATIONS)
-        raise UserError(f"{file}: activation_function is {str(activation)[:80]!r}: one of torch.nn's {known} is read")
+        raise UserError(
+            f"{file}: activation_function is {str(activation)[:80]!r}: use a model with torch.nn's "
+            f"{', '.join(ACTIVATIONS)}"
+        )
     if content.get("use_residual") not in (None, False):
-        raise UserError(f"{file}: use_residual is {content['use_residual']!r}, and only false is read")
-    check_names(file, content)
-    known_keys = ("in_features", "out_features", "bias", "activation_function", "use_residual", *NAMES)
-    warn_unknown(file, content, known_keys, log)
+        raise UserError(
+            f"{file}: use_residual is {shorten(content['use_residual'])}, and only false is supported: use another "
+            "model"
+        )
+    _check_features(file, content)
+    known_keys = ("in_features", "out_features", "bias", "activation_function", "use_residual", *FEATURE_KEYS)
+    _warn_unknown(file, content, known_keys, log)
     tensors, source = read_tensors(folder)
     weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
     if weight is None or set(tensors) - {"linear.weight", "linear.bias"}:
         raise UserError(
-            f"{source} holds {', '.join(sorted(tensors))}: a Dense module has linear.weight and linear.bias"
+            f"{source} holds {', '.join(sorted(tensors))}, but a Dense module has linear.weight and linear.bias: copy "
+            "it again"
         )
     shape = (content.get("out_features"), content.get("in_features"))
     if weight.shape != shape or (bias is not None and bias.shape != shape[:1]):
-        raise UserError(f"{source}: linear.weight is {list(weight.shape)}, but config.json makes it {list(shape)}")
+        raise UserError(
+            f"{source}: linear.weight is {list(weight.shape)}, but config.json makes it {list(shape)}: copy both again"
+        )
     if bool(content.get("bias", True)) != (bias is not None):
-        raise UserError(f"{source}: linear.bias does not fit bias {content.get('bias', True)} in config.json")
+        raise UserError(
+            f"{source}: linear.bias does not match bias {content.get('bias', True)} in config.json: copy both again"
+        )
     kernel = np.ascontiguousarray(weight.T.astype(np.float32))
     return PooledDense(kernel, None if bias is None else bias.astype(np.float32), activation)
 
 
 def read_score_activation(
-    folder: Path, content: Mapping[str, Any], settings: str, num_labels: int, log: Callable[[str], None]
+    folder: Path, content: Mapping[str, Any], num_labels: int, log: Callable[[str], None]
 ) -> str | None:
     """Returns the PyTorch class that a sentence-transformers cross-encoder applies to its score; None for none.
 
     Args:
         folder: folder of the model.
         content: content of its config.json.
-        settings: name of the file with the sentence-transformers settings.
         num_labels: number of outputs. The activation is read only if it is 1.
         log: called for an activation that is not applied.
     """
     file, declared = folder / "config.json", content.get("sbert_ce_default_activation_function")
     if isinstance(nested := content.get(CROSS_ENCODER), dict):
         declared = nested.get("activation_fn", declared)
-    given = read_json(folder / settings) if (folder / settings).is_file() else {}
-    if isinstance(given, dict) and given.get("model_type") == "CrossEncoder" and given.get("activation_fn"):
-        file, declared = folder / settings, given["activation_fn"]
+    settings = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
+    if isinstance(settings, dict) and settings.get("model_type") == "CrossEncoder" and settings.get("activation_fn"):
+        file, declared = folder / PROMPTS, settings["activation_fn"]
     if declared is None or str(declared).endswith(".Identity"):
         return None
     if num_labels == 1 and find_activation(declared) is not None:
@@ -330,30 +345,19 @@ def read_score_activation(
     return None
 
 
-NAMES = ("module_input_name", "module_output_name")
-
-
-def check_names(file: Path, content: dict[str, Any]) -> None:
+def _check_features(file: Path, content: dict[str, Any]) -> None:
     """Raises UserError if a module reads or writes anything except the pooled vector."""
-    for key in NAMES:
+    for key in FEATURE_KEYS:
         if content.get(key) not in (None, FEATURES):
-            raise UserError(f"{file}: {key} is {str(content[key])[:80]!r}, and only {FEATURES} is read")
+            raise UserError(
+                f"{file}: {key} is {shorten(content[key])}, and only {FEATURES} is supported: use another model"
+            )
 
 
-def warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], log: Callable[[str], None]) -> None:
+def _warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], log: Callable[[str], None]) -> None:
     """Logs keys of a file that have no effect."""
     if unknown := sorted(content.keys() - set(known)):
         log(WarningText(f"not loaded from {file}: {', '.join(unknown)}"))
-
-
-def dense_config(layer: PooledDense) -> dict[str, Any]:
-    """Returns the content of a Dense module's config.json."""
-    return {
-        "in_features": layer.in_features,
-        "out_features": layer.out_features,
-        "bias": layer.bias is not None,
-        "activation_function": layer.activation,
-    }
 
 
 def write_dense_weights(layer: PooledDense, folder: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_classifier_learns_next_to_a_language_model(continued: Path, sst2: Pat
     numbers = {"negative": "0", "positive": "1"}
     assert [numbers[answer.label] for answer in model.predict(texts)] == [line.split("\t")[1] for line in dev]
     said: list[str] = []
-    model.save(tmp_path / "graph", format="stablehlo", say=said.append, dynamic_length=True)
+    model.save(tmp_path / "graph", format="stablehlo", log=said.append, dynamic_length=True)
     assert said[0].startswith("verified")
 
 

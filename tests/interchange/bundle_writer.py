@@ -123,7 +123,7 @@ SIZES = {
     "type_vocab_size": 3,
 }
 RATES = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.2, "initializer_range": 0.03}
-CONFIG = ModelConfig(**SIZES, **RATES, hidden_act="gelu_tanh")
+CONFIG = ModelConfig(**SIZES, **RATES, hidden_act="gelu_tanh", pooler_dropout=False)
 PIECES = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##s", "café", "中"]
 HEADS = {
     "pretraining": ("predictions", "seq_relationship"),

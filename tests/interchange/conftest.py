@@ -1,7 +1,6 @@
 """Small models of every architecture, with every parameter random, as `bert.load` gives them."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,7 +14,7 @@ from bert.inference.pretrained import Pretrained
 from bert.interchange.bundle import build_module
 from bert.interchange.writers import hf
 from bert.model.names import has_decoder
-from tests.interchange.hf_folders import random_model
+from tests.interchange.hf_folders import CONFIG, random_model
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(45)), "one", "text"]
 LABELLED = ("BertForSequenceClassification", "BertForTokenClassification")
@@ -95,7 +94,21 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="session")
+def mpnet_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In the order of the published one, which has BERT's special tokens as ordinary ones."""
+    file = tmp_path_factory.mktemp("mpnet") / "vocab.txt"
+    special = ["<s>", "<pad>", "</s>", "<unk>", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    file.write_text("\n".join([*special, *"abcdefghi", "##a", "##b", "<", ">", "<mask>"]) + "\n")
+    return file
+
+
 @pytest.fixture
-def made(vocabulary: Path) -> Callable[..., Pretrained]:
-    """The function `random_model` with a vocabulary of 23 tokens."""
-    return partial(random_model, vocabulary)
+def made(vocabulary: Path, mpnet_vocabulary: Path) -> Callable[..., Pretrained]:
+    """The function `random_model` with a vocabulary of 23 tokens, whose padding id fits the family."""
+
+    def make(architecture: str = "Bert", config: ModelConfig = CONFIG, **settings) -> Pretrained:
+        is_mpnet = config.relative_attention_buckets is not None and config.position_embedding_type == "learned"
+        return random_model(mpnet_vocabulary if is_mpnet else vocabulary, architecture, config, **settings)
+
+    return make

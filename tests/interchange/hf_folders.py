@@ -25,13 +25,19 @@ CONFIG = ModelConfig(
     max_position_embeddings=16,
     type_vocab_size=3,
     layer_norm_eps=1e-7,
+    pooler_dropout=False,
 )
-ROBERTA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "position_offset": 2, "type_vocab_size": 1})
-ELECTRA = ModelConfig(**{**vars(CONFIG), "hidden_act": "gelu", "pooler_act": "gelu", "embedding_size": 8})
+ROBERTA = dataclasses.replace(CONFIG, hidden_act="gelu", pooler_dropout=True, position_offset=2, type_vocab_size=1)
+ELECTRA = dataclasses.replace(CONFIG, hidden_act="gelu", pooler_act="gelu", pooler_dropout=True, embedding_size=8)
 ALBERT = dataclasses.replace(CONFIG, embedding_size=8, num_hidden_layers=4, layer_groups=2)
 DISTILBERT = dataclasses.replace(CONFIG, pooler_act="relu", type_vocab_size=0, layer_norm_eps=1e-12)
 MPNET = dataclasses.replace(
-    CONFIG, hidden_act="gelu", position_offset=2, type_vocab_size=0, relative_attention_buckets=32
+    CONFIG,
+    hidden_act="gelu",
+    pooler_dropout=True,
+    position_offset=2,
+    type_vocab_size=0,
+    relative_attention_buckets=32,
 )
 DEBERTA = dataclasses.replace(
     CONFIG, hidden_act="gelu", pooler_act="gelu", type_vocab_size=0, position_embedding_type="disentangled",
@@ -47,6 +53,29 @@ MODERNBERT = dataclasses.replace(
     use_bias=False, norm_bias=False, pre_layer_norm=True, first_layer_norm=False, pooler_type="transform",
     pooler_input="mean",
 )  # fmt: skip
+EXAMPLES = {
+    "bert": CONFIG,
+    "roberta": dataclasses.replace(ROBERTA, position_offset=1),
+    "roberta-prelayernorm": dataclasses.replace(ROBERTA, position_offset=1, pre_layer_norm=True),
+    "distilbert": DISTILBERT,
+    "electra": ELECTRA,
+    "albert": ALBERT,
+    "mpnet": MPNET,
+    "deberta-v2": DEBERTA,
+    "roformer": dataclasses.replace(
+        CONFIG,
+        hidden_size=24,
+        hidden_act="gelu",
+        pooler_act="gelu",
+        pooler_dropout=True,
+        position_embedding_type="rotary",
+    ),
+    "gpt2": GPT2,
+    "modernbert": MODERNBERT,
+    "encoder-decoder": dataclasses.replace(CONFIG, decoder_layers=1),
+}
+"""A configuration of each family, by its model_type."""
+
 LABELS = ("no", "yes", "both")
 
 
@@ -77,6 +106,11 @@ def random_model(
         labels=labels,
         **settings,
     )
+
+
+def without(folder: Path, *starts: str) -> None:
+    """Removes the tensors whose names start so."""
+    rewrite(folder, lambda tensors: {name: x for name, x in tensors.items() if not name.startswith(starts)})
 
 
 def edit(folder: Path, **values) -> None:

@@ -1,20 +1,15 @@
-"""Model families of other libraries, one module each. Readers and writers look them up in `FAMILIES`."""
+"""Model families of other libraries. Readers and writers look them up in `FAMILIES`."""
 
 from __future__ import annotations
 
 from bert.interchange.bundle import ModelBundle
-from bert.interchange.families.albert import ALBERT
 from bert.interchange.families.base import Family
-from bert.interchange.families.bert import BERT, GOOGLE_NAMES
+from bert.interchange.families.bert import ALBERT, BERT, DISTILBERT, ELECTRA, GOOGLE_NAMES
 from bert.interchange.families.deberta import DEBERTA
-from bert.interchange.families.distilbert import DISTILBERT
-from bert.interchange.families.electra import ELECTRA
 from bert.interchange.families.encoder_decoder import ENCODER_DECODER
 from bert.interchange.families.gpt2 import GPT2
 from bert.interchange.families.modernbert import MODERNBERT
-from bert.interchange.families.mpnet import MPNET
-from bert.interchange.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from bert.interchange.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
+from bert.interchange.families.roberta import CAMEMBERT, MPNET, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
 from bert.interchange.families.roformer import ROFORMER
 from bert.tokenizer.library import vocabulary_kind
 

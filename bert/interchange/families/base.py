@@ -23,6 +23,19 @@ KEYS = {
 }
 """Maps fields of `ModelConfig` to keys of BERT's config.json, in the order in which they are written."""
 
+ROW_HEADS = ("SequenceClassification", "MultipleChoice")
+"""Ends of the names of classes with one output, or one output per choice, for the whole row."""
+
+CLASSIFIER_WITH_POOLER = {"bert/pooler": "classifier.dense", "classifier": "classifier.out_proj"}
+"""Names in families whose sequence classifier contains the pooler as its first layer."""
+
+BERT_PREDICTIONS = {
+    "predictions/transform": "cls.predictions.transform.dense",
+    "predictions/norm": "cls.predictions.transform.LayerNorm",
+    "predictions/bias": "cls.predictions.bias",
+    "predictions/decoder": "cls.predictions.decoder.weight",
+}
+"""Names of BERT's MLM head."""
 
 ParametersByPath = dict[str, Any]
 """Arrays by path, see `bert.interchange.names`."""
@@ -37,6 +50,11 @@ class Limit(NamedTuple):
 
 INITIAL = {"position_embedding_init": "normal", "residual_init": "plain"}
 """Settings of BERT's initialization, which config.json does not contain."""
+
+TANH_POOLER = Limit("tanh", "its pooler has tanh")
+FULL_WIDTH = Limit(None, "its embeddings have hidden_size features")
+FROM_ROW_0 = Limit(0, "its positions begin at row 0")
+NO_SEGMENTS = Limit(0, "it has no segments")
 
 SEPARATE_LAYERS = {
     "layer_groups": Limit(None, "each of its layers has parameters that are not shared"),
@@ -89,14 +107,16 @@ class Family:
         decoder_bias: second name of the MLM head's bias, in the decoder; None if there is only one name.
         keys: maps fields of `ModelConfig` to keys of config.json, in the order in which they are written.
         more_sizes: further integer keys of config.json, for ``read_config``.
-        limits: settings of `ModelConfig` with a single supported value.
+        limits: settings of `ModelConfig` with a single supported value, which is the value of every model that is read.
         prediction_act: activation of the MLM head; None: use the model's ``hidden_act``.
         fixed: keys of config.json with a single supported value.
         settings: further such keys for each architecture in ``classes``.
+        pooler_dropout: whether classifiers in training apply dropout before the pooler.
         initial: settings of `ModelConfig` that only affect initialization, with the values from ``read_config``.
         constants: pattern for names of tensors that are not parameters and are skipped.
         has_form: whether a model with the given configuration and architecture is exported as this family.
-        read_config: maps a checked config.json to the fields of `ModelConfig` not in ``keys``. Raises UserError.
+        read_config: maps a checked config.json to the fields of `ModelConfig` that differ from ``keys`` and ``limits``.
+            Raises UserError.
         write_config: the inverse of ``read_config``, as keys of config.json.
         flatten: moves the settings of nested models in config.json to the top level. Raises UserError.
         nest: the inverse of ``flatten``, given the configuration and the special tokens of the target.
@@ -121,6 +141,7 @@ class Family:
     prediction_act: Activation | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    pooler_dropout: bool = False
     initial: Mapping[str, Any] = field(default_factory=lambda: INITIAL)
     constants: str = r"(^|\.)embeddings\.(position_ids|token_type_ids)$"
     has_form: Callable[[ModelConfig, str], bool]
@@ -145,7 +166,7 @@ class Family:
 
     def architecture_of(self, name: str) -> str | None:
         """Returns the architecture of a transformers class; None if it is not supported."""
-        return next((ours for ours, theirs in self.classes.items() if theirs == name), None)
+        return next((architecture for architecture, known in self.classes.items() if known == name), None)
 
     def current_name(self, name: str) -> str:
         """Returns the current name of a tensor from an old file or a bare encoder."""
@@ -156,8 +177,8 @@ class Family:
     def is_bare(self, name: str) -> bool:
         """Whether a name belongs to a tensor of the encoder without the prefix."""
         start = f"{self.prefix}."
-        inside = (theirs.removeprefix(start) for theirs in self.names.modules.values() if theirs.startswith(start))
-        return name.split(".")[0] in {theirs.split(".")[0] for theirs in inside}
+        inside = (module.removeprefix(start) for module in self.names.modules.values() if module.startswith(start))
+        return name.split(".")[0] in {module.split(".")[0] for module in inside}
 
 
 def class_names(prefix: str, *heads: str) -> dict[str, str]:
@@ -166,10 +187,15 @@ def class_names(prefix: str, *heads: str) -> dict[str, str]:
     return {"Bert": f"{prefix}Model"} | {f"BertFor{head}": f"{prefix}For{head}" for head in (*heads, *common)}
 
 
-def encoder_names(prefix: str) -> dict[str, str]:
-    """Returns the parameter names of embeddings, layers and task outputs that BERT's descendants share."""
+def encoder_names(prefix: str, without: tuple[str, ...] = ()) -> dict[str, str]:
+    """Returns the parameter names of embeddings, layers and task outputs that BERT's descendants share.
+
+    Args:
+        prefix: prefix of the names in files.
+        without: embeddings that the family lacks, for example ``segment``.
+    """
     embeddings, layer = f"{prefix}.embeddings", f"{prefix}.encoder.layer.{{}}"
-    return {
+    names = {
         "bert/embeddings/word": f"{embeddings}.word_embeddings",
         "bert/embeddings/position": f"{embeddings}.position_embeddings",
         "bert/embeddings/segment": f"{embeddings}.token_type_embeddings",
@@ -185,3 +211,22 @@ def encoder_names(prefix: str) -> dict[str, str]:
         "classifier": "classifier",
         "qa_outputs": "qa_outputs",
     }
+    return {path: name for path, name in names.items() if path.removeprefix("bert/embeddings/") not in without}
+
+
+def rename_dropout(key: str, heads: tuple[str, ...] = ("",)) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Returns a ``flatten`` that reads the dropout of classifiers from ``key``, for classes that end in ``heads``."""
+
+    def flatten(content: dict[str, Any]) -> dict[str, Any]:
+        is_classifier = str(content.get("architectures")).strip("[]'").endswith(heads)
+        if not is_classifier or content.get(key) is None:
+            return content
+        return {"classifier_dropout": content[key], **content}
+
+    return flatten
+
+
+def read_embedding_size(content: dict[str, Any]) -> int | None:
+    """Returns the width of the embeddings; None if it is the width of the hidden states."""
+    size: int | None = content.get("embedding_size")
+    return None if size == content["hidden_size"] else size

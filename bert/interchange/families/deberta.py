@@ -6,14 +6,13 @@ from typing import Any
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange.families.base import BERT_LIMITS, Family, Limit, class_names, encoder_names
-from bert.interchange.families.bert import BERT
+from bert.interchange.families import base
+from bert.interchange.families.base import Family, Limit, class_names, encoder_names
 from bert.interchange.names import Names
 from bert.model.names import LAYER
 from bert.tokenizer.library import SpecialTokenIds
 
 ATTENTION = "deberta.encoder.layer.{}.attention.self"
-ROW_HEADS = ("SequenceClassification", "MultipleChoice")
 
 FORM: dict[str, tuple[Any, Any]] = {
     "relative_attention": (False, True),
@@ -35,32 +34,31 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
         **dict.fromkeys(("embedding_size", "pooler_hidden_size"), (size, size)),
         "attention_head_size": (size // max(content["num_attention_heads"], 1),) * 2,
     }
-    for key, (default, read) in form.items():
-        if (value := content.get(key, default)) != read:
-            raise UserError(f"{key} is {value!r}, and only {read!r} is read: name another model")
+    for key, (default, supported) in form.items():
+        if (value := content.get(key, default)) != supported:
+            raise UserError(f"{key} is {value!r}, and only {supported!r} is supported: use another model")
     products = content.get("pos_att_type")
     listed = products.lower().split("|") if isinstance(products, str) else products
     if not isinstance(listed, list) or sorted(str(kind).strip() for kind in listed) != sorted(PRODUCTS):
-        raise UserError(f"pos_att_type is {products!r}, and only {'|'.join(PRODUCTS)} is read: name another model")
-    if content["position_buckets"] < 1:
-        number = content["position_buckets"]
-        raise UserError(f"position_buckets is {number}: set it to a number from 1 on, or name another model")
-    if (farthest := content.get("max_relative_positions", -1)) not in (-1, 0, length):
+        raise UserError(f"pos_att_type is {products!r}, and only {'|'.join(PRODUCTS)} is supported: use another model")
+    buckets, distance = content["position_buckets"], content.get("max_relative_positions", -1)
+    if buckets < 1:
+        raise UserError(f"position_buckets is {buckets}: set it to at least 1, or use another model")
+    if distance not in (-1, 0, length):
         raise UserError(
-            f"max_relative_positions is {farthest!r}, and only max_position_embeddings ({length}) is read: name "
+            f"max_relative_positions is {distance!r}, and only max_position_embeddings ({length}) is supported: use "
             "another model"
         )
     return {
-        **{key: DEBERTA.limits[key].value for key in ("position_embedding_type", "type_vocab_size")},
         "layer_norm_eps": content.get("layer_norm_eps", 1e-7),
-        "relative_attention_buckets": 2 * content["position_buckets"],
+        "relative_attention_buckets": 2 * buckets,
         "pooler_act": content.get("pooler_hidden_act", "gelu"),
     }
 
 
 def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
     return {
-        **{key: read for key, (_, read) in FORM.items()},
+        **{key: supported for key, (_, supported) in FORM.items()},
         "pos_att_type": PRODUCTS,
         "max_relative_positions": -1,
         "position_buckets": (config.relative_attention_buckets or 0) // 2,
@@ -70,13 +68,6 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
     }
 
 
-def _flatten(content: dict[str, Any]) -> dict[str, Any]:
-    """Renames the dropout of row-level heads to its common key."""
-    if not str(content.get("architectures")).strip("[]'").endswith(ROW_HEADS) or content.get("cls_dropout") is None:
-        return content
-    return {"classifier_dropout": content["cls_dropout"], **content}
-
-
 DEBERTA = Family(
     model_type="deberta-v2",
     title="DeBERTa-v3",
@@ -84,27 +75,23 @@ DEBERTA = Family(
     classes=class_names("DebertaV2"),
     names=Names(
         {
-            **{
-                path: name
-                for path, name in encoder_names("deberta").items()
-                if path not in ("bert/embeddings/position", "bert/embeddings/segment")
-            },
-            **{path: name for path, name in BERT.names.modules.items() if path.startswith("predictions/")},
+            **encoder_names("deberta", without=("position", "segment")),
+            **base.BERT_PREDICTIONS,
             **{f"{LAYER}/attention/{part}": f"{ATTENTION}.{part}_proj" for part in ("query", "key", "value")},
             "bert/encoder/relative_attention_embeddings": "deberta.encoder.rel_embeddings",
             "bert/encoder/relative_attention_norm": "deberta.encoder.LayerNorm",
         },
         # BERT's pooler is the first layer of each row-level head.
-        heads={f"BertFor{head}": {"bert/pooler": "pooler.dense"} for head in ROW_HEADS},
+        heads={f"BertFor{head}": {"bert/pooler": "pooler.dense"} for head in base.ROW_HEADS},
     ),
-    decoder_bias=BERT.decoder_bias,
+    decoder_bias="cls.predictions.decoder.bias",
     more_sizes=("position_buckets",),
     limits={
-        **{key: limit for key, limit in BERT_LIMITS.items() if key != "relative_attention_buckets"},
+        **{key: limit for key, limit in base.BERT_LIMITS.items() if key != "relative_attention_buckets"},
         "position_embedding_type": Limit("disentangled", "its attention is disentangled"),
-        "type_vocab_size": Limit(0, "it has no segments"),
-        "position_offset": Limit(0, "its positions begin at 0"),
-        "embedding_size": Limit(None, "its embeddings have hidden_size features"),
+        "type_vocab_size": base.NO_SEGMENTS,
+        "position_offset": base.FROM_ROW_0,
+        "embedding_size": base.FULL_WIDTH,
     },
     fixed={"type_vocab_size": 0},
     # transformers does not load v3's pretraining heads, nor the parameters stored with its embeddings.
@@ -113,5 +100,5 @@ DEBERTA = Family(
     has_form=lambda config, architecture: config.position_embedding_type == "disentangled" and not config.causal,
     read_config=_read_config,
     write_config=_write_config,
-    flatten=_flatten,
+    flatten=base.rename_dropout("cls_dropout", base.ROW_HEADS),
 )

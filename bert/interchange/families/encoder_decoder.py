@@ -13,10 +13,11 @@ import numpy as np
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange.families.base import ABSOLUTE_POSITIONS, KEYS, Family, Limit, ParametersByPath, encoder_names
+from bert.interchange.families import base
+from bert.interchange.families.base import Family, ParametersByPath, encoder_names
 from bert.interchange.families.bert import BERT
 from bert.interchange.names import Names
-from bert.model.names import CROSS, DECODER, DECODER_LAYER, POOLER, PREDICTIONS
+from bert.model.names import CROSS, DECODER, DECODER_LAYER, POOLER
 from bert.tokenizer.library import SpecialTokenIds
 
 EMBEDDINGS, LAYERS = "embeddings/", "encoder/"
@@ -30,7 +31,7 @@ def _flatten(content: dict[str, Any]) -> dict[str, Any]:
     _check_decoder(encoder, decoder)
     return {
         **encoder,
-        **{ours: decoder[theirs] for theirs, ours in OWN_SIZES.items()},
+        **{field: decoder[key] for key, field in OWN_SIZES.items()},
         "architectures": content.get("architectures"),
         "tie_word_embeddings": decoder.get("tie_word_embeddings", True),
     }
@@ -39,10 +40,10 @@ def _flatten(content: dict[str, Any]) -> dict[str, Any]:
 def _settings(content: dict[str, Any], side: str) -> dict[str, Any]:
     settings = content.get(side)
     if not isinstance(settings, dict):
-        raise UserError(f"{side} is {settings!r} and not the settings of a model: copy the file again")
+        raise UserError(f"{side} is {settings!r}, not the settings of a model: copy the file again")
     if (model_type := settings.get("model_type", BERT.model_type)) != BERT.model_type:
         raise UserError(
-            f"{side}.model_type is {model_type!r}, and only {BERT.model_type!r} is read: name another model"
+            f"{side}.model_type is {model_type!r}, and only {BERT.model_type!r} is supported: use another model"
         )
     return settings
 
@@ -51,22 +52,22 @@ def _check_decoder(encoder: dict[str, Any], decoder: dict[str, Any]) -> None:
     """Raises UserError for decoder settings that are not supported."""
     for key in ("is_decoder", "add_cross_attention"):
         if decoder.get(key) is not True:
-            raise UserError(f"decoder.{key} is {decoder.get(key)!r}, and only True is read: name another model")
+            raise UserError(f"decoder.{key} is {decoder.get(key)!r}, and only True is supported: use another model")
     if missing := [key for key in OWN_SIZES if key not in decoder]:
-        raise UserError(f"the decoder lacks {missing[0]}: copy it again from where the weights are from")
-    plain = {"position_embedding_type": "absolute", **{name: getattr(ModelConfig, name) for name in KEYS}}
+        raise UserError(f"the decoder lacks {missing[0]}: copy the file again from the source of the weights")
+    plain = {"position_embedding_type": "absolute", **{name: getattr(ModelConfig, name) for name in base.KEYS}}
     for key in (key for key in plain if key not in (*OWN_SIZES, "initializer_range")):
-        ours, theirs = (settings.get(key, plain[key]) for settings in (decoder, encoder))
-        if ours != theirs:
-            reason = "and the projection between them (enc_to_dec_proj) is not read"
+        in_decoder, in_encoder = (settings.get(key, plain[key]) for settings in (decoder, encoder))
+        if in_decoder != in_encoder:
+            reason = "a projection between them (enc_to_dec_proj)" if key == "hidden_size" else "different values"
             raise UserError(
-                f"decoder.{key} is {ours!r} and encoder.{key} is {theirs!r}, "
-                f"{reason if key == 'hidden_size' else 'which are one setting here'}: name another model"
+                f"decoder.{key} is {in_decoder!r} and encoder.{key} is {in_encoder!r}, and {reason} is not supported: "
+                "use another model"
             )
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:
-    return {ours: None if content[ours] == content[key] else content[ours] for key, ours in OWN_SIZES.items()}
+    return {field: None if content[field] == content[key] else content[field] for key, field in OWN_SIZES.items()}
 
 
 def _nest(content: dict[str, Any], config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
@@ -138,36 +139,35 @@ def _are_copies(params: ParametersByPath, part: str) -> bool:
     return encoder.keys() == decoder.keys() and all(np.array_equal(encoder[path], decoder[path]) for path in encoder)
 
 
-def _names() -> dict[str, str]:
-    """Returns BERT's names with the prefix of each side: a bare encoder, and a language model as decoder."""
-    encoder = {ours: theirs for ours, theirs in encoder_names("encoder").items() if ours.startswith("bert/")}
-    decoder = {ours: theirs for ours, theirs in encoder_names("decoder.bert").items() if ours.startswith("bert/")}
-    cross = "decoder.bert.encoder.layer.{}.crossattention"
-    return {
-        **encoder,
-        POOLER: "encoder.pooler.dense",
-        **{ours.replace("bert/", f"{DECODER}/", 1): theirs for ours, theirs in decoder.items()},
-        **{f"{DECODER_LAYER}/{CROSS}attention/{part}": f"{cross}.self.{part}" for part in ("query", "key", "value")},
-        f"{DECODER_LAYER}/{CROSS}attention/output": f"{cross}.output.dense",
-        f"{DECODER_LAYER}/{CROSS}norm": f"{cross}.output.LayerNorm",
-        **{
-            ours: f"{DECODER}.{theirs}"
-            for ours, theirs in BERT.names.modules.items()
-            if ours.startswith(f"{PREDICTIONS}/")
-        },
-    }
+CROSS_ATTENTION = "decoder.bert.encoder.layer.{}.crossattention"
 
+NAMES = {
+    **{path: name for path, name in encoder_names("encoder").items() if path.startswith("bert/")},
+    POOLER: "encoder.pooler.dense",
+    **{
+        path.replace("bert/", f"{DECODER}/", 1): name
+        for path, name in encoder_names("decoder.bert").items()
+        if path.startswith("bert/")
+    },
+    f"{DECODER_LAYER}/{CROSS}attention/query": f"{CROSS_ATTENTION}.self.query",
+    f"{DECODER_LAYER}/{CROSS}attention/key": f"{CROSS_ATTENTION}.self.key",
+    f"{DECODER_LAYER}/{CROSS}attention/value": f"{CROSS_ATTENTION}.self.value",
+    f"{DECODER_LAYER}/{CROSS}attention/output": f"{CROSS_ATTENTION}.output.dense",
+    f"{DECODER_LAYER}/{CROSS}norm": f"{CROSS_ATTENTION}.output.LayerNorm",
+    **{path: f"{DECODER}.{name}" for path, name in base.BERT_PREDICTIONS.items()},
+}
+"""BERT's names with the prefix of each side: a bare encoder, and a language model as decoder."""
 
 ENCODER_DECODER = Family(
     model_type="encoder-decoder",
     title="encoder-decoder of two BERTs",
     prefix="",
     classes={"BertForSequenceToSequence": "EncoderDecoderModel"},
-    names=Names(_names()),
+    names=Names(NAMES),
     decoder_bias=f"decoder.{BERT.decoder_bias}",
     more_sizes=tuple(OWN_SIZES.values()),
-    limits={**BERT.limits, "position_offset": Limit(0, "its positions begin at row 0")},
-    fixed=ABSOLUTE_POSITIONS,
+    limits={**BERT.limits, "position_offset": base.FROM_ROW_0},
+    fixed=base.ABSOLUTE_POSITIONS,
     has_form=lambda config, architecture: architecture == "BertForSequenceToSequence",
     read_config=_read_config,
     flatten=_flatten,

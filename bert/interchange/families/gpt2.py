@@ -6,7 +6,8 @@ from typing import Any
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange.families.base import CLASSIC_LIMITS, Family, Limit
+from bert.interchange.families import base
+from bert.interchange.families.base import Family, Limit
 from bert.interchange.names import HF_ARRAYS, Names
 from bert.model.names import LAYER
 from bert.tokenizer.library import SpecialTokenIds
@@ -21,11 +22,10 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
     rate = content.get("resid_pdrop", 0.1)
     if (other := content.get("embd_pdrop", rate)) != rate:
         raise UserError(
-            f"embd_pdrop is {other!r} and resid_pdrop is {rate!r}, which are one rate here "
-            "(model.hidden_dropout_prob): set both to one number"
+            f"embd_pdrop is {other!r} and resid_pdrop is {rate!r}, but this package has one rate "
+            "(model.hidden_dropout_prob): set both to the same number"
         )
     return {
-        **{key: limit.value for key, limit in GPT2.limits.items()},
         **GPT2.initial,
         "intermediate_size": 4 * width if inner is None else inner,
         "layer_norm_eps": content.get("layer_norm_epsilon", 1e-5),
@@ -87,16 +87,16 @@ GPT2 = Family(
         "layer_norm_eps": "layer_norm_epsilon",
     },
     limits={
-        **CLASSIC_LIMITS,
+        **base.CLASSIC_LIMITS,
         "causal": Limit(True, "its tokens attend to those before them"),
         "pre_layer_norm": Limit(True, "it has LayerNorm before attention and feed-forward"),
         "scale_embeddings": Limit(False, "it adds the word embeddings as they are"),
         "embedding_norm": Limit(False, "its embeddings have no LayerNorm"),
         "prediction_transform": Limit(False, "it decodes the hidden states themselves"),
         "prediction_bias": Limit(False, "its decoder has no bias"),
-        "type_vocab_size": Limit(0, "it has no segments"),
-        "position_offset": Limit(0, "its positions begin at row 0"),
-        "embedding_size": Limit(None, "its embeddings have hidden_size features"),
+        "type_vocab_size": base.NO_SEGMENTS,
+        "position_offset": base.FROM_ROW_0,
+        "embedding_size": base.FULL_WIDTH,
         "pooler_act": Limit("tanh", "it has no pooler"),
     },
     fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},

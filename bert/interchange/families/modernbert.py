@@ -8,7 +8,8 @@ from typing import Any
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange.families.base import SEPARATE_LAYERS, Family, Limit, ParametersByPath, class_names
+from bert.interchange.families import base
+from bert.interchange.families.base import Family, Limit, ParametersByPath, class_names
 from bert.interchange.names import Names
 from bert.model.names import LAYER, POOLER
 from bert.tokenizer.library import SpecialTokenIds
@@ -34,25 +35,24 @@ ONE_SETTING: dict[str, dict[str, Any]] = {
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:
-    for ours, theirs in ONE_SETTING.items():
-        values = {key: content.get(key, default) for key, default in theirs.items()}
+    for field, defaults in ONE_SETTING.items():
+        values = {key: content.get(key, default) for key, default in defaults.items()}
         if len(set(map(repr, values.values()))) > 1:
             shown = ", ".join(f"{key} {value!r}" for key, value in values.items())
-            raise UserError(f"{shown} are one setting here (model.{ours}): name another model")
+            raise UserError(f"{shown} differ, but this package has one setting (model.{field}): use another model")
     pooling = content.get("classifier_pooling", "cls")
     if pooling not in POOLING.values():
-        raise UserError(f"classifier_pooling is {pooling!r}: one of {', '.join(POOLING.values())} is read")
+        raise UserError(f"classifier_pooling is {pooling!r}: use a model with one of {', '.join(POOLING.values())}")
     window, every = _read_layers(content)
     bases = {kind: _read_base(content, kind) for kind in BASES}
     return {
-        **{key: limit.value for key, limit in MODERNBERT.limits.items()},
         "use_bias": _flag(content, "attention_bias", False),
         "norm_bias": _flag(content, "norm_bias", False),
         "prediction_bias": _flag(content, "decoder_bias", True),
         "hidden_dropout_prob": content.get("embedding_dropout", 0.0),
         "attention_probs_dropout_prob": content.get("attention_dropout", 0.0),
         "layer_norm_eps": content.get("norm_eps", 1e-5),
-        "pooler_input": next(ours for ours, theirs in POOLING.items() if theirs == pooling),
+        "pooler_input": next(kind for kind, name in POOLING.items() if name == pooling),
         "attention_window": window,
         "global_attention_every": every,
         "rotary_base": bases[GLOBAL],
@@ -74,25 +74,28 @@ def _read_layers(content: dict[str, Any]) -> tuple[int | None, int | None]:
         "global_attn_every_n_layers": DEFAULT_EVERY if every is None else every,
     }.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{key} is {value!r}: set it to a number from 1 on")
+            raise UserError(f"{key} is {value!r}: set it to a whole number of at least 1")
     if tokens < 2:
-        raise UserError("local_attention is 1, a window without neighbours: name another model")
+        raise UserError("local_attention is 1, which is a window without neighbours: use another model")
     kinds = content.get("layer_types")
     if kinds is None:
         every = DEFAULT_EVERY if every is None else every
         return (None, None) if every == 1 else (tokens // 2, every)
     count = content["num_hidden_layers"]
     if not isinstance(kinds, list) or len(kinds) != count or not set(map(str, kinds)) <= {GLOBAL, LOCAL}:
-        raise UserError(f"layer_types does not list {count} times {GLOBAL} or {LOCAL}: copy the file again")
-    places = [number for number, kind in enumerate(kinds) if kind == GLOBAL]
-    if len(places) == count:
+        raise UserError(f"layer_types is not a list of {count} entries {GLOBAL} or {LOCAL}: copy the file again")
+    layers = [number for number, kind in enumerate(kinds) if kind == GLOBAL]
+    if len(layers) == count:
         return None, None
-    if not places:
+    if not layers:
         return tokens // 2, None
-    if every is None or places != list(range(0, count, every)):
-        every = places[1] if len(places) > 1 else count
-    if places != list(range(0, count, every)):
-        raise UserError(f"layer_types has {GLOBAL} at other layers than the first and every n-th: name another model")
+    if every is None or layers != list(range(0, count, every)):
+        every = layers[1] if len(layers) > 1 else count
+    if layers != list(range(0, count, every)):
+        raise UserError(
+            f"layer_types has {GLOBAL} at layers {layers}, but it must be the first and every n-th layer: use another "
+            "model"
+        )
     return tokens // 2, every
 
 
@@ -102,17 +105,17 @@ def _read_base(content: dict[str, Any], kind: str) -> float:
     of_kind = settings.get(kind) or {} if isinstance(settings, dict) else settings
     if not isinstance(of_kind, dict) or not set(of_kind) <= {"rope_type", "rope_theta"}:
         raise UserError(
-            f"rope_parameters.{kind} is {of_kind!r}, and rope_type and rope_theta alone are read: name another"
+            f"rope_parameters.{kind} is {of_kind!r}, and only rope_type and rope_theta are supported: use another model"
         )
     if (rope_type := of_kind.get("rope_type", "default")) != "default":
         raise UserError(
-            f"rope_parameters.{kind}.rope_type is {rope_type!r}, and only 'default' is read: name another model"
+            f"rope_parameters.{kind}.rope_type is {rope_type!r}, and only 'default' is supported: use another model"
         )
     base = of_kind.get("rope_theta", content.get(old, default))
     if base is None and kind == LOCAL:  # transformers 4 defaults to the base of global layers
         return _read_base(content, GLOBAL)
     if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base <= sys.float_info.max:
-        raise UserError(f"the base of rotary positions ({old}) is {base!r}: set it to a number above 0")
+        raise UserError(f"the base of rotary positions ({old}) is {base!r}: set it to a positive number")
     return float(base)
 
 
@@ -201,7 +204,7 @@ MODERNBERT = Family(
         "layer_norm_eps": "norm_eps",
     },
     limits={
-        **SEPARATE_LAYERS,
+        **base.SEPARATE_LAYERS,
         "position_embedding_type": Limit("rotary", "its positions are rotary"),
         "relative_attention_buckets": Limit(None, "its attention scores have no bias by distance"),
         "causal": Limit(False, "its tokens attend to both sides"),
@@ -212,9 +215,9 @@ MODERNBERT = Family(
         "scale_embeddings": Limit(False, "it takes the word embeddings as they are"),
         "embedding_norm": Limit(True, "its embeddings have LayerNorm"),
         "prediction_transform": Limit(True, "its MLM head has a dense layer before its decoder"),
-        "type_vocab_size": Limit(0, "it has no segments"),
-        "position_offset": Limit(0, "its positions begin at 0"),
-        "embedding_size": Limit(None, "its embeddings have hidden_size features"),
+        "type_vocab_size": base.NO_SEGMENTS,
+        "position_offset": base.FROM_ROW_0,
+        "embedding_size": base.FULL_WIDTH,
         "pooler_type": Limit("transform", "its heads have LayerNorm behind their first layer"),
     },
     fixed={"rope_scaling": None},

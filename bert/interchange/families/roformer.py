@@ -9,37 +9,34 @@ import numpy as np
 
 from bert.config import ModelConfig
 from bert.errors import UserError
-from bert.interchange.families.base import BERT_LIMITS, Family, Limit, ParametersByPath, class_names, encoder_names
+from bert.interchange.families import base
+from bert.interchange.families.base import Family, Limit, ParametersByPath, class_names, encoder_names
 from bert.interchange.names import Names
-from bert.tokenizer.library import SpecialTokenIds
 
-CLASSES = {ours: name for ours, name in class_names("RoFormer").items() if ours != "BertForMultipleChoice"}
+CLASSES = {name: known for name, known in class_names("RoFormer").items() if name != "BertForMultipleChoice"}
 """All classes except multiple choice, whose classifier reads the last token."""
 
 POOLER_ACTIVATIONS = ("gelu", "relu", "tanh")
 """Supported activations of row-level heads."""
 
 ROTATED = re.compile(r".*/attention/(query|key)/(kernel|bias)")
-THEIR_ROTATED = re.compile(r".*\.self\.(query|key)\.(weight|bias)")
+ROTATED_IN_FILES = re.compile(r".*\.self\.(query|key)\.(weight|bias)")
+"""Paths and names of the arrays whose features are rotated."""
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:
-    size, activation = content.get("embedding_size"), content.get("hidden_act", "gelu")
-    declared = content.get("architectures") or []
+    activation, declared = content.get("hidden_act", "gelu"), content.get("architectures") or []
     if activation not in POOLER_ACTIVATIONS and CLASSES["BertForSequenceClassification"] in declared:
         raise UserError(
-            f"hidden_act is {activation!r}, which the classifier takes too, and {', '.join(POOLER_ACTIVATIONS)} are "
-            "read there: name another model"
+            f"hidden_act is {activation!r}, which the classifier applies too, and only "
+            f"{', '.join(POOLER_ACTIVATIONS)} are supported there: use another model"
         )
+    pooler_act = activation if activation in POOLER_ACTIVATIONS else "gelu"
     return {
-        "embedding_size": None if size == content["hidden_size"] else size,
-        "pooler_act": activation if activation in POOLER_ACTIVATIONS else "gelu",
-        "position_embedding_type": "rotary",
+        "embedding_size": base.read_embedding_size(content),
+        "pooler_act": pooler_act,
+        "pooler_dropout": pooler_act == "gelu",
     }
-
-
-def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
-    return {"embedding_size": config.embedding_width, "rotary_value": False}
 
 
 def _to_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +50,7 @@ def _to_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
     angles = np.arange(config.max_position_embeddings)[:, None] / np.power(config.rotary_base, rates)
     table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
     return {
-        **{name: pairs(array) if THEIR_ROTATED.fullmatch(name) else array for name, array in tensors.items()},
+        **{name: pairs(array) if ROTATED_IN_FILES.fullmatch(name) else array for name, array in tensors.items()},
         "roformer.encoder.embed_positions.weight": table,
     }
 
@@ -76,31 +73,26 @@ ROFORMER = Family(
     own_tokenizer="cuts Chinese text by a dictionary",
     names=Names(
         {
-            **{ours: theirs for ours, theirs in encoder_names("roformer").items() if "position" not in ours},
+            **encoder_names("roformer", without=("position",)),
             "bert/embeddings/projection": "roformer.embeddings_project",
-            "predictions/transform": "cls.predictions.transform.dense",
-            "predictions/norm": "cls.predictions.transform.LayerNorm",
-            "predictions/bias": "cls.predictions.bias",
-            "predictions/decoder": "cls.predictions.decoder.weight",
+            **base.BERT_PREDICTIONS,
         },
-        heads={
-            "BertForSequenceClassification": {"bert/pooler": "classifier.dense", "classifier": "classifier.out_proj"}
-        },
+        heads={"BertForSequenceClassification": base.CLASSIFIER_WITH_POOLER},
     ),
     decoder_bias="cls.predictions.decoder.bias",
     limits={
-        **BERT_LIMITS,
+        **base.BERT_LIMITS,
         "position_embedding_type": Limit("rotary", "its positions are rotary"),
         "rotary_base": Limit(ModelConfig.rotary_base, "its rotations have this base"),
-        "position_offset": Limit(0, "its positions begin at 0"),
-        "hidden_act": Limit("gelu", "its classifier takes the activation of its layers, and gelu alone is read"),
+        "position_offset": base.FROM_ROW_0,
+        "hidden_act": Limit("gelu", "its classifier applies the activation of its layers, and only gelu is supported"),
         "pooler_act": Limit("gelu", "its heads over a row have gelu"),
     },
     fixed={"rotary_value": False},
     constants=r"(^|\.)(encoder\.embed_positions\.weight|embeddings\.position_ids)$",
     has_form=lambda config, architecture: config.position_embedding_type == "rotary" and not config.pre_layer_norm,
     read_config=_read_config,
-    write_config=_write_config,
+    write_config=lambda config, special: {"embedding_size": config.embedding_width, "rotary_value": False},
     share=_share,
     to_files=_to_files,
 )

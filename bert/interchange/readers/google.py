@@ -109,24 +109,24 @@ def read_params(folder: Path, log: Log = log_message) -> tuple[ModelConfig, Para
     architecture = next((head for head, sign in HEADS.items() if sign in entries), "BertForPreTraining")
     check_layers(config.num_hidden_layers, len(entries), name, CONFIG)
     table = GOOGLE_NAMES.tensors(config.num_hidden_layers, architecture)
-    parts = {tensor.part for tensor in table if tensor.theirs in entries} | {names.ENCODER, names.POOLER}
+    parts = {tensor.part for tensor in table if tensor.name in entries} | {names.ENCODER, names.POOLER}
     table = [tensor for tensor in table if tensor.part in parts]
-    _raise_if_any(name, "lacks", (tensor.theirs for tensor in table if tensor.theirs not in entries))
-    _raise_if_any(name, "holds unknown tensors,", entries.keys() - {tensor.theirs for tensor in table})
+    _raise_if_any(name, "lacks", (tensor.name for tensor in table if tensor.name not in entries))
+    _raise_if_any(name, "holds unknown tensors,", entries.keys() - {tensor.name for tensor in table})
     labels = (entries["output_bias"].shape or (1,))[0] if architecture in ARCHITECTURES_WITH_LABELS else 0
     shapes = expected_shapes(config, architecture, labels)
     wrong = []
     for tensor in table:
         expected = shapes[tensor.paths[0]][:: -1 if tensor.transposed else 1]
-        if (shape := entries[tensor.theirs].shape) != expected:
-            wrong.append(f"{tensor.theirs} {list(shape)} instead of {list(expected)}")
+        if (shape := entries[tensor.name].shape) != expected:
+            wrong.append(f"{tensor.name} {list(shape)} instead of {list(expected)}")
     _raise_if_any(name, "has other shapes than the configuration says,", wrong)
 
     arrays: dict[str, np.ndarray] = {}
     for tensor in table:
-        array = bundle.read(tensor.theirs)
+        array = bundle.read(tensor.name)
         if array.dtype.kind == "i":
-            raise UserError(f"{name}: {tensor.theirs} holds whole numbers, not weights: name a checkpoint of BERT")
+            raise UserError(f"{name}: {tensor.name} holds whole numbers, not weights: name a checkpoint of BERT")
         arrays |= tensor.split(array)
     params = traverse_util.unflatten_dict(arrays, sep="/")
     count = sum(array.size for array in arrays.values())
@@ -165,7 +165,9 @@ def read_config(file: Path, log: Log = log_message) -> ModelConfig:
     if not isinstance(act, str) or act.lower() not in ACTIVATIONS:
         raise UserError(f"{file}: hidden_act is {shorten(act)}, which is not one of {', '.join(ACTIVATIONS)}: fix it")
     config = ModelConfig(
-        hidden_act=ACTIVATIONS[act.lower()], **{key: given[key] for key in (*_SIZES, *_RATES) if key in given}
+        hidden_act=ACTIVATIONS[act.lower()],
+        pooler_dropout=False,
+        **{key: given[key] for key in (*_SIZES, *_RATES) if key in given},
     )
     try:
         config.check()

@@ -11,28 +11,21 @@ import re
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
-from bert.config.model import MAX_SIZE, PairTruncation
+from bert.config.model import MAX_SIZE
 from bert.errors import UserError, WarningText, shorten
-from bert.files import read_json
-from bert.interchange.bundle import ModelBundle
+from bert.files import read_json_object
+from bert.interchange.bundle import ModelBundle, read_label_thresholds, read_task_settings
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
-from bert.interchange.names import ARCHITECTURES_WITH_LABELS, Tensor, check_layers, expected_shapes
-from bert.interchange.pooling import (
-    PROMPTS,
-    check_dense_widths,
-    encoder_folder,
-    read_model_max_length,
-    read_pooling,
-    read_score_activation,
-)
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers, check_tensors
+from bert.interchange.pooling import encoder_folder, fit_to_model, read_pooling, read_score_activation
 from bert.interchange.readers.peft import is_adapter, read_adapter
 from bert.interchange.tensor_files import read_tensors
 from bert.metrics.tagging_schemes import is_span_tag
@@ -67,26 +60,6 @@ SETTINGS_READ = {"is_decoder": False, "add_cross_attention": False}
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
-MULTI_LABEL = "multi_label_classification"
-PROBLEM_TYPES = (None, "regression", "single_label_classification", MULTI_LABEL)
-
-NULL_THRESHOLD = "null_score_diff_threshold"
-"""Key of config.json that only this package uses, for models that may return no answer. transformers keeps it."""
-
-LABEL_THRESHOLDS = "label_thresholds"
-"""Like `NULL_THRESHOLD`: the probability from which each label is predicted, for multi-label models."""
-
-TEXTS_PER_INPUT = "texts_per_input"
-"""Like `NULL_THRESHOLD`: 1 for classifiers of single texts, 2 for classifiers of pairs."""
-
-CLITICS = "clitics"
-"""Like `NULL_THRESHOLD`: word endings that a tagger treats as separate words."""
-
-PAIR_TRUNCATION = "pair_truncation"
-"""Like `NULL_THRESHOLD`: how pairs are truncated, for `PAIR_CLASSIFIERS`."""
-
-PAIR_CLASSIFIERS = ("BertForSequenceClassification", "BertForMultipleChoice")
-
 MAX_LABELS = 2**20
 """Maximum number of labels. A larger number in config.json means that the file is corrupt."""
 
@@ -105,50 +78,22 @@ def read_hf_model(folder: Path, log: Log) -> ModelBundle:
     """
     pooling, folder = read_pooling(folder, log), encoder_folder(folder)
     adapter = read_adapter(folder, log) if is_adapter(folder) else None
-    texts = folder if adapter is None else adapter.tokenizer_folder
+    tokenizer_folder = folder if adapter is None else adapter.tokenizer_folder
     folder = folder if adapter is None else adapter.base
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(f"{file} does not exist: copy it next to the weights")
-    content = read_json(file)
-    if not isinstance(content, dict):
-        raise UserError(f"{file} holds no JSON object: copy it again")
-    family, content = _family(content, file)
+    family, content = _family(read_json_object(file), file)
     content = content if adapter is None else adapter.config(content, family)
-    inferred = _architectures_of_tensors(content, family, file) if _declared_class(content) is None else []
-    content = {**content, "architectures": inferred} if inferred else content
+    inferred = _infer_class(content, family, file) if _declared_class(content) is None else None
+    content = content if inferred is None else {**content, "architectures": [inferred]}
     architecture = _architecture(content, family, file)
     config = _model_config(content, family, file)
     labels = _labels(content, file) if architecture in ARCHITECTURES_WITH_LABELS else ()
-    longest = config.max_position_embeddings
-    if (
-        pooling is not None
-        and pooling.max_length is None
-        and (limit := read_model_max_length(folder, longest)) < longest
-    ):
-        pooling = dataclasses.replace(pooling, max_length=limit)
-    if pooling is not None:
-        check_dense_widths(pooling, config.hidden_size, folder)
-    if pooling is not None and (pooling.max_length or 0) > longest:
-        text = f"max_seq_length is {pooling.max_length}, but the model reads {longest} tokens: longer are cut"
-        log(WarningText(f"{folder}: {text}"))
-    classifier_dropout = _classifier_dropout(content, file)
-    problem_type = _problem_type(content, file) if labels else None
-    label_thresholds = _label_thresholds(content, len(labels), file)
-    texts_per_input = _texts_per_input(content, file) if architecture == "BertForSequenceClassification" else None
-    settings = read_settings(texts)
-    tokenizer_class = settings.reader or ""
-    if family.own_tokenizer is not None and (not tokenizer_class or tokenizer_class.startswith(family.title)):
-        raise UserError(
-            f"{folder / SETTINGS} names no other tokenizer_class than transformers' own for {family.title}, which "
-            f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that"
-        )
-    tokenizer = load_tokenizer(texts, log=log, settings=settings)
-    has_types = settings.model_input_names is None or "token_type_ids" in settings.model_input_names
-    if is_wordpiece(tokenizer) and config.type_vocab_size > 1 and not has_types:
-        set_one_token_type(tokenizer)
-    _check_padding(config, family, tokenizer, file)
-    require_embedding_rows(tokenizer, config.known_vocab_size, folder)
+    pooling = fit_to_model(pooling, config, folder, log)
+    task_settings = read_task_settings(content, architecture, file)
+    label_thresholds = read_label_thresholds(content, len(labels), file)
+    tokenizer = _tokenizer(tokenizer_folder, folder, config, family, log)
     target_tokenizer, decoding = None, None
     if architecture == "BertForCausalLM":
         warn_unread_decoding(folder, log)
@@ -158,20 +103,24 @@ def read_hf_model(folder: Path, log: Log) -> ModelBundle:
     stored, source = read_tensors(folder)
     stored = stored if adapter is None else adapter.merge(stored, family)
     arrays, config = _rename_tensors(stored, source, config, family, architecture, log)
-    parts = _check_tensors(arrays, source, config, family, architecture, labels)
+    parts = check_tensors(family.names, arrays, source, config, architecture, len(labels))
     if names.PREDICTIONS in parts and family.prediction_act not in (None, config.hidden_act):
         raise UserError(
-            f"{file}: hidden_act is {content[family.keys['hidden_act']]}, and the MLM head of {family.model_type} has "
-            f"{family.prediction_act}: name another model"
+            f"{file}: hidden_act is {content[family.keys['hidden_act']]}, but the MLM head of {family.model_type} has "
+            f"{family.prediction_act}: use another model"
         )
     size = sum(array.size for array in arrays.values())
     log(f"read {source}: {', '.join(sorted(parts))} ({len(arrays)} tensors, {size:,} parameters)")
-    if inferred:
-        log(WarningText(f"{file}: architectures is missing: read as {inferred[0]}, by the names of the tensors"))
-    if fresh := [part for part in names.parts_of(architecture, config) if part not in parts]:
-        log(f"not in {source}, randomly initialized: {', '.join(fresh)}")
+    if inferred is not None:
+        log(WarningText(f"{file}: architectures is missing, and inferred to be {inferred} from the tensor names"))
+    if missing := [part for part in names.parts_of(architecture, config) if part not in parts]:
+        log(f"not in {source}, randomly initialized: {', '.join(missing)}")
+    activation = None
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
         architecture, labels = names.pretraining_architecture(parts, config), ()
+        task_settings = {"classifier_dropout": task_settings["classifier_dropout"]}
+    elif architecture == "BertForSequenceClassification":
+        activation = read_score_activation(folder, content, len(labels), log)
     config, arrays = family.share(config, arrays)
     return ModelBundle(
         config=config,
@@ -179,21 +128,12 @@ def read_hf_model(folder: Path, log: Log) -> ModelBundle:
         tokenizer=tokenizer,
         architecture=architecture,
         labels=labels,
-        problem_type=problem_type if labels else None,
-        classifier_dropout=classifier_dropout,
-        null_score_diff_threshold=_number(content, NULL_THRESHOLD, file)
-        if architecture == "BertForQuestionAnswering"
-        else None,
         label_thresholds=label_thresholds if labels else (),
-        score_activation=read_score_activation(folder, content, PROMPTS, len(labels), log)
-        if labels and architecture == "BertForSequenceClassification"
-        else None,
-        texts_per_input=texts_per_input if labels else None,
-        pair_truncation=_pair_truncation(content, file) if architecture in PAIR_CLASSIFIERS else None,
-        clitics=_clitics(content, file) if architecture == "BertForTokenClassification" else None,
+        score_activation=activation,
         pooling=pooling,
         target_tokenizer=target_tokenizer,
         decoding=decoding,
+        **task_settings,
     )
 
 
@@ -203,7 +143,7 @@ def _family(content: dict[str, Any], file: Path) -> tuple[Family, dict[str, Any]
     family = family_of_type(model_type) if model_type else family_of_classes(str(_declared_class(content)))
     if family is None:
         known = ", ".join(family.model_type for family in FAMILIES)
-        raise UserError(f"{file}: model_type is {shorten(model_type)}, and {known} are read: name another model")
+        raise UserError(f"{file}: model_type is {shorten(model_type)}: use a model of one of the types {known}")
     try:
         return family, family.flatten(content)
     except UserError as error:
@@ -219,20 +159,22 @@ def _architecture(content: dict[str, Any], family: Family, file: Path) -> str:
     """Returns the architecture, which is the name of a class in `bert.model`."""
     declared = _declared_class(content)
     architecture = next(iter(family.classes)) if declared is None else family.architecture_of(str(declared))
-    for key, plain in {**SETTINGS_READ, **family.fixed, **family.settings.get(architecture or "", {})}.items():
-        if content.get(key, plain) not in (plain, None):
-            raise UserError(f"{file}: {key} is {shorten(content[key])}, and only {plain!r} is read: name another model")
+    for key, value in {**SETTINGS_READ, **family.fixed, **family.settings.get(architecture or "", {})}.items():
+        if content.get(key, value) not in (value, None):
+            raise UserError(
+                f"{file}: {key} is {shorten(content[key])}, and only {value!r} is supported: use another model"
+            )
     if architecture is None:
         choice = ", ".join(family.classes[name] for name in names.ARCHITECTURES if name in family.classes)
         raise UserError(
-            f"{file}: the architecture is {shorten(declared)}: one of {choice} is read: name another "
-            "model, or set architectures to the class that has these tensors"
+            f"{file}: the architecture is {shorten(declared)}: use a model with one of {choice}, or set architectures "
+            "to the class that has these tensors"
         )
     return architecture
 
 
-def _architectures_of_tensors(content: dict[str, Any], family: Family, file: Path) -> list[str]:
-    """Infers the transformers class from tensor names, for a config.json without one; [] if there is no known head.
+def _infer_class(content: dict[str, Any], family: Family, file: Path) -> str | None:
+    """Infers the transformers class from tensor names, for a config.json without one; None if there is no known head.
 
     A sequence classifier has a pooler, and a token classifier has none. Old files of token classifiers may have one,
     but then their labels are tags.
@@ -240,49 +182,53 @@ def _architectures_of_tensors(content: dict[str, Any], family: Family, file: Pat
     stored = {family.current_name(name) for name in read_tensors(file.parent)[0]}
 
     def tensors_of(architecture: str, *parts: str) -> set[str]:
-        return {tensor.theirs for tensor in family.names.tensors(0, architecture) if tensor.part in parts}
+        return {tensor.name for tensor in family.names.tensors(0, architecture) if tensor.part in parts}
 
-    found = [
+    candidates = [
         name
         for name in ("BertForQuestionAnswering", *ARCHITECTURES_WITH_LABELS, "BertForMultipleChoice")
         if name in family.classes
         and (head := tensors_of(name, names.CLASSIFIER, names.QA_OUTPUTS) & stored)
-        and any(theirs.endswith(".weight") for theirs in head)
+        and any(tensor.endswith(".weight") for tensor in head)
     ]
-    pooled = [name for name in found if names.POOLER in names.ARCHITECTURES[name]]
-    pooled = [name for name in pooled if tensors_of(name, names.POOLER) <= stored]
-    tokens = [name for name in found if name not in pooled and names.POOLER not in names.ARCHITECTURES[name]]
+    with_pooler = [name for name in candidates if names.POOLER in names.ARCHITECTURES[name]]
+    tokens = [name for name in candidates if name not in with_pooler]
+    pooled = [name for name in with_pooler if tensors_of(name, names.POOLER) <= stored]
     if "BertForTokenClassification" in tokens and all(map(is_span_tag, _labels(content, file))):
         pooled = []
-    if not (chosen := [*pooled, *tokens]):
-        return []
-    return [family.classes[chosen[0]]]
+    return next((family.classes[name] for name in (*pooled, *tokens)), None)
 
 
 def _model_config(content: dict[str, Any], family: Family, file: Path) -> ModelConfig:
     fields = {**family.keys} | {key: key for key in family.more_sizes}
     if missing := [key for name, key in fields.items() if key not in content and name not in OPTIONAL]:
-        raise UserError(f"{file} lacks {', '.join(missing)}: copy it again from where the weights are from")
+        raise UserError(f"{file} lacks {', '.join(missing)}: copy it again from the source of the weights")
     for name, key in fields.items():
         value = content.get(key, 0)
         types = (str,) if name == "hidden_act" else (int, float) if name in OPTIONAL else (int,)
         large = types == (int,) and isinstance(value, int) and value > MAX_SIZE
         if isinstance(value, bool) or not isinstance(value, types) or large:
-            raise UserError(f"{file}: {key} is {shorten(value)}: copy the file again from where the weights are from")
+            raise UserError(f"{file}: {key} is {shorten(value)}: copy the file again from the source of the weights")
     values = {name: content[key] for name, key in family.keys.items() if key in content}
     tied = content.get("tie_word_embeddings", True)
     if not isinstance(tied, bool):
-        raise UserError(f"{file}: tie_word_embeddings is {shorten(tied)}, set it to true or false")
+        raise UserError(f"{file}: tie_word_embeddings is {shorten(tied)}: set it to true or false")
     if values["hidden_act"] not in ACTIVATIONS:
         raise UserError(
-            f"{file}: {family.keys['hidden_act']} is {values['hidden_act']!r}: one of {', '.join(ACTIVATIONS)} is "
-            "read: name another model"
+            f"{file}: {family.keys['hidden_act']} is {values['hidden_act']!r}: use a model with one of "
+            f"{', '.join(ACTIVATIONS)}"
         )
     values["hidden_act"] = ACTIVATIONS[values["hidden_act"]]
+    values = {
+        **{key: limit.value for key, limit in family.limits.items()},
+        "pooler_dropout": family.pooler_dropout,
+        **values,
+        "tie_word_embeddings": tied,
+    }
     try:
-        config = ModelConfig(**{**values, **family.read_config(content), "tie_word_embeddings": tied})
+        config = ModelConfig(**{**values, **family.read_config(content)})
         if config.known_vocab_size < 1:
-            raise UserError("model.vocab_size is below 1: fix it")
+            raise UserError("model.vocab_size is below 1: set it to the number of tokens")
         config.check()
     except UserError as error:
         raise UserError(f"{file}: {str(error).replace('model.', '')}") from None
@@ -299,82 +245,37 @@ def _labels(content: dict[str, Any], file: Path) -> tuple[str, ...]:
             raise UserError(f"{file}: num_labels is {shorten(count)}: set it to the number of labels, or remove it")
         known = {str(label): f"LABEL_{label}" for label in range(count)}
     if not isinstance(known, dict) or sorted(known) != sorted(map(str, range(len(known)))) or not known:
-        raise UserError(f"{file}: id2label does not number its labels 0, 1, ...: fix it")
+        raise UserError(f"{file}: id2label does not number its labels 0, 1, ...: correct the numbers")
     if bad := [label for label in known.values() if not isinstance(label, str | int | float)]:
-        raise UserError(f"{file}: id2label holds {shorten(bad[0])}, which is not the name of a label: fix it")
+        raise UserError(f"{file}: id2label holds {shorten(bad[0])}, which is not a name: set it to a text")
     labels = tuple(str(known[str(label)]) for label in range(len(known)))
     if len(set(labels)) < len(labels):
-        raise UserError(f"{file}: id2label gives two labels the same name: fix it")
+        raise UserError(f"{file}: id2label has two labels with the same name: rename one of them")
     return labels
 
 
-def _classifier_dropout(content: dict[str, Any], file: Path) -> float | None:
-    rate = _number(content, "classifier_dropout", file)
-    if rate is not None and not 0 <= rate < 1:
-        raise UserError(f"{file}: classifier_dropout is {shorten(rate)}: set it to a number from 0 to below 1, or null")
-    return rate
-
-
-def _number(content: dict[str, Any], key: str, file: Path) -> float | None:
-    value = content.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise UserError(f"{file}: {key} is {shorten(value)}: set it to a number, or null")
-    return value
-
-
-def _label_thresholds(content: dict[str, Any], num_labels: int, file: Path) -> tuple[float, ...]:
-    thresholds = content.get(LABEL_THRESHOLDS) or []
-    if content.get("problem_type") != MULTI_LABEL or not num_labels:
-        return ()
-    numbers = isinstance(thresholds, list) and all(type(number) in (int, float) for number in thresholds)
-    if not numbers or len(thresholds) not in (0, num_labels) or not all(0 <= number <= 1 for number in thresholds):
+def _tokenizer(texts: Path, folder: Path, config: ModelConfig, family: Family, log: Log) -> Tokenizer:
+    """Reads the tokenizer in ``texts``, for a model in ``folder``. Raises UserError if they do not match."""
+    settings = read_settings(texts)
+    tokenizer_class = settings.reader or ""
+    if family.own_tokenizer is not None and (not tokenizer_class or tokenizer_class.startswith(family.title)):
         raise UserError(
-            f"{file}: {LABEL_THRESHOLDS} is {str(thresholds)[:40]}: set it to a number from 0 to 1 for each of the "
-            f"{num_labels} labels, or remove it"
+            f"{folder / SETTINGS} has no tokenizer_class except transformers' tokenizer of {family.title}, which "
+            f"{family.own_tokenizer}: set it to BertTokenizer if the model was trained with that"
         )
-    return tuple(map(float, thresholds))
-
-
-def _pair_truncation(content: dict[str, Any], file: Path) -> PairTruncation | None:
-    way = content.get(PAIR_TRUNCATION)
-    if way is None or way in get_args(PairTruncation):
-        return way
-    raise UserError(f"{file}: {PAIR_TRUNCATION} is {str(way)[:40]}: set it to google or longest_first, or remove it")
-
-
-def _clitics(content: dict[str, Any], file: Path) -> tuple[str, ...] | None:
-    clitics = content.get(CLITICS)
-    if clitics is None or (isinstance(clitics, list) and all(isinstance(clitic, str) and clitic for clitic in clitics)):
-        return None if clitics is None else tuple(clitics)
-    raise UserError(f"{file}: {CLITICS} must be a list of word endings: fix it, or remove it")
-
-
-def _texts_per_input(content: dict[str, Any], file: Path) -> int | None:
-    count = content.get(TEXTS_PER_INPUT)
-    if count is not None and (type(count) is not int or count not in (1, 2)):
-        raise UserError(f"{file}: {TEXTS_PER_INPUT} is {str(count)[:40]}: set it to 1, or to 2 for pairs, or remove it")
-    return count
-
-
-def _check_padding(config: ModelConfig, family: Family, tokenizer: Tokenizer, file: Path) -> None:
-    """Raises UserError if positions are counted from another id than the tokenizer's padding id.
-
-    transformers gives tokens with that id the position of padding.
-    """
+    tokenizer = load_tokenizer(texts, log=log, settings=settings)
+    has_types = settings.model_input_names is None or "token_type_ids" in settings.model_input_names
+    if is_wordpiece(tokenizer) and config.type_vocab_size > 1 and not has_types:
+        set_one_token_type(tokenizer)
+    # transformers gives tokens with the padding id the position of padding.
     counted_from, padding = config.position_offset - 1, special_ids(tokenizer).find("pad")
     if config.position_offset and padding != counted_from:
         raise UserError(
-            f"{file}: {family.title} counts positions from the padding id {counted_from}, and the tokenizer's padding "
-            f"has the id {padding}: copy config.json and the tokenizer of one model"
+            f"{folder / 'config.json'}: {family.title} counts positions from the padding id {counted_from}, but the "
+            f"padding id of the tokenizer is {padding}: copy config.json and the tokenizer of one model"
         )
-
-
-def _problem_type(content: dict[str, Any], file: Path) -> str | None:
-    problem_type = content.get("problem_type")
-    if problem_type not in PROBLEM_TYPES:
-        known = ", ".join(filter(None, PROBLEM_TYPES))
-        raise UserError(f"{file}: problem_type is {shorten(problem_type)}: set it to one of {known}, or null")
-    return problem_type
+    require_embedding_rows(tokenizer, config.known_vocab_size, folder)
+    return tokenizer
 
 
 def _rename_tensors(
@@ -383,99 +284,77 @@ def _rename_tensors(
     """Maps tensors to parameter paths, as float32, and updates the configuration if the decoder is untied."""
     layers = (config.num_distinct_layers, config.decoder.num_distinct_layers)
     check_layers(max(layers), len(stored), source, "config.json")
-    table = {tensor.theirs: tensor for tensor in family.names.tensors(layers[0], architecture, layers[1])}
+    table = {tensor.name: tensor for tensor in family.names.tensors(layers[0], architecture, layers[1])}
     left_out: set[str] = set()
-    by_name: dict[str, str] = {}
+    stored_name: dict[str, str] = {}  # by the current name
     for name in stored:
         if re.search(family.constants, name):
             continue
-        plain = family.current_name(name)
-        if plain in by_name:
-            raise UserError(f"{source} holds {by_name[plain]} and {name}, which are one tensor: copy it again")
-        by_name[plain] = name
+        current = family.current_name(name)
+        if current in stored_name:
+            raise UserError(f"{source} holds {stored_name[current]} and {name}, which are one tensor: copy it again")
+        stored_name[current] = name
     pooler = family.names.modules.get(names.POOLER)
     if pooler is not None and names.POOLER in family.names.heads.get(architecture, {}):
-        # Left over from pretraining: this architecture has no pooler, only the first layer of its classifier.
-        left_out |= {by_name.pop(f"{pooler}.{end}", "") for end in ("weight", "bias")} - {""}
+        # A pooler from pretraining. This architecture has none, except the first layer of its classifier.
+        left_out |= {stored_name.pop(f"{pooler}.{end}", "") for end in ("weight", "bias")} - {""}
 
-    def of(path: str) -> np.ndarray | None:
-        return stored.get(by_name.get(_their_name(table, path), ""))
+    def name_of(path: str) -> str:
+        return next((name for name, tensor in table.items() if path in tensor.paths), "")
 
-    decoder, word = of("predictions/decoder"), of(names.word_embeddings(architecture))
-    if decoder is not None and word is None and config.tie_word_embeddings:  # safetensors keeps one name of a tensor
-        name = by_name.pop(_their_name(table, "predictions/decoder"))
-        by_name[_their_name(table, names.word_embeddings(architecture))] = name
-        decoder = None
-    if decoder is not None and config.tie_word_embeddings:
-        if word is not None and np.array_equal(decoder, word):
-            del by_name[_their_name(table, "predictions/decoder")]
+    decoder, word = name_of("predictions/decoder"), name_of(names.word_embeddings(architecture))
+    if decoder in stored_name and config.tie_word_embeddings:
+        if word not in stored_name:  # safetensors keeps one name of a tensor
+            stored_name[word] = stored_name.pop(decoder)
+        elif np.array_equal(stored[stored_name[decoder]], stored[stored_name[word]]):
+            del stored_name[decoder]
         else:
             log(f"{source}: the MLM decoder differs from the word embeddings, and stays untied")
             config = dataclasses.replace(config, tie_word_embeddings=False)
-    second = by_name.pop(family.decoder_bias or "", None)
-    if second is not None:
-        first = by_name.get(_their_name(table, "predictions/bias"))
-        if first is not None and not np.array_equal(stored[second], stored[first]):
-            left_out.add(first)  # transformers adds the bias in the decoder
-        by_name[_their_name(table, "predictions/bias")] = second
-    if unexplained := sorted(by_name[name] for name in set(by_name) - set(table)):
-        if (prefix := _foreign_prefix(stored, set(table), family)) is not None:
-            raise UserError(
-                f"{source}: the names of all tensors begin with {prefix!r}, which a {family.classes[architecture]} "
-                "lacks: remove it from the names"
-            )
-        more = f" and {len(unexplained) - 4} more" if len(unexplained) > 4 else ""
-        raise UserError(
-            f"{source} holds {', '.join(unexplained[:4])}{more}, which a {family.classes[architecture]} "
-            f"of {config.num_hidden_layers} layers lacks: fix architectures and num_hidden_layers in config.json"
-        )
+    second_bias = stored_name.pop(family.decoder_bias or "", None)
+    if second_bias is not None:
+        bias = name_of("predictions/bias")
+        first_bias = stored_name.get(bias)
+        if first_bias is not None and not np.array_equal(stored[second_bias], stored[first_bias]):
+            left_out.add(first_bias)  # transformers adds the bias in the decoder
+        stored_name[bias] = second_bias
+    if unknown := sorted(stored_name[name] for name in set(stored_name) - set(table)):
+        _raise_unknown(unknown, stored, source, set(table), family, architecture, config)
     arrays: dict[str, np.ndarray] = {}
-    for theirs, name in by_name.items():
+    for current, name in stored_name.items():
         array = stored[name]
         if array.dtype.name not in FLOATS:
-            raise UserError(f"{source}: {name} is {array.dtype.name}, and {', '.join(FLOATS)} are read: convert it")
-        arrays |= table[theirs].split(array)
-    if halves := sorted({stored[name].dtype.name for name in by_name.values()} - {"float32"}):
-        log(f"{source}: {' and '.join(halves)} becomes float32, and is written as float32")
+            raise UserError(
+                f"{source}: {name} is {array.dtype.name}: convert it to one of the types {', '.join(FLOATS)}"
+            )
+        arrays |= table[current].split(array)
+    if converted := sorted({stored[name].dtype.name for name in stored_name.values()} - {"float32"}):
+        log(f"{source}: {' and '.join(converted)} is converted to float32, and exported as float32")
     if left_out:
         log(f"not loaded from {source}: {', '.join(sorted(left_out))}")
     return arrays, config
 
 
-def _check_tensors(
-    arrays: dict[str, np.ndarray],
+def _raise_unknown(
+    unknown: list[str],
+    stored: Iterable[str],
     source: Path,
-    config: ModelConfig,
+    known: set[str],
     family: Family,
     architecture: str,
-    labels: tuple[str, ...],
-) -> set[str]:
-    """Returns the parts in the file. Raises UserError if a part is incomplete or its shapes differ from config.json."""
-    table = family.names.tensors(config.num_distinct_layers, architecture, config.decoder.num_distinct_layers)
-    parts = {tensor.part for tensor in table if tensor.paths[0] in arrays}
-    needed = {names.ENCODER, *parts, *(names.ARCHITECTURES[architecture] if names.has_decoder(architecture) else ())}
-    pooled = names.POOLER in names.parts_of(architecture, config)
-    if names.SEQ_RELATIONSHIP in parts or (not {names.CLASSIFIER, names.QA_OUTPUTS}.isdisjoint(parts) and pooled):
-        needed.add(names.POOLER)
-    shapes = expected_shapes(config, architecture, len(labels))
-    lacking = set(shapes) - set(arrays)
-    missing = [tensor.theirs for tensor in table if tensor.part in needed and tensor.paths[0] in lacking]
-    if missing:
-        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
-        raise UserError(f"{source} lacks {', '.join(missing[:4])}{more}: copy it again, or fix config.json")
-    for tensor in table:
-        if tensor.paths[0] not in arrays:
-            continue
-        if tensor.paths[0] not in shapes:
-            raise UserError(f"{source} holds {tensor.theirs}, which config.json has no place for: copy both again")
-        if any(arrays[path].shape != shapes[path] for path in tensor.paths):
-            theirs = tensor.join(arrays).shape
-            ours = tensor.join({path: np.broadcast_to(np.float32(0), shapes[path]) for path in tensor.paths}).shape
-            raise UserError(
-                f"{source}: {tensor.theirs} is {list(theirs)}, but config.json makes it {list(ours)}: copy both from "
-                "one source"
-            )
-    return parts
+    config: ModelConfig,
+) -> None:
+    """Raises UserError for tensors that match no parameter."""
+    if (prefix := _foreign_prefix(stored, known, family)) is not None:
+        raise UserError(
+            f"{source}: the names of all tensors begin with {prefix!r}, which a {family.classes[architecture]} lacks: "
+            "remove it from the names"
+        )
+    more = f" and {len(unknown) - 4} more" if len(unknown) > 4 else ""
+    raise UserError(
+        f"{source} holds {', '.join(unknown[:4])}{more}, which a {family.classes[architecture]} of "
+        f"{config.num_hidden_layers} layers lacks: correct architectures and num_hidden_layers in config.json"
+    )
 
 
 def _foreign_prefix(stored: Iterable[str], known: set[str], family: Family) -> str | None:
@@ -487,7 +366,3 @@ def _foreign_prefix(stored: Iterable[str], known: set[str], family: Family) -> s
         (start for start in starts if any(family.current_name(name.removeprefix(start)) in known for name in stored)),
         None,
     )
-
-
-def _their_name(table: dict[str, Tensor], ours: str) -> str:
-    return next((theirs for theirs, tensor in table.items() if ours in tensor.paths), "")

@@ -69,7 +69,7 @@ class Adapter:
         if architecture is None or architecture not in family.classes:
             return content
         content = {**content, "architectures": [family.classes[architecture]]}
-        head = [tensor.theirs for tensor in family.names.tensors(0, architecture) if tensor.part == names.CLASSIFIER]
+        head = [tensor.name for tensor in family.names.tensors(0, architecture) if tensor.part == names.CLASSIFIER]
         saved = {family.current_name(name): array for name, array in self.tensors.items()}
         outputs = next((len(saved[name]) for name in head if name in saved and saved[name].ndim), None)
         known = content.get("id2label")

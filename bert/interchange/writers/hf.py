@@ -178,7 +178,7 @@ def published_tensors(model: ModelBundle) -> dict[str, np.ndarray]:
     config, family = model.config, family_of(model)
     arrays = traverse_util.flatten_dict(model.params, sep="/")
     table = family.names.tensors(config.num_distinct_layers, model.architecture, config.decoder.num_distinct_layers)
-    tensors = {tensor.theirs: tensor.join(arrays) for tensor in table if arrays.keys() >= set(tensor.paths)}
+    tensors = {tensor.name: tensor.join(arrays) for tensor in table if arrays.keys() >= set(tensor.paths)}
     if nameless := sorted(set(arrays) - {path for tensor in table for path in tensor.paths}):
         raise UserError(
             f"{model.source}: {', '.join(nameless[:4])} have no name in Hugging Face's models: {_other_formats(model)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,13 @@ from tokenizers import Tokenizer, processors
 from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX
 from bert.config.run_file import INCIDENTAL_KEYS
 from bert.config.validation import PATHS
-from bert.errors import UserError
+from bert.errors import UserError, on_one_line
 from bert.files import read_json, write_atomic
-from bert.interchange.bundle import ModelBundle, describe_labels
+from bert.interchange.bundle import ModelBundle, task_settings
 from bert.interchange.families import family_of
 from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.interchange.hub import is_downloaded
 from bert.interchange.pooling import CROSS_ENCODER
-from bert.interchange.readers import hf
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.model.names import has_decoder
 from bert.tokenizer.hf_settings import set_prefix_space, truncation_side
@@ -49,24 +49,12 @@ def published_config(model: ModelBundle) -> dict[str, Any]:
     if model.labels:
         content["id2label"] = {str(index): label for index, label in enumerate(model.labels)}
         content["label2id"] = {label: index for index, label in enumerate(model.labels)}
-    if model.problem_type is not None:
-        content["problem_type"] = model.problem_type
-    if model.null_score_diff_threshold is not None:
-        content[hf.NULL_THRESHOLD] = model.null_score_diff_threshold
-    if model.label_thresholds:
-        content[hf.LABEL_THRESHOLDS] = list(model.label_thresholds)
+    settings = task_settings(model)
+    first = ("problem_type", "null_score_diff_threshold", "label_thresholds")
+    content |= {key: settings.pop(key) for key in first if key in settings}
     if model.score_activation is not None:
         content[CROSS_ENCODER] = {"activation_fn": model.score_activation}
-    if model.texts_per_input is not None:
-        content[hf.TEXTS_PER_INPUT] = model.texts_per_input
-    reads_pairs = model.architecture in hf.PAIR_CLASSIFIERS and model.texts_per_input != 1
-    if model.pair_truncation == "google" and model.step is not None and reads_pairs:
-        content[hf.PAIR_TRUNCATION] = model.pair_truncation
-    if model.clitics is not None:
-        content[hf.CLITICS] = list(model.clitics)
-    if model.classifier_dropout is not None:
-        content["classifier_dropout"] = model.classifier_dropout
-    return content
+    return content | settings
 
 
 def published_tokenizer(model: ModelBundle) -> Tokenizer:
@@ -195,6 +183,23 @@ def model_card(model: ModelBundle, architecture: str) -> str:
         text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=120).rstrip()
         sections += ["## Recipe", f"```yaml\n{text}\n```"]
     return "\n\n".join(sections) + "\n"
+
+
+def describe_labels(model: ModelBundle) -> str:
+    """Returns the labels, with their thresholds if any, for a README.md."""
+    if not model.label_thresholds:
+        return ", ".join(map(_code_span, model.labels))
+    pairs = zip(model.labels, model.label_thresholds, strict=True)
+    listed = ", ".join(f"{_code_span(label)} {threshold:.4g}" for label, threshold in pairs)
+    return f"{listed} (a label is predicted if the sigmoid of its logit reaches the number next to it)"
+
+
+def _code_span(text: str) -> str:
+    """Formats a text as a Markdown code span on one line, with a fence longer than any backticks in it."""
+    text = on_one_line(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text.strip("` ") != text or not text else ""
+    return f"{fence}{space}{text}{space}{fence}"
 
 
 def _layers(model: ModelBundle) -> str:

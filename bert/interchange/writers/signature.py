@@ -19,9 +19,9 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.files import write_atomic
 from bert.interchange import ExportError
-from bert.interchange.bundle import ModelBundle, build_module, describe_labels
+from bert.interchange.bundle import ModelBundle, build_module
 from bert.interchange.generation_files import generation_config
-from bert.interchange.writers.hf_files import published_tokenizers, save_published_tokenizer
+from bert.interchange.writers.hf_files import describe_labels, published_tokenizers, save_published_tokenizer
 from bert.model import names
 from bert.model.pooling import Pooling
 from bert.tokenizer.library import special_ids

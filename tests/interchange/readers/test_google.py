@@ -44,7 +44,7 @@ def test_every_tensor_finds_its_place(tmp_path: Path, heads: tuple[str, ...]) ->
     for path, array in flat.items():
         tensor = known[path]
         assert array.dtype == np.float32 and array.flags.c_contiguous
-        np.testing.assert_array_equal(array.T if tensor.transposed else array, tensors[tensor.theirs])
+        np.testing.assert_array_equal(array.T if tensor.transposed else array, tensors[tensor.name])
     count = sum(array.size for array in tensors.values())
     assert said == [
         f"read {tmp_path / 'bert_model.ckpt'}: {', '.join(('bert', *heads))} ({len(tensors)} tensors, "
@@ -160,7 +160,7 @@ def test_rates_may_be_left_out_and_other_keys_are_said(tmp_path: Path) -> None:
     write_folder(tmp_path, {}, **left_out, directionality="bidi", pooler_fc_size=768, embedding_size=128)
     said: list[str] = []
     config = read_config(tmp_path / "bert_config.json", said.append)
-    assert config == ModelConfig(**SIZES, hidden_act="gelu_tanh")
+    assert config == ModelConfig(**SIZES, hidden_act="gelu_tanh", pooler_dropout=False)
     assert said == [f"not loaded from {tmp_path / 'bert_config.json'}: embedding_size"]
 
 

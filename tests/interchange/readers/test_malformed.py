@@ -104,7 +104,7 @@ MALFORMED = {
     "shape": (lambda f: rewrite(f, narrower), "bert.pooler.dense.bias is [11], but config.json makes it [12]"),
     "small table": (lambda f: edit(f, vocab_size=22), "needs 23 rows, but the model's embedding has 22"),
     "vocabulary": (lambda f: edit(f, vocab_size=24), "word_embeddings.weight is [23, 12], but config.json makes"),
-    "layers": (lambda f: edit(f, num_hidden_layers=1), "of 1 layers lacks: fix architectures"),
+    "layers": (lambda f: edit(f, num_hidden_layers=1), "of 1 layers lacks"),
     "more layers": (lambda f: edit(f, num_hidden_layers=3), "lacks bert.encoder.layer.2.attention.self.query.weight"),
     "unexplained": (
         lambda f: rewrite(f, lambda t: {**t, "bert.x": t["classifier.bias"]}),
@@ -116,7 +116,7 @@ MALFORMED = {
     ),
     "integers": (
         lambda f: rewrite(f, lambda t: {n: a.astype(np.int8) for n, a in t.items()}),
-        "is int8, and float16, bfloat16, float32, float64 are read",
+        "is int8: convert it",
     ),
     **{
         f"no {key}": (lambda f, key=key: edit(f, **{key: None}), f"config.json lacks {key}: copy it again")
@@ -128,18 +128,18 @@ MALFORMED = {
     "heads": (lambda f: edit(f, num_attention_heads=5), "not divisible by num_attention_heads"),
     "activation": (lambda f: edit(f, hidden_act="mish"), "hidden_act is 'mish'"),
     "model type": (lambda f: edit(f, model_type="t5"), "model_type is 't5'"),
-    "architecture": (lambda f: edit(f, architectures=["BertLMHeadModel"]), "'BertLMHeadModel': one of BertModel"),
+    "architecture": (lambda f: edit(f, architectures=["BertLMHeadModel"]), "'BertLMHeadModel'"),
     "decoder": (lambda f: edit(f, is_decoder=True), "is_decoder is True"),
     "positions": (lambda f: edit(f, position_embedding_type="relative_key"), "is 'relative_key', and only 'absolute'"),
     "decoder without a name": (lambda f: edit(f, is_decoder=True, architectures=None), "is_decoder is True"),
     "epsilon": (lambda f: edit(f, layer_norm_eps=-1), "layer_norm_eps is -1: it must be above 0"),
     "no number": (lambda f: edit(f, layer_norm_eps=float("nan")), "layer_norm_eps is nan: it must be above 0"),
     "deviation": (lambda f: edit(f, initializer_range=-1), "initializer_range is -1: it must be at least 0"),
-    "tied": (lambda f: edit(f, tie_word_embeddings="false"), "tie_word_embeddings is 'false', set it"),
+    "tied": (lambda f: edit(f, tie_word_embeddings="false"), "tie_word_embeddings is 'false'"),
     "problem": (lambda f: edit(f, problem_type="rubbish"), "problem_type is 'rubbish': set it to one of regression"),
     "thresholds": (
         lambda f: edit(f, problem_type="multi_label_classification", label_thresholds=[0.5]),
-        "label_thresholds is [0.5]: set it to a number from 0 to 1 for each of the 3 labels, or remove it",
+        "label_thresholds is [0.5]: set it to a number from 0 to 1 for each of the 3 labels",
     ),
     "number of texts": (lambda f: edit(f, texts_per_input=3), "texts_per_input is 3: set it to 1, or to 2 for pairs"),
     "endless vocabulary": (lambda f: edit(f, vocab_size=10**15), "vocab_size is 1000000000000000: copy the file"),
@@ -162,7 +162,7 @@ MALFORMED = {
         "a BertJapaneseTokenizer, which reads vocab.txt differently",
     ),
     "labels": (lambda f: edit(f, id2label={"0": "a", "2": "b"}), "does not number its labels"),
-    "twins": (lambda f: edit(f, id2label={"0": "a", "1": "a", "2": "b"}), "gives two labels the same name"),
+    "twins": (lambda f: edit(f, id2label={"0": "a", "1": "a", "2": "b"}), "two labels with the same name"),
     **{
         f"{key} {value!r:.20}": (lambda f, key=key, value=value: edit(f, **{key: value}), f"config.json: {key} is")
         for key in ("hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings", "type_vocab_size")
@@ -176,7 +176,7 @@ MALFORMED = {
         for value in (10**7, 10**9, 2**63, 10**400, -1, 0, 2.0, True, "3", [3], {"a": 3})
     },
     "many labels": (lambda f: edit(f, id2label=None, num_labels=2**14), "but config.json makes it [16384"),
-    "nested label": (lambda f: edit(f, id2label={"0": "a", "1": ["b"], "2": "c"}), "['b'], which is not the name"),
+    "nested label": (lambda f: edit(f, id2label={"0": "a", "1": ["b"], "2": "c"}), "id2label holds ['b']"),
     "half a pair": (lambda f: edit(f, id2label={"0": "\ud800", "1": "b", "2": "c"}), "half of a surrogate pair"),
     "long shard": (lambda f: index(f, "x" * 300), "File name too long"),
     "large epsilon": (lambda f: edit(f, layer_norm_eps=10**400), "layer_norm_eps is 1000"),

@@ -74,7 +74,7 @@ def test_round_trips_are_bit_identical(config, made, tmp_path: Path) -> None:
     """Equal copies are shared again."""
     model = made(ARCHITECTURE, config)
     said: list[str] = []
-    model.save(tmp_path / "one", say=said.append)
+    model.save(tmp_path / "one", log=said.append)
     assert "tensors read back identical" in said[0]
     again = bert.load(tmp_path / "one", said.append)
     assert (again.architecture, again.config) == (ARCHITECTURE, config)
@@ -103,7 +103,7 @@ def test_a_target_vocabulary_of_its_own(made, vocabulary: Path, tmp_path: Path) 
     assert again.target_tokenizer.encode("a y").ids == model.target_tokenizer.encode("a y").ids != [2, 1, 1, 3]
 
     shutil.rmtree(tmp_path / "model" / "target_tokenizer")
-    with pytest.raises(UserError, match="target_tokenizer does not exist, and the decoder has 25 tokens where the enc"):
+    with pytest.raises(UserError, match=r"target_tokenizer does not exist.* 25 tokens"):
         bert.load(tmp_path / "model")
 
 
@@ -128,7 +128,7 @@ def test_settings_of_generation_go_out_and_in(name: str, made, tmp_path: Path) -
 def test_another_norm_of_the_length_is_reported(made, tmp_path: Path) -> None:
     said: list[str] = []
     decoding = Decoding(beams=4, length_norm="gnmt", length_penalty=0.6)
-    made(ARCHITECTURE, SIZES, decoding=decoding).save(tmp_path / "model", say=said.append)
+    made(ARCHITECTURE, SIZES, decoding=decoding).save(tmp_path / "model", log=said.append)
     assert any("generation_config.json cannot express decoding.length_norm gnmt" in line for line in said)
 
 
@@ -155,10 +155,10 @@ BAD_GENERATION = {
     "no_repeat_ngram_size": (-1, r"generation_config.json: no_repeat_ngram_size is -1"),
     "repetition_penalty": (0.0, r"generation_config.json: repetition_penalty is 0.0"),
     "stop_strings": ([""], r"generation_config.json: stop_strings is \[''\]"),
-    "max_length": (1, r"max_length is 1: set it to a whole number of at least 2"),
-    "max_new_tokens": (True, r"max_new_tokens is True: set it to a whole number of at least 1"),
-    "decoder_start_token_id": (0, r"decoder_start_token_id is 0, and targets have \[CLS\] \(2\) there: name another"),
-    "eos_token_id": ([3, 4], r"eos_token_id is \[3, 4\], and targets have \[SEP\] \(3\) there: name another model"),
+    "max_length": (1, "max_length is 1: .*at least 2"),
+    "max_new_tokens": (True, "max_new_tokens is True: .*at least 1"),
+    "decoder_start_token_id": (0, r"decoder_start_token_id is 0, .*\[CLS\] \(2\)"),
+    "eos_token_id": ([3, 4], r"eos_token_id is \[3, 4\], .*\[SEP\] \(3\)"),
 }
 
 
@@ -171,19 +171,18 @@ def test_settings_of_generation_that_cannot_work_are_refused(key: str, folder: P
 
 
 BAD_SIDES = {
-    "another decoder": ("decoder", {"model_type": "gpt2"}, "decoder.model_type is 'gpt2', and only 'bert' is read"),
-    "another encoder": ("encoder", {"model_type": "roberta"}, "encoder.model_type is 'roberta', and only 'bert' is"),
-    "no cross-attention": ("decoder", {"add_cross_attention": False}, "decoder.add_cross_attention is False, and only"),
-    "an encoder as decoder": ("decoder", {"is_decoder": None}, "decoder.is_decoder is None, and only True is read"),
-    "a decoder as encoder": ("encoder", {"is_decoder": True}, "is_decoder is True, and only False is read"),
-    "another width": ("decoder", {"hidden_size": 24}, r"decoder.hidden_size is 24 and encoder.hidden_size is 12, and "
-                      r"the projection between them \(enc_to_dec_proj\) is not read: name another model"),
+    "another decoder": ("decoder", {"model_type": "gpt2"}, "decoder.model_type is 'gpt2', and only 'bert'"),
+    "another encoder": ("encoder", {"model_type": "roberta"}, "encoder.model_type is 'roberta', and only 'bert'"),
+    "no cross-attention": ("decoder", {"add_cross_attention": False}, "decoder.add_cross_attention is False"),
+    "an encoder as decoder": ("decoder", {"is_decoder": None}, "decoder.is_decoder is None, and only True"),
+    "a decoder as encoder": ("encoder", {"is_decoder": True}, "is_decoder is True, and only False"),
+    "another width": ("decoder", {"hidden_size": 24}, r"decoder.hidden_size is 24 .*enc_to_dec_proj"),
     "another epsilon": ("decoder", {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05 and encoder.layer_norm_eps is"),
-    "no number of layers": ("decoder", {"num_hidden_layers": None}, "the decoder lacks num_hidden_layers: copy it"),
+    "no number of layers": ("decoder", {"num_hidden_layers": None}, "the decoder lacks num_hidden_layers"),
     "more layers": ("decoder", {"num_hidden_layers": 2}, "lacks decoder.bert.encoder.layer.1.attention.self.query"),
     "millions of layers": ("decoder", {"num_hidden_layers": 10**7}, "too few for the 10,000,000 layers"),
-    "layers in words": ("decoder", {"num_hidden_layers": "two"}, "decoder_layers is 'two': copy the file again"),
-    "more tokens": ("decoder", {"vocab_size": 24}, "target_tokenizer does not exist, and the decoder has 24 tokens"),
+    "layers in words": ("decoder", {"num_hidden_layers": "two"}, "decoder_layers is 'two'"),
+    "more tokens": ("decoder", {"vocab_size": 24}, "target_tokenizer does not exist.* 24 tokens"),
 }  # fmt: skip
 
 
@@ -193,51 +192,6 @@ def test_sides_that_are_not_expressed_are_refused(name: str, folder: Path) -> No
     edit_side(folder, side, **values)
     with pytest.raises(UserError, match=message):
         bert.load(folder)
-
-
-@pytest.mark.parametrize("value", [None, [], "bert"])
-def test_a_folder_without_a_decoders_settings_is_refused(value, folder: Path) -> None:
-    edit(folder, decoder=value)
-    with pytest.raises(UserError, match=r"config.json: decoder is .* and not the settings of a model: copy the file"):
-        bert.load(folder)
-
-
-@pytest.mark.parametrize(
-    ("start", "message"),
-    [
-        ("decoder.", "lacks decoder.bert.embeddings.word_embeddings.weight"),
-        ("decoder.cls", "lacks decoder.cls.predictions.transform.dense.weight"),
-        ("decoder.bert.encoder.layer.0.crossattention", "lacks decoder.bert.encoder.layer.0.crossattention.self.query"),
-        ("encoder.embeddings", "lacks encoder.embeddings.word_embeddings.weight"),
-    ],
-)
-def test_a_folder_without_a_part_is_refused(start: str, message: str, folder: Path) -> None:
-    rewrite(folder, lambda tensors: {name: array for name, array in tensors.items() if not name.startswith(start)})
-    with pytest.raises(UserError, match=message):
-        bert.load(folder)
-
-
-def test_a_projection_between_the_sides_is_refused(folder: Path) -> None:
-    rewrite(folder, lambda tensors: {**tensors, "enc_to_dec_proj.weight": np.zeros((12, 12), np.float32)})
-    with pytest.raises(UserError, match=r"holds enc_to_dec_proj.weight, which a EncoderDecoderModel"):
-        bert.load(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"pre_layer_norm": True}, "pre_layer_norm true, .*as it has LayerNorm after attention and feed-forward"),
-        ({"embedding_norm": False}, "embedding_norm false, .*as its embeddings have LayerNorm"),
-        ({"scale_embeddings": True}, "scale_embeddings true, .*as it adds the word embeddings as they are"),
-        ({"prediction_transform": False}, "prediction_transform false, .*a dense layer before its decoder"),
-        ({"embedding_size": 8}, "embedding_size 8, .*as its embeddings have hidden_size features"),
-        ({"position_offset": 2}, "position_offset 2, .*as its positions begin at row 0"),
-    ],
-)
-def test_other_encoder_decoders_are_exported_as_stablehlo_alone(changes, reason: str, made, tmp_path: Path) -> None:
-    model = made(ARCHITECTURE, dataclasses.replace(SIZES, **changes))
-    with pytest.raises(UserError, match=rf"{reason}: export it as stablehlo$"):
-        model.save(tmp_path / "out")
 
 
 @pytest.mark.medium
