@@ -236,7 +236,7 @@ UNSUPPORTED_SETTINGS = {
         ({"hidden_activation": "mish"}, "hidden_activation is 'mish'"),
         ({"num_hidden_layers": 3}, "layer_types is not a list of 3"),
         ({"architectures": ["ModernBertForCausalLM"]}, "architecture is 'ModernBertForCausalLM'"),
-        ({"num_attention_heads": 8}, "turns pairs of features, and a head has 3"),
+        ({"num_attention_heads": 8}, "a head has 3"),
     ],
     "encoder-decoder": [
         ({"decoder": value}, "config.json: decoder is .*, not the settings of a model") for value in (None, [], "bert")
