@@ -22,6 +22,7 @@ from bert.inference.pretrained import Pretrained
 from bert.model.names import ENCODER_DECODER
 from bert.tokenizer.wordpiece import train_wordpiece
 from tests.language_models import POSITIONS, WORDS, language_model
+from tests.messages import has_all
 
 pytestmark = pytest.mark.medium
 
@@ -169,7 +170,7 @@ def test_a_vocabulary_that_loses_text_has_no_bits(monkeypatch, tmp_path: Path, c
     assert "bits per byte: none, as the vocabulary is not byte-level\n" in out
     (tmp_path / "blank.txt").write_text("\n \n\n")
     assert main(["evaluate", str(tmp_path), str(tmp_path / "blank.txt")]) == 2
-    assert "blank.txt has no token in the model's vocabulary" in capsys.readouterr().err
+    assert "blank.txt has no token" in capsys.readouterr().err
 
 
 def test_what_cannot_be_measured_is_one_sentence(folder: Path, finetuned: Path, tmp_path: Path, fails, capsys) -> None:
@@ -182,7 +183,7 @@ def test_what_cannot_be_measured_is_one_sentence(folder: Path, finetuned: Path, 
     assert "latin.txt" in (error := fails(evaluate, str(folder), str(tmp_path / "latin.txt"))) and "UTF-8" in error
     assert "empty.txt holds no text" in fails(evaluate, str(folder), str(tmp_path / "empty.txt"))
     (tmp_path / "a.json").write_text("{}")
-    assert "a.json may be one value of JSON" in fails(evaluate, str(folder), str(tmp_path / "a.json"))
+    assert has_all(fails(evaluate, str(folder), str(tmp_path / "a.json")), "a.json may be one", "JSON")
     assert "none.txt does not exist" in fails(evaluate, str(folder), str(tmp_path / "none.txt"))
     assert "--stride is 0" in fails(evaluate, str(folder), str(tmp_path / "a.txt"), "--stride", "0")
     assert main(["evaluate", str(folder), str(tmp_path / "a.txt"), "--stride", "99"]) == 2

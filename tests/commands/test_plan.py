@@ -13,6 +13,7 @@ from bert.commands.plan import main as plan
 from bert.commands.pretrain import main as pretrain
 from bert.training.loop import count_parameters
 from tests.conftest import SMALL_MODEL
+from tests.messages import has_all
 
 ARGUMENTS = [
     *SMALL_MODEL,
@@ -75,9 +76,9 @@ def test_sizes() -> None:
 
 def test_mistakes_are_sentences(fails) -> None:
     assert "--memory 16 apples is not a size" in fails(main, "--memory=16 apples")
-    assert "--memory 16 is not a size: write, for example, 16GiB" in fails(main, "--memory=16")
+    assert has_all(fails(main, "--memory=16"), "--memory 16 is not a size", "16GiB")
     assert "--memory needs a value" in fails(main, "--memory")
-    assert "does not report its memory: pass it, for example --memory" in fails(main, *ARGUMENTS)
+    assert has_all(fails(main, *ARGUMENTS), "does not report", "--memory")
 
 
 @pytest.mark.slow
@@ -101,7 +102,7 @@ def test_memory_that_runs_out_is_advice_and_no_stack_trace(fails) -> None:
 
     error = fails(command)
     assert error.startswith("error: the memory of a device is used up")
-    assert "for pretraining, bert plan with the same arguments reports what fits" in error
+    assert "for pretraining, bert plan" in error
 
     @run_command
     def other(argv: list[str]) -> int:
@@ -137,7 +138,7 @@ def test_a_pod_on_paper_shows_its_arithmetic(capsys) -> None:
     assert "with 4 bytes for each of 32,139,836 gradients, of one micro-batch:" in out
     assert "0.338 ms = 32,768 tokens x 65.1 MFLOP / (64 x 197 TFLOP/s x 0.5)" in out
     assert out.count("1.266 ms = 2 x 63/64 x 128.6 MB = 253.1 MB at 200 GB/s") == 2
-    assert "1.604 ms, 78.9% of it all-reduce if none overlaps" in out
+    assert "1.604 ms, 78.9% of it all-reduce" in out
     assert "  900,000 steps             0.4 h" in out
     assert main([*base, "--device=h100:16"]) == 0
     assert capsys.readouterr().out.count("2 x 1/2 x 16.1 MB = 16.1 MB at 50 GB/s") == 2
@@ -183,13 +184,13 @@ def test_smoothed_labels_are_planned(capsys) -> None:
 
 def test_mistakes_in_a_device_are_sentences(fails) -> None:
     for text in ("h100:", "h100:0", "v5e:2x", "v5e:2x2x2x2", "8"):
-        assert "is not KIND or KIND:COUNT: pass, for example, h100:8" in fails(main, f"--device={text}")
-    assert "v5e:512 is larger than any slice of v5e: use at most 256" in fails(main, "--device=v5e:512")
+        assert has_all(fails(main, f"--device={text}"), "is not KIND or KIND:COUNT", "h100:8")
+    assert has_all(fails(main, "--device=v5e:512"), "v5e:512 is larger", "v5e", "most 256")
     assert "(256) is not divisible by 96 shares" in fails(
         main, "--config=base", "--device=h100:96", "--model.num_hidden_layers=1"
     )
     for share in ("0", "1.5", "a half"):
-        assert "is not a share: write a number from 0 to 1" in fails(main, "--device=h100:8", f"--utilization={share}")
+        assert has_all(fails(main, "--device=h100:8", f"--utilization={share}"), "is not a share", "0 to 1")
     mesh = [*ARGUMENTS, "--device=h100:4", "--training.mesh=2x2x2"]
     assert "training.mesh (2x2x2) needs 8 devices, but there are 4" in fails(main, *mesh)
     mesh = [*ARGUMENTS, "--device=h100", "--training.mesh=1x3x1"]

@@ -78,7 +78,7 @@ def test_queries_are_padded_to_the_longest_of_them(tmp_path: Path, tokenizer: An
 
 def test_the_first_negatives_are_taken(tmp_path: Path) -> None:
     assert read(tmp_path, ROWS, own(num_negatives=1)).negatives == [["f"], ["f"], []]
-    with pytest.raises(UserError, match=r"num_negatives is 3, but no row of .*train.jsonl has more than 2 negatives"):
+    with pytest.raises(UserError, match=r"num_negatives is 3.*train.jsonl has more than 2 negatives"):
         read(tmp_path, ROWS, own(num_negatives=3))
     assert read(tmp_path, ROWS, own(num_negatives=3), "dev").negatives[1] == ["f"]
 
@@ -94,7 +94,7 @@ def test_a_teachers_scores_are_those_of_the_documents(tmp_path: Path, tokenizer:
     assert (first.negatives, first.known_scores.tolist()) == ([["f"], ["f"]], [[3, 2.5], [4, 0]])
     assert rows_of(task, tokenizer, read(tmp_path, ROWS[:2], task, "test")).labels is None
     for scores in (3, [3, 2], [3, 2, "1"], [3, 2, float("nan")], None):
-        with pytest.raises(UserError, match=r"line 1: score is .*: it must be a list of 3 numbers, the scores of the"):
+        with pytest.raises(UserError, match=r"line 1: score is.*3 numbers"):
             read(tmp_path, [{**rows[0], "score": scores}], task)
 
 
@@ -102,7 +102,7 @@ def test_a_row_is_compared_with_its_own_negatives(tmp_path: Path) -> None:
     examples = read(tmp_path, ROWS, own(loss="triplet"))
     assert (len(examples), examples.notes) == (2, ("1 training rows without negatives are left out",))
     assert len(read(tmp_path, ROWS, own(loss="triplet"), "dev")) == 3
-    with pytest.raises(UserError, match=r"no row of .* has negatives, and embedding\.loss triplet compares these with"):
+    with pytest.raises(UserError, match=r"has negatives, and embedding\.loss"):
         read(tmp_path, ROWS[2:], own(loss="triplet"))
 
 
@@ -148,7 +148,7 @@ def test_texts_with_labels_are_scored_by_the_nearest_other_one(tmp_path: Path, t
     assert path.read_text().splitlines()[1] == "0\t0.000000\t0"
     padded = read(tmp_path, [TEXTS[0], {"text": "b", "label": f" {TEXTS[0]['label']} "}, *TEXTS[2:]], task)
     assert padded.scores[0] == padded.scores[1], "blanks around labels do not count"
-    with pytest.raises(UserError, match="all rows have the same label: add texts of several labels, two or more of e"):
+    with pytest.raises(UserError, match="all rows have the same label"):
         read(tmp_path, TEXTS[::2], task)
     with pytest.raises(UserError, match="no two rows have the same label"):
         read(tmp_path, TEXTS[:2], task)
@@ -175,14 +175,14 @@ def test_tables_have_one_negative_in_a_cell(tmp_path: Path) -> None:
     [
         (
             {"query": "a"},
-            r"line 2: the query has no 'positive': write the document that answers it, or remove the line",
+            "line 2: the query has no 'positive'",
         ),
         ({"query": "a", "positive": None}, "line 2: the query has no 'positive'"),
-        ({"query": "a", "positive": " "}, "line 2: positive is empty: write it or remove the line"),
+        ({"query": "a", "positive": " "}, "line 2: positive is empty"),
         ({"query": "", "positive": "b"}, "line 2: query is empty"),
         ({"positive": "b"}, r"line 2: no 'query' among 'positive': set data\.columns\.query"),
-        ({"query": "a", "positive": "b", "negatives": ["c", ""]}, "line 2: negatives has '', which is no text"),
-        ({"query": "a", "positive": "b", "negatives": 3}, "line 2: negatives has 3, which is no text"),
+        ({"query": "a", "positive": "b", "negatives": ["c", ""]}, "line 2: negatives has ''"),
+        ({"query": "a", "positive": "b", "negatives": 3}, "line 2: negatives has 3"),
         ({"query": "a", "positive": "b", "negatives": ["b"]}, r"line 2: negatives has the positive itself \('b'\)"),
     ],
 )
@@ -194,11 +194,9 @@ def test_wrong_rows_are_one_sentence(tmp_path: Path, row: dict[str, Any], told: 
 
 def test_rows_of_the_other_kind_of_losses_are_told(tmp_path: Path) -> None:
     columns = ColumnsConfig(text_a="text_a", text_b="text_b", label="score")
-    with pytest.raises(
-        UserError, match=r"line 1: a pair with a score, and embedding\.loss in_batch .* set it to cosent"
-    ):
+    with pytest.raises(UserError, match=r"line 1: a pair.*embedding\.loss in_batch"):
         read(tmp_path, [{"text_a": "a", "text_b": "b", "score": 1}], own(columns))
-    with pytest.raises(UserError, match=r"line 1: a query with a document, and embedding\.loss cosent .* to in_batch"):
+    with pytest.raises(UserError, match=r"line 1: a query.*embedding\.loss cosent .* to in_batch"):
         read(tmp_path, [{"query": "a", "positive": "b"}], own(columns, loss="cosent"))
 
 
@@ -208,15 +206,13 @@ def test_pairs_have_scores_in_their_range(tmp_path: Path, tokenizer: Any) -> Non
     assert examples.known_scores.tolist() == [1, 3.5]
     scaled = own(PAIRS, [0, 5], loss="cosine")
     assert rows_of(scaled, tokenizer, read(tmp_path, rows, scaled)).labels.tolist() == pytest.approx([0.2, 0.7])
-    with pytest.raises(
-        UserError, match=r"line 2: score is '3.5': it must be from 0 to 1: fix it, or set data\.score_r"
-    ):
+    with pytest.raises(UserError, match=r"line 2: score is '3.5'.*0 to 1.*data\.score_r"):
         read(tmp_path, rows, own(PAIRS, loss="cosine"))
-    with pytest.raises(UserError, match=r"line 2: score is '3.5': it must be from 0 to 3"):
+    with pytest.raises(UserError, match=r"line 2: score is '3.5'.*0 to 3"):
         read(tmp_path, rows, own(PAIRS, [0, 3], loss="cosent"))
-    with pytest.raises(UserError, match=r"line 1: score is 'x': it must be a number"):
+    with pytest.raises(UserError, match="line 1: score is 'x'"):
         read(tmp_path, [{**rows[0], "score": "x"}], own(PAIRS, loss="cosent"))
-    with pytest.raises(UserError, match=r"line 1: score is 'nan': it must be finite"):
+    with pytest.raises(UserError, match="line 1: score is 'nan'"):
         read(tmp_path, [{**rows[0], "score": "nan"}], own(PAIRS, loss="cosent"))
     unlabelled = read(tmp_path, [{"text_a": "a", "text_b": "b"}], own(PAIRS, loss="cosent"), "test")
     assert not unlabelled.labelled and unlabelled.scores is None
@@ -229,15 +225,15 @@ def test_pairs_have_scores_in_their_range(tmp_path: Path, tokenizer: Any) -> Non
     [
         (
             {"training": TrainingConfig(tokens_per_batch=512)},
-            "would depend on the lengths of texts: set training.batch",
+            r"training.batch",
         ),
-        ({"num_feature_layers": 2}, "num_feature_layers is 2, but embedding has no head over a frozen encoder"),
-        ({"classifier_dropout": 0.5}, "classifier_dropout is 0.5, but embedding has no classifier: remove it"),
-        ({"head_init": "none"}, "head_init is none, but embedding has no head: remove it"),
+        ({"num_feature_layers": 2}, "num_feature_layers is 2"),
+        ({"classifier_dropout": 0.5}, r"classifier_dropout is 0.5"),
+        ({"head_init": "none"}, "head_init is none"),
         ({"data": TaskDataConfig(score_range=[0, 1])}, r"data\.score_range is set, but embedding\.loss is in_batch"),
         (
             {"data": TaskDataConfig(metrics=["f1"])},
-            r"data\.metrics is set, but it is for .*, and the task is embedding",
+            r"data\.metrics is set",
         ),
         (
             {"task": "regression", "embedding": EmbeddingConfig(temperature=1)},
@@ -258,7 +254,7 @@ def test_settings_that_are_not_read_are_one_sentence(change: dict[str, Any], tol
         ({"matryoshka": []}, r"matryoshka is \[\]: list each width once"),
         (
             {"loss": "pairs"},
-            "embedding.loss is 'pairs': use one of in_batch, triplet, margin_mse, cosent, cosine, same_l",
+            r"embedding.loss is 'pairs'.*in_batch, triplet, margin_mse.*same_l",
         ),
         ({"loss": "same_label", "num_negatives": 1}, "num_negatives.*same_label"),
         ({"temperature": 0.0}, "embedding.temperature is 0.0: it must be above 0"),
@@ -324,8 +320,8 @@ def test_a_run_resumes_without_what_its_initial_model_declares():
 
 def test_all_rows_without_a_document_are_reported_at_once(tmp_path: Path) -> None:
     rows = [{"query": "a", "positive": "b"}, {"query": "c", "positive": ""}, {"query": "d", "positive": None}]
-    with pytest.raises(UserError, match=r"line 2: the query has no 'positive'.*2 lines have such faults: 2, 3"):
+    with pytest.raises(UserError, match=r"line 2: the query has no 'positive'.*2.*2, 3"):
         read(tmp_path, rows, own())
     rows = [{"query": "a", "positive": "b", "negatives": 3}, {"query": "c", "positive": "d", "negatives": ["d"]}]
-    with pytest.raises(UserError, match=r"line 1: negatives has 3.*2 lines have such faults: 1, 2"):
+    with pytest.raises(UserError, match=r"line 1: negatives has 3.*2.*1, 2"):
         read(tmp_path, rows, own())

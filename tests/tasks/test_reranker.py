@@ -120,14 +120,14 @@ PLAIN = {"query": "a", "positive": "b"}
 @pytest.mark.parametrize(
     ("rows", "settings", "told"),
     [
-        ([PLAIN], {}, r"all documents of .*train.jsonl are equally relevant: add negatives"),
-        ([PLAIN], {"loss": "listwise"}, "has no query with documents of different relevance: add negatives"),
-        ([ROWS[0], {"query": "c"}], {}, "line 2: the query has no 'positive': .*; pairs with a score have 'document'"),
+        ([PLAIN], {}, r"train.jsonl are equally relevant"),
+        ([PLAIN], {"loss": "listwise"}, "has no query"),
+        ([ROWS[0], {"query": "c"}], {}, r"line 2: the query has no 'positive':.*score have 'document'"),
         ([{"query": "c"}], {}, "line 1: the query has no 'positive'"),
         ([*GRADED[:2], {"query": "a"}], {"score_range": [0, 3]}, "line 3: no 'document' among 'query'"),
-        (GRADED, {}, r"line 1: score is '3': it must be from 0 to 1: fix it, or set data\.score_range"),
+        (GRADED, {}, r"line 1: score is '3'.*0 to 1.*data\.score_range"),
         ([{**GRADED[0], "score": 0}], {}, "has no relevant document"),
-        (ROWS, {"num_negatives": 3}, r"reranker.num_negatives is 3, but no row of .* has more than 2 negatives"),
+        (ROWS, {"num_negatives": 3}, r"reranker.num_negatives is 3.*has more than 2 negatives"),
     ],
 )
 def test_wrong_rows_are_one_sentence(tmp_path: Path, rows: list, settings: dict[str, Any], told: str) -> None:
@@ -137,9 +137,7 @@ def test_wrong_rows_are_one_sentence(tmp_path: Path, rows: list, settings: dict[
 
 
 def test_sections_are_for_their_task() -> None:
-    with pytest.raises(
-        UserError, match=r"reranker\.loss is listwise, but it is for reranker, and the task is embedding"
-    ):
+    with pytest.raises(UserError, match=r"reranker\.loss is listwise"):
         make_task(FinetuneConfig(task="embedding", reranker=RerankerConfig(loss="listwise")))
-    with pytest.raises(UserError, match=r"embedding\.temperature is 1, but it is for embedding, and the task is rera"):
+    with pytest.raises(UserError, match=r"embedding\.temperature is 1"):
         make_task(FinetuneConfig(task="reranker", embedding=EmbeddingConfig(temperature=1)))

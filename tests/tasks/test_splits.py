@@ -50,12 +50,10 @@ def test_a_sample_of_a_file_sorted_by_label_has_both_labels(tmp_path: Path) -> N
 
 def test_a_sample_with_one_label_names_the_option(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv=SORTED, dev_csv=SORTED)
-    with pytest.raises(
-        UserError, match=r"the 1 training rows that data\.max_train_samples leaves all have the label '"
-    ):
+    with pytest.raises(UserError, match=r"1 training.*data\.max_train_samples.*label '"):
         splits_of(tmp_path, max_train_samples=1)
     made_files(tmp_path, train_csv=rows("pos", "pos", "pos"))
-    with pytest.raises(UserError, match="every training row has the label 'pos'"):
+    with pytest.raises(UserError, match="label 'pos'"):
         splits_of(tmp_path, max_train_samples=2)
 
 
@@ -78,7 +76,7 @@ def test_dev_is_held_out_where_it_has_no_file(tmp_path: Path) -> None:
     assert (again.examples["train"].ids, again.examples["dev"].ids) == (train.ids, dev.ids)
     assert len(splits_of(tmp_path, dev_fraction=0.25, max_dev_samples=7).examples["dev"]) == 7
     made_files(tmp_path, train_csv=rows("pos"))
-    with pytest.raises(UserError, match=r"the training file has 1 row, and there is no dev file: set data\.dev"):
+    with pytest.raises(UserError, match=r"file has 1 row.*data\.dev"):
         splits_of(tmp_path)
 
 
@@ -87,9 +85,9 @@ def test_a_share_that_is_set_is_held_out_beside_a_dev_file(tmp_path: Path) -> No
     splits = splits_of(tmp_path, dev_fraction=0.2)
     assert {name: len(examples) for name, examples in splits.examples.items()} == {"train": 80, "dev": 20, "test": 100}
     assert splits.notes[0].endswith("held out at random (data.dev_fraction 0.2)")
-    with pytest.raises(UserError, match=r"data\.dev and data\.dev_fraction are both set: remove one of them"):
+    with pytest.raises(UserError, match=r"data\.dev and data\.dev_fraction are both set"):
         splits_of(tmp_path, dev="dev.csv", dev_fraction=0.2)
-    with pytest.raises(UserError, match=r"data\.dev_fraction is 1\.5: it must be above 0 and below 1"):
+    with pytest.raises(UserError, match=r"data\.dev_fraction is 1\.5.*above 0 and below 1"):
         splits_of(tmp_path, dev_fraction=1.5)
 
 
@@ -202,11 +200,11 @@ def test_a_benchmark_without_its_dev_file_names_the_share(tmp_path: Path) -> Non
     (tmp_path / "train.tsv").write_text(
         "sentence\tlabel\n" + "".join(f"text {number}\t{number % 2}\n" for number in range(9))
     )
-    with pytest.raises(UserError, match=r"has no dev\.tsv: .*, or data\.dev_fraction to hold out training rows"):
+    with pytest.raises(UserError, match=r"has no dev\.tsv: .*, or data\.dev_fraction"):
         splits_of(tmp_path, "sst2")
     assert [len(examples) for examples in splits_of(tmp_path, "sst2", dev_fraction=0.3).examples.values()] == [6, 3]
     (tmp_path / "train.txt").write_text("Ann B-PER\n\nHe O\n")
-    with pytest.raises(UserError, match=r"or data\.dev_fraction to hold out training rows"):
+    with pytest.raises(UserError, match=r"data\.dev_fraction"):
         splits_of(tmp_path, "ner")
 
 

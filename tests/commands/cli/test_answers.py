@@ -91,13 +91,13 @@ def test_names_of_the_configuration_stand_for_a_missing_header(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
-        ("a.csv", "text,label\na,b\n", "line 1: no 'message' among 'text', 'label': name the column"),
+        ("a.csv", "text,label\na,b\n", "line 1: no 'message' among 'text', 'label'"),
         ("a.tsv", "a b\nc d\n", "line 1: no 'message' among 'a b'"),
         ("a.csv", "message,message\na,b\n", "two columns have the name 'message'"),
         ("a.csv", "message\n", "holds no input"),
         ("a.csv", "", "holds no input"),
         ("a.jsonl", "\n\n", "holds no input"),
-        ("a.json", "{}", "does not hold one input a line"),
+        ("a.json", "{}", "does not hold one"),
         ("a.csv.gz", "message\n", "damaged"),
         ("a.ndjson", "\n\n", "holds no input"),
     ],

@@ -96,7 +96,7 @@ def test_special_tokens_in_a_text_are_prose(tokenizer):
 
 
 def test_lengths_that_leave_no_room_are_refused(tokenizer):
-    with pytest.raises(UserError, match="a question of 64 tokens leaves no room for its context in a row of 64"):
+    with pytest.raises(UserError, match=r"64 tokens.*64"):
         question_answering.make_qa_features(tokenizer, [example("a", "a")], 64)
     with pytest.raises(UserError, match="doc_stride is 0"):
         question_answering.make_qa_features(tokenizer, [example("a", "a")], doc_stride=0)

@@ -14,6 +14,7 @@ from bert.data.records import dataset_records, read_records
 from bert.errors import UserError
 from bert.tasks import make_task
 from bert.tasks.question_answering import Answer, Dataset, Example, read_questions
+from tests.messages import has_all
 
 COLUMNS = ColumnsConfig(id="id")
 ROW = {"id": "q1", "question": "Who?", "context": "It was Ann, and Ann alone.", "answer": "Ann", "answer_start": 16}
@@ -53,14 +54,14 @@ def test_several_answers_none_and_places_that_are_looked_for(tmp_path: Path) -> 
     looked = ColumnsConfig(id="id", answer_start=None)
     assert questions(tmp_path, ROW, columns=looked).examples[0].answers == (Answer("Ann", 7),)
     message = error_of(tmp_path, {**ROW, "answer": "Bob"}, columns=looked)
-    assert "the answer 'Bob' does not stand in its context" in message
+    assert "answer 'Bob' does not stand" in message
 
 
 def test_an_answer_elsewhere_is_counted_or_an_error_when_asked(tmp_path: Path) -> None:
     moved = {**ROW, "answer_start": 15}
     dataset = questions(tmp_path, moved)
     assert (dataset.misplaced, dataset.trainable) == (["q1"], [])
-    assert "the answer 'Ann' does not stand at its place in its context" in error_of(tmp_path, moved, strict=True)
+    assert "answer 'Ann' does not stand" in error_of(tmp_path, moved, strict=True)
 
 
 def test_a_split_is_labelled_if_any_of_its_rows_has_an_answer(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_a_question_without_an_answer_in_train_makes_it_like_squad2(tmp_path: Pa
     questions(tmp_path, ROW)
     plain = task.fit(task.read(tmp_path, "train"))
     assert (plain.main_metric, plain.baseline) == ("f1", "")
-    with pytest.raises(UserError, match=r"dev\.jsonl, line 1: no answer, but every training question has"):
+    with pytest.raises(UserError, match=r"dev\.jsonl, line 1: no answer"):
         plain.read(tmp_path, "dev")
     questions(tmp_path, ROW, none)
     fitted = task.fit(task.read(tmp_path, "train"))
@@ -129,4 +130,4 @@ def test_misplaced_answers_are_skipped_in_train_and_told(tmp_path: Path) -> None
     task = make_task(FinetuneConfig(task="span", data=TaskDataConfig(dir=str(tmp_path), columns=COLUMNS)))
     train = task.read(tmp_path, "train")
     assert [example.id for example in train.examples] == ["q2"]
-    assert "1 question(s) with an answer that is not at its stated position, q1 is the first" in train.notes[0]
+    assert has_all(train.notes[0], "1 question(s)", "q1 is the first")

@@ -21,6 +21,7 @@ from bert.runs.folder import open_run
 from bert.tasks import find_task, make_task, question_answering
 from bert.tasks.question_answering import Answer, Example, QuestionAnsweringTask
 from bert.tasks.registry import published_task
+from tests.messages import has_all
 from tests.tasks.letter_examples import example, question_tokenizer
 from tests.tiny_models import CONFIG, model_of
 
@@ -72,14 +73,14 @@ def test_answers_that_do_not_stand_where_they_should_are_counted(tmp_path):
     assert dataset.trainable[0].answer == Answer("Bob", 8)
     assert question_answering.references(dataset.examples)["q0"] == ["Ada"], "its text is a right answer all the same"
     message = error_of(path, strict=True)
-    assert "question q0: the answer 'Ada' does not stand at character 1 of its context, where there is 'da" in message
+    assert has_all(message, "question q0: the answer 'Ada' does not stand at character 1", "there is 'da")
 
 
 def test_a_file_to_predict_needs_no_answers(tmp_path):
     question = {"id": "q", "question": "who ?"}
     assert question_answering.read(write(tmp_path, question), labelled=False).examples[0].answers == ()
     assert "question q: no 'answers'" in error_of(write(tmp_path, question))
-    assert "question q1: no answers: list one, or set is_impossible" in error_of(write(tmp_path, entry(answers=())))
+    assert has_all(error_of(write(tmp_path, entry(answers=()))), "question q1", "is_impossible")
 
 
 def test_a_test_split_is_labelled_where_every_question_has_an_answer_or_is_impossible(tmp_path):
@@ -95,7 +96,7 @@ def test_a_test_split_is_labelled_where_every_question_has_an_answer_or_is_impos
         write(tmp_path, *entries).rename(tmp_path / "test-v2.0.json")
         assert task.read(tmp_path, "test").labelled is labelled
     write(tmp_path, answered, impossible).rename(tmp_path / "test-v1.1.json")
-    with pytest.raises(UserError, match=r"question q2: it has no answer, as in SQuAD v2\.0: use the task squad2"):
+    with pytest.raises(UserError, match=r"question q2.*SQuAD v2\.0.*task squad2"):
         find_task("squad").read(tmp_path, "test")
 
 
@@ -172,7 +173,7 @@ def test_errors_name_the_question_or_its_index(tmp_path, old, new, told):
 
 def test_files_that_are_not_squad(tmp_path):
     path = tmp_path / "dev.json"
-    assert "cannot be read (No such file or directory)" in error_of(path)
+    assert "cannot be read" in error_of(path)
     for content, words in [
         (b'{"data":\n [', "line 2: not JSON"),
         (b"[]", ".json: no 'data'"),

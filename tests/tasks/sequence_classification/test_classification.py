@@ -12,6 +12,7 @@ from bert.errors import UserError
 from bert.tasks import TASKS
 from bert.tasks.sequence_classification import ClassificationPredictions, Examples, Label, Score, glue
 from tests.helpers import LAYOUTS
+from tests.messages import has_all
 
 
 def made(folder: Path, name: str, **changed: str) -> Path:
@@ -77,9 +78,9 @@ def test_short_rows_of_qqp_are_left_out_and_told_but_not_in_test(tmp_path: Path)
     assert (examples.texts_a, examples.labels.tolist()) == (["a", "x"], [1, 0])
     assert examples.notes == (f"{tmp_path / 'train.tsv'}: 1 row of too few columns left out (line 3)",)
     made(tmp_path, "qqp", test="id\tquestion1\tquestion2\n0\te\n")
-    assert "test.tsv, line 2: 2 columns where the header has 3" in error_of(tmp_path, "qqp", "test")
+    assert has_all(error_of(tmp_path, "qqp", "test"), "test.tsv, line 2: 2 columns", "header has 3")
     made(tmp_path, "rte", train=LAYOUTS["rte"]["train.tsv"][0] + "1\tx\n")
-    assert "train.tsv, line 3: 2 columns where the header has 4" in error_of(tmp_path, "rte")
+    assert has_all(error_of(tmp_path, "rte"), "train.tsv, line 3: 2 columns", "header has 4")
 
 
 def test_empty_lines_within_questions_of_qqp_are_short_rows(tmp_path: Path) -> None:
@@ -91,11 +92,11 @@ def test_empty_lines_within_questions_of_qqp_are_short_rows(tmp_path: Path) -> N
     assert (examples.texts_a, examples.labels.tolist()) == (["a", "x"], [1, 0])
     assert examples.notes == (f"{tmp_path / 'train.tsv'}: 4 rows of too few columns left out (line 3, 4, 5, 6)",)
     made(tmp_path, "qqp", train=f"\n{header}\n{row}\n")
-    assert "train.tsv, line 1: the line is empty: remove it" in error_of(tmp_path, "qqp")
+    assert "train.tsv, line 1: the line is empty" in error_of(tmp_path, "qqp")
     made(tmp_path, "qqp", test="id\tquestion1\tquestion2\n0\te\tf\n\n1\tg\th\n")
-    assert "test.tsv, line 3: the line is empty: remove it" in error_of(tmp_path, "qqp", "test")
+    assert "test.tsv, line 3: the line is empty" in error_of(tmp_path, "qqp", "test")
     made(tmp_path, "rte", train=LAYOUTS["rte"]["train.tsv"][0] + "\n1\tx\ty\tentailment\n")
-    assert "train.tsv, line 3: the line is empty: remove it" in error_of(tmp_path, "rte")
+    assert "train.tsv, line 3: the line is empty" in error_of(tmp_path, "rte")
 
 
 @pytest.mark.parametrize(
@@ -243,11 +244,9 @@ def test_lines_of_new_inputs() -> None:
     assert TASKS["cola"].parse_line("a\tb") == "a\tb"
     assert TASKS["rte"].parse_line("a\tb") == ("a", "b")
     assert TASKS["rte"].input_fields(("a", "b")) == {"text_a": "a", "text_b": "b"}
-    with pytest.raises(
-        ValueError, match=r"1 column\(s\), but this task needs 2: write text_a, text_b separated by tabs"
-    ):
+    with pytest.raises(ValueError, match=r"1 column\(s\).*task needs 2: write text_a, text_b"):
         TASKS["rte"].parse_line("a")
     with pytest.raises(ValueError, match="empty"):
         TASKS["rte"].parse_line("a\t ")
-    with pytest.raises(UserError, match=r"input 2 is .a., but rte takes a pair of texts: pass a list of tuples"):
+    with pytest.raises(UserError, match=r"input 2 is .a."):
         TASKS["rte"].examples_from_inputs([("a", "b"), "a"])

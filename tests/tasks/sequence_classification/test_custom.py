@@ -19,6 +19,7 @@ from bert.tasks.base import Task
 from bert.tasks.columns import table_files
 from bert.tasks.sequence_classification import ClassificationPredictions, CustomClassification
 from tests.helpers import made_files
+from tests.messages import has_all
 
 PAIRS = ColumnsConfig(text_a="claim", text_b="evidence", label="verdict", id="number")
 PAIRS_CSV = 'number,claim,evidence,verdict\nb,"x, y",z,true\na,p,q,false\n'
@@ -101,7 +102,7 @@ def test_a_test_file_without_labels_is_predicted(tmp_path: Path, test: str) -> N
 def test_a_test_file_in_which_some_rows_have_labels_is_no_file_without(tmp_path: Path) -> None:
     for test, line in (("text,label\na,\nb,y\n", 2), ("text,label\na,y\nb,\n", 3)):
         made_files(tmp_path, train_csv="text,label\na,x\nb,y\n", dev_csv="text,label\na,x\n", test_csv=test)
-        with pytest.raises(UserError, match=f"test.csv, line {line}: label is '': it must be a text"):
+        with pytest.raises(UserError, match=rf"test.csv, line {line}: label is ''"):
             own(labels=["x", "y"]).read(tmp_path, "test")
 
 
@@ -164,7 +165,7 @@ def test_a_data_set_is_read_by_the_names_of_its_splits(tmp_path: Path, monkeypat
         assert own().read(place, "train").label_words == ("ham", "spam")
         assert own(labels=["ham", "spam"]).read(place, "dev").labels.tolist() == [1, 0]
         assert own(test="unsupervised").splits(place)[-1] == "test"
-        assert "has no split 'dev' but train, validation, unsupervised" in error_of(own(train="dev"), place)
+        assert "has no split 'dev'" in error_of(own(train="dev"), place)
 
 
 @pytest.mark.parametrize(
@@ -203,13 +204,11 @@ def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path
     task = own().fit(own().read(tmp_path, "train"))
     unknown = "dev.tsv, line 3: label is '7', but the labels are '0', '1': fix it, or list all labels as data.labels"
     assert unknown in error_of(task, tmp_path, "dev")
-    assert "line 3: label is '7', but the labels are '0', '1'" in error_of(
-        own(labels=["0", "1"], train="dev.tsv"), tmp_path
+    assert has_all(
+        error_of(own(labels=["0", "1"], train="dev.tsv"), tmp_path), "line 3: label is '7'", "labels are '0', '1'"
     )
     scores = own("regression", score_range=[0, 5])
-    assert "dev.tsv, line 3: label is '7': out of range, but regression has scores from 0 to 5" in error_of(
-        scores, tmp_path, "dev"
-    )
+    assert has_all(error_of(scores, tmp_path, "dev"), "dev.tsv, line 3: label is '7'", "0 to 5")
     for word in ("nan", "inf", "1e39", "high"):
         made_files(tmp_path, train_tsv=f"text\tlabel\na\t{word}\n")
         assert f"train.tsv, line 2: label is '{word}': " in error_of(own("regression"), tmp_path)
@@ -219,25 +218,19 @@ def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path
 
 
 def test_files_that_are_missing_or_there_twice(tmp_path: Path) -> None:
-    assert f"{tmp_path} has no dev with the end .tsv, .txt, .csv, .jsonl: set data.dev" in error_of(
-        own(), tmp_path, "dev"
-    )
-    assert "dev2.csv does not exist or is not a file: set data.dev to the file" in error_of(
-        own(dev="dev2.csv"), tmp_path, "dev"
-    )
+    assert has_all(error_of(own(), tmp_path, "dev"), f"{tmp_path} has no dev", ".tsv, .txt, .csv, .jsonl: set data.dev")
+    assert has_all(error_of(own(dev="dev2.csv"), tmp_path, "dev"), "dev2.csv does not exist", "data.dev")
     made_files(tmp_path, dev_tsv="", dev_csv="")
-    assert "has both dev.tsv and dev.csv: set data.dev" in error_of(own(), tmp_path, "dev")
+    assert "dev.tsv and dev.csv: set data.dev" in error_of(own(), tmp_path, "dev")
 
 
 def test_metrics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"data\.metrics has 'pearson', but classification has the metrics accuracy, f1, macro"
-    ):
+    with pytest.raises(UserError, match=r"data\.metrics has 'pearson'.*f1"):
         own(metrics=["pearson"])
-    with pytest.raises(UserError, match=r"data\.metrics has 'f1', but regression has the metrics pearson, spearman"):
+    with pytest.raises(UserError, match=r"data\.metrics has 'f1'"):
         own("regression", metrics=["f1"])
     made_files(tmp_path, train_tsv="text\tlabel\na\tx\nb\ty\nc\tz\n")
-    assert "f1, which is for two labels, but there are 3: use macro_f1" in error_of(own(metrics=["f1"]), tmp_path)
+    assert has_all(error_of(own(metrics=["f1"]), tmp_path), "f1", "there are 3: use macro_f1")
 
 
 def test_keys_that_a_task_does_not_read_are_refused() -> None:
@@ -246,18 +239,16 @@ def test_keys_that_a_task_does_not_read_are_refused() -> None:
         ("span", {"score_range": [0, 1]}), ("classification", {"score_range": [0, 1]}),
     ):  # fmt: skip
         [key] = data
-        with pytest.raises(
-            UserError, match=rf"data\.{key} is set, but it is for .*, and the task is {name}: remove it"
-        ):
+        with pytest.raises(UserError, match=rf"data\.{key} is set.*task is {name}"):
             own(name, dir="x", **data)
     with pytest.raises(UserError, match=r"data.score_range is \[5, 0\]"):
         TaskDataConfig(dir="x", score_range=[5, 0]).check()
-    with pytest.raises(UserError, match=r"data.labels is \['a', 'a'\]: list each name once"):
+    with pytest.raises(UserError, match=r"data.labels is \['a', 'a'\]"):
         TaskDataConfig(dir="x", labels=["a", "a"]).check()
 
 
 def test_a_registered_task_is_found_and_the_toolkits_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"task is 'mine', which is unknown: .*register_task"):
+    with pytest.raises(UserError, match=r"task is 'mine'.*register_task"):
         find_task("mine")
     monkeypatch.setattr("bert.tasks.registry.TASKS", dict(TASKS))
     register_task(CustomClassification(name="mine"))
@@ -319,7 +310,7 @@ def test_a_saved_data_set_keeps_the_declared_order_of_labels(tmp_path: Path) -> 
     predictions = ClassificationPredictions(np.array([1, 0, 0]), np.eye(2)[[1, 0, 0]])
     assert task.score(predictions, task.read(tmp_path, "dev"))["f1"] == 0.5
     datasets.DatasetDict({"train": declared_rows([1, 1])}).save_to_disk(str(tmp_path / "one"))
-    assert "every training row has the label 'equivalent'" in error_of(own(), tmp_path / "one")
+    assert "label 'equivalent'" in error_of(own(), tmp_path / "one")
 
 
 @pytest.mark.parametrize("rows", ["saved", "in memory"])
@@ -394,7 +385,7 @@ def test_labels_that_may_mean_none_are_noted(tmp_path: Path) -> None:
 def test_swapped_columns_are_refused(tmp_path: Path, name: str) -> None:
     rows = "".join(f"{'good' if row % 2 else 'bad'},a text with the number {row}\n" for row in range(60))
     made_files(tmp_path, train_csv=f"text,label\n{rows}")
-    assert "60 labels in 60 rows, such as 'a text with the number 0'" in error_of(own(name), tmp_path)
+    assert has_all(error_of(own(name), tmp_path), "60 labels in 60 rows, such as 'a", "number 0'")
     listed = [f"a text with the number {row}" for row in range(60)]
     assert len(own(name, labels=listed).read(tmp_path, "train")) == 60
 

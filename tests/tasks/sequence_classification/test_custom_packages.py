@@ -31,7 +31,7 @@ def test_rows_are_docstrings_with_their_package() -> None:
     assert min(lengths) >= packages.MIN_WORDS and max(lengths) == packages.MAX_WORDS
     assert task.splits(Path(SOURCE)) == ["train", "dev"]
     assert len(dev) > 0
-    with pytest.raises(UserError, match="packages reads its own rows, whose scores are in res"):
+    with pytest.raises(UserError, match="packages reads its own"):
         task.labelled_examples([{"text": "a", "label": "email"}])
 
 

@@ -14,6 +14,7 @@ from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.tasks import TASKS, find_task
 from bert.tasks.sequence_classification import ClassificationPredictions, Examples, glue
+from tests.messages import has_all
 
 SST2, MRPC = TASKS["sst2"], TASKS["mrpc"]
 HEADER = b"sentence\tlabel\n"
@@ -42,7 +43,7 @@ def test_every_task_is_whole():
 
 def test_unknown_tasks_are_told_the_nearest():
     assert find_task("mrpc") is MRPC
-    with pytest.raises(UserError, match=r"task is 'SST-2', which is unknown: did you mean sst2\?"):
+    with pytest.raises(UserError, match=r"task is 'SST-2'.*sst2\?"):
         find_task("SST-2")
     with pytest.raises(UserError, match="choose one of sst2, mrpc"):
         find_task("xyz")
@@ -132,7 +133,7 @@ def test_what_is_wrong_is_told_with_file_and_line(tmp_path, content, words):
 
 
 def test_missing_folders_and_files_are_named(tmp_path):
-    assert f"{tmp_path} has no dev.tsv: set data.dir to the folder with train.tsv" in error_of(tmp_path, "dev")
+    assert has_all(error_of(tmp_path, "dev"), f"{tmp_path} has no dev.tsv: set data.dir", "with train.tsv")
     assert "nowhere is not a folder" in error_of(tmp_path / "nowhere")
     write(tmp_path, HEADER)
     assert "train.tsv is not a folder" in error_of(tmp_path / "train.tsv")

@@ -11,6 +11,7 @@ import pytest
 from bert.errors import UserError
 from bert.tasks import TASKS
 from bert.tasks.sequence_classification import glue
+from tests.messages import has_all
 
 # As nyu-mll/glue has them: text columns, class labels (None: a score).
 COLUMNS = {
@@ -159,7 +160,7 @@ def test_empty_texts_are_refused_but_for_those_of_the_original(tmp_path: Path) -
         for part in ("train", "test"):
             data[part] = data[part].map(lambda _, column=texts[1]: {column: ""})
         data.save_to_disk(str(tmp_path / name))
-    with pytest.raises(UserError, match="split train, row 1: sentence2 is empty: write it or remove the row"):
+    with pytest.raises(UserError, match="row 1: sentence2 is empty"):
         TASKS["rte"].read(tmp_path, "train")
     with pytest.raises(UserError, match="split test, row 1: sentence2 is empty"):
         TASKS["rte"].read(tmp_path, "test")
@@ -177,14 +178,12 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     wrong = "label is 'no', but the labels are 'entailment', 'not_entailment': fix it"
     assert error_of("rte", tmp_path / "words") == f"{tmp_path / 'words'}, split train, row 1: {wrong}"
     message = error_of("qnli", tmp_path / "words")
-    assert "row 1: no 'question' among 'sentence1', 'sentence2', 'label', 'idx': set task to the right one" in message
+    assert "row 1: no 'question' among 'sentence1', 'sentence2', 'label', 'idx'" in message
     del data["validation"]
     data["train"] = split(*COLUMNS["rte"], [0, -1])
     data.save_to_disk(str(tmp_path / "partial"))
-    assert "split train, row 2: label is missing (null)" in error_of("rte", tmp_path / "partial")
-    assert "partial has no split for dev: set data.dir to the whole data set RTE" in error_of(
-        "rte", tmp_path / "partial", "dev"
-    )
+    assert "row 2: label is missing (null)" in error_of("rte", tmp_path / "partial")
+    assert has_all(error_of("rte", tmp_path / "partial", "dev"), "partial has no split", "data.dir", "set RTE")
 
 
 def test_all_nine_are_tried() -> None:

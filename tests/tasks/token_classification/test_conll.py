@@ -10,6 +10,7 @@ import pytest
 
 from bert.errors import UserError
 from bert.tasks.token_classification import Sentences, conll
+from tests.messages import has_all
 
 
 def write(folder: Path, content: str | bytes) -> Path:
@@ -70,13 +71,11 @@ def test_a_file_to_predict_has_words_alone(tmp_path):
 
 def test_broken_sequences_are_errors_or_counted(tmp_path):
     path = write(tmp_path, "a B-X\nb I-X\n\nc O\nd I-X\ne I-Y\n\nf B-Y\n\ng B-X\n")
-    assert "line 5: the tag I-X after O violates the file's scheme, BIO" in error_of(path)
+    assert has_all(error_of(path), "line 5", "I-X", "BIO")
     sentences = conll.read(path, reading="count")
     assert sentences.broken == [5]
     assert sentences.tags[1] == ["O", "B-X", "B-Y"]
-    assert "line 1: the tag I-X after the start of the sentence violates" in error_of(
-        write(tmp_path, "a I-X\n\nb B-X\n")
-    )
+    assert has_all(error_of(write(tmp_path, "a I-X\n\nb B-X\n")), "line 1", "I-X")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_types_alone_mark_entities_if_most_words_have_none(tmp_path):
 def test_comments_before_sentences_are_left_out(tmp_path, content):
     sentences = conll.read(write(tmp_path, content))
     assert (sentences.words, sentences.tags) == ([["a", "b"], ["c"]], [["B-X", "O"], ["O"]])
-    assert "2 lines that begin with # before a sentence skipped" in sentences.notes[0]
+    assert has_all(sentences.notes[0], "2 lines", "with #")
 
 
 @pytest.mark.parametrize("comment", ["#", "#\n# id 1 x=y", "#id=3", "###PMID:1"])

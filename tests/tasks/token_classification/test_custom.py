@@ -15,6 +15,7 @@ from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
 from bert.tasks import make_task
 from bert.tasks.token_classification import CustomTokenClassification, Tagged, conll
+from tests.messages import has_all
 
 WORDS, TAGS = [["Ann", "left"], ["New York"]], [["B-PER", "O"], ["B-LOC"]]
 
@@ -125,9 +126,7 @@ def test_blanks_around_tags_do_not_count(tmp_path: Path) -> None:
 
 def test_a_single_tag_is_nothing_to_learn(tmp_path: Path) -> None:
     train = own().read(jsonl(tmp_path, "train", {"words": ["Ann", "left"], "tags": ["O", "O"]}), "train")
-    with pytest.raises(
-        UserError, match="every training word has the tag 'O', but token classification needs two or more"
-    ):
+    with pytest.raises(UserError, match="tag 'O'"):
         own().fit(train)
 
 
@@ -245,7 +244,7 @@ def test_broken_tags_are_counted_when_asked(tmp_path: Path) -> None:
 def test_a_fault_in_a_data_set_is_told_with_its_row(tmp_path: Path) -> None:
     rows = {"words": [["c", "d"], ["a", "b"]], "tags": [["B-X", "I-X"], ["O", "I-PER"]]}
     datasets.DatasetDict(train=datasets.Dataset.from_dict(rows)).save_to_disk(tmp_path)
-    assert ", row 2: the tag I-PER after O violates" in error_of(own(), tmp_path)
+    assert has_all(error_of(own(), tmp_path), "row 2", "I-PER")
     [note] = own(invalid_tags="count").read(tmp_path, "train").notes
     assert note.endswith("(row 2)")
 
@@ -299,7 +298,7 @@ def test_a_data_set_keeps_the_order_of_its_tags(tmp_path: Path) -> None:
     train = own().read(tmp_path, "train")
     assert own().fit(train).labels == tuple(names)
     assert train.words == [["a", "b"], ["d"]]
-    assert "1 row without a label left out (row 2)" in train.notes[0]
+    assert has_all(train.notes[0], "1 row without a label", "2)")
 
 
 def test_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
@@ -309,5 +308,5 @@ def test_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
 
 def test_columns_that_are_swapped_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train.conll").write_text("".join(f"{'NN' if row % 2 else 'VB'} word{row}\n" for row in range(40)))
-    with pytest.raises(UserError, match="has 40 tags and 2 different words: are the columns swapped"):
+    with pytest.raises(UserError, match="40 tags and 2 different"):
         own().fit(own().read(tmp_path, "train"))

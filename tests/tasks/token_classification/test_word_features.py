@@ -38,7 +38,7 @@ def write(folder: Path, content: str | bytes) -> Path:
 
 def test_labels_the_training_data_lacks_are_told_with_their_line(tmp_path, tokenizer):
     sentences = conll.read(write(tmp_path, "a B-X\n\nb O\nc B-Z\n"))
-    with pytest.raises(UserError, match=r"train.txt, line 4: the tag B-Z does not occur in the training data, .* I-X:"):
+    with pytest.raises(UserError, match=r"train.txt, line 4.*B-Z does not occur.*I-X"):
         word_features.tokenize(tokenizer, sentences, LABELS)
 
 
