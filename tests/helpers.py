@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import signal
 from collections.abc import Callable
 from functools import lru_cache
@@ -208,6 +209,10 @@ def lines_of(run: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]
 
 
+def results_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "results.json").read_text())
+
+
 def state_of(run: Path) -> dict:
     with Checkpointer(run / "checkpoints", 3, lambda text: None) as checkpoints:
         return checkpoints.restore()[1]
@@ -225,6 +230,14 @@ def assert_same_sweep(folder: Path, uninterrupted: Path) -> None:
         jax.tree.map(np.testing.assert_array_equal, state_of(path)["params"], state_of(other)["params"])
 
 
+def assert_same_losses(run: Path, expected: Path, end: float = math.inf) -> None:
+    """Compares logged values except for rounding, up to a step: rounding errors grow with the steps."""
+    pairs = zip(*([line for line in lines_of(path) if line["step"] <= end] for path in (run, expected)), strict=True)
+    for line, expected_line in pairs:
+        assert line.pop("split") == expected_line.pop("split")
+        assert line == pytest.approx(expected_line, rel=1e-5), expected_line["step"]
+
+
 def assert_same_but_for_rounding(run: Path, uninterrupted: Path) -> None:
     """Compares logged values and parameters of two runs that differ only in the order of sums."""
     for ours, theirs in zip(lines_of(run), lines_of(uninterrupted), strict=True):
@@ -240,22 +253,26 @@ FILLERS = ("ba", "ri", "tu", "lo", "mi")
 NAMES = ("Xavi", "Xena", "Xerxes")
 
 
-def assert_interrupted_run_ends_the_same(
-    train: Callable[[Path], int], folder: Path, uninterrupted: Path, rows: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SIGTERM at the twelfth batch of ``rows``: the run that resumes from there has the losses, weights and predictions
-    of the one that was not interrupted."""
+def interrupted_at(number: int, rows: type, monkeypatch: pytest.MonkeyPatch, train: Callable[[], int]) -> int:
+    """Returns the status of a run that receives SIGTERM before a batch of ``rows``."""
     batch, calls = rows.batch, []
 
     def interrupt(self: Any, *arguments: Any) -> Any:
         calls.append(1)
-        if len(calls) == 12:
+        if len(calls) == number:
             signal.raise_signal(signal.SIGTERM)
         return batch(self, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(rows, "batch", interrupt)
-        assert train(folder) == 143
+        return train()
+
+
+def assert_interrupted_run_ends_the_same(
+    train: Callable[[Path], int], folder: Path, uninterrupted: Path, rows: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupts a run at its twelfth batch, resumes it, and compares its losses, weights and predictions."""
+    assert interrupted_at(12, rows, monkeypatch, lambda: train(folder)) == 143
     assert not (folder / "predictions").exists()
     assert train(folder) == 0
     assert lines_of(folder) == lines_of(uninterrupted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Literal
@@ -15,6 +14,7 @@ import bert.config.data
 from bert.data.pretraining import input_formats
 from bert.data.pretraining.input_formats import sentence_order_pairs
 from tests.conftest import SMALL_RUN
+from tests.helpers import lines_of, results_of
 
 CONTRIBUTING = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
@@ -72,7 +72,7 @@ def test_an_input_format(corpus, tmp_path, monkeypatch) -> None:
     folder = tmp_path / "run"
     arguments = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, "--data.input_format=longer"]
     assert main(arguments) == 0
-    lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(folder)
     assert all(np.isfinite(line["longer_loss"]) and 0 <= line["longer_accuracy"] <= 1 for line in lines)
-    assert "longer_majority_accuracy" in json.loads((folder / "results.json").read_text())["baselines"]
+    assert "longer_majority_accuracy" in results_of(folder)["baselines"]
     assert dataclasses.asdict(bert.load(folder).config)["num_hidden_layers"] == 1

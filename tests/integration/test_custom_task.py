@@ -17,6 +17,7 @@ from bert.config import FinetuneConfig, TaskDataConfig
 from bert.config.yaml_io import load_config
 from bert.runs.folder import open_run
 from bert.tasks import registry
+from tests.helpers import results_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_task.md").read_text(encoding="utf-8")
 SMALL = ["--data.max_length=32", "--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]
@@ -111,7 +112,7 @@ def test_a_run_over_the_pages_columns(queues: Path, pretrained: Path, capsys) ->
     arguments = ["--config=queues.yaml", f"--init={pretrained}", "--output_dir=run", *SMALL]
     assert main(arguments) == 0
     assert "\ntest:\n  loss " in capsys.readouterr().out
-    results = json.loads(Path("run/results.json").read_text())
+    results = results_of(Path("run"))
     assert (results["main_metric"], results["majority_class"]["accuracy"]) == ("macro_f1", 0.5)
     assert set(results["dev"]) == set(results["test"]) == {"loss", "macro_f1", "accuracy"}
     dev = [line.split("\t") for line in Path("run/predictions/dev.tsv").read_text().splitlines()]
@@ -134,7 +135,7 @@ def test_a_run_over_the_pages_columns(queues: Path, pretrained: Path, capsys) ->
 def test_a_run_of_the_pages_class_brings_no_code(reviews, pretrained: Path, monkeypatch, capsys, fails) -> None:
     script = importlib.import_module("reviews")
     assert script.main(["finetune", *reviews, f"--init={pretrained}", "--output_dir=run"]) == 0
-    results = json.loads(Path("run/results.json").read_text())
+    results = results_of(Path("run"))
     assert results["task"] == "reviews"
     assert "accuracy" in results["test"]
     assert len(Path("run/predictions/dev.tsv").read_text().splitlines()) == 1 + 4
@@ -162,7 +163,7 @@ def test_runs_over_the_pages_tags_and_answers(workplace: Path, pretrained: Path,
         assert (
             main([f"--config={name}.yaml", f"--init={pretrained}", f"--output_dir={folder}", *SMALL, *arguments]) == 0
         )
-        assert "f1" in json.loads(Path(f"{folder}/results.json").read_text())["test"]
+        assert "f1" in results_of(Path(folder))["test"]
         Path("texts.txt").write_text(question + "\n")
         capsys.readouterr()
         assert predict([folder, "texts.txt"]) == 0
@@ -179,7 +180,7 @@ def test_a_regression_over_pairs(workplace: Path, pretrained: Path, capsys) -> N
     columns = [f"--data.columns.{key}={name}" for key, name in (("text_a", "a"), ("text_b", "b"), ("label", "stars"))]
     arguments = [*columns, "--data.train=train.jsonl", "--data.score_range=[0, 4]", *SMALL]
     assert main(["--config=regression", f"--init={pretrained}", "--output_dir=run", *arguments]) == 0
-    assert set(json.loads(Path("run/results.json").read_text())["dev"]) == {"loss", "pearson", "spearman"}
+    assert set(results_of(Path("run"))["dev"]) == {"loss", "pearson", "spearman"}
     Path("pairs.tsv").write_text("b\ta\nri\tba\n")
     capsys.readouterr()
     assert predict(["run", "pairs.tsv"]) == 0

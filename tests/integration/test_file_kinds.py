@@ -53,13 +53,13 @@ READERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", READERS)
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(POINTER)
-    with pytest.raises(UserError, match=rf"{re.escape(name)} is a pointer of Git LFS .*git lfs pull"):
+    with pytest.raises(UserError, match=f"{re.escape(name)} is a pointer.*LFS .*git"):
         READERS[name](tmp_path / name)
 
 
 def test_a_pointer_of_git_annex_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("/annex/objects/SHA256E-s31390--f50d7ac4c6b9031379986bc362fcefb65f1e52621ce1708d\n")
-    with pytest.raises(UserError, match=r"a\.txt is a pointer of git-annex .*git annex get"):
+    with pytest.raises(UserError, match=r"a\.txt is a pointer.*git"):
         read_corpus(tmp_path / "a.txt")
 
 
@@ -75,7 +75,7 @@ def test_a_pointer_in_a_saved_data_set_is_named(tmp_path: Path, part: str) -> No
 def test_a_pointer_behind_a_url_is_named() -> None:
     fsspec.filesystem("memory").pipe("/lfs/a.txt.gz", POINTER.encode())
     (file,) = stream_files("memory://lfs/a.txt.gz")
-    with pytest.raises(UserError, match=r"a\.txt\.gz is a pointer of Git LFS"):
+    with pytest.raises(UserError, match=r"a\.txt\.gz is a pointer.*LFS"):
         list(file.documents(DataConfig()))
 
 

@@ -29,16 +29,8 @@ TEXTS = ["a bad cab", "\u0e01 \U0001f600 e\u0301", "[MASK] " * 40, ""]
 NUMBERS = [0, -1, 1, 7, 2**31 - 1, 2**31, 2**63, 10**30, 0.5, -0.5, 1e308, float("nan"), float("inf")]
 STRINGS = ["", "x", "gelu", "bert", "roberta", "BertModel", "\ud800", "\0", "../..", "[CLS]", "##", "a" * 5_000]
 VALUES = [None, True, False, *NUMBERS, *STRINGS, [], {}, [1], [[]], {"0": "x"}, {"x": 0}, {"type": "BPE"}]
-RAW = [
-    b"",
-    b"{",
-    b"[]",
-    b"null",
-    b"\xff\xfe",
-    b"[" * 100_000,
-    b"9" * 5_000,
-    b"version https://git-lfs.github.com/spec/v1\n",
-]
+RAW = [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b"9" * 5_000]
+RAW.append(b"version https://git-lfs.github.com/spec/v1\n")
 
 
 def places_of(value: Any, prefix: tuple = ()) -> list[tuple]:
@@ -103,26 +95,26 @@ def changed(draw: Callable, file: Path) -> bytes:
     return changed_bytes(draw, content)
 
 
-def classifier(folder: Path) -> None:
+def random_folder(folder: Path, architecture: str) -> Path:
     (folder / "words.txt").write_text("\n".join(WORDS) + "\n")
-    random_model(folder / "words.txt", "BertForSequenceClassification").save(folder / "out", format="hf")
+    random_model(folder / "words.txt", architecture).save(folder / "out", format="hf")
+    return folder / "out"
+
+
+def classifier(folder: Path) -> None:
+    random_folder(folder, "BertForSequenceClassification")
 
 
 def tagger(folder: Path) -> None:
-    (folder / "words.txt").write_text("\n".join(WORDS) + "\n")
-    random_model(folder / "words.txt", "BertForTokenClassification").save(folder / "out", format="hf")
-    shard(folder / "out")
+    shard(random_folder(folder, "BertForTokenClassification"))
 
 
 def questions(folder: Path) -> None:
-    (folder / "words.txt").write_text("\n".join(WORDS) + "\n")
-    random_model(folder / "words.txt", "BertForQuestionAnswering").save(folder / "out", format="hf")
+    random_folder(folder, "BertForQuestionAnswering")
 
 
 def sentences(folder: Path) -> None:
-    (folder / "words.txt").write_text("\n".join(WORDS) + "\n")
-    out = folder / "out"
-    random_model(folder / "words.txt").save(out, format="hf")
+    out = random_folder(folder, "Bert")
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
     entries = [
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}

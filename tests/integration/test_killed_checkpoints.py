@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from bert.runs.checkpoint import Checkpointer
+from tests.processes import free_port
 
 KILLED = """
 import os, signal, sys
@@ -56,22 +56,22 @@ def run_child(code: str, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, **pipes)
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    ("place", "good"),
-    [
-        ("in orbax", 2),
-        ("in the manifest", 2),
-        ("before the rename", 2),
-        ("between the renames", 2),
-        ("in the deletion", 3),
-    ],
-)
-def test_a_kill_leaves_a_good_checkpoint(tmp_path, place, good):
-    folder, said = tmp_path / "checkpoints", []
+def killed(folder: Path, place: str) -> Path:
+    """Returns a folder of checkpoints whose process was killed at a place."""
     with run_child(KILLED, str(folder), place) as child:
         stderr = child.communicate()[1]
     assert child.returncode == -signal.SIGKILL, stderr.decode()
+    return folder
+
+
+PLACES = {"in orbax": 2, "in the manifest": 2, "before the rename": 2, "between the renames": 2, "in the deletion": 3}
+"""Places of a kill, and the newest complete step after it."""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("place", "good"), PLACES.items())
+def test_a_kill_leaves_a_good_checkpoint(tmp_path, place, good):
+    folder, said = killed(tmp_path / "checkpoints", place), []
     with Checkpointer(folder, 1, said.append) as checkpointer:
         step, state = checkpointer.restore()
         assert (step, state["params"]["w"][0, 0]) == (good, good)
@@ -90,10 +90,7 @@ def test_a_kill_leaves_a_good_checkpoint(tmp_path, place, good):
     ],
 )
 def test_a_kill_while_the_best_is_reduced_to_its_parameters_costs_neither_it_nor_the_newest(tmp_path, place):
-    folder, said = tmp_path / "checkpoints", []
-    with run_child(KILLED, str(folder), place) as child:
-        stderr = child.communicate()[1]
-    assert child.returncode == -signal.SIGKILL, stderr.decode()
+    folder, said = killed(tmp_path / "checkpoints", place), []
     with Checkpointer(folder, 1, said.append) as checkpointer:
         assert checkpointer.restore()[0] == 3
         for _ in range(2):  # as it was left, and after the next save
@@ -187,9 +184,7 @@ with Checkpointer(folder, 2, print) as saver:
 
 @pytest.mark.slow
 def test_one_host_saves_without_waiting_for_the_others(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     hosts = [run_child(ONE_OF_TWO_HOSTS, str(tmp_path / "checkpoints"), host, port) for host in ("0", "1")]
     for host in hosts:
         assert host.stdout.readline() == b"done\n"

@@ -16,7 +16,7 @@ import pytest
 
 from bert.runs.metrics_log import read_metrics
 from tests.conftest import NEXT, SMALL_RUN, STREAMED, translation_options
-from tests.helpers import lines_of, state_of
+from tests.helpers import lines_of, results_of, state_of
 
 pytestmark = pytest.mark.slow
 
@@ -109,15 +109,10 @@ def scalars_of(run: Path) -> set[tuple[str, int, float]]:
     return set(scalars)
 
 
-def results_of(run: Path) -> dict:
-    results = json.loads((run / "results.json").read_text())
-    return {name: value for name, value in results.items() if name != "seconds"}
-
-
 def assert_alike(killed: Path, whole: Path) -> None:
     assert lines_of(killed) == lines_of(whole)
     assert scalars_of(killed) <= scalars_of(whole), "a kill loses seconds of events"
-    assert results_of(killed) == results_of(whole)
+    assert {**results_of(killed), "seconds": 0} == {**results_of(whole), "seconds": 0}
     jax.tree.map(np.testing.assert_array_equal, state_of(killed), state_of(whole))
     assert complete(killed) == complete(whole)
     names = {path.relative_to(whole) for path in (whole / "predictions").rglob("*")}
@@ -161,37 +156,57 @@ def embedding(pretrained: Path, folder: Path, epochs: int) -> list[str]:
 
 
 def translating(folder: Path, steps: int) -> list[str]:
+    folder.mkdir()
     arguments = [*translation_options(folder), "--training.epochs=null", f"--training.steps={steps}"]
     arguments += ["--training.average_checkpoints=2", "--training.log_every=4"]
     return [*arguments, "--training.checkpoint_every=7", "--training.eval_every=15"]
 
 
-@pytest.mark.slice
-@pytest.mark.parametrize(("command", "more"), [("pretrain", []), ("pretrain", NEXT), ("finetune", [])])
-def test_a_run_killed_twice_equals_an_uninterrupted_one(
-    command: str, more: list[str], corpus, pretrained, sst2, tmp_path: Path
+@pytest.fixture
+def options(kind: str, steps: int, request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """The options of a run of one kind."""
+    corpus, pretrained, sst2 = map(request.getfixturevalue, ("corpus", "pretrained", "sst2"))
+    average = ["--training.average_checkpoints=3", "--training.tokens_per_batch=256"]
+    return {
+        "pretraining": lambda: pretraining(corpus, steps),
+        "next tokens": lambda: [*pretraining(corpus, steps), *NEXT],
+        "a stream": lambda: [*pretraining(corpus, steps), f"--data.eval={corpus}", *STREAMED],
+        "a classifier": lambda: finetuning(pretrained, sst2, steps // 5),
+        "an average": lambda: [*finetuning(pretrained, sst2, steps // 5), *average],
+        "adapters": lambda: [*finetuning(pretrained, sst2, steps // 5), "--lora.rank=2"],
+        "an embedding": lambda: embedding(pretrained, tmp_path / "data", steps // 5),
+        "a translation": lambda: translating(tmp_path / "data", steps),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "kills", "predicted"),
+    [
+        pytest.param("pretraining", 200, 2, None, marks=pytest.mark.slice),
+        pytest.param("next tokens", 200, 2, None, marks=pytest.mark.slice),
+        pytest.param("a classifier", 200, 2, ("dev.tsv", 18), marks=pytest.mark.slice),
+        ("a stream", 200, 5, None),
+        ("a classifier", 300, 10, ("dev.tsv", 18)),
+        ("an average", 300, 10, ("dev.tsv", 18)),
+        ("adapters", 300, 10, ("dev.tsv", 18)),
+        ("an embedding", 300, 10, ("dev.tsv", 13)),
+        ("a translation", 300, 10, ("test_a.txt", 5)),
+    ],
+)
+def test_a_killed_run_equals_an_uninterrupted_one(
+    steps: int, kills: int, predicted: tuple[str, int] | None, options: list[str], tmp_path: Path
 ) -> None:
-    """At any time, and while a checkpoint is written."""
-    steps = 200
-    arguments = pretraining(corpus, steps) if command == "pretrain" else finetuning(pretrained, sst2, steps // 5)
-    arguments += more
+    """The kills come at any time, and while a checkpoint is written."""
+    command = "finetune" if predicted else "pretrain"
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish(command, whole, arguments)
-    kill_again_and_again(command, killed, arguments, 2, steps)
+    finish(command, whole, options)
+    print(kill_again_and_again(command, killed, options, kills, steps))
     assert logged(killed) < steps
-    finish(command, killed, arguments)
+    finish(command, killed, options)
     assert_alike(killed, whole)
-
-
-def test_a_streamed_run_killed_five_times_equals_an_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:
-    steps = 200
-    arguments = [*pretraining(corpus, steps), f"--data.eval={corpus}", *STREAMED]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish("pretrain", whole, arguments)
-    kill_again_and_again("pretrain", killed, arguments, 5, steps)
-    assert logged(killed) < steps
-    finish("pretrain", killed, arguments)
-    assert_alike(killed, whole)
+    if predicted:
+        file, lines = predicted
+        assert len((killed / "predictions" / file).read_text().splitlines()) == lines
 
 
 def test_a_pretraining_run_killed_twenty_times_equals_an_uninterrupted_one(corpus: Path, tmp_path: Path) -> None:
@@ -223,42 +238,3 @@ def test_a_pretraining_run_killed_twenty_times_equals_an_uninterrupted_one(corpu
     first.join()
     assert first.exitcode == 0
     assert_alike(killed, whole)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [[], ["--training.average_checkpoints=3", "--training.tokens_per_batch=256"], ["--lora.rank=2"]],
-)
-def test_a_finetuning_run_killed_ten_times_equals_an_uninterrupted_one(more, pretrained, sst2, tmp_path: Path) -> None:
-    epochs = 60
-    arguments = [*finetuning(pretrained, sst2, epochs), *more]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish("finetune", whole, arguments)
-    counts = kill_again_and_again("finetune", killed, arguments, 10, epochs * 5)
-    print(counts)
-    assert logged(killed) < epochs * 5
-    finish("finetune", killed, arguments)
-    assert_alike(killed, whole)
-    assert (killed / "predictions" / "dev.tsv").is_file()
-
-
-def test_an_embedding_run_killed_ten_times_equals_an_uninterrupted_one(pretrained: Path, tmp_path: Path) -> None:
-    epochs, (whole, killed) = 60, (tmp_path / name for name in ("whole", "killed"))
-    arguments = embedding(pretrained, tmp_path / "data", epochs)
-    finish("finetune", whole, arguments)
-    print(kill_again_and_again("finetune", killed, arguments, 10, epochs * 5))
-    assert logged(killed) < epochs * 5
-    finish("finetune", killed, arguments)
-    assert_alike(killed, whole)
-
-
-def test_a_translating_run_killed_ten_times_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    steps, (whole, killed, data) = 300, (tmp_path / name for name in ("whole", "killed", "data"))
-    data.mkdir()
-    arguments = translating(data, steps)
-    finish("finetune", whole, arguments)
-    print(kill_again_and_again("finetune", killed, arguments, 10, steps))
-    assert logged(killed) < steps
-    finish("finetune", killed, arguments)
-    assert_alike(killed, whole)
-    assert len((killed / "predictions" / "test_a.txt").read_text().splitlines()) == 5

@@ -19,7 +19,7 @@ from bert.training.losses import make_pretraining_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step
 from tests.conftest import SMALL_RUN
-from tests.helpers import OPTIONS, SINGLE
+from tests.helpers import OPTIONS, SINGLE, results_of
 from tests.tiny_training import T, V, batch_of
 
 
@@ -111,7 +111,7 @@ def test_an_option_beats_word_frequencies_on_the_embedded_corpus(option: str | N
     ]
     chosen = [flag.replace("embedding_size=8", "embedding_size=32") for flag in (flags(option) if option else [])]
     assert main(["--config=quickstart", f"--output_dir={run}", *arguments, *chosen]) == 0
-    results = json.loads((run / "results.json").read_text())
+    results = results_of(run)
     ours, unigram = results["eval"]["mlm_loss"], results["baselines"]["unigram"]["loss"]
     print(f"{option}: {ours:.3f}, word frequencies {unigram:.3f}")
     assert ours < unigram - 0.1

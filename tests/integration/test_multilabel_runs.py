@@ -12,7 +12,7 @@ import bert
 from bert.commands.export import main as export
 from bert.commands.predictions import predict_command as predict
 from bert.interchange.writers import hf
-from tests.helpers import lines_of
+from tests.helpers import lines_of, results_of
 
 pytestmark = pytest.mark.medium
 
@@ -49,7 +49,7 @@ def finished(made_once) -> Path:
 
 
 def test_a_run_is_scored_and_answers_with_the_thresholds_tuned_on_dev(finished: Path, capfdbinary) -> None:
-    results = json.loads((finished / "results.json").read_text())
+    results = results_of(finished)
     thresholds = results["tuned"]["label_thresholds"]
     assert (results["main_metric"], results["baseline"]) == ("micro_f1", "constant_labels")
     classes = results["details"]["dev"]["classes"]
@@ -72,7 +72,7 @@ def test_an_export_has_the_thresholds_and_answers_alike(finished: Path, tmp_path
     monkeypatch.setattr(hf, "logits_difference", lambda model, folder: None)  # compared in tests/real
     assert export([str(finished), str(tmp_path / "out")]) == 0
     content = json.loads((tmp_path / "out" / "config.json").read_text())
-    tuned = json.loads((finished / "results.json").read_text())["tuned"]["label_thresholds"]
+    tuned = results_of(finished)["tuned"]["label_thresholds"]
     assert (content["problem_type"], content["label_thresholds"]) == ("multi_label_classification", tuned)
     assert "(a label is predicted if the sigmoid of its logit reaches" in (tmp_path / "out" / "README.md").read_text()
     run, exported = bert.load(finished), bert.load(tmp_path / "out")

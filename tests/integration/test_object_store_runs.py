@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
+import functools
 import random
 import re
 import resource
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import Any
 
 import jax
@@ -26,7 +24,8 @@ import pytest
 
 from bert.runs.checkpoint_directory import verify_manifest
 from tests.conftest import SMALL_RUN
-from tests.helpers import REPOSITORY, assert_same_sweep, lines_of, state_of
+from tests.helpers import REPOSITORY, assert_same_losses, assert_same_sweep, lines_of, results_of, state_of
+from tests.processes import finish, host_options, launch, read_to_step
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +56,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     pytest.importorskip("moto.server", reason="moto is not installed")
     log = tmp_path / "requests.log"
     command = [sys.executable, str(REPOSITORY / "tests" / "s3_server.py"), str(log)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with Popen(command, stdout=PIPE, stderr=DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
             environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": process.stdout.readline().strip()}
@@ -70,30 +69,17 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
             process.kill()
 
 
-def start(cache: Path, run: str, corpus: Path, *options: str) -> subprocess.Popen[str]:
-    return launch(cache, "pretrain.py", f"--output_dir={run}", f"--data.train={corpus}", *SMALL_RUN, *options)
-
-
-def launch(cache: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Starts Python on a machine, whose disk is a folder."""
-    command = [sys.executable, *arguments]
-    environment = {**os.environ, "XLA_FLAGS": "", "BERT_NUM_DEVICES": "", "XDG_CACHE_HOME": str(cache)}
-    return subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(process: subprocess.Popen[str], status: int = 0) -> str:
-    text = process.communicate(timeout=600)[0]
-    assert process.returncode == status, text[-3000:]
-    return text
+def start(cache: Path, run: str, corpus: Path, *options: str) -> Popen[str]:
+    """Starts a run on a machine, whose disk is a folder."""
+    arguments = [f"--output_dir={run}", f"--data.train={corpus}", *SMALL_RUN, *options]
+    return launch("pretrain.py", *arguments, XDG_CACHE_HOME=str(cache))
 
 
 def manifests(requests: list[str]) -> int:
     return sum(bool(re.fullmatch(r"PUT .*/checkpoints/\d+/MANIFEST.json", line)) for line in requests)
 
 
-def kill_in_an_upload(server: Server, process: subprocess.Popen[str], complete: int, delay: float) -> None:
+def kill_in_an_upload(server: Server, process: Popen[str], complete: int, delay: float) -> None:
     """Kills a run that has uploaded some more checkpoints, after it has begun with the next one."""
     seen = len(server.requests())
     while process.poll() is None:
@@ -126,14 +112,14 @@ def test_a_run_killed_twenty_times_in_uploads_equals_a_local_one(server: Server,
             shutil.rmtree(next(path for path in (cache / "bert-jax" / "runs").iterdir() if path.is_dir()))
     print(f"{halves} of 20 kills left half a checkpoint")
     assert halves >= 5
-    output = finish(start(cache, "s3://bucket/run", corpus, *options))
+    [output] = finish(start(cache, "s3://bucket/run", corpus, *options))
     assert "resumes at step" in output
     copy = tmp_path / "copy"
     server.store.get("bucket/run", str(copy), recursive=True)
     assert lines_of(copy) == lines_of(local)
     jax.tree.map(np.testing.assert_array_equal, state_of(copy), state_of(local))
-    ours, theirs = (json.loads((run / "results.json").read_text()) for run in (copy, local))
-    assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+    of_copy, of_local = (results_of(run) for run in (copy, local))
+    assert {**of_copy, "seconds": 0} == {**of_local, "seconds": 0}
     assert {path.name for path in copy.iterdir()} == {path.name for path in local.iterdir()} - {".lock"}
 
 
@@ -143,7 +129,7 @@ def test_a_second_machine_waits_for_the_lease_and_resumes(server: Server, corpus
     while not manifests(server.requests()):
         time.sleep(0.05)
     refused = start(tmp_path / "two", "s3://bucket/run", corpus, *options, "--training.steps=4000")
-    assert f"s3://bucket/run is in use by process {first.pid} on" in finish(refused, status=2)
+    assert f"s3://bucket/run is in use by process {first.pid} on" in finish(refused, status=2)[0]
     first.kill()
     first.communicate()
     second = start(tmp_path / "two", "s3://bucket/run", corpus, "--training.steps=4000", *options[1:])
@@ -169,12 +155,12 @@ def test_a_sweep_is_killed_and_another_machine_ends_it_as_a_local_one(
     first = start(tmp_path / "one", url, corpus, *options)
     while not manifests(server.requests()):
         time.sleep(0.05)
-    refused = finish(start(tmp_path / "two", url, corpus, *options), status=2)
+    [refused] = finish(start(tmp_path / "two", url, corpus, *options), status=2)
     assert f"{url} is in use by process {first.pid} on" in refused
     while not any("/bucket/sweep/weight_decay=0.1/checkpoints/" in line for line in server.requests()):
         time.sleep(0.05)
     kill_in_an_upload(server, first, complete=2, delay=0.05)
-    output = finish(start(tmp_path / "two", url, corpus, *options))
+    [output] = finish(start(tmp_path / "two", url, corpus, *options))
     assert "waiting up to 60 seconds" in output
     assert f"{url}/weight_decay=0.0 has ended before" in output and "resumes at step" in output
     assert f"all trials: {url}/sweep.json" in output
@@ -187,8 +173,9 @@ EXAMPLES = ["-m", "bert", "examples", "--tokenizer.vocab_size=200", "--data.sequ
 EXAMPLES += ["--data.input_format=nsp", "--data.dupe_factor=6", "--data.num_workers=1"]
 
 
-def build(disk: Path, cache_dir: str, corpus: Path) -> subprocess.Popen[str]:
-    return launch(disk, *EXAMPLES, f"--data.train={corpus}", f"--data.cache_dir={cache_dir}")
+def build(disk: Path, cache_dir: str, corpus: Path) -> Popen[str]:
+    options = [f"--data.train={corpus}", f"--data.cache_dir={cache_dir}"]
+    return launch(*EXAMPLES, *options, XDG_CACHE_HOME=str(disk))
 
 
 def uploads(server: Server) -> int:
@@ -218,7 +205,9 @@ def test_examples_whose_upload_is_killed_ten_times_are_those_of_a_local_cache(
         halves += not copied and bool(present)
         assert not copied or present == expected.keys()
         same_machine = number % 2 == 0
-        output = finish(build(tmp_path / f"disk{number}{'' if same_machine else '-'}", "s3://bucket/examples", corpus))
+        [output] = finish(
+            build(tmp_path / f"disk{number}{'' if same_machine else '-'}", "s3://bucket/examples", corpus)
+        )
         if not same_machine:
             assert ("building examples" in output) == (not copied)
         copy = {name.removeprefix("bucket/examples/"): server.store.cat(name) for name in server.store.find("bucket")}
@@ -228,23 +217,17 @@ def test_examples_whose_upload_is_killed_ten_times_are_those_of_a_local_cache(
     assert halves >= 5
 
 
-def start_hosts(disks: Path, count: int, run: str, corpus: Path, *options: str) -> list[subprocess.Popen[str]]:
+def start_hosts(disks: Path, count: int, run: str, corpus: Path, *options: str) -> list[Popen[str]]:
     """Hosts with an empty disk each."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    place = [f"--coordinator=localhost:{port}", f"--num_processes={count}"]
     return [
-        start(disks / f"host{number}", run, corpus, *options, *place, f"--process_id={number}")
-        for number in range(count)
+        start(disks / f"host{number}", run, corpus, *options, *place)
+        for number, place in enumerate(host_options(count))
     ]
 
 
-def assert_same_losses(server: Server, run: str, copy: Path, expected: Path) -> None:
+def assert_same_as_local(server: Server, run: str, copy: Path, local: Path) -> None:
     server.store.get(run, str(copy), recursive=True)
-    for ours, theirs in zip(lines_of(copy), lines_of(expected), strict=True):
-        assert ours.pop("split") == theirs.pop("split")
-        assert ours == pytest.approx(theirs, rel=1e-5), theirs["step"]
+    assert_same_losses(copy, local)
 
 
 @pytest.mark.parametrize("mesh", ["2x1x1", "1x2x1"], ids=["copies", "parts"])
@@ -252,26 +235,14 @@ def test_two_hosts_without_a_shared_disk_train_as_one(server: Server, corpus: Pa
     options = ["--training.steps=12", "--training.checkpoint_every=4"]
     one = tmp_path / "run"
     finish(start(tmp_path / "cache", str(one), corpus, *options))
-    for process in start_hosts(tmp_path, 2, "s3://bucket/run", corpus, *options, f"--training.mesh={mesh}"):
-        finish(process)
+    finish(*start_hosts(tmp_path, 2, "s3://bucket/run", corpus, *options, f"--training.mesh={mesh}"))
     copy = tmp_path / "copy"
-    assert_same_losses(server, "bucket/run", copy, one)
+    assert_same_as_local(server, "bucket/run", copy, one)
     assert verify_manifest(copy / "checkpoints" / "12") == []
     parts = list(copy.glob("checkpoints/12/params/bert.encoder.layer_0.attention.query.kernel/c/*/*"))
     assert len(parts) == (2 if mesh == "1x2x1" else 0)
-    for ours, theirs in zip(*(jax.tree.leaves(state_of(run)) for run in (copy, one)), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
-
-
-def read_to_step(process: subprocess.Popen[str], step: int) -> str:
-    """Reads the output of a process until it logs a step."""
-    text = ""
-    assert process.stdout is not None
-    for line in process.stdout:
-        text += line
-        if line.startswith("step ") and int(line.split()[1].split("/")[0]) >= step:
-            return text
-    raise AssertionError(text[-3000:])
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+    jax.tree.map(close, state_of(copy), state_of(one))
 
 
 def test_a_full_disk_of_one_host_ends_both_and_they_resume(server: Server, corpus: Path, tmp_path: Path) -> None:
@@ -284,17 +255,17 @@ def test_a_full_disk_of_one_host_ends_both_and_they_resume(server: Server, corpu
     hosts = start_hosts(tmp_path, 2, run, corpus, *options)
     read_to_step(hosts[0], 6)
     resource.prlimit(hosts[1].pid, resource.RLIMIT_FSIZE, (4_000, 4_000))
-    first, second = (finish(process, status=2) for process in hosts)
+    first, second = finish(*hosts, status=2)
     sentence = "the checkpoint of step 8 could not be saved in "
     assert f"error: {sentence}" in second and "File too large" in second
     assert f"error: host 1 has failed: {sentence}" in first
-    outputs = [finish(process) for process in start_hosts(tmp_path, 2, run, corpus, *options)]
-    assert "resumes at step 4" in outputs[0]
-    assert_same_losses(server, "bucket/run", tmp_path / "copy", one)
+    output, _ = finish(*start_hosts(tmp_path, 2, run, corpus, *options))
+    assert "resumes at step 4" in output
+    assert_same_as_local(server, "bucket/run", tmp_path / "copy", one)
 
 
 @contextlib.contextmanager
-def slowed(process: subprocess.Popen[str]) -> Iterator[None]:
+def slowed(process: Popen[str]) -> Iterator[None]:
     """Stops a process again and again, for most of the time."""
     ended = threading.Event()
 
@@ -333,7 +304,7 @@ def test_four_hosts_are_stopped_and_killed_and_two_or_eight_complete_the_run(
     with slowed(stopped[3]):
         read_to_step(stopped[0], 6)
         stopped[1].terminate()
-        [output, *_] = [finish(process, status=143) for process in stopped]
+        output, *_ = finish(*stopped, status=143)
     assert "interrupted and saved at step" in output
     step = int(output.split("saved at step ")[1].split(";")[0])
 
@@ -343,7 +314,7 @@ def test_four_hosts_are_stopped_and_killed_and_two_or_eight_complete_the_run(
         read_to_step(killed[0], step + 5)
         killed[2].kill()
         for process in killed:  # as the launcher does if they are still waiting for it
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(TimeoutExpired):
                 process.wait(timeout=20)
             process.kill()
             process.communicate()
@@ -353,15 +324,15 @@ def test_four_hosts_are_stopped_and_killed_and_two_or_eight_complete_the_run(
     for count, name in ((2, "run"), (8, "run8")):
         of_count = f"--training.mesh={mesh.format(count)}"
         hosts = start_hosts(tmp_path / name, count, f"s3://bucket/{name}", corpus, *options, of_count)
-        [output, *_] = map(finish, hosts)
+        output, *_ = finish(*hosts)
         assert f"{count} x cpu on {count} hosts" in output
         assert "resumes at step" in output
         assert "building examples" not in output
-        assert_same_losses(server, f"bucket/{name}", tmp_path / f"copy{count}", one)
+        assert_same_as_local(server, f"bucket/{name}", tmp_path / f"copy{count}", one)
 
 
 def test_wrong_credentials_are_one_sentence(server: Server, corpus: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:1")
-    output = finish(start(tmp_path / "cache", "s3://bucket/run", corpus), status=2)
+    [output] = finish(start(tmp_path / "cache", "s3://bucket/run", corpus), status=2)
     assert "s3://bucket/run cannot be used" in output
     assert "Traceback" not in output

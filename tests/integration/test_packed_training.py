@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import shutil
 from pathlib import Path
 
@@ -20,10 +19,10 @@ from bert.model.dropout import Dropout
 from bert.model.encoder import Bert
 from bert.model.mask import Packing
 from bert.parallel.backends import PmapParallelism
-from bert.runs.checkpoint import Checkpointer
 from bert.training.pretraining.objectives import build_model_and_loss
 from bert.training.step import compute_gradients
 from tests.conftest import SMALL_RUN
+from tests.helpers import lines_of, results_of, state_of
 
 V, T, K, ROWS = 61, 32, 6, 8
 CONFIG = ModelConfig(V, 16, 2, 2, 32, max_position_embeddings=T, position_offset=2, initializer_range=0.2)
@@ -181,11 +180,6 @@ def test_no_example_sees_another() -> None:
 PACKED_RUN = [*SMALL_RUN, "--data.packing=true", "--data.short_seq_prob=0.8"]
 
 
-def lines_of(run: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
-
-
 @pytest.fixture(scope="module")
 def packed_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("packed") / "run"
@@ -198,7 +192,7 @@ def test_a_run_on_packed_rows_is_scored_on_the_same_held_out_rows(packed_run, co
     plain = tmp_path / "plain"
     without = [argument for argument in PACKED_RUN if "packing" not in argument]
     assert main([f"--data.train={corpus}", f"--output_dir={plain}", *without]) == 0
-    ours, theirs = (json.loads((run / "results.json").read_text()) for run in (packed_run, plain))
+    ours, theirs = (results_of(run) for run in (packed_run, plain))
     assert ours["baselines"] == theirs["baselines"], "the same held-out tokens are predicted, the same labels asked for"
     assert set(ours["eval"]) == set(theirs["eval"])
     assert ours["eval"]["mlm_loss"] == pytest.approx(theirs["eval"]["mlm_loss"], rel=0.05)
@@ -212,11 +206,7 @@ def test_a_run_on_packed_rows_resumes_exactly(packed_run, tmp_path) -> None:
     shutil.rmtree(run / "checkpoints" / "6")
     assert main([f"--config={run / 'config.yaml'}", f"--output_dir={run}"]) == 0
     assert lines_of(run) == lines_of(packed_run)
-    states = []
-    for folder in (run, packed_run):
-        with Checkpointer(folder / "checkpoints", 3, lambda text: None) as checkpoints:
-            states.append(checkpoints.restore()[1])
-    jax.tree.map(np.testing.assert_array_equal, *states)
+    jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(packed_run))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from bert.config import PretrainConfig, recipe_folder, recipe_names
 from bert.config.yaml_io import load_config
 from bert.tasks import TASKS
 from tests.conftest import SMALL_MODEL
-from tests.helpers import lines_of, questions, words
+from tests.helpers import lines_of, questions, results_of, words
 
 pytestmark = pytest.mark.slow
 
@@ -237,7 +237,7 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
     if phased:
         arguments += ["--phases.2.sequence_length=32", "--phases.2.max_predictions_per_sequence=5"]
     assert pretrain(arguments) == 0
-    results = json.loads((run / "results.json").read_text())
+    results = results_of(run)
     assert results["steps"] == STEPS
     assert len(rates(run)) == STEPS
     assert_learned(name, run, results["eval"]["loss"])
@@ -262,7 +262,7 @@ def test_ten_steps_of_finetuning(name: str, tmp_path: Path) -> None:
     if name in ("squad", "squad2", "span"):
         arguments += ["--data.max_query_length=8", "--data.doc_stride=8"]
     assert finetune(arguments) == 0
-    results = json.loads((run / "results.json").read_text())
+    results = results_of(run)
     assert len(rates(run)) == STEPS
     assert_learned(name, run, results["dev"]["loss"])
     if name == "packages":

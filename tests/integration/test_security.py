@@ -333,14 +333,14 @@ def test_a_changed_value_is_an_error_and_a_moved_path_is_none(tmp_path: Path) ->
     file.write_text(dump(dataclasses.replace(config, init="b")))
     assert load_run_config(tmp_path).init == "b"
     file.write_text(dump(dataclasses.replace(config, seed=1)))
-    with pytest.raises(UserError, match=r"seed is not what the run wrote.*config\.digest"):
+    with pytest.raises(UserError, match=r"seed is not what.*wrote.*config\.digest"):
         load_run_config(tmp_path)
     file.write_text(dump(config))
     (tmp_path / "tokenizer.json").write_text("{}")
     save_run_config(config, tmp_path)
     check_vocabulary(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{ ")
-    with pytest.raises(UserError, match=r"tokenizer\.json is not what the run wrote"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is not what"):
         check_vocabulary(tmp_path)
 
 

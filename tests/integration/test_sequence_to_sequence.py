@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +15,8 @@ from bert.analysis.inspection import summarize
 from bert.commands.finetune import main
 from bert.commands.language_models import generate_command as generate
 from bert.commands.predictions import predict_command as predict
-from tests.helpers import REPOSITORY, assert_same_but_for_rounding, lines_of
+from tests.helpers import assert_same_but_for_rounding, lines_of, results_of
+from tests.processes import finish, launch
 
 WORDS = dict(
     zip(["eins", "zwei", "drei", "vier", "fünf", "sechs"], ["one", "two", "three", "four", "five", "six"], strict=True)
@@ -71,7 +68,7 @@ def scratch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.medium
 def test_a_run_leaves_scores_and_a_text_for_each_source(scratch: Path, data: Path, capsys) -> None:
-    results = json.loads((scratch / "results.json").read_text())
+    results = results_of(scratch)
     assert results["main_metric"] == "exact_match"
     assert {"loss", "nll", "accuracy", "perplexity", "exact_match", "bleu"} <= set(results["dev"])
     assert results["dev"]["perplexity"] == pytest.approx(np.exp(results["dev"]["nll"]))
@@ -94,9 +91,9 @@ def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, capsys: p
     [found] = model.generate(["eins zwei"], beams=3, num_samples=3, details=True)
     assert [answer.score for answer in found] == sorted((answer.score for answer in found), reverse=True)
     assert len({answer.token_ids for answer in found}) == 3
-    with pytest.raises(bert.UserError, match=r"tokens, but .* reads at most \d+: pass a shorter one"):
+    with pytest.raises(bert.UserError, match=r"reads at most \d+"):
         model.generate("eins " * 100)
-    with pytest.raises(bert.UserError, match="eins is not a file: pass the path of a labelled file"):
+    with pytest.raises(bert.UserError, match="eins is not a file"):
         model.score("eins")
     with pytest.raises(bert.UserError, match="has no masked-LM head: use generate"):
         model.fill_mask("eins [MASK]")
@@ -120,10 +117,8 @@ def test_data_that_does_not_fit_is_one_sentence(data: Path, tmp_path: Path, fail
         options = [f"--data.dir={data}", f"--output_dir={tmp_path / 'bad'}", *DATA, *FAST, *SCRATCH, *arguments]
         return fails(main, "--config=multi30k", *last_of(options))
 
-    assert "data.max_length is 40, but model.max_position_embeddings" in message(
-        "--data.max_length=40", "--model.max_position_embeddings=32"
-    )
-    assert "has no train.fr: set data.dir to the folder" in message("--data.source=fr")
+    assert "data.max_length is 40, but" in message("--data.max_length=40", "--model.max_position_embeddings=32")
+    assert "has no train.fr: set data.dir" in message("--data.source=fr")
     assert "data.metrics has 'accuracy'" in message(
         "--data.dev_fraction=0.1", "--data.target=en", "--data.metrics", "accuracy"
     )
@@ -185,20 +180,15 @@ def test_two_vocabularies_and_a_decoder_of_its_own(pretrained: Path, data: Path,
     assert (tmp_path / "run/target_tokenizer/tokenizer.json").is_file()
 
 
-def command(folder: Path, data: Path) -> list[str]:
-    options = last_of([*DATA, *FAST, *SCRATCH, "--decoding.beams=1"])
-    start = [sys.executable, str(REPOSITORY / "finetune.py"), "--config=multi30k"]
-    return [*start, f"--data.dir={data}", f"--output_dir={folder}", *options]
-
-
 @pytest.mark.slow
 def test_eight_devices_are_as_one(scratch: Path, data: Path, tmp_path: Path) -> None:
-    eight = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    subprocess.run(command(tmp_path / "run", data), env=eight, check=True, cwd=REPOSITORY)
+    options = last_of([*DATA, *FAST, *SCRATCH, "--decoding.beams=1"])
+    where = ["--config=multi30k", f"--data.dir={data}", f"--output_dir={tmp_path / 'run'}"]
+    finish(launch("finetune.py", *where, *options, devices=8))
     assert_same_but_for_rounding(tmp_path / "run", scratch)
     for name in ("dev.txt", "test_a.txt"):
-        ours, theirs = ((folder / "predictions" / name).read_text() for folder in (tmp_path / "run", scratch))
-        assert ours == theirs
+        of_eight, of_one = ((folder / "predictions" / name).read_text() for folder in (tmp_path / "run", scratch))
+        assert of_eight == of_one
 
 
 @pytest.mark.slow
@@ -207,7 +197,7 @@ def test_reversed_translations_are_learned(data: Path, tmp_path: Path) -> None:
             "--model.hidden_dropout_prob=0", "--model.attention_probs_dropout_prob=0",
             "--optimizer.learning_rate=5e-3"]  # fmt: skip
     folder = run(tmp_path / "run", data, *SCRATCH, *more)
-    results = json.loads((folder / "results.json").read_text())
+    results = results_of(folder)
     assert results["dev"]["exact_match"] >= 80
     assert bert.load(folder).generate("drei eins") == "one three"
     assert yaml.safe_load((folder / "config.yaml").read_text())["decoding"]["beams"] == 4

@@ -27,7 +27,7 @@ from bert.tasks import TASKS, find_task
 from bert.tasks.base import Task
 from bert.training.finetuning.kinds import TASK_KINDS, TaskKind, register_kind
 from bert.training.losses import LOSSES
-from tests.helpers import lines_of, run
+from tests.helpers import lines_of, results_of, run
 
 pytestmark = pytest.mark.medium
 
@@ -156,14 +156,14 @@ def test_a_new_kind_trains_predicts_and_is_not_exported(
     monkeypatch.setattr(Letters, "directions", {})
     arguments = (f"--init={pretrained}", "--task=letters", "--training.epochs=1", "--training.eval_every=1")
     arguments = (*arguments, "--config=sst2", f"--data.dir={data}", f"--output_dir={folder}")
-    assert "its main_metric 'errors' has no direction: set directions = " in fails(finetune, *arguments)
+    assert "main_metric 'errors' has no direction" in fails(finetune, *arguments)
     monkeypatch.undo()
 
     arguments = (f"--init={pretrained}", "--task=letters", "--training.epochs=4", "--training.eval_every=1")
     arguments = (*arguments, "--optimizer.learning_rate=0.05")
     assert run(folder, data, *arguments) == 0
     assert "a line of notes" in capsys.readouterr().out
-    results = json.loads((folder / "results.json").read_text())
+    results = results_of(folder)
     assert set(results["dev"]) == {"loss", "share", "errors"}
     errors = {line["step"]: line["errors"] for line in lines_of(folder) if line["split"] == "eval"}
     assert len(set(errors.values())) > 1
@@ -182,5 +182,5 @@ def test_a_new_kind_trains_predicts_and_is_not_exported(
 
     for format in ("hf", "stablehlo"):
         error = fails(export, str(folder), str(tmp_path / "out"), f"--format={format}")
-        assert "the head Tagger, which has no names outside of this toolkit" in error
+        assert "the head Tagger" in error
     assert not (tmp_path / "out").exists()

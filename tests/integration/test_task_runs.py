@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from bert.commands.predictions import predict_command as predict
 from bert.data.rows import TokenRows
 from bert.tasks.token_classification import conll
 from tests.conftest import SMALL_MODEL
-from tests.helpers import FILLERS, NAMES, lines_of, questions, words
+from tests.helpers import FILLERS, NAMES, interrupted_at, lines_of, questions, results_of, words
+from tests.messages import has_all
 
 pytestmark = pytest.mark.slow
 
@@ -37,10 +37,6 @@ SHORT_WINDOWS = ["--data.max_query_length=8", "--data.doc_stride=8"]
 def run(folder: Path, data: Path, recipe: str, *arguments: str) -> int:
     windows = SHORT_WINDOWS if recipe in ("squad", "squad2", "span") else []
     return main([f"--config={recipe}", f"--data.dir={data}", f"--output_dir={folder}", *TINY, *windows, *arguments])
-
-
-def results_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +165,8 @@ def test_answers_to_new_questions_have_their_characters(squad_run, tmp_path, cap
                 ('{"question": "who"', "not JSON"), ('{"question": "", "context": "a"}', "not empty"))  # fmt: skip
     for line, told in mistakes:
         file.write_text(line + "\n")
-        assert f"{file}: 1 of 1 inputs have no answer, the first on line 1: " in (
-            error := fails(predict, str(squad_run), str(file))
+        assert has_all(
+            error := fails(predict, str(squad_run), str(file)), f"{file}: 1 of 1 inputs have no answer", "line 1"
         )
         assert told in error
     with pytest.raises(bert.config.UserError, match="input 2 has an empty question"):
@@ -191,7 +187,7 @@ def test_squad_without_impossible_questions(squad_data, tmp_path, capsys, fails)
     shutil.copytree(squad_data, tmp_path / "mixed")
     shutil.copy(squad_data / "train-v2.0.json", tmp_path / "mixed" / "train-v1.1.json")
     error = fails(main, "--config=squad", f"--data.dir={tmp_path / 'mixed'}", f"--output_dir={tmp_path / 'x'}", *TINY)
-    assert "question q2: it has no answer, as in SQuAD v2.0: use the task squad2" in error
+    assert has_all(error, "question q2", "SQuAD v2.0", "task squad2")
 
 
 def test_misplaced_answers_are_skipped_and_told_or_an_error(squad_data, tmp_path, capsys, fails) -> None:
@@ -205,7 +201,7 @@ def test_misplaced_answers_are_skipped_and_told_or_an_error(squad_data, tmp_path
     assert "train-v1.1.json: 1 question(s)" in warnings and "q4 is the first; 1 without" in warnings
     error = fails(main, "--config=squad", f"--data.dir={data}", f"--output_dir={tmp_path / 'x'}", *TINY,
                   "--data.misaligned_answers=error")  # fmt: skip
-    assert "question q4: the answer 'Xena' does not stand at character" in error
+    assert "question q4: the answer 'Xena' does not stand" in error
 
 
 def test_ner_learns_and_writes_the_columns(ner_run: Path, ner_data: Path) -> None:
@@ -247,10 +243,10 @@ def test_what_is_wrong_with_tags_is_told_before_anything_is_trained(ner_data, tm
         folder = f"--output_dir={tmp_path / 'x'}"
         return fails(main, "--config=conll2003", f"--data.dir={data}", folder, *TINY, *arguments)
 
-    assert "valid.txt, line 2: the tag B-DRUG does not occur" in told("valid", "ba O\nri B-DRUG\n")
+    assert has_all(told("valid", "ba O\nri B-DRUG\n"), "valid.txt, line 2", "B-DRUG does not occur")
     assert "valid.txt, line 3: 1 columns between spaces" in told("valid", "ba O\nri O\ntu\n")
     broken = "ba B-PER\n\nri I-PER\n\ntu B-PER\n\nlo B-LOC\nmi I-LOC\n"
-    assert "valid.txt, line 3: the tag I-PER after the start of the sentence violates" in told("valid", broken)
+    assert has_all(told("valid", broken), "valid.txt, line 3", "I-PER")
     assert run(tmp_path / "y", data, "conll2003", "--data.invalid_tags=count", "--training.epochs=1") == 0
     warnings = capsys.readouterr().err
     assert "valid.txt: the tags of 1 sentence(s)" in warnings and "(line 3)" in warnings
@@ -275,24 +271,12 @@ def test_multiple_choice_learns_and_answers(choice_run: Path, choice_data: Path,
     assert answers[1]["choices"] == ["Xavi", "tu", "lo"]
     assert sum(answers[2]["probabilities"]) == pytest.approx(1)
     (tmp_path / "lines.txt").write_text("ba\tri\n")
-    assert "line 1: 2 column(s): write a question and two" in fails(
-        predict, str(choice_run), str(tmp_path / "lines.txt")
-    )
+    assert "line 1: 2 column(s)" in fails(predict, str(choice_run), str(tmp_path / "lines.txt"))
 
 
 def test_an_interrupted_run_ends_the_same(squad_run, squad_data, tmp_path, monkeypatch, capsys) -> None:
-    batch, calls = TokenRows.batch, []
-
-    def interrupt(self, *arguments):
-        calls.append(1)
-        if len(calls) == 20:
-            signal.raise_signal(signal.SIGTERM)
-        return batch(self, *arguments)
-
     folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(TokenRows, "batch", interrupt)
-        assert run(folder, squad_data, "squad2") == 143
+    assert interrupted_at(20, TokenRows, monkeypatch, lambda: run(folder, squad_data, "squad2")) == 143
     assert not (folder / "predictions").exists()
     assert main([f"--config={folder / 'config.yaml'}"]) == 0
     assert lines_of(folder) == lines_of(squad_run)
@@ -398,7 +382,7 @@ def test_a_split_of_any_task_is_predicted_byte_for_byte(name, tmp_path, capsysbi
     assert capsysbinary.readouterr().out == (folder / "predictions" / first).read_bytes()
     if name == "tagging":
         scores = bert.load(folder).score(data / "dev.jsonl")
-        of_run = json.loads((folder / "results.json").read_text())["dev"]
+        of_run = results_of(folder)["dev"]
         assert {"f1", "accuracy"} <= scores.keys() <= of_run.keys()
         assert scores == pytest.approx({name: of_run[name] for name in scores}, abs=1e-6)
     if name in ("regression", "columns"):
