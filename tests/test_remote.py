@@ -109,9 +109,9 @@ def test_what_does_not_pass_is_one_sentence(bucket, monkeypatch, no_waiting, err
 
 
 def test_urls_that_cannot_be_read_are_refused_before_anything_is(monkeypatch) -> None:
-    with pytest.raises(UserError, match="ftp://h/x is not a local path, nor a URL that can be read"):
+    with pytest.raises(UserError, match=r"ftp://h/x is not a local.*URL"):
         fetch("ftp://h/x")
-    with pytest.raises(UserError, match="memory://b/none does not exist or cannot be reached: fix the URL"):
+    with pytest.raises(UserError, match=r"memory://b/none does not exist.*URL"):
         fetch("memory://b/none")
 
     def missing(scheme: str) -> None:
@@ -159,7 +159,7 @@ def test_what_is_written_to_a_bucket_comes_back(bucket, pretrained: Path, tmp_pa
     model.save("memory://out/model", log=said.append)
     assert not any("/tmp" in text or str(tmp_path) in text for text in said)
     assert (bert.load("memory://out/model").embed("one text") == model.embed("one text")).all()
-    with pytest.raises(UserError, match="memory://out/model exists already: name another one or remove it"):
+    with pytest.raises(UserError, match="memory://out/model exists already"):
         model.save("memory://out/model")
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("One word.\n\nTwo words.\n")
@@ -178,7 +178,7 @@ def test_a_folder_is_no_model_before_all_of_it_is_there(bucket, monkeypatch) -> 
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("")
     assert names[:2] == ["/out/model/model.safetensors", "/out/model/vocab.txt"]
-    with pytest.raises(UserError, match="out is read-only: pass a local path, or a URL of gs:// or s3://"):
+    with pytest.raises(UserError, match=r"out is read-only.*URL of gs:// or s3://"):
         writable_path("https://host/out", "out")
 
 

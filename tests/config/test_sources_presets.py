@@ -17,6 +17,7 @@ from bert.model.layers import LayerExecution
 from bert.model.pretraining import BertForPreTraining
 from bert.parallel.devices import max_cudnn_head_dim
 from bert.training.losses import make_pretraining_loss
+from tests.messages import has_all
 
 CONFIG = ModelConfig(
     vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
@@ -177,7 +178,7 @@ def test_cudnns_attention_is_for_nvidias_gpus_since_ampere(monkeypatch, devices,
     assert LayerExecution.from_config(fast, heads_of(64)).attention == ("cudnn" if largest else "xla")
     if not largest:
         for model in (heads_of(64), None):
-            with pytest.raises(UserError, match=r"NVIDIA GPUs of compute capability 8\.0 or more, .*: set it to xla"):
+            with pytest.raises(UserError, match=r"NVIDIA GPUs.*8\.0"):
                 LayerExecution.from_config(TrainingConfig(attention_implementation="cudnn"), model)
 
 
@@ -197,14 +198,14 @@ def test_heads_that_cudnn_does_not_take_are_left_to_xla_by_the_preset_and_told_e
         return
     with pytest.raises(UserError) as error:
         LayerExecution.from_config(asked, heads_of(head_size), [device])
-    assert f"a multiple of 8 features and at most {largest} on these devices" in str(error.value)
-    assert f"the model's have {head_size} (model.hidden_size / model.num_attention_heads): set it" in str(error.value)
+    assert has_all(str(error.value), "8 features", f"most {largest}")
+    assert f"model's have {head_size} (model.hidden_size / model.num_attention_heads)" in str(error.value)
 
 
 def test_disentangled_attention_is_left_to_xla() -> None:
     model = dataclasses.replace(heads_of(64), position_embedding_type="disentangled", relative_attention_buckets=8)
     assert LayerExecution.from_config(TrainingConfig(preset="fast"), model, [AMPERE]).attention == "xla"
-    with pytest.raises(UserError, match=r"attention_implementation is cudnn, .* disentangled: set it to xla"):
+    with pytest.raises(UserError, match="attention_implementation is cudnn,"):
         LayerExecution.from_config(TrainingConfig(attention_implementation="cudnn"), model, [AMPERE])
 
 

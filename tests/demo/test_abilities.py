@@ -54,7 +54,7 @@ def test_masks_are_filled_as_in_python(models, ability) -> None:
     bars = ability("mlm", "fill_mask")("a [MASK] c")
     [expected] = models["mlm"].fill_mask("a [MASK] c", 8)
     assert bars == {one.token: one.probability for one in expected}
-    with pytest.raises(bert.UserError, match="the text has 2 masks, and this page fills one: remove the others"):
+    with pytest.raises(bert.UserError, match="text has 2 masks"):
         ability("mlm", "fill_mask")("a [MASK] [MASK]")
     with pytest.raises(bert.UserError, match=r"no \[MASK\] in 'a b'"):
         ability("mlm", "fill_mask")("a b")
@@ -97,7 +97,7 @@ def test_choices_are_lines(models, ability) -> None:
     [expected] = models["choices"].predict([("who", "a b", "c")])
     assert choose("who", " a b\n\nc\nc\n") == dict(zip(["a b", "c"], expected.probabilities, strict=True))
     for lines in ("a", "\n".join("abcdefghijk")):
-        with pytest.raises(bert.UserError, match="different choices: write two to 10, one on each line"):
+        with pytest.raises(bert.UserError, match="write two to 10"):
             choose("who", lines)
 
 
@@ -128,7 +128,7 @@ def test_texts_of_other_lengths_compile_nothing(ability) -> None:
 @pytest.mark.parametrize("text", ["", " \n", None, "\x00\x1b\x07", "\u200b\ufeff", "\ue000"])
 def test_a_text_of_nothing_visible_is_refused(ability, text) -> None:
     for kind, name, texts in (("mlm", "attention", [text]), ("squad", "answer_question", ["who", text])):
-        with pytest.raises(bert.UserError, match=r"the (text|context) is empty: write at least one word"):
+        with pytest.raises(bert.UserError, match=r"the (text|context) is empty"):
             ability(kind, name)(*texts)
 
 
@@ -140,13 +140,13 @@ def test_odd_characters_among_others_are_read(ability) -> None:
 
 
 def test_a_long_text_is_refused_before_it_is_read(ability) -> None:
-    with pytest.raises(bert.UserError, match="the text has 1,000,000 characters, and this page reads 20,000: pass a"):
+    with pytest.raises(bert.UserError, match=r"text has 1,000,000 characters.*page reads 20,000"):
         ability("mlm", "fill_mask")("a" * 1_000_000)
 
 
 def test_attention_is_drawn_over_a_page_of_tokens(models, ability, monkeypatch) -> None:
     monkeypatch.setattr("bert.demo.abilities.MAX_ATTENTION_TOKENS", 10)
-    with pytest.raises(bert.UserError, match="the text has 14 tokens, and this page shows 10: pass a shorter text"):
+    with pytest.raises(bert.UserError, match=r"text has 14 tokens.*shows 10"):
         ability("mlm", "attention")("a " * 12)
 
 

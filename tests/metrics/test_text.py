@@ -68,7 +68,7 @@ def test_sentences_of_rouge_l_sum_are_lines():
 
 def test_rouge_refuses_other_scripts():
     require_latin(["Ein Müller geht über die Straße", "§"])
-    with pytest.raises(UserError, match="letters a to z and digits, which few references have: use chrf"):
+    with pytest.raises(UserError, match="letters a to z and digits"):
         rouge(["Кошка"], [["Кошка спит 2 часа"]])
 
 
@@ -84,7 +84,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     for name in ("rouge_score", "rouge_score.rouge_scorer"):
         monkeypatch.setitem(sys.modules, name, None)
     require_libraries(["bleu", "chrf"])
-    with pytest.raises(UserError, match=r"rouge2 needs rouge_score.*not installed: pip install 'bert-jax\[text\]'"):
+    with pytest.raises(UserError, match=r"rouge2 needs rouge_score.*not installed.*'bert-jax\[text\]'"):
         require_libraries(["bleu", "rouge2"])
 
 

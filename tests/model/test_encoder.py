@@ -237,39 +237,39 @@ def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"embedding_size": 0}, "model.embedding_size is 0: it must be at least 1"),
+        ({"embedding_size": 0}, r"model.embedding_size is 0.*least 1"),
         (
             {"prediction_transform": False, "embedding_size": 8},
-            "model.prediction_transform is false, but model.embedding_size is 8: remove one",
+            r"model.prediction_transform is false, but model.embedding_size is 8",
         ),
-        ({"residual_init": "small"}, "model.residual_init is 'small': use one of plain, scaled"),
+        ({"residual_init": "small"}, r"model.residual_init is 'small'"),
         (
             {"position_embedding_type": "relative"},
-            "model.position_embedding_type is 'relative': use one of learned, sinusoidal, rotary, disentangled, none",
+            r"model.position_embedding_type is 'relative'",
         ),
         (
             {"position_embedding_type": "rotary", "hidden_size": 36},
-            "model.position_embedding_type is rotary, but a head has 9 features",
+            r"model.position_embedding_type is rotary.*head has 9 features",
         ),
         ({"global_attention_every": 3}, "model.global_attention_every is 3, but model.attention_window is null: set"),
         ({"local_rotary_base": 100.0}, "model.local_rotary_base is 100.0, but model.attention_window is null"),
-        ({"attention_window": 4, "global_attention_every": 1}, "global_attention_every is 1: it must be at least 2"),
-        ({"relative_attention_buckets": 6}, "relative_attention_buckets is 6: set it to a multiple of 4 of at most"),
+        ({"attention_window": 4, "global_attention_every": 1}, r"global_attention_every is 1.*least 2"),
+        ({"relative_attention_buckets": 6}, r"relative_attention_buckets is 6.*4"),
         (
             {"position_embedding_type": "disentangled"},
-            "disentangled, but model.relative_attention_buckets is null: set it",
+            r"model.relative_attention_buckets is null",
         ),
         (
             {"position_embedding_type": "disentangled", "relative_attention_buckets": 8, "attention_window": 4},
             "disentangled, but model.attention_window is 4: remove one",
         ),
-        ({"layer_groups": 3}, "layer_groups is 3, which does not divide model.num_hidden_layers .2.: change one"),
-        ({"layer_groups": 2, "decoder_layers": 3}, "which does not divide model.decoder_layers .3.: change one"),
+        ({"layer_groups": 3}, r"layer_groups is 3.*model.num_hidden_layers .2."),
+        ({"layer_groups": 2, "decoder_layers": 3}, r"divide model.decoder_layers .3."),
         (
             {"layer_groups": 1, "pre_layer_norm": True, "first_layer_norm": False},
-            "model.layer_groups is 1, but model.first_layer_norm is false: remove one",
+            r"model.layer_groups is 1, but model.first_layer_norm is false",
         ),
-        ({"first_layer_norm": False}, "model.first_layer_norm is false, but model.pre_layer_norm is false: set one"),
+        ({"first_layer_norm": False}, r"model.first_layer_norm is false, but model.pre_layer_norm is false"),
     ],
 )
 def test_options_that_cannot_be(changes: dict, said: str) -> None:

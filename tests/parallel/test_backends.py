@@ -216,13 +216,13 @@ def test_meshes_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("BERT_NUM_DEVICES", "8")
     with pytest.raises(UserError, match=r"training.mesh \(2x2x1\) needs 4 devices.*product is 8"):
         make_parallelism(TrainingConfig(steps=1, mesh="2x2x1"))
-    with pytest.raises(UserError, match=r"num_attention_heads \(2\) is not divisible by the 4 devices .* axis tensor"):
+    with pytest.raises(UserError, match=r"num_attention_heads \(2\).*4 devices"):
         make_parallelism(TrainingConfig(steps=1, mesh="1x2x4"), ModelConfig(64, 16, 1, 2, 32))
-    with pytest.raises(UserError, match=r"hidden_size \(12\) is not divisible by the 8 devices .* axis fsdp"):
+    with pytest.raises(UserError, match=r"hidden_size \(12\).*8 devices"):
         make_parallelism(TrainingConfig(steps=1, mesh="1x8x1"), ModelConfig(64, 12, 1, 2, 32))
     mesh = make_parallelism(TrainingConfig(steps=1, mesh="2x2x2"))
     mesh.check_batch("training.batch_size", 32, 2)  # tensor does not deal out rows
-    with pytest.raises(UserError, match=r"batch_size \(20\) is not divisible by 4 shares of rows .*: take 16 or 24"):
+    with pytest.raises(UserError, match=r"batch_size \(20\).*4 shares.*: take 16 or 24"):
         mesh.check_batch("training.batch_size", 20, 2)
     for text in ("2x2", "2x2x0", "axbxc", "2x2x2x1", "-1x2x2"):
         with pytest.raises(UserError, match=r"training.mesh is .*such as 2x4x1"):

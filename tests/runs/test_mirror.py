@@ -163,7 +163,7 @@ def test_a_checkpoint_that_was_being_reduced_to_its_parameters_is_one_of_them(mi
 def test_a_folder_of_something_else_stays_as_it_is(mirror, bucket) -> None:
     bucket.pipe("/bucket/runs/a/corpus.txt", b"text")
     with (
-        pytest.raises(UserError, match=r"a is not empty and holds no run \(no config\.yaml\): name another"),
+        pytest.raises(UserError, match=r"a is not empty.*\(no config\.yaml\)"),
         mirror.claim(),
     ):
         pass
@@ -174,7 +174,7 @@ def test_a_folder_of_something_else_stays_as_it_is(mirror, bucket) -> None:
 def test_a_lease_keeps_others_out_until_it_expires(bucket, quick_leases, monkeypatch) -> None:
     store = ObjectStore(URL)
     with Lease(store, "first"):
-        with pytest.raises(UserError, match=r"a is in use by process \d+ on .*: wait until that has ended"):
+        with pytest.raises(UserError, match="a is in use"):
             Lease(store, "second").__enter__()
         with Lease(store, "first"):  # this machine's, whose process is dead: its local lock was free
             pass
@@ -186,7 +186,7 @@ def test_a_lease_keeps_others_out_until_it_expires(bucket, quick_leases, monkeyp
     store.write(LEASE, b"\xff")
     with Lease(store, "second") as lease:
         store.write(LEASE, json.dumps({"holder": "third", "process": "process 3 on h"}).encode())
-        with pytest.raises(UserError, match="a was taken over by process 3 on h: wait until"):
+        with pytest.raises(UserError, match="a was taken over by process 3"):
             lease.check()
     assert json.loads(store.read(LEASE) or b"")["holder"] == "third"
 

@@ -149,7 +149,7 @@ def test_too_many_in_a_row_end_the_run_with_a_diagnosis_and_the_state_before(tmp
 def test_weights_that_are_not_finite_are_told_from_a_bad_batch(tmp_path: Path) -> None:
     params = jax.tree.map(np.array, initial_params())
     params["bert"]["encoder"]["layer_0"]["output"]["kernel"][0, 0] = np.inf
-    with pytest.raises(UserError, match="the last 3 steps up to step 3 were skipped"):
+    with pytest.raises(UserError, match=r"last 3 steps.*step 3 were"):
         train(tmp_path, set(), most=3, params=params)
 
 
@@ -159,7 +159,7 @@ def test_an_update_that_is_not_finite_is_skipped_though_the_gradient_is(tmp_path
         updates, state = OPTIMIZER.update(grads, state, params)
         return jax.tree.map(lambda leaf: leaf / 0.0, updates), state
 
-    with pytest.raises(UserError, match=r"loss and gradient are finite .* the optimizer's update is not"):
+    with pytest.raises(UserError, match=r"are finite .* optimizer's update is not"):
         train(tmp_path, set(), most=2, optimizer=optax.GradientTransformation(OPTIMIZER.init, update))
     jax.tree.map(np.testing.assert_array_equal, saved(tmp_path).params, initial_params())
 

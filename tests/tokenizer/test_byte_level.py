@@ -101,7 +101,7 @@ def test_what_cannot_be_trained_is_one_sentence() -> None:
     for key, value in {"strip_accents": True, "num_unused_tokens": 3, "limit_alphabet": 9}.items():
         with pytest.raises(UserError, match=rf"(?i)tokenizer\.{key} is {value}, but tokenizer.kind byte_level"):
             TokenizerConfig(kind="byte_level", **{key: value}).check()
-    with pytest.raises(UserError, match=r"tokenizer\.vocab_size is 260: set it to at least 261"):
+    with pytest.raises(UserError, match=r"tokenizer\.vocab_size is 260.*least 261"):
         TokenizerConfig(kind="byte_level", vocab_size=260).check()
 
 

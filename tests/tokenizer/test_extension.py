@@ -19,6 +19,7 @@ from bert.training.pretraining import run as pretraining_run
 from bert.training.pretraining.initialization import extend_embeddings
 from tests.conftest import SMALL_RUN
 from tests.letters import byte_level_tokenizer
+from tests.messages import has_all
 
 TEXTS = ["the cat sat on the mat", "the cardiomyopathy of the cat", "cardiomyopathy, stent and Stent"] * 5
 PIECES = [
@@ -158,7 +159,7 @@ def test_what_is_no_extension_is_one_sentence(vocabulary) -> None:
         vocab = content["model"]["vocab"]
         vocab["the"], vocab["on"] = vocab["on"], vocab["the"]
 
-    assert "whose token 50, 'the', has number 51 (2 such tokens)" in error(swap)
+    assert "token 50, 'the', has number 51 (2 such" in error(swap)
     assert "whose token 50, 'the', is missing (1 such" in error(lambda content: content["model"]["vocab"].pop("the"))
     assert "its normalizer differs" in error(lambda content: content["normalizer"].update(lowercase=False))
     assert decompose_new_tokens(before, before, "old", "new") == {}
@@ -185,7 +186,7 @@ def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monk
     capsys.readouterr()
     assert pretrain(arguments) == 0
     said = capsys.readouterr().out
-    assert "2 new rows seeded from the mean of their old tokens, the first for 'bakoritunelosami'" in said
+    assert has_all(said, "2 new", "'bakoritunelosami'")
     source, run = bert.load(pretrained), bert.load(tmp_path / "a")
     old, new = source.config.vocab_size, run.config.vocab_size
     assert new == old + 2

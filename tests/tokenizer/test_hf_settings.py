@@ -50,7 +50,7 @@ def test_rows_are_cut_at_the_declared_side(folder: Path, tmp_path: Path) -> None
     (tmp_path / "again" / SETTINGS).write_text('{"truncation_side": "right"}')
     assert cut(tmp_path / "again") == [2, 5, 6, 3]
     (folder / SETTINGS).write_text('{"truncation_side": "both"}')
-    with pytest.raises(UserError, match="truncation_side is 'both', set it to left or right"):
+    with pytest.raises(UserError, match="truncation_side is 'both'"):
         load_tokenizer(folder)
 
 
@@ -112,7 +112,7 @@ def test_a_vocabulary_of_another_class_is_refused(folder: Path, settings: dict, 
     if name is None:
         assert tokens(folder, "a b") == ["a", "b"]
     else:
-        with pytest.raises(UserError, match=f"the tokenizer is a {name}.*, which reads vocab.txt differently"):
+        with pytest.raises(UserError, match=rf"{name}.*, which reads vocab.txt"):
             load_tokenizer(folder)
 
 

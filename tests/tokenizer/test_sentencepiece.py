@@ -169,11 +169,11 @@ def test_folders_and_files(tmp_path: Path) -> None:
     save_tokenizer(tokenizer, tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").to_str() == tokenizer.to_str()
     (tmp_path / "tokenizer_config.json").write_text('{"split_by_punct": true}')
-    with pytest.raises(UserError, match="split_by_punct is true, but only false is supported: put the"):
+    with pytest.raises(UserError, match="split_by_punct is true"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "added_tokens.json").write_text('{"[MASK]": 7, "<user>": 7}')
-    with pytest.raises(UserError, match="added token '<user>' has the id 7, but its vocabulary"):
+    with pytest.raises(UserError, match="'<user>' has the id 7"):
         load_tokenizer(tmp_path)
 
 
@@ -181,7 +181,7 @@ def test_any_cut_is_refused() -> None:
     data = sentencepiece(steps={2: charsmap()})
     end = len(data) - len(field(4, b"\x01"))  # a cut from here on leaves out nothing that is read
     for cut in [*range(300), *range(end - 30, end)]:
-        with pytest.raises(UserError, match=r"spm\.model is not a complete SentencePiece file: copy it again"):
+        with pytest.raises(UserError, match=r"spm\.model is not a complete SentencePiece"):
             read(data[:cut])
 
 

@@ -119,7 +119,7 @@ def test_saved_and_read(trained: Tokenizer, tmp_path: Path) -> None:
     content = json.loads(trained.to_str())
     content["model"] = json.loads(Tokenizer(models.WordLevel({"[CLS]": 0}, unk_token="[CLS]")).to_str())["model"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="holds a WordLevel vocabulary, but only WordPiece"):
+    with pytest.raises(UserError, match=r"WordLevel.*only WordPiece"):
         load_tokenizer(tmp_path)
 
 

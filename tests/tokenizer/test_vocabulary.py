@@ -220,7 +220,7 @@ def test_missing_file_and_other_kinds_of_vocabulary(tokenizer, tmp_path):
     content["model"] = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
     content["post_processor"], content["added_tokens"] = None, []
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="BPE vocabulary, but only WordPiece, byte-level and Unigram are read"):
+    with pytest.raises(UserError, match=r"BPE.*only WordPiece"):
         load_tokenizer(tmp_path)
 
 

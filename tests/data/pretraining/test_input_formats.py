@@ -66,7 +66,7 @@ def documents_of(ids: np.ndarray) -> np.ndarray:
 
 def test_the_configuration_names_every_objective() -> None:
     assert tuple(INPUT_FORMATS) == config.INPUT_FORMATS
-    with pytest.raises(UserError, match=r"data\.input_format is 'rtd': use one of nsp, sop, full_sentences"):
+    with pytest.raises(UserError, match=r"data\.input_format is 'rtd'.*full_sentences"):
         DataConfig(train="docstrings:stdlib", input_format="rtd").check()
 
 
@@ -173,10 +173,10 @@ def test_without_pairs_two_documents_are_enough_and_without_two_sentences_there_
     found = build_rows(place, "doc_sentences", train=str(tmp_path / "two.txt"))
     assert (found.counts["train_rows"], found.counts["eval_rows"]) == (1, 1)
     (tmp_path / "one.txt").write_text("w1 w2\nw3")
-    with pytest.raises(UserError, match="holds 1 document: at least 2 are needed, one to train on and one to hold out"):
+    with pytest.raises(UserError, match="1 document: at least 2 are needed"):
         build_rows(place, "full_sentences", train=str(tmp_path / "one.txt"))
     (tmp_path / "lone.txt").write_text("w1\n\nw2\n\nw3")
-    with pytest.raises(UserError, match=r"no document of eval.* two sentences, .*: raise data\.eval_fraction"):
+    with pytest.raises(UserError, match=r"eval.*: raise data\.eval_fraction"):
         build_rows(place, "sop", train=str(tmp_path / "lone.txt"))
 
 

@@ -220,12 +220,12 @@ def test_a_reader_that_is_killed_or_fails_is_one_sentence(place, tokenizer, tmp_
     for step in range(10):
         loader_of(rows).batch(step)
     os.kill(process, signal.SIGKILL)
-    with pytest.raises(UserError, match=r"a process that reads data\.train was killed"):
+    with pytest.raises(UserError, match=r"that reads data\.train was killed"):
         for step in range(1000):
             loader_of(rows).batch(step)
     rows.close()
     (tmp_path / "corpus.txt").write_text("One.\n\nTwo.")
     few = StreamedRows([RowReader(spec_of(tmp_path, input_format="sop"), tokenizer.to_str(), [])], lambda text: None)
-    with pytest.raises(UserError, match=r"give reader 1 of 1 no row of data\.input_format sop: use longer documents"):
+    with pytest.raises(UserError, match=r"reader 1 of 1 no.*data\.input_format"):
         few.take(np.arange(4))
     few.close()

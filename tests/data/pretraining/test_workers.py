@@ -18,6 +18,7 @@ from bert.errors import UserError
 from tests.conftest import NSP_RUN
 from tests.data.pretraining.conftest import sentence_of, text_of
 from tests.helpers import config_of, digest
+from tests.messages import has_all
 
 SHARD = """
 import sys
@@ -130,7 +131,7 @@ def test_a_file_system_without_locks_is_named(place, tokenizer, tmp_path, monkey
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("filelock.lock_descriptor", no_locks)
-    with pytest.raises(UserError, match=rf"the file system of {tmp_path}.* has no locks.*data\.cache_dir"):
+    with pytest.raises(UserError, match=rf"{tmp_path}.* has no locks.*data\.cache_dir"):
         build_examples(config_of(place), tokenizer, tmp_path)
 
 
@@ -160,7 +161,7 @@ def test_few_consecutive_pairs_are_a_warning(place, tmp_path, capsys):
     arguments += ["--data.num_workers=1", f"--data.cache_dir={tmp_path / 'cache'}", "--data.seed=3"]
     arguments += ["--data.one_sentence_per_line=true", "--data.sequence_length=32"]
     assert main(arguments) == 0
-    assert "% of the next-sentence pairs of data.train are consecutive" in capsys.readouterr().err
+    assert has_all(capsys.readouterr().err, "%", "data.train are consecutive")
 
 
 def test_on_a_terminal_segments_and_predicted_tokens_are_told_by_colour(place, tmp_path, capsys, monkeypatch):

