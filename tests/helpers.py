@@ -219,12 +219,12 @@ def state_of(run: Path) -> dict:
 
 
 def assert_same_sweep(folder: Path, uninterrupted: Path) -> None:
-    ours, theirs = (json.loads((path / "sweep.json").read_text()) for path in (folder, uninterrupted))
-    for sweep in (ours, theirs):
+    actual, expected = (json.loads((path / "sweep.json").read_text()) for path in (folder, uninterrupted))
+    for sweep in (actual, expected):
         for one in sweep["trials"]:
             del one["seconds"]
-    assert ours == theirs
-    for one in ours["trials"]:
+    assert actual == expected
+    for one in actual["trials"]:
         path, other = folder / one["name"], uninterrupted / one["name"]
         assert lines_of(path) == lines_of(other)
         jax.tree.map(np.testing.assert_array_equal, state_of(path)["params"], state_of(other)["params"])
@@ -240,11 +240,11 @@ def assert_same_losses(run: Path, expected: Path, end: float = math.inf) -> None
 
 def assert_same_but_for_rounding(run: Path, uninterrupted: Path) -> None:
     """Compares logged values and parameters of two runs that differ only in the order of sums."""
-    for ours, theirs in zip(lines_of(run), lines_of(uninterrupted), strict=True):
-        assert ours.pop("split") == theirs.pop("split")
-        assert ours == pytest.approx(theirs, rel=1e-4)
-    ours, theirs = state_of(run)["params"], state_of(uninterrupted)["params"]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
+    for actual, expected in zip(lines_of(run), lines_of(uninterrupted), strict=True):
+        assert actual.pop("split") == expected.pop("split")
+        assert actual == pytest.approx(expected, rel=1e-4)
+    actual, expected = state_of(run)["params"], state_of(uninterrupted)["params"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), actual, expected)
 
 
 FILLERS = ("ba", "ri", "tu", "lo", "mi")
@@ -353,7 +353,8 @@ def params_of_transformers(model) -> dict:
 
     tables = {"word": "word", "position": "position", "segment": "token_type"}
     embeddings = {
-        ours: {"embedding": state[f"bert.embeddings.{theirs}_embeddings.weight"]} for ours, theirs in tables.items()
+        own_name: {"embedding": state[f"bert.embeddings.{hf_name}_embeddings.weight"]}
+        for own_name, hf_name in tables.items()
     }
     bert = {
         "embeddings": {**embeddings, "norm": norm("bert.embeddings.LayerNorm")},

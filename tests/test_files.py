@@ -114,14 +114,14 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def text_options(config_class: type, prefix: str = "") -> dict[str, object]:
     """The options of a configuration that may be a text, by their dotted names; of lists of sections, their first."""
-    found: dict[str, object] = {}
+    result: dict[str, object] = {}
     for name, hint in typing.get_type_hints(config_class).items():
         members = [*typing.get_args(hint), hint]
         if sections := [member for member in members if dataclasses.is_dataclass(member)]:
-            found |= text_options(sections[0], f"{prefix}{name}.")
+            result |= text_options(sections[0], f"{prefix}{name}.")
         elif str in members or list[str] in members:
-            found[f"{prefix}{name}"] = hint
-    return found
+            result[f"{prefix}{name}"] = hint
+    return result
 
 
 NO_PATHS = {

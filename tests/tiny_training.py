@@ -90,14 +90,14 @@ def sharded_gradients(
 def assert_same_gradients(grads, expected) -> None:
     """Equal within 1e-6 of a tensor's norm, tensor by tensor; prints the largest difference."""
 
-    def close(path, ours: np.ndarray, theirs: np.ndarray) -> float:
+    def close(path, actual: np.ndarray, reference: np.ndarray) -> float:
         # float32 sums in another order differ by rounding only. The gradient of the key's bias is zero in theory (it
         # moves all scores alike), so its rounding is measured by the bias's peers.
-        norm = np.linalg.norm(theirs)
-        if "key" in jax.tree_util.keystr(path) and ours.ndim == 1:
+        norm = np.linalg.norm(reference)
+        if "key" in jax.tree_util.keystr(path) and actual.ndim == 1:
             norm = max(norm, 1.0)
-        assert np.linalg.norm(ours - theirs) <= 1e-6 * norm, jax.tree_util.keystr(path)
-        return float(np.linalg.norm(ours - theirs) / norm)
+        assert np.linalg.norm(actual - reference) <= 1e-6 * norm, jax.tree_util.keystr(path)
+        return float(np.linalg.norm(actual - reference) / norm)
 
     differences = jax.tree.leaves(jax.tree_util.tree_map_with_path(close, grads, expected))
     print(f"largest difference of a gradient: {max(differences):.1e} of its norm")

@@ -38,8 +38,8 @@ def test_every_damaged_file_of_a_run_is_listed(run: Path, capsys) -> None:
         (run / name).write_text("{")
     with (run / "metrics.jsonl").open("a") as file:
         file.write("not JSON\n")
-    found = states(diagnose(run))
-    assert found == {
+    states_by_subject = states(diagnose(run))
+    assert states_by_subject == {
         "tokenizer.json": DAMAGED,
         "6": DAMAGED,
         "9.saving": IGNORED,
@@ -51,7 +51,7 @@ def test_every_damaged_file_of_a_run_is_listed(run: Path, capsys) -> None:
         main([str(run)])
     text = capsys.readouterr().out
     assert "step 3" in text
-    assert all(name in text for name in found)
+    assert all(name in text for name in states_by_subject)
 
 
 def test_a_run_with_an_older_good_checkpoint_can_still_be_used(run: Path, capsys) -> None:
@@ -67,10 +67,10 @@ def test_a_model_folder_without_weights(tmp_path: Path, capsys) -> None:
     (tmp_path / "tf_model.h5").touch()
     (tmp_path / "modeling.py").touch()
     (tmp_path / "generation_config.json").write_text("{,")
-    found = states(diagnose(tmp_path))
-    assert found["tf_model.h5"] == found["modeling.py"] == IGNORED
-    assert found["generation_config.json"] == DAMAGED
-    assert MISSING in found.values()
+    states_by_subject = states(diagnose(tmp_path))
+    assert states_by_subject["tf_model.h5"] == states_by_subject["modeling.py"] == IGNORED
+    assert states_by_subject["generation_config.json"] == DAMAGED
+    assert MISSING in states_by_subject.values()
     with pytest.raises(UserError):
         main([str(tmp_path)])
     assert "modeling.py" in capsys.readouterr().out

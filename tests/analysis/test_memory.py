@@ -101,8 +101,8 @@ def test_a_batch_has_the_arrays_that_the_loader_gives(name: str, request) -> Non
     rows = open_rows(build_examples(config.data, tokenizer).train)
     predictions = make_predictions(config.data, tokenizer, config.training.objective)
     batch = PretrainingLoader(rows, predictions, config.training.batch_size, 0).batch(0)
-    found = {name: (array.shape, array.dtype) for name, array in batch.items()}
-    assert {name: (shape.shape[1:], shape.dtype) for name, shape in batch_shapes(config).items()} == found
+    result = {name: (array.shape, array.dtype) for name, array in batch.items()}
+    assert {name: (shape.shape[1:], shape.dtype) for name, shape in batch_shapes(config).items()} == result
 
 
 @pytest.mark.slow
@@ -127,13 +127,13 @@ NEEDS_LIBTPU = pytest.mark.skipif(
 )
 def test_each_gradient_is_added_over_the_devices_once_for_each_micro_batch(devices: str, monkeypatch) -> None:
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    found = jax.devices()[:8] if devices == "local" else tpu_devices(devices)
+    used_devices = jax.devices()[:8] if devices == "local" else tpu_devices(devices)
     model = dataclasses.replace(SMALL, tie_word_embeddings=False)  # tied ones are added once for each use
     for micro_batches in (1, 3):
         config = recipe(
-            model, 16, batch_size=3 * len(found), gradient_accumulation_steps=micro_batches, scan_layers=True
+            model, 16, batch_size=3 * len(used_devices), gradient_accumulation_steps=micro_batches, scan_layers=True
         )
-        memory = compiled_step_memory(config, MeshParallel((len(found), 1, 1), found))
+        memory = compiled_step_memory(config, MeshParallel((len(used_devices), 1, 1), used_devices))
         parameters = sum(leaf.size for leaf in jax.tree.leaves(state_shapes(config).params))
         gradients = 4 * micro_batches * parameters
         assert gradients <= require(memory.all_reduced, "bytes") <= gradients + 1000  # losses and their weights

@@ -156,10 +156,10 @@ ARGUMENTS = st.lists(
 )
 
 
-def call(*arguments: str, given: bytes = b"") -> tuple[int, list[str], str]:
+def call(*arguments: str, stdin: bytes = b"") -> tuple[int, list[str], str]:
     """Runs a command in this process: (exit status, lines of standard output, standard error)."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")
-    before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(given))
+    before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(stdin))
     try:
         with redirect_stdout(out), redirect_stderr(err):
             try:
@@ -214,10 +214,10 @@ def place(tmp_path: Path, finetuned: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def any_bytes(finetuned: Path, lines: list[bytes]) -> None:
-    given = b"\n".join(lines)
-    status, out, error = call("predict", str(finetuned), "-", given=given)
+    content = b"\n".join(lines)
+    status, out, error = call("predict", str(finetuned), "-", stdin=content)
     check(status, error)
-    inputs = given.count(b"\n") + (not given.endswith(b"\n")) if given else 0
+    inputs = content.count(b"\n") + (not content.endswith(b"\n")) if content else 0
     assert len(out) == inputs
     for line in out:
         answer = json.loads(line)

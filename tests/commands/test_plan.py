@@ -222,9 +222,15 @@ CONTRADICTIONS = [
 
 @pytest.mark.parametrize(("arguments", "part"), CONTRADICTIONS)
 def test_print_config_plan_and_the_start_reject_the_same_contradictions(arguments, part, fails, tmp_path):
-    given = ["--config=base", "--data.input_format=nsp", "--phases=null", "--data.train=corpus.txt", *arguments.split()]
+    options = [
+        "--config=base",
+        "--data.input_format=nsp",
+        "--phases=null",
+        "--data.train=corpus.txt",
+        *arguments.split(),
+    ]
     for command, more in ((pretrain, ["--print_config"]), (plan, []), (pretrain, [f"--output_dir={tmp_path / 'run'}"])):
-        assert part in fails(command, *given, *more)
+        assert part in fails(command, *options, *more)
     assert not (tmp_path / "run").exists()
 
 

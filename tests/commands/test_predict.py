@@ -49,8 +49,8 @@ def test_a_table_is_read_by_the_columns_of_the_task(finetuned: Path, sst2: Path,
 
 
 def test_a_bad_line_gets_its_error_and_the_others_their_answers(finetuned: Path, monkeypatch, capsys) -> None:
-    given = b"ba ri tu\n\nko \xff\n  \nko ri\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    content = b"ba ri tu\n\nko \xff\n  \nko ri\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     capsys.readouterr()
     assert bert_main(["predict", str(finetuned), "-"]) == 2
     out, error = capsys.readouterr()

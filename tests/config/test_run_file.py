@@ -13,8 +13,8 @@ GELU, LONG = ModelConfig(pooler_act="gelu"), DataConfig(sequence_length=512)
 
 
 def difference(stored: dict[str, Any], requested: dict[str, Any]) -> str | None:
-    found = first_difference(PretrainConfig(**requested), PretrainConfig(**stored))
-    return None if found is None else found[0]
+    result = first_difference(PretrainConfig(**requested), PretrainConfig(**stored))
+    return None if result is None else result[0]
 
 
 @pytest.mark.parametrize(("value", "key"), [(True, None), (False, "model.pooler_dropout")])

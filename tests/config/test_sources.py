@@ -15,8 +15,8 @@ from bert.errors import UserError
 
 def resolved(base, **values):
     keys = keys_of(PretrainConfig)
-    given = parse_dict(values, "overrides", keys)
-    return resolve_config(PretrainConfig, [], given, "config", parse_dict(base, "config", keys), print).config
+    overrides = parse_dict(values, "overrides", keys)
+    return resolve_config(PretrainConfig, [], overrides, "config", parse_dict(base, "config", keys), print).config
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -24,9 +24,9 @@ def test_every_recipe_is_the_same_as_a_dictionary(name):
     file = recipe_folder() / f"{name}.yaml"
     config_class = FinetuneConfig if "\ntask:" in file.read_text() else PretrainConfig
     config = load_config(config_class, file)
-    given = parse_dict(dataclasses.asdict(config), "config", keys_of(config_class))
-    assert build_config(config_class, given) == config
-    assert {entry.where for entry in given.values()} == {"config"}
+    values = parse_dict(dataclasses.asdict(config), "config", keys_of(config_class))
+    assert build_config(config_class, values) == config
+    assert {entry.where for entry in values.values()} == {"config"}
 
 
 def test_nested_keys_lists_and_paths_are_values():

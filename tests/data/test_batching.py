@@ -58,12 +58,12 @@ def test_the_order_of_an_epoch_is_pinned():
 def test_rows_of_a_batch_have_similar_lengths_but_batches_come_in_any_order():
     lengths = np.random.default_rng(0).integers(3, 120, 64 * BATCHES_A_WINDOW)
     batches = epoch_batches(lengths, 16, seed=0, epoch=0)
-    longest = np.array([lengths[batch].max() for batch in batches])
-    real_share = lengths.sum() / (longest.sum() * 16)
+    max_lengths = np.array([lengths[batch].max() for batch in batches])
+    real_share = lengths.sum() / (max_lengths.sum() * 16)
     assert real_share > 0.9  # unsorted: about 0.55
-    window = longest[:BATCHES_A_WINDOW]
+    window = max_lengths[:BATCHES_A_WINDOW]
     assert abs(np.corrcoef(window, np.arange(len(window)))[0, 1]) < 0.6
-    means = [window.mean() for window in np.split(longest, len(longest) // BATCHES_A_WINDOW)]
+    means = [window.mean() for window in np.split(max_lengths, len(max_lengths) // BATCHES_A_WINDOW)]
     assert np.ptp(means) < 25  # every window is a sample of the whole
 
 
@@ -98,9 +98,9 @@ def test_the_last_smaller_batch_is_a_random_sample():
     assert abs(np.mean([lengths[batch].mean() for batch in last]) - lengths.mean()) < 2
 
 
-def random_rows(count: int, longest: int = 60) -> TokenRows:
+def random_rows(count: int, max_length: int = 60) -> TokenRows:
     """Rows of at least 3 tokens, each with a random number as its label."""
-    lengths = np.random.default_rng(0).integers(3, longest, count)
+    lengths = np.random.default_rng(0).integers(3, max_length, count)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     labels = np.random.default_rng(1).standard_normal(count).astype(np.float32)
     return TokenRows(np.ones(offsets[-1], np.int32), offsets, lengths.astype(np.int32), labels)
@@ -148,14 +148,14 @@ def test_devices_and_micro_batches_change_nothing_but_the_rows_of_no_weight():
     one, many = token_loader(features, 200), token_loader(features, 200, 4, gradient_accumulation_steps=2)
     shapes = set()
     for step in range(30):
-        ours, theirs = one.batch(step), many.batch(step)
-        rows = int(ours["weights"].sum())
-        assert len(theirs["weights"]) % 8 == 0 and theirs["weights"].sum() == rows
-        np.testing.assert_array_equal(ours["input_ids"][:rows], theirs["input_ids"][:rows])
+        actual, expected = one.batch(step), many.batch(step)
+        rows = int(actual["weights"].sum())
+        assert len(expected["weights"]) % 8 == 0 and expected["weights"].sum() == rows
+        np.testing.assert_array_equal(actual["input_ids"][:rows], expected["input_ids"][:rows])
         np.testing.assert_array_equal(one.row_indices(step), many.row_indices(step))
-        assert ours["mean_rows"].sum() == pytest.approx(theirs["mean_rows"].sum())
-        assert ours["input_ids"].size <= 200
-        shapes.add(ours["input_ids"].shape)
+        assert actual["mean_rows"].sum() == pytest.approx(expected["mean_rows"].sum())
+        assert actual["input_ids"].size <= 200
+        shapes.add(actual["input_ids"].shape)
     assert shapes == {(12, 16), (6, 32), (3, 64)}, "one program for each length"
 
 
@@ -178,7 +178,7 @@ def test_rows_of_batches_by_tokens_weigh_alike():
 
 
 def test_all_choices_of_a_row_count():
-    choices = ChoiceRows(random_rows(40, longest=16), np.arange(0, 41, 4), np.zeros(10, np.int32))
+    choices = ChoiceRows(random_rows(40, max_length=16), np.arange(0, 41, 4), np.zeros(10, np.int32))
     assert token_loader(choices, 192).batch(0)["input_ids"].shape == (3, 4, 16)
     assert token_loader(choices, 64).batch(0)["input_ids"].shape == (1, 4, 16)
 

@@ -51,9 +51,9 @@ def test_a_second_machine_finds_what_the_first_has_made(place, bucket, on_machin
         monkeypatch.setattr(name, None)
     again = corpus_vocabulary(config(place), VOCABULARY, print)
     assert again.to_str() == tokenizer.to_str()
-    found = build_examples(config(place), again)
-    assert digest(found) == made
-    assert found.folder.is_relative_to(tmp_path / "second")
+    example_set = build_examples(config(place), again)
+    assert digest(example_set) == made
+    assert example_set.folder.is_relative_to(tmp_path / "second")
     store = ObjectStore(URL)
     assert {name.split("/")[0] for name in store.files()} == {"vocabularies", local.folder.name}
 
@@ -86,7 +86,7 @@ def test_a_vocabulary_whose_copy_was_interrupted_is_copied_by_the_next_start(
 ) -> None:
     on_machine("first")
 
-    def stop(*given: Any) -> None:
+    def stop(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -144,10 +144,10 @@ def test_a_machine_that_merges_at_the_same_time_is_waited_for(place, bucket, on_
         receive(copy, names)
 
     monkeypatch.setattr(CacheCopy, "receive", lose)
-    found = build_shard_subset(config(place), tokenizer, (2, 2))
-    assert found is not None
+    example_set = build_shard_subset(config(place), tokenizer, (2, 2))
+    assert example_set is not None
     on_machine("fourth")
-    assert digest(build_examples(config(place), tokenizer)) == digest(found)
+    assert digest(build_examples(config(place), tokenizer)) == digest(example_set)
 
 
 def test_what_cannot_be_is_one_sentence(place, fails, monkeypatch) -> None:

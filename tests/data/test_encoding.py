@@ -143,8 +143,8 @@ def config_of(folder: Path, **settings) -> DataConfig:
 
 
 def built(folder: Path, tokenizer: Tokenizer, **settings) -> dict[str, np.ndarray]:
-    found = build.build_examples(config_of(folder, **settings), tokenizer, folder / "cache")
-    rows = dataset.open_rows(found.train)
+    example_set = build.build_examples(config_of(folder, **settings), tokenizer, folder / "cache")
+    rows = dataset.open_rows(example_set.train)
     return rows.take(np.arange(len(rows)))
 
 

@@ -86,9 +86,9 @@ def test_answers_and_entities_are_marked_in_their_text(models, ability) -> None:
     assert probability == models["squad"].predict([("a", context)])[0].probability
     parts = ability("tagging", "tag")(context)
     assert "".join(part for part, _ in parts) == context
-    found = models["tagging"].predict(context).entities
-    assert [(part, name) for part, name in parts if name] == [(entity["text"], entity["type"]) for entity in found]
-    assert found
+    answers = models["tagging"].predict(context).entities
+    assert [(part, name) for part, name in parts if name] == [(entity["text"], entity["type"]) for entity in answers]
+    assert answers
     assert mark("ab", []) == [("ab", None)] and mark("ab", [(0, 1, "x")]) == [("a", "x"), ("b", None)]
 
 

@@ -62,12 +62,12 @@ def prompts(*texts: list[int], limits: int | list[int] = 8, length: int = 0) -> 
     return Prompts(tokens, mask, np.broadcast_to(np.int32(limits), len(texts)), numbers)
 
 
-def decode(given: Prompts, decoding: Decoding = GREEDY, end: int = END, most: int = 8) -> Decoded:
-    rows, length = given.tokens.shape
+def decode(inputs: Prompts, decoding: Decoding = GREEDY, end: int = END, most: int = 8) -> Decoded:
+    rows, length = inputs.tokens.shape
     arrays, cache = DecodingArrays.make(decoding, end), empty(rows, length + most)
     if decoding.beams == 1:
-        return jax.device_get(SAMPLE(cache, given, arrays, most))
-    return jax.device_get(BEAMS(cache, given, arrays, most, decoding.beams))
+        return jax.device_get(SAMPLE(cache, inputs, arrays, most))
+    return jax.device_get(BEAMS(cache, inputs, arrays, most, decoding.beams))
 
 
 SAMPLE = jax.jit(lambda *given: sample(step, *given), static_argnums=3)
@@ -120,14 +120,14 @@ def test_rows_end_at_their_own_limits() -> None:
 
 def all_ends(text: list[int], most: int, alpha: float, gnmt: bool) -> list[tuple[float, list[int]]]:
     """Every continuation that ends, or has the full length, best first."""
-    found = []
+    result = []
     for length in range(1, most + 1):
         for new in itertools.product(range(V), repeat=length):
             if END in new[:-1] or (new[-1] != END and length < most):
                 continue
             score = sum(uncached(*text, *new[:i])[token] for i, token in enumerate(new))
-            found.append((score / ((5 + length) / 6 if gnmt else length) ** alpha, list(new)))
-    return sorted(found, reverse=True)
+            result.append((score / ((5 + length) / 6 if gnmt else length) ** alpha, list(new)))
+    return sorted(result, reverse=True)
 
 
 @pytest.mark.medium
@@ -136,9 +136,9 @@ def test_with_enough_beams_it_is_the_best_of_all_sequences(alpha: float, norm: s
     every = all_ends([1, 2], 4, alpha, norm == "gnmt")
     decoding = Decoding(beams=400, length_penalty=alpha, length_norm=norm)
     decoded = decode(prompts([1, 2], limits=4), decoding, most=4)
-    found = int(np.isfinite(decoded.scores[0]).sum())
-    assert found == len(every) == 341
-    np.testing.assert_allclose(decoded.scores[0, :found], [score for score, _ in every], atol=1e-5)
+    result = int(np.isfinite(decoded.scores[0]).sum())
+    assert result == len(every) == 341
+    np.testing.assert_allclose(decoded.scores[0, :result], [score for score, _ in every], atol=1e-5)
     assert results(decoded)[0][:5] == [new for _, new in every[:5]]
 
 
@@ -159,15 +159,17 @@ def test_beams_of_a_row_depend_on_neither_padding_nor_other_rows() -> None:
 
 @pytest.mark.medium
 def test_one_beam_is_greedy() -> None:
-    given, arrays = prompts(*TEXTS), DecodingArrays.make(Decoding(), END)
-    beams = jax.device_get(BEAMS(empty(len(TEXTS), 16), given, arrays, 8, 1))
-    assert results(beams) == results(decode(given))
+    prompt_ids, arrays = prompts(*TEXTS), DecodingArrays.make(Decoding(), END)
+    beams = jax.device_get(BEAMS(empty(len(TEXTS), 16), prompt_ids, arrays, 8, 1))
+    assert results(beams) == results(decode(prompt_ids))
 
 
 @pytest.mark.medium
 def test_early_stopping_ends_with_as_many_hypotheses_as_beams() -> None:
-    given = prompts(*TEXTS)
-    early, late = (decode(given, Decoding(beams=4, early_stopping=stop, length_penalty=2.0)) for stop in (True, False))
+    prompt_ids = prompts(*TEXTS)
+    early, late = (
+        decode(prompt_ids, Decoding(beams=4, early_stopping=stop, length_penalty=2.0)) for stop in (True, False)
+    )
     assert (late.scores[:, 0] >= early.scores[:, 0] - 1e-6).all()
     assert (late.scores[:, 0] > early.scores[:, 0] + 1e-3).any()
 
@@ -178,9 +180,9 @@ SAMPLING = Decoding(temperature=1.3, seed=7)
 @pytest.mark.medium
 def test_a_sample_depends_on_seed_text_and_sample_and_not_on_the_batch() -> None:
     whole = results(decode(prompts(*TEXTS, length=7), SAMPLING))
-    given = prompts(*TEXTS)
+    prompt_ids = prompts(*TEXTS)
     for row in range(len(TEXTS)):
-        one = jax.tree.map(lambda x, row=row: x[row : row + 1], given)
+        one = jax.tree.map(lambda x, row=row: x[row : row + 1], prompt_ids)
         assert results(decode(one, SAMPLING))[0] == whole[row]
     twice = prompts([0], [0], [0])
     first, second, third = results(decode(twice, SAMPLING))
@@ -240,14 +242,14 @@ def test_filters_agree_with_sorting() -> None:
     for top_k in (1, 2, 7, 20, 33):
         for top_p in (1e-9, 0.2, 0.55, 0.9, 0.999, 1.0):
             kept = np.isfinite(np.asarray(FILTER(logits, top_k, top_p)))
-            for row, found in zip(logits, kept, strict=True):
+            for row, actual in zip(logits, kept, strict=True):
                 order = np.argsort(row, kind="stable")
                 among = row[order] >= row[order[-top_k]]
                 odds = np.where(among, np.exp(row[order].astype(np.float64)), 0)
                 below = np.cumsum(odds / odds.sum())
                 expected = among & ((below > 1 - top_p + 1e-6) | (np.arange(33) == 32) | (top_p == 1))
                 doubtful = abs(below - (1 - top_p)) < 1e-6
-                assert ((found[order] == expected) | (doubtful & (top_p < 1))).all()
+                assert ((actual[order] == expected) | (doubtful & (top_p < 1))).all()
 
 
 @pytest.mark.medium
@@ -258,8 +260,8 @@ def test_samples_of_a_large_vocabulary_have_their_probabilities() -> None:
     numbers = np.stack([np.zeros(count), np.arange(count)], 1).astype(np.int32)
     arrays = DecodingArrays.make(Decoding(temperature=1.0), END)
     drawn = CHOOSE(jnp.broadcast_to(logits, (count, size)), numbers, jnp.int32(0), arrays)
-    found = np.bincount(np.asarray(drawn), minlength=size) / count
-    np.testing.assert_allclose(found, np.exp(logits), atol=0.012)
+    result = np.bincount(np.asarray(drawn), minlength=size) / count
+    np.testing.assert_allclose(result, np.exp(logits), atol=0.012)
 
 
 @pytest.mark.medium
@@ -334,8 +336,8 @@ BANNED = -np.inf
 def test_controls_change_the_logits_of_the_next_token(settings, expected) -> None:
     """The first row has [1, 2, 3, 1, 2] behind two tokens of padding and three new ones; the second six times a 2."""
     arrays = DecodingArrays.make(dataclasses.replace(GREEDY, **settings), END)
-    found = control_logits(jnp.asarray(LOGITS), jnp.asarray(TOKENS), jnp.asarray(IS_TOKEN), jnp.int32(3), arrays)
-    np.testing.assert_array_equal(found, np.array(expected, np.float32))
+    actual = control_logits(jnp.asarray(LOGITS), jnp.asarray(TOKENS), jnp.asarray(IS_TOKEN), jnp.int32(3), arrays)
+    np.testing.assert_array_equal(actual, np.array(expected, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def test_pooling_of_sequences_in_a_line_is_that_of_padded_rows(mode: str) -> Non
     mask = (np.arange(5) < lengths[:, None]).astype(np.int32)
     for normalize in (False, True):
         pooling = Pooling(mode, normalize)
-        found = pooling.of_sequences(hidden[mask > 0], lengths)
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, pooling(hidden, mask), atol=1e-6)
+        result = pooling.of_sequences(hidden[mask > 0], lengths)
+        assert result.dtype == np.float32
+        np.testing.assert_allclose(result, pooling(hidden, mask), atol=1e-6)
 
 
 @pytest.mark.medium
@@ -86,13 +86,13 @@ def test_packed_texts_and_pairs_have_the_embeddings_of_padded_ones(
     mixed = [(text, texts[0]) if number % 3 == 0 else text for number, text in enumerate(texts)]
     used = []
 
-    def spy(*given: object) -> object:
-        used.append(pack_if_shorter(*given))
+    def spy(*inputs: object) -> object:
+        used.append(pack_if_shorter(*inputs))
         return used[-1]
 
     monkeypatch.setattr(forward, "pack_if_shorter", spy)
     packed = model.embed(mixed, 4)
-    monkeypatch.setattr(forward, "pack_if_shorter", lambda *given: None)
+    monkeypatch.setattr(forward, "pack_if_shorter", lambda *inputs: None)
     padded = model.embed(mixed, 4)
     assert used[0] is not None and max(map(len, used[0].packs)) > 3
     assert np.ptp(padded, axis=0).max() > 0.02

@@ -52,13 +52,13 @@ def test_a_run_that_began_from_a_step_says_so(pretrained: Path, finetuned: Path,
 def test_bfloat16_computes_nearly_the_same(finetuned: Path) -> None:
     exact, rounded = bert.load(finetuned), bert.load(finetuned, dtype="bfloat16")
     embeddings = [model.embed(TEXTS) for model in (exact, rounded)]
-    assert all(found.dtype == np.float32 for found in embeddings)
+    assert all(result.dtype == np.float32 for result in embeddings)
     assert 0 < np.abs(embeddings[0] - embeddings[1]).max() < 0.05
     answers = [model.predict(["ba ko", "ri"]) for model in (exact, rounded)]
-    likely = [[max(answer.probabilities.values()) for answer in found] for found in answers]
+    likely = [[max(answer.probabilities.values()) for answer in result] for result in answers]
     np.testing.assert_allclose(*likely, atol=0.02)
     encoded = [model.apply(**model.tokenize(TEXTS), method=encode) for model in (exact, rounded)]
-    assert [found.pooled_output.dtype for found in encoded] == [jnp.float32, jnp.bfloat16]
+    assert [result.pooled_output.dtype for result in encoded] == [jnp.float32, jnp.bfloat16]
     with pytest.raises(bert.UserError, match="dtype is 'float64': use float32 or bfloat16"):
         bert.load(finetuned, dtype="float64")
 
@@ -85,9 +85,9 @@ def test_rows_and_outputs_are_those_of_encode(finetuned: Path) -> None:
 @pytest.mark.medium
 def test_similarity_is_the_cosine_of_all_pairs(pretrained: Path) -> None:
     model = bert.load(pretrained)
-    found, vectors = model.similarity(["ba", "ko ri"], ["ko ri", "tu", "ba"]), model.embed(["ba", "ko ri", "tu"])
+    result, vectors = model.similarity(["ba", "ko ri"], ["ko ri", "tu", "ba"]), model.embed(["ba", "ko ri", "tu"])
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    np.testing.assert_allclose(found, unit[:2] @ unit[[1, 2, 0]].T, atol=1e-6)
+    np.testing.assert_allclose(result, unit[:2] @ unit[[1, 2, 0]].T, atol=1e-6)
     assert model.similarity("ba", "ba").shape == (1, 1)
     assert model.similarity("ba", []).shape == (1, 0)
 

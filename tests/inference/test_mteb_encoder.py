@@ -25,11 +25,11 @@ def test_batches_become_one_array_of_embeddings(model: bert.Pretrained, monkeypa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace())
     encoder, batches = bert.MtebEncoder(model), [{"text": ["ba", "ko ri"]}, {"text": ["tu"]}]
     for prompt in (None, "query", "document"):
-        given = encoder.encode(
+        embeddings = encoder.encode(
             batches, task_metadata=None, hf_split="test", hf_subset="default", batch_size=4,
             prompt_type=None if prompt is None else SimpleNamespace(value=prompt),
         )  # fmt: skip
-        np.testing.assert_array_equal(given, model.embed(["ba", "ko ri", "tu"], 4, prompt))
+        np.testing.assert_array_equal(embeddings, model.embed(["ba", "ko ri", "tu"], 4, prompt))
 
 
 def test_what_is_wrong_is_one_sentence(model: bert.Pretrained, monkeypatch: pytest.MonkeyPatch) -> None:

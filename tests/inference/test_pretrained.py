@@ -80,7 +80,7 @@ def test_each_input_has_its_answer_in_order(models, name: str) -> None:
     model, inputs = models[name], FITTING[name]
     answers = model.predict(inputs)
     assert len(answers) == len(inputs)
-    alone = [model.predict([given])[0] for given in inputs]
+    alone = [model.predict([value])[0] for value in inputs]
     assert _numbers(alone) == pytest.approx(_numbers(answers), abs=1e-5)
     assert _numbers(model.predict(iter(inputs), batch_size=2)) == pytest.approx(_numbers(answers), abs=1e-5)
     assert model.predict([]) == model.predict(()) == []

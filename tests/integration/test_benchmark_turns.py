@@ -22,11 +22,11 @@ def counted(folder: Path, name: str) -> list[str]:
 
 def test_failures_are_tried_again_and_measurements_are_not(tmp_path: Path, capsys) -> None:
     sides = {name: counted(tmp_path, name) for name in ("a", "b")}
-    found = turns.in_turns(sides, given(tmp_path / "out.json"))
-    assert "error" in found["sides"]["a"][0]
-    assert found["sides"]["a"][1] == {"seconds": 2}
-    assert "| a | 1 | 2 |" in turns.table(found, ("seconds",))
-    assert "AssertionError" in turns.table(found, ("seconds",))
+    results = turns.in_turns(sides, given(tmp_path / "out.json"))
+    assert "error" in results["sides"]["a"][0]
+    assert results["sides"]["a"][1] == {"seconds": 2}
+    assert "| a | 1 | 2 |" in turns.table(results, ("seconds",))
+    assert "AssertionError" in turns.table(results, ("seconds",))
     again = turns.in_turns(sides, given(tmp_path / "out.json"))
     assert again["sides"] == {name: [{"seconds": 3}, {"seconds": 2}] for name in sides}
     assert json.loads((tmp_path / "out.json").read_text()) == again

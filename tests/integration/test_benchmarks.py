@@ -113,8 +113,8 @@ def test_the_train_step_is_measured_in_turns(tmp_path, causal):
     sizes = [f"--{name}={value}" for name, value in {**sizes, "steps": 2, "rounds": 2}.items()]
     sides = ["ours float32", "ours bfloat16"]
     printed = run("train_step.py", "--output", output, "--sides", *sides, *sizes)
-    found = json.loads(output.read_text())
-    assert {name: sum("seconds" in run for run in runs) for name, runs in found["sides"].items()} == dict.fromkeys(
+    results = json.loads(output.read_text())
+    assert {name: sum("seconds" in run for run in runs) for name, runs in results["sides"].items()} == dict.fromkeys(
         sides, 2
     )
     assert printed.index("ours bfloat16, 1 of 2") < printed.index("ours float32, 2 of 2")
@@ -221,10 +221,10 @@ def test_scores_after_pretraining_stand_beside_random_weights(model_of_128, sst2
 def test_each_layer_is_read_beside_random_weights(model_of_128, sst2, tmp_path):
     shutil.copytree(sst2, tmp_path / "SST-2")
     table = run("layers.py", model_of_128, "--glue", tmp_path, "--tasks", "sst2")
-    header, _, ours, random = table.splitlines()
+    header, _, trained, random = table.splitlines()
     layers = bert.load(model_of_128).config.num_hidden_layers
     assert header == "| task | encoder | " + " | ".join(map(str, range(layers + 1))) + " |"
-    for line, name in ((ours, Path(model_of_128).name), (random, "random")):
+    for line, name in ((trained, Path(model_of_128).name), (random, "random")):
         task, encoder, *scores = line.strip("| ").split(" | ")
         assert (task, encoder, len(scores)) == ("sst2, accuracy", name, layers + 1)
 
@@ -261,8 +261,8 @@ def test_retrieval_is_measured_before_and_after_training(model_of_128, tmp_path)
     arguments += ["--length", 16, "--learning_rate", "1e-2"]
     printed = run("retrieval.py", *arguments, "--side", "ours", "untrained", "--seeds", 1)
     assert "| ours | 1 | " in printed and "| untrained | - | " in printed
-    found = json.loads((tmp_path / "retrieval.json").read_text())["sides"]
-    assert set(found) == {"untrained", "ours, seed 1"}
-    assert all(0 < one["mrr_at_10"] <= one["recall_at_10"] == 1 for [one] in found.values())
+    results = json.loads((tmp_path / "retrieval.json").read_text())["sides"]
+    assert set(results) == {"untrained", "ours, seed 1"}
+    assert all(0 < one["mrr_at_10"] <= one["recall_at_10"] == 1 for [one] in results.values())
     again = run("retrieval.py", *arguments, "--side", "ours", "--seeds", 1)
     assert "1 of 1" not in again and "| ours | 1 | " in again, "what was measured is not measured again"

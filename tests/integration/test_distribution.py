@@ -42,13 +42,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(built: Path) -> Path:
-    [found] = built.glob("*.whl")
-    return found
+    [path] = built.glob("*.whl")
+    return path
 
 
 def test_the_archive_has_what_the_tests_need(built: Path) -> None:
-    [found] = built.glob("*.tar.gz")
-    with tarfile.open(found) as archive:
+    [path] = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for name in ("LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "configs/quickstart.yaml", "pretrain.py",
                  "tests/conftest.py", "docs/get_started.md", "bert/py.typed"):  # fmt: skip
@@ -66,9 +66,9 @@ def test_the_wheel_is_the_package_and_its_recipes(wheel: Path) -> None:
     source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bert").rglob("*") if path.is_file()}
     source = {name for name in source if "__pycache__" not in name}
     recipes = {f"bert/configs/{path.name}" for path in (ROOT / "configs").iterdir()}
-    ours = {name for name in names if ".dist-info/" not in name}
-    assert ours == source | recipes
-    assert {"bert/py.typed", "bert/inference/attention_page.html", "bert/configs/quickstart.yaml"} <= ours
+    packaged = {name for name in names if ".dist-info/" not in name}
+    assert packaged == source | recipes
+    assert {"bert/py.typed", "bert/inference/attention_page.html", "bert/configs/quickstart.yaml"} <= packaged
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert (facts["Name"], facts["License-Expression"]) == ("bert-jax", "Apache-2.0")
     assert facts["Requires-Python"] == ">=3.11"

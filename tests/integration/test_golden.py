@@ -109,11 +109,11 @@ def test_batches_and_masks(run: Path) -> None:
     config, tokenizer = load_config(PretrainConfig, run / "config.yaml"), load_tokenizer(run)
     examples = build_examples(config.data, tokenizer)
     loader = PretrainingLoader(open_rows(examples.train), make_masking(config.data, tokenizer), 8, config.seed)
-    found = {}
+    digests = {}
     for step in (0, 7):
         for name, array in loader.batch(step).items():
-            found[f"{step} {name}"] = digest(array)
-    assert found == BATCHES
+            digests[f"{step} {name}"] = digest(array)
+    assert digests == BATCHES
 
 
 def test_dropout_bits() -> None:

@@ -158,8 +158,8 @@ def read_questions(path: Path) -> Iterator[list[str]]:
 
 
 def read_choices(path: Path) -> Iterator[list[str]]:
-    found = multiple_choice.read(path)
-    return ([a, *b, *c] for a, b, c in zip(found.contexts, found.choices, found.names, strict=True))
+    examples = multiple_choice.read(path)
+    return ([a, *b, *c] for a, b, c in zip(examples.contexts, examples.choices, examples.names, strict=True))
 
 
 # Readers of custom tasks, whose columns the configuration names.

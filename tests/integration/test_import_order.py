@@ -30,14 +30,14 @@ MODULES = {".".join(["bert", *path.relative_to(PACKAGE).with_suffix("").parts]):
 
 def imports_of(path: Path) -> set[str]:
     """Modules of the package that a file imports, also inside functions and under TYPE_CHECKING."""
-    found: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             for name in (f"{node.module}.{alias.name}" for alias in node.names):
-                found.add(name if {name, f"{name}.__init__"} & MODULES.keys() else str(node.module))
-    named = {name if name in MODULES else f"{name}.__init__" for name in found}
+                imported.add(name if {name, f"{name}.__init__"} & MODULES.keys() else str(node.module))
+    named = {name if name in MODULES else f"{name}.__init__" for name in imported}
     return named & MODULES.keys()
 
 
@@ -78,5 +78,5 @@ def test_only_tasks_and_the_table_of_kinds_know_which_task_is_running() -> None:
     )
     for name, path in MODULES.items():
         if not name.startswith("bert.tasks.") and name != "bert.training.finetuning.kinds":
-            found = [line for line in path.read_text(encoding="utf-8").splitlines() if pattern.search(line)]
-            assert not found, f"{name}: move this to an attribute of `Task` or a field of `TaskKind`: {found}"
+            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if pattern.search(line)]
+            assert not lines, f"{name}: move this to an attribute of `Task` or a field of `TaskKind`: {lines}"

@@ -88,11 +88,11 @@ def train(kind: Kind, folder: Path, init: Any, overrides: dict[str, Any], **more
 
 def values_of(answer: Any) -> dict[str, Any]:
     """The numbers of an answer by the names of its labels."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
 
     def visit(value: Any, name: str) -> None:
         if isinstance(value, float):
-            found[name] = value
+            values[name] = value
         elif hasattr(value, "_asdict") or isinstance(value, dict):
             for key, item in (value if isinstance(value, dict) else value._asdict()).items():
                 visit(item, f"{name}.{key}")
@@ -101,7 +101,7 @@ def values_of(answer: Any) -> dict[str, Any]:
                 visit(item, f"{name}.{number}")
 
     visit(answer, "")
-    return found
+    return values
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_a_head_is_kept_from_a_run_and_from_a_published_folder(name: str, tmp_pa
     for source in ("first", "published"):
         again = train(kind, tmp_path / f"from-{source}", tmp_path / source, {**UNCHANGED, "seed": 7})
         after = [values_of(answer) for answer in again.model.predict(list(kind.inputs))]
-        for ours, theirs in zip(after, before, strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-5)
+        for actual, expected in zip(after, before, strict=True):
+            assert actual == pytest.approx(expected, abs=1e-5)
         scores = {key: value for key, value in first.results["dev"].items() if key != "seconds"}
         assert again.results["dev"] == pytest.approx(scores, abs=1e-5), source
 

@@ -18,9 +18,9 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def containers() -> list[dict]:
-    found = [manifest for text in blocks("devices", "yaml") for manifest in yaml.safe_load_all(text)]
-    jobs = [manifest["spec"] for manifest in found if manifest["kind"] == "Job"]
-    jobs += [job["template"]["spec"] for spec in sets(found) for job in spec["replicatedJobs"]]
+    manifests = [manifest for text in blocks("devices", "yaml") for manifest in yaml.safe_load_all(text)]
+    jobs = [manifest["spec"] for manifest in manifests if manifest["kind"] == "Job"]
+    jobs += [job["template"]["spec"] for spec in sets(manifests) for job in spec["replicatedJobs"]]
     return [container for job in jobs for container in job["template"]["spec"]["containers"]]
 
 

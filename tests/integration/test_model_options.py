@@ -112,6 +112,6 @@ def test_an_option_beats_word_frequencies_on_the_embedded_corpus(option: str | N
     chosen = [flag.replace("embedding_size=8", "embedding_size=32") for flag in (flags(option) if option else [])]
     assert main(["--config=quickstart", f"--output_dir={run}", *arguments, *chosen]) == 0
     results = results_of(run)
-    ours, unigram = results["eval"]["mlm_loss"], results["baselines"]["unigram"]["loss"]
-    print(f"{option}: {ours:.3f}, word frequencies {unigram:.3f}")
-    assert ours < unigram - 0.1
+    loss, unigram = results["eval"]["mlm_loss"], results["baselines"]["unigram"]["loss"]
+    print(f"{option}: {loss:.3f}, word frequencies {unigram:.3f}")
+    assert loss < unigram - 0.1

@@ -107,7 +107,7 @@ def gradients(label: str | None, batch: dict[str, np.ndarray], devices: int = 1,
     return parallel.to_host(grads), parallel.to_host(sums)
 
 
-def assert_close(ours, theirs, tolerance: float) -> None:
+def assert_close(actual, expected, tolerance: float) -> None:
     """Per tensor in norm; the gradient of a key's bias is zero in theory, so its rounding is measured by its peers'."""
 
     def close(path, mine: np.ndarray, other: np.ndarray) -> None:
@@ -116,7 +116,7 @@ def assert_close(ours, theirs, tolerance: float) -> None:
             norm = max(norm, 1.0)
         assert np.linalg.norm(mine - other) <= tolerance * norm, jax.tree_util.keystr(path)
 
-    jax.tree_util.tree_map_with_path(close, ours, theirs)
+    jax.tree_util.tree_map_with_path(close, actual, expected)
 
 
 @pytest.mark.medium
@@ -126,9 +126,9 @@ def test_packed_rows_have_the_losses_and_gradients_of_their_examples(label: str 
     alone = unpacked(batch)
     assert len(alone["input_ids"]) == 22
     assert alone["masked_lm_weights"].sum() == batch["masked_lm_weights"].sum()
-    ours, our_sums = gradients(label, batch)
-    theirs, their_sums = gradients(label, alone)
-    assert_close(ours, theirs, 1e-5)
+    packed, our_sums = gradients(label, batch)
+    separate, their_sums = gradients(label, alone)
+    assert_close(packed, separate, 1e-5)
     of_label = {"next_sentence": {"nsp_loss", "nsp_accuracy"}, "replaced": {*DETECTION}}
     assert set(our_sums) == {"mlm_loss", "mlm_accuracy"} | of_label.get(label, set())
     for name, (total, weight) in their_sums.items():
@@ -161,8 +161,8 @@ def test_no_example_sees_another() -> None:
 
     @jax.jit
     def encode(ids: np.ndarray):
-        found = model.apply(params, ids, batch["token_type_ids"], packing=packing, intermediates=True)
-        return found.last_hidden_state, found.pooled_output, found.attentions
+        result = model.apply(params, ids, batch["token_type_ids"], packing=packing, intermediates=True)
+        return result.last_hidden_state, result.pooled_output, result.attentions
 
     hidden, pooled, attentions = encode(batch["input_ids"])
     assert pooled.shape == (ROWS, K, CONFIG.hidden_size)
@@ -192,10 +192,12 @@ def test_a_run_on_packed_rows_is_scored_on_the_same_held_out_rows(packed_run, co
     plain = tmp_path / "plain"
     without = [argument for argument in PACKED_RUN if "packing" not in argument]
     assert main([f"--data.train={corpus}", f"--output_dir={plain}", *without]) == 0
-    ours, theirs = (results_of(run) for run in (packed_run, plain))
-    assert ours["baselines"] == theirs["baselines"], "the same held-out tokens are predicted, the same labels asked for"
-    assert set(ours["eval"]) == set(theirs["eval"])
-    assert ours["eval"]["mlm_loss"] == pytest.approx(theirs["eval"]["mlm_loss"], rel=0.05)
+    actual, expected = (results_of(run) for run in (packed_run, plain))
+    assert actual["baselines"] == expected["baselines"], (
+        "the same held-out tokens are predicted, the same labels asked for"
+    )
+    assert set(actual["eval"]) == set(expected["eval"])
+    assert actual["eval"]["mlm_loss"] == pytest.approx(expected["eval"]["mlm_loss"], rel=0.05)
     assert lines_of(packed_run) != lines_of(plain)
 
 
@@ -229,6 +231,6 @@ def test_large_rows_of_many_short_examples_agree_too() -> None:
     together = model.apply(params, rows["input_ids"].astype(np.int32), packing=packing).pooled_output
     mask = (np.arange(512) < lengths[:, None]).astype(np.int32)[:, :64]
     alone = model.apply(params, ids[:, :64].astype(np.int32), attention_mask=mask).pooled_output
-    found = np.asarray(together)[rows[EXAMPLE_LENGTH] > 0]
-    order = np.argsort(found[:, 0]), np.argsort(np.asarray(alone)[:, 0])
-    np.testing.assert_allclose(found[order[0]], np.asarray(alone)[order[1]], atol=1e-5)
+    pooled = np.asarray(together)[rows[EXAMPLE_LENGTH] > 0]
+    order = np.argsort(pooled[:, 0]), np.argsort(np.asarray(alone)[:, 0])
+    np.testing.assert_allclose(pooled[order[0]], np.asarray(alone)[order[1]], atol=1e-5)

@@ -111,9 +111,9 @@ def test_issue_forms_ask_for_files_that_a_run_has():
 
 def test_pre_commit_has_the_ruff_of_the_tests(project):
     [local] = [repo for repo in read_yaml(".pre-commit-config.yaml")["repos"] if repo["repo"] == "local"]
-    wanted = next(text for text in project["optional-dependencies"]["dev"] if text.startswith("ruff"))
-    found = [hook["additional_dependencies"] for hook in local["hooks"] if hook["id"].startswith("ruff")]
-    assert found == [[wanted], [wanted]]
+    requirement = next(text for text in project["optional-dependencies"]["dev"] if text.startswith("ruff"))
+    dependencies = [hook["additional_dependencies"] for hook in local["hooks"] if hook["id"].startswith("ruff")]
+    assert dependencies == [[requirement], [requirement]]
 
 
 def test_the_citation_has_version_and_license(project):

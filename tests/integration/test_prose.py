@@ -63,19 +63,19 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 
 def test_docstrings_comments_and_messages_are_in_plain_english() -> None:
     assert [
-        f"{file.relative_to(ROOT)}:{line}: {found[0]}"
+        f"{file.relative_to(ROOT)}:{line}: {phrase[0]}"
         for file in SOURCES
         for line, text in texts(file)
-        for found in PHRASES.finditer(text)
+        for phrase in PHRASES.finditer(text)
     ] == []
 
 
 def test_docstrings_and_comments_of_tests_are_in_plain_english() -> None:
     """Other strings of tests are data, or quote messages."""
     assert [
-        f"{file.relative_to(ROOT)}:{line}: {found[0]}"
+        f"{file.relative_to(ROOT)}:{line}: {phrase[0]}"
         for file in TEST_SOURCES
         if PHRASES.search(file.read_text(encoding="utf-8"))
         for line, text in (*docstrings(file), *comments(file))
-        for found in PHRASES.finditer(text)
+        for phrase in PHRASES.finditer(text)
     ] == []

@@ -188,9 +188,9 @@ def test_other_urls_stay_as_they_are() -> None:
 
 
 def test_options_for_secrets_are_not_recorded() -> None:
-    given = ["x.py", "--hf-token", "abc", "--api_key=abc", "--password=abc", "--tokenizer.path=v", "--top_k", "5"]
-    kept = ["x.py", "--hf-token", "REDACTED", "--api_key=REDACTED", "--password=REDACTED", *given[5:]]
-    assert without_secrets(given) == kept
+    arguments = ["x.py", "--hf-token", "abc", "--api_key=abc", "--password=abc", "--tokenizer.path=v", "--top_k", "5"]
+    kept = ["x.py", "--hf-token", "REDACTED", "--api_key=REDACTED", "--password=REDACTED", *arguments[5:]]
+    assert without_secrets(arguments) == kept
 
 
 def test_messages_have_no_credentials(capsys: pytest.CaptureFixture[str]) -> None:
@@ -415,14 +415,14 @@ def check_damages(source: Path, tmp_path: Path, readers: list[Read], cuts: int |
                     (run / name).write_bytes(damaged)
                     warnings.clear()
                     try:
-                        found = read(run)
+                        actual = read(run)
                     except UserError:
                         continue
                     finally:
                         shutil.rmtree(run)
                         shutil.copytree(source, run)
-                    is_reported = warnings or (isinstance(found, tuple) and "damaged" in str(found[-1]))
-                    assert found == expected or is_reported, (name, read, damaged[:300])
+                    is_reported = warnings or (isinstance(actual, tuple) and "damaged" in str(actual[-1]))
+                    assert actual == expected or is_reported, (name, read, damaged[:300])
     finally:
         logging.getLogger("bert").removeHandler(handler)
 

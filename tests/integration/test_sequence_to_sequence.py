@@ -88,9 +88,9 @@ def test_a_run_leaves_scores_and_a_text_for_each_source(scratch: Path, data: Pat
 @pytest.mark.medium
 def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = bert.load(scratch)
-    [found] = model.generate(["eins zwei"], beams=3, num_samples=3, details=True)
-    assert [answer.score for answer in found] == sorted((answer.score for answer in found), reverse=True)
-    assert len({answer.token_ids for answer in found}) == 3
+    [targets] = model.generate(["eins zwei"], beams=3, num_samples=3, details=True)
+    assert [answer.score for answer in targets] == sorted((answer.score for answer in targets), reverse=True)
+    assert len({answer.token_ids for answer in targets}) == 3
     with pytest.raises(bert.UserError, match=r"reads at most \d+"):
         model.generate("eins " * 100)
     with pytest.raises(bert.UserError, match="eins is not a file"):
@@ -100,7 +100,7 @@ def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, capsys: p
     with pytest.raises(bert.UserError, match="compiles for each length of the generated texts"):
         model.warm_up()
     assert generate([str(scratch), "eins zwei", "--beams=3", "--max_tokens=8"]) == 0
-    assert capsys.readouterr().out == found[0].text + "\n"
+    assert capsys.readouterr().out == targets[0].text + "\n"
     assert model.embed(["eins"]).shape == (1, 32)
     facts = summarize(scratch)
     assert facts["architecture"] == "BertForSequenceToSequence"

@@ -17,8 +17,8 @@ REPOSITORY = Path(__file__).parents[2]
 def test_a_long_run_neither_grows_nor_slows_down() -> None:
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, str(REPOSITORY / "benchmarks" / "soak.py")]
-    found = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout + found.stderr
+    completed = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def windows(**last: float) -> list[Window]:

@@ -212,10 +212,10 @@ def test_ner_learns_and_writes_the_columns(ner_run: Path, ner_data: Path) -> Non
         assert {"precision", "recall", "accuracy", "f1_LOC", "f1_PER", "loss"} <= set(results[split])
     assert results["commonest_tag"]["f1"] > 0.9, "here the word tells the tag"
     written = conll.read(ner_run / "predictions" / "dev.conll")
-    given = conll.read(ner_data / "valid.txt")
-    assert written.words == given.words
+    sentences = conll.read(ner_data / "valid.txt")
+    assert written.words == sentences.words
     assert all(len(cells) == 5 for sentence in written.columns for cells in sentence)
-    scores = metrics.entity_metrics(written.tags, given.tags)
+    scores = metrics.entity_metrics(written.tags, sentences.tags)
     assert {name: results["dev"][name] for name in scores} == pytest.approx(scores)
     types = [line.split("\t") for line in (ner_run / "predictions/dev_types.tsv").read_text().splitlines()]
     assert [row[0] for row in types] == ["type", "LOC", "PER"]
@@ -228,8 +228,8 @@ def test_entities_of_new_texts_have_their_characters(ner_run, tmp_path, capsys) 
     short, far = asked(ner_run, f"ba Xena lo New  York\n{long}\n", tmp_path, capsys)
     assert [(entity["type"], entity["text"]) for entity in short["entities"]] == [("PER", "Xena"), ("LOC", "New  York")]
     [person] = far["entities"]
-    for given, entity in ((short, short["entities"][0]), (short, short["entities"][1]), (far, person)):
-        assert given["text"][entity["start"] : entity["end"]] == entity["text"]
+    for answer, entity in ((short, short["entities"][0]), (short, short["entities"][1]), (far, person)):
+        assert answer["text"][entity["start"] : entity["end"]] == entity["text"]
         assert 0.3 < entity["probability"] <= 1
     assert bert.load(ner_run).predict(["  "])[0].entities == []
 
@@ -299,10 +299,10 @@ def test_a_run_is_handed_to_others(fixture, architecture, labels, request, tmp_p
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["architectures"] == [architecture]
     assert labels is None or list(config["id2label"].values()) == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
-    given = {"ner_run": ["ba Xena ri New York"], "squad_run": [("who ?", "ba Xavi")],
+    inputs = {"ner_run": ["ba Xena ri New York"], "squad_run": [("who ?", "ba Xavi")],
              "choice_run": [("ba ri", "tu", "Xena")]}[fixture]  # fmt: skip
-    ours, theirs = own.predict(given)[0], bert.load(tmp_path / "hf").predict(given)[0]
-    assert str(ours) == str(theirs) if fixture != "ner_run" else ours.entities == theirs.entities
+    actual, expected = own.predict(inputs)[0], bert.load(tmp_path / "hf").predict(inputs)[0]
+    assert str(actual) == str(expected) if fixture != "ner_run" else actual.entities == expected.entities
 
 
 @pytest.mark.parametrize(

@@ -177,8 +177,8 @@ def write_folder(
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     config = {**SIZES, **RATES, "hidden_act": "gelu", **changes}
-    given = {key: value for key, value in config.items() if value is not None}
-    (folder / "bert_config.json").write_text(json.dumps(given), encoding="utf-8")
+    content = {key: value for key, value in config.items() if value is not None}
+    (folder / "bert_config.json").write_text(json.dumps(content), encoding="utf-8")
     (folder / "vocab.txt").write_text("".join(token + "\n" for token in tokens), encoding="utf-8")
     write_bundle(folder / name, tensors, shards=2)
     return folder

@@ -70,12 +70,12 @@ def answer() -> Callable[[Pretrained, dict, dict], dict]:
     def of(model: Pretrained, params: dict, inputs: dict) -> dict:
         tree = params["bert"] if model.architecture == "Bert" else params
         second = inputs.get("decoder_input_ids", inputs.get("token_type_ids"))
-        given = build_module(model).apply({"params": tree}, inputs["input_ids"], second, inputs["attention_mask"])
+        outputs = build_module(model).apply({"params": tree}, inputs["input_ids"], second, inputs["attention_mask"])
         by_name = {
-            "Bert": lambda: {"last_hidden_state": given.last_hidden_state, "pooler_output": given.pooled_output},
-            "BertForPreTraining": lambda: dict(vars(given)),
-            "BertForQuestionAnswering": lambda: {"start_logits": given[..., 0], "end_logits": given[..., 1]},
-        }.get(model.architecture, lambda: {"logits": given})()
+            "Bert": lambda: {"last_hidden_state": outputs.last_hidden_state, "pooler_output": outputs.pooled_output},
+            "BertForPreTraining": lambda: dict(vars(outputs)),
+            "BertForQuestionAnswering": lambda: {"start_logits": outputs[..., 0], "end_logits": outputs[..., 1]},
+        }.get(model.architecture, lambda: {"logits": outputs})()
         return {name: array for name, array in by_name.items() if array is not None}
 
     return of

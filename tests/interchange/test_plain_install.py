@@ -31,20 +31,20 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 def declared() -> set[str]:
     """The distributions that pip installs with this one, without extras: what they ask for included."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted, seen = [Requirement(line) for line in project["dependencies"]], set()
-    found: set[str] = set()
-    while wanted:
-        requirement = wanted.pop()
+    expected, seen = [Requirement(line) for line in project["dependencies"]], set()
+    actual: set[str] = set()
+    while expected:
+        requirement = expected.pop()
         name = requirement.name.lower().replace("_", "-")
         if (name, *sorted(requirement.extras)) in seen:
             continue
         seen.add((name, *sorted(requirement.extras)))
-        found.add(name)
+        actual.add(name)
         for line in importlib.metadata.requires(requirement.name) or []:
             one = Requirement(line)
             if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)):
-                wanted.append(one)
-    return found
+                expected.append(one)
+    return actual
 
 
 def undeclared() -> set[str]:

@@ -32,8 +32,8 @@ MASK = np.array([[1, 1, 1, 0]])
 )
 def test_each_mode_by_hand(mode: str, expected: list[float]) -> None:
     pooling = Pooling(mode)
-    for found in (pooling(HIDDEN, MASK), pooling.of_sequences(HIDDEN[0, :3], np.array([3]))):
-        np.testing.assert_allclose(found, [expected], rtol=1e-6)
+    for actual in (pooling(HIDDEN, MASK), pooling.of_sequences(HIDDEN[0, :3], np.array([3]))):
+        np.testing.assert_allclose(actual, [expected], rtol=1e-6)
     assert pooling.embedding_size(2) == len(expected)
 
 
@@ -49,8 +49,8 @@ def test_tokens_of_a_prompt_are_left_out(mode: str) -> None:
 
 def test_layers_scaling_and_truncation_are_applied_in_this_order() -> None:
     layer = PooledDense(np.eye(2, 3, dtype=np.float32), np.array([0, 0, 4], np.float32), IDENTITY)
-    found = Pooling("cls", normalize=True, dense=(layer,), truncate_dim=2)(HIDDEN, MASK)
-    np.testing.assert_allclose(found, [[1 / 9, 8 / 9]], rtol=1e-6)
+    result = Pooling("cls", normalize=True, dense=(layer,), truncate_dim=2)(HIDDEN, MASK)
+    np.testing.assert_allclose(result, [[1 / 9, 8 / 9]], rtol=1e-6)
 
 
 ALL = Pooling(

@@ -190,14 +190,14 @@ def test_entities_are_those_of_seqeval():
     tags = ["O", "O", *(f"{prefix}-{type}" for prefix in "BIES" for type in ("A", "B", "c-d"))]
     for length in range(1, 9):
         right, predicted = ([[str(tag) for tag in random.choice(tags, length)] for _ in range(20)] for _ in range(2))
-        mixed = [[ours if random.random() < 0.3 else gold for ours, gold in zip(a, b, strict=True)]
+        mixed = [[actual if random.random() < 0.3 else gold for actual, gold in zip(a, b, strict=True)]
                  for a, b in zip(predicted, right, strict=True)]  # fmt: skip
         scores = metrics.entity_metrics(mixed, right)
         report = seqeval.classification_report(right, mixed, output_dict=True)
-        for name, ours in (("precision", "precision"), ("recall", "recall"), ("f1-score", "f1")):
-            assert scores[ours] == pytest.approx(report["micro avg"][name])
+        for name, actual in (("precision", "precision"), ("recall", "recall"), ("f1-score", "f1")):
+            assert scores[actual] == pytest.approx(report["micro avg"][name])
             for type, own in metrics.entities_by_type(mixed, right).items():
-                assert own[ours] == pytest.approx(report[type][name])
+                assert own[actual] == pytest.approx(report[type][name])
         assert scores["macro_f1"] == pytest.approx(report["macro avg"]["f1-score"])
         assert scores["weighted_f1"] == pytest.approx(report["weighted avg"]["f1-score"])
         assert scores["accuracy"] == pytest.approx(seqeval.accuracy_score(right, mixed))

@@ -198,12 +198,12 @@ def questions(draw: Callable[..., object], least: int) -> tuple[dict[str, str], 
 @given(questions(least=0))
 def test_squad_2_is_that_of_the_official_rules(case):
     predictions, references, odds = case
-    ours = metrics.squad_metrics(predictions, references, v2=True)
-    assert ours == pytest.approx(official_scores(predictions, references, v2=True), abs=1e-9)
+    actual = metrics.squad_metrics(predictions, references, v2=True)
+    assert actual == pytest.approx(official_scores(predictions, references, v2=True), abs=1e-9)
     best = metrics.best_null_threshold(predictions, odds, references)
     assert best == pytest.approx(official_best(predictions, odds, references), abs=1e-9)
     if any(not golds for golds in references.values()):
-        assert metrics.squad_metrics(predictions, references) == ours, "which evaluator it is, the questions tell"
+        assert metrics.squad_metrics(predictions, references) == actual, "which evaluator it is, the questions tell"
 
 
 @pytest.mark.medium

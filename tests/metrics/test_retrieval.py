@@ -79,9 +79,9 @@ def test_scores_are_those_of_trec_eval() -> None:
         for query, row in enumerate(cosines)
     }
     measures = {"ndcg_cut.10", "recip_rank", "recall.10"}
-    found = library.RelevanceEvaluator(relevant, measures).evaluate(first)
+    result = library.RelevanceEvaluator(relevant, measures).evaluate(first)
     names = {"ndcg_at_10": "ndcg_cut_10", "mrr_at_10": "recip_rank", "recall_at_10": "recall_10"}
-    expected = {ours: np.mean([one[theirs] for one in found.values()]) for ours, theirs in names.items()}
+    expected = {actual: np.mean([one[reference] for one in result.values()]) for actual, reference in names.items()}
     scores = retrieval_scores(ranks, positives, numbers)
     assert scores == pytest.approx(expected, abs=1e-9)
     assert 0.2 < scores["recall_at_10"] < 0.9
@@ -108,9 +108,9 @@ def test_graded_documents_are_scored_as_scikit_learn_does() -> None:
     gains = [random.choice([0, 0.5, 1], size).astype(np.float32) for size in (3, 12, 30)]
     gains = [np.append(own, 1) for own in gains]
     scores = [random.normal(size=len(own)) for own in gains]
-    expected = np.mean([ndcg_score(own[None], found[None], k=10) for own, found in zip(gains, scores, strict=True)])
-    found = retrieval.reranking_scores([*scores, np.zeros(2)], [*gains, np.zeros(2)])
-    assert found["ndcg_at_10"] == pytest.approx(expected, abs=1e-6)
+    expected = np.mean([ndcg_score(own[None], result[None], k=10) for own, result in zip(gains, scores, strict=True)])
+    result = retrieval.reranking_scores([*scores, np.zeros(2)], [*gains, np.zeros(2)])
+    assert result["ndcg_at_10"] == pytest.approx(expected, abs=1e-6)
     ties = retrieval.reranking_scores([np.zeros(3)], [np.array([1, 0, 0])])
     assert ties == {"ndcg_at_10": pytest.approx(0.5), "mrr_at_10": pytest.approx(1 / 3)}
     assert retrieval.reranking_scores([np.zeros(2)], [np.zeros(2)]) == {"ndcg_at_10": 0, "mrr_at_10": 0}

@@ -54,22 +54,22 @@ def compared(implementation, dtype):
     query, key, value, target = (jnp.asarray(random.normal(size=(3, 8, 2, 16)), dtype) for _ in range(4))
     real = MASK.keys[:, :, None, None].astype(dtype)
 
-    def fused(*given):
-        return fused_attention(*given, MASK, implementation)
+    def fused(*inputs):
+        return fused_attention(*inputs, MASK, implementation)
 
-    def written(*given):
-        return dot_product_attention(*given, MASK.booleans(8, 8))[0]
+    def written(*inputs):
+        return dot_product_attention(*inputs, MASK.booleans(8, 8))[0]
 
     def of(attend):
-        loss = lambda *given: jnp.sum((attend(*given) * real * target).astype(jnp.float32))  # noqa: E731
+        loss = lambda *inputs: jnp.sum((attend(*inputs) * real * target).astype(jnp.float32))  # noqa: E731
         return (attend(query, key, value) * real, *jax.grad(loss, (0, 1, 2))(query, key, value))
 
     return zip(*(jax.jit(lambda attend=attend: of(attend))() for attend in (fused, written)), strict=True)
 
 
 def test_the_twin_of_the_kernel_is_attention_written_out():
-    for found, expected in compared("xla", jnp.float32):
-        np.testing.assert_allclose(found, expected, atol=2e-6)
+    for actual, expected in compared("xla", jnp.float32):
+        np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
 def test_in_bfloat16_the_twin_and_attention_written_out_differ_by_their_roundings():
@@ -77,10 +77,10 @@ def test_in_bfloat16_the_twin_and_attention_written_out_differ_by_their_rounding
 
     Over a whole array, errors add up at random, so the tolerance is one such rounding on either side.
     """
-    for found, expected in compared("xla", jnp.bfloat16):
-        assert found.dtype == expected.dtype == jnp.bfloat16
-        found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
-        assert np.linalg.norm(found - expected) <= 2 * 2**-8 * np.linalg.norm(expected)
+    for actual, expected in compared("xla", jnp.bfloat16):
+        assert actual.dtype == expected.dtype == jnp.bfloat16
+        actual, expected = np.asarray(actual, np.float32), np.asarray(expected, np.float32)
+        assert np.linalg.norm(actual - expected) <= 2 * 2**-8 * np.linalg.norm(expected)
 
 
 def test_cudnns_kernel_is_asked_for_no_odd_rows_with_pairs_or_a_bias(monkeypatch):
@@ -99,8 +99,8 @@ def test_cudnns_kernel_is_asked_for_no_odd_rows_with_pairs_or_a_bias(monkeypatch
 
 
 def assert_kernel_is_attention_written_out(implementation):
-    for found, expected in compared(implementation, jnp.bfloat16):
-        np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), atol=3e-2)
+    for actual, expected in compared(implementation, jnp.bfloat16):
+        np.testing.assert_allclose(actual.astype(jnp.float32), expected.astype(jnp.float32), atol=3e-2)
 
 
 def test_cudnns_kernel_is_attention_written_out():

@@ -36,21 +36,21 @@ def heads(length: int = T, count: int = 4) -> list[jax.Array]:
     return [jnp.asarray(random.normal(size=(2, length, 2, 12)), jnp.float32) for _ in range(count)]
 
 
-def of(attend, mask: Mask, given: list[jax.Array], target: jax.Array):
+def of(attend, mask: Mask, inputs: list[jax.Array], target: jax.Array):
     """Values at real queries, and gradients of a sum over these."""
     real = jnp.ones(target.shape[:2]) if mask.keys is None else mask.keys
     real = (real if mask.examples is None else real * (mask.examples > 0))[..., None, None]
-    loss = lambda *given: jnp.sum(attend(*given) * real * target)  # noqa: E731
-    return jax.jit(lambda *given: (attend(*given) * real, *jax.grad(loss, (0, 1, 2))(*given)))(*given)
+    loss = lambda *inputs: jnp.sum(attend(*inputs) * real * target)  # noqa: E731
+    return jax.jit(lambda *inputs: (attend(*inputs) * real, *jax.grad(loss, (0, 1, 2))(*inputs)))(*inputs)
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize("name", MASKS)
 def test_the_kernel_is_attention_written_out(name: str) -> None:
-    mask, (*given, target) = MASKS[name], heads()
-    written = lambda *given: dot_product_attention(*given, mask.booleans(T, T))[0]  # noqa: E731
-    found = of(partial(splash_attention, mask=mask, interpret=True), mask, given, target)
-    for one, other in zip(found, of(written, mask, given, target), strict=True):
+    mask, (*inputs, target) = MASKS[name], heads()
+    written = lambda *inputs: dot_product_attention(*inputs, mask.booleans(T, T))[0]  # noqa: E731
+    result = of(partial(splash_attention, mask=mask, interpret=True), mask, inputs, target)
+    for one, other in zip(result, of(written, mask, inputs, target), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
@@ -60,9 +60,9 @@ def test_other_masks_are_left_to_xla() -> None:
     biased = Mask(bias=jnp.ones((1, 2, 8, 8)))
     pairs = Mask(pairs=jnp.tril(jnp.ones((1, 1, 8, 8), bool)))
     for mask, queries in ((biased, query), (pairs, query), (Mask(), query[:, :3])):
-        found = fused_attention(queries, key, value, mask, "splash")
+        actual = fused_attention(queries, key, value, mask, "splash")
         expected, _ = dot_product_attention(queries, key, value, mask.booleans(queries.shape[1], 8), mask.bias)
-        np.testing.assert_allclose(found, expected, atol=2e-6)
+        np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
 CONFIG = ModelConfig(
@@ -89,12 +89,12 @@ def test_local_and_global_layers_of_packed_rows_are_those_written_out(mesh, monk
 
     expected = run(LayerExecution())
     if mesh is None:
-        found = run(LayerExecution("full", scan=True, attention="splash"))
+        actual = run(LayerExecution("full", scan=True, attention="splash"))
     else:
         with jax.set_mesh(MeshParallel(mesh, jax.devices()[:4]).mesh):
-            found = run(LayerExecution(attention="splash"))
+            actual = run(LayerExecution(attention="splash"))
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5 * largest), found, expected)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5 * largest), actual, expected)
 
 
 NEEDS_LIBTPU = pytest.mark.skipif(
@@ -109,9 +109,9 @@ def test_it_compiles_for_tpus_and_its_memory_grows_with_the_length(window: int |
     """Three kernels, of the forward pass and of the backward pass' two parts."""
     device = jax.sharding.SingleDeviceSharding(tpu_devices("v5e:2x2")[0])
 
-    def gradients(*given: jax.Array, keys: jax.Array):
+    def gradients(*inputs: jax.Array, keys: jax.Array):
         mask = Mask(keys=keys, window=window)
-        return jax.grad(lambda *given: splash_attention(*given, mask).astype(jnp.float32).sum(), (0, 1, 2))(*given)
+        return jax.grad(lambda *inputs: splash_attention(*inputs, mask).astype(jnp.float32).sum(), (0, 1, 2))(*inputs)
 
     def memory(length: int) -> int:
         x = jax.ShapeDtypeStruct((2, length, 12, 64), jnp.bfloat16, sharding=device)
@@ -120,10 +120,10 @@ def test_it_compiles_for_tpus_and_its_memory_grows_with_the_length(window: int |
         assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 3
         return compiled.memory_analysis().temp_size_in_bytes
 
-    found = {length: memory(length) for length in (1000, 4096, 8192, 16384)}
-    print(window, {length: f"{size / 2**20:.1f} MiB" for length, size in found.items()})
+    bytes_by_length = {length: memory(length) for length in (1000, 4096, 8192, 16384)}
+    print(window, {length: f"{size / 2**20:.1f} MiB" for length, size in bytes_by_length.items()})
     # Arrays of [B, T, N, 128], fewer where there is other memory. The scores alone are 4 T bytes for each query.
-    assert all(size < 2.5 * 1024 * 2 * 12 * length for length, size in found.items())
+    assert all(size < 2.5 * 1024 * 2 * 12 * length for length, size in bytes_by_length.items())
 
 
 @pytest.mark.slow

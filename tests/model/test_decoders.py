@@ -94,8 +94,8 @@ def test_size_of_gpt() -> None:
 def test_sizes_of_larger_models(name: str) -> None:
     """Gopher has relative positions instead of a table, and a matrix [D, D] for them in each layer."""
     layers, width, *_, published = SCALE[name]
-    found = parameters_of(SCALE[name], **settings_of(GPT2)) + (layers * width**2 if name == "Gopher" else 0)
-    assert found / 1e9 == pytest.approx(published, rel=0.03)
+    result = parameters_of(SCALE[name], **settings_of(GPT2)) + (layers * width**2 if name == "Gopher" else 0)
+    assert result / 1e9 == pytest.approx(published, rel=0.03)
 
 
 @pytest.mark.medium
@@ -137,8 +137,8 @@ def decode(model, params, ids, keys, prompt: int) -> np.ndarray:
     logits = []
     for start, end in [(0, prompt), *((place, place + 1) for place in range(prompt, ids.shape[1]))]:
         mask = Mask(keys=room, start=jnp.asarray(start), causal=True)
-        found, cache = step(params, ids[:, start:end], positions[:, start:end], mask, cache)
-        logits.append(found)
+        result, cache = step(params, ids[:, start:end], positions[:, start:end], mask, cache)
+        logits.append(result)
     assert step._cache_size() == 2  # the prompt, and all that follows it
     return np.concatenate(logits, axis=1)
 
@@ -148,8 +148,8 @@ def decode(model, params, ids, keys, prompt: int) -> np.ndarray:
 @pytest.mark.parametrize("prompt", [4, 8])
 def test_logits_with_a_cache_are_those_without(name: str, prompt: int) -> None:
     model, params, run = model_of(name)
-    found = decode(model, params, IDS, jnp.ones_like(IDS), prompt)
-    np.testing.assert_allclose(found, run(params, IDS), atol=1e-5)
+    decoded = decode(model, params, IDS, jnp.ones_like(IDS), prompt)
+    np.testing.assert_allclose(decoded, run(params, IDS), atol=1e-5)
 
 
 @pytest.mark.medium
@@ -158,11 +158,11 @@ def test_left_padded_prompts_have_the_logits_of_the_text_alone(name: str) -> Non
     model, params, run = model_of(name)
     paddings = (0, 3, 1)
     keys = (jnp.arange(9) >= jnp.array(paddings)[:, None]).astype(jnp.int32)
-    found = decode(model, params, IDS, keys, 5)
-    assert np.isfinite(found).all()
+    decoded = decode(model, params, IDS, keys, 5)
+    assert np.isfinite(decoded).all()
     for row, padding in enumerate(paddings):
         alone = run(params, IDS[row : row + 1, padding:])
-        np.testing.assert_allclose(found[row, padding:], alone[0], atol=1e-5)
+        np.testing.assert_allclose(decoded[row, padding:], alone[0], atol=1e-5)
 
 
 @pytest.mark.medium
@@ -204,9 +204,9 @@ def test_how_layers_are_run_changes_no_logit_and_no_gradient(execution: LayerExe
 
     value = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
     (_, expected), gradients = value(params, model)
-    (_, found), others = value(params, BertForCausalLM(model.config, execution=execution))
+    (_, actual), others = value(params, BertForCausalLM(model.config, execution=execution))
     real = keys.astype(bool)
-    np.testing.assert_allclose(found[real], expected[real], atol=1e-5)
+    np.testing.assert_allclose(actual[real], expected[real], atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), gradients, others)
 
 

@@ -157,8 +157,8 @@ def test_greedy_decoding_and_beams_score_as_teacher_forcing_does(name: str) -> N
         expected = of_target(row, tokens)
         assert expected.argmax(-1).tolist() == tokens
         assert expected.max(-1).sum() == pytest.approx(greedy.scores[row, 0], abs=1e-4)
-        found = [beams.tokens[row, k, : beams.lengths[row, k]].tolist() for k in range(4)]
-        scores = [of_target(row, text)[range(len(text)), text].mean() for text in found]
+        actual = [beams.tokens[row, k, : beams.lengths[row, k]].tolist() for k in range(4)]
+        scores = [of_target(row, text)[range(len(text)), text].mean() for text in actual]
         np.testing.assert_allclose(beams.scores[row], scores, atol=1e-4)
         assert scores == sorted(scores, reverse=True)
-        assert len({tuple(text) for text in found}) == 4
+        assert len({tuple(text) for text in actual}) == 4

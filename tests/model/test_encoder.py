@@ -316,7 +316,9 @@ def test_how_layers_are_run_changes_no_number(execution: LayerExecution, option:
     ((_, hidden), grads), program = value_and_gradients(execution, option)
     np.testing.assert_allclose(hidden, expected, atol=2e-6)
     jax.tree.map(
-        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=2e-5 * float(jnp.abs(theirs).max() + 1)),
+        lambda actual, reference: np.testing.assert_allclose(
+            actual, reference, atol=2e-5 * float(jnp.abs(reference).max() + 1)
+        ),
         grads,
         expected_grads,
     )

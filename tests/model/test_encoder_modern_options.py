@@ -96,9 +96,9 @@ def test_windows_alternate_and_include_both_ends() -> None:
 def test_every_way_of_running_the_layers_gives_the_same(kernel: str, scan: bool, mask: Mask) -> None:
     params, run = encoder()
     expected = run(params, X, mask).last_hidden_state
-    found = encoder(kernel, scan)[1](params, X, mask).last_hidden_state
+    actual = encoder(kernel, scan)[1](params, X, mask).last_hidden_state
     kept = slice(None) if mask.keys is None else np.asarray(mask.keys)
-    np.testing.assert_allclose(found[kept], expected[kept], atol=1e-5)
+    np.testing.assert_allclose(actual[kept], expected[kept], atol=1e-5)
 
 
 @pytest.mark.medium
@@ -189,8 +189,8 @@ def test_a_gated_feed_forward_by_hand(act: str) -> None:
     params["attention"]["value"]["kernel"] = jnp.zeros((32, 32))
     read = (X - X.mean(-1, keepdims=True)) / jnp.sqrt(X.var(-1, keepdims=True) + 1e-12)
     inner = ACTIVATIONS[act](read @ params["intermediate"]["kernel"]) * (read @ params["gate"]["kernel"])
-    found, _ = layer.apply({"params": params}, X, Mask())
-    np.testing.assert_allclose(found, X + inner @ params["output"]["kernel"], atol=1e-4)
+    result, _ = layer.apply({"params": params}, X, Mask())
+    np.testing.assert_allclose(result, X + inner @ params["output"]["kernel"], atol=1e-4)
 
 
 @pytest.mark.medium
@@ -244,9 +244,9 @@ RELATIVE = dataclasses.replace(
 @pytest.mark.medium
 def test_buckets_by_hand() -> None:
     """Eight buckets, four per side: distances 0 and 1 separately, larger ones by logarithm."""
-    found = buckets_by_distance(8, MAX_RELATIVE_DISTANCE)
+    buckets = buckets_by_distance(8, MAX_RELATIVE_DISTANCE)
     edge = 2 * 64**0.5  # where the third bucket of a side ends
-    assert found[[0, 1, 2, int(edge) - 1, int(edge) + 1, MAX_RELATIVE_DISTANCE]].tolist() == [0, 1, 2, 2, 3, 3]
+    assert buckets[[0, 1, 2, int(edge) - 1, int(edge) + 1, MAX_RELATIVE_DISTANCE]].tolist() == [0, 1, 2, 2, 3, 3]
     table = jnp.arange(8.0)[:, None] * jnp.array([1.0, 10.0])
     bias = relative_attention_bias(table, Mask().distances(2, 40))
     assert bias.shape == (1, 2, 2, 40)
@@ -273,8 +273,8 @@ def test_relative_positions_in_every_way_of_running_the_layers() -> None:
     by_hand = np.exp(scores) * allowed / (np.exp(scores) * allowed).sum(-1, keepdims=True)
     np.testing.assert_allclose(states.attentions[0], by_hand, atol=1e-5)
     for execution in (LayerExecution(attention="xla"), LayerExecution(scan=True, remat="full")):
-        found = jax.jit(Encoder(RELATIVE, execution=execution).apply)(params, X, mask).last_hidden_state
-        np.testing.assert_allclose(found[kept], expected[kept], atol=1e-5)
+        actual = jax.jit(Encoder(RELATIVE, execution=execution).apply)(params, X, mask).last_hidden_state
+        np.testing.assert_allclose(actual[kept], expected[kept], atol=1e-5)
     cache, outputs = make_cache(RELATIVE, 3, 16, jnp.float32), []
     padded = jnp.pad(mask.keys, ((0, 0), (0, 7)), constant_values=True)
     for start, x in [(0, X[:, :6]), (6, X[:, 6:])]:

@@ -79,12 +79,12 @@ def test_a_head_over_a_row_of_a_causal_encoder_reads_the_last_token(head, layers
         states = Bert(config, add_pooling_layer=False).apply({"params": params["bert"]}, *rows, intermediates=True)
         read = jnp.concatenate(states.hidden_states[-(layers or 1) :], axis=-1)
         last = read[jnp.arange(len(read)), rows[2].sum(1) - 1]
-        found, unmasked = (model.apply({"params": params}, ids, None, given) for given in (mask, None))
-        return found, unmasked, last @ params["classifier"]["kernel"]
+        actual, unmasked = (model.apply({"params": params}, ids, None, inputs) for inputs in (mask, None))
+        return actual, unmasked, last @ params["classifier"]["kernel"]
 
-    found, unmasked, expected = map(np.asarray, run(params))
-    np.testing.assert_allclose(found.reshape(-1), expected[:, 0], atol=1e-5)
-    assert np.abs(unmasked - found).reshape(2, -1).max(1)[0] > 1e-4, "it reads another token of the first row"
+    actual, unmasked, expected = map(np.asarray, run(params))
+    np.testing.assert_allclose(actual.reshape(-1), expected[:, 0], atol=1e-5)
+    assert np.abs(unmasked - actual).reshape(2, -1).max(1)[0] > 1e-4, "it reads another token of the first row"
 
 
 def test_every_task_has_a_kind_in_the_table():

@@ -18,12 +18,12 @@ def normal(seed, *shape):
 
 
 def value_and_grads(function, *arguments):
-    return jax.jit(lambda *given: jax.value_and_grad(function, tuple(range(len(given))))(*given))(*arguments)
+    return jax.jit(lambda *inputs: jax.value_and_grad(function, tuple(range(len(inputs))))(*inputs))(*arguments)
 
 
-def relative(found, expected):
-    found, expected = (np.asarray(array, np.float64) for array in (found, expected))
-    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+def relative(actual, expected):
+    actual, expected = (np.asarray(array, np.float64) for array in (actual, expected))
+    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
 
 
 PRODUCTS = {
@@ -39,15 +39,15 @@ PRODUCTS = {
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize(("dtype", "limit"), [(jnp.float32, 1e-6), (jnp.bfloat16, 1e-2)])
 def test_products_are_as_derived(name, dtype, limit):
-    ours, plain, shape = PRODUCTS[name]
-    given, target = (normal(0, *ROWS, WIDTH), normal(1, *shape), normal(2, OUT)), normal(3, *ROWS, OUT)
+    product, plain, shape = PRODUCTS[name]
+    inputs, target = (normal(0, *ROWS, WIDTH), normal(1, *shape), normal(2, OUT)), normal(3, *ROWS, OUT)
     dtype = jnp.dtype(dtype)
-    found, expected = (
-        value_and_grads(lambda *given, of=of: jnp.sum(of(*given, dtype).astype(jnp.float32) * target), *given)
-        for of in (ours, plain)
+    actual, expected = (
+        value_and_grads(lambda *inputs, of=of: jnp.sum(of(*inputs, dtype).astype(jnp.float32) * target), *inputs)
+        for of in (product, plain)
     )
-    assert ours(*given, dtype).dtype == (jnp.float32 if name == "decode" else dtype)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    assert product(*inputs, dtype).dtype == (jnp.float32 if name == "decode" else dtype)
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert one.shape == other.shape and one.dtype == other.dtype
         assert relative(one, other) <= limit
 
@@ -56,16 +56,16 @@ def test_products_are_as_derived(name, dtype, limit):
 def test_bfloat16_rounds_less_than_what_jax_derives(name):
     """Its sums stay float32 to the end: against float32 with the same rounded operands only the gradient's own
     rounding is left."""
-    ours, plain, shape = PRODUCTS[name]
-    given, target = (normal(0, 512, WIDTH), normal(1, *shape), normal(2, OUT)), normal(3, 512, OUT)
+    product, plain, shape = PRODUCTS[name]
+    inputs, target = (normal(0, 512, WIDTH), normal(1, *shape), normal(2, OUT)), normal(3, 512, OUT)
 
     def errors(of, dtype):
-        loss = lambda *given: jnp.sum(of(*given, jnp.dtype(dtype)).astype(jnp.float32) * target)  # noqa: E731
-        _, found = value_and_grads(loss, *given)
-        _, exact = value_and_grads(lambda *given: jnp.sum(plain(*given, jnp.dtype("float32")) * target), *given)
-        return [relative(one, other) for one, other in zip(found[1:], exact[1:], strict=True)]
+        loss = lambda *inputs: jnp.sum(of(*inputs, jnp.dtype(dtype)).astype(jnp.float32) * target)  # noqa: E731
+        _, result = value_and_grads(loss, *inputs)
+        _, exact = value_and_grads(lambda *inputs: jnp.sum(plain(*inputs, jnp.dtype("float32")) * target), *inputs)
+        return [relative(one, other) for one, other in zip(result[1:], exact[1:], strict=True)]
 
-    for mine, derived in zip(errors(ours, "bfloat16"), errors(plain, "bfloat16"), strict=True):
+    for mine, derived in zip(errors(product, "bfloat16"), errors(plain, "bfloat16"), strict=True):
         assert mine <= 1.01 * derived + 1e-6
 
 
@@ -73,20 +73,20 @@ def test_bfloat16_rounds_less_than_what_jax_derives(name):
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-6), ("bfloat16", 1e-2)])
 def test_what_other_platforms_compute_is_what_a_cpu_does(monkeypatch, name, dtype, limit):
     """Over rows in two dimensions. In bfloat16 a CPU sums in float32 and rounds once, others round as JAX does."""
-    ours, _, shape = PRODUCTS[name]
-    given, target = (normal(0, *ROWS, WIDTH), normal(1, *shape), normal(2, OUT)), normal(3, *ROWS, OUT)
+    product, _, shape = PRODUCTS[name]
+    inputs, target = (normal(0, *ROWS, WIDTH), normal(1, *shape), normal(2, OUT)), normal(3, *ROWS, OUT)
     taken = []
 
     def default_alone(*operands, default, **platforms):
         taken.append(platforms.keys())
         return default(*operands)
 
-    def of(*given):
-        return jnp.sum(ours(*given, jnp.dtype(dtype)).astype(jnp.float32) * target)
+    def of(*inputs):
+        return jnp.sum(product(*inputs, jnp.dtype(dtype)).astype(jnp.float32) * target)
 
-    on_cpu = value_and_grads(of, *given)
+    on_cpu = value_and_grads(of, *inputs)
     monkeypatch.setattr(jax.lax, "platform_dependent", default_alone)
-    elsewhere = value_and_grads(of, *given)
+    elsewhere = value_and_grads(of, *inputs)
     # Products forward and back in bfloat16, and the gradients of the weights in both types.
     assert taken == [{"cpu"}] * (1 if dtype == "float32" else 3)
     for one, other in zip(jax.tree.leaves(elsewhere), jax.tree.leaves(on_cpu), strict=True):
@@ -99,9 +99,9 @@ def test_what_other_platforms_compute_is_what_a_cpu_does(monkeypatch, name, dtyp
 def test_gelu_is_as_derived(dtype, limit):
     x = jnp.linspace(-9, 9, 2001)
     plain = lambda x: jax.nn.gelu(x, approximate=False)  # noqa: E731
-    found, exact = (value_and_grads(lambda x, of=of: jnp.sum(of(x)), x)[1][0] for of in (gelu, plain))
+    result, exact = (value_and_grads(lambda x, of=of: jnp.sum(of(x)), x)[1][0] for of in (gelu, plain))
     assert np.abs(gelu(x.astype(dtype)).astype(jnp.float32) - plain(x)).max() <= 9 * limit
-    assert np.abs(found - exact).max() <= 1e-6
+    assert np.abs(result - exact).max() <= 1e-6
     assert gelu(x.astype(dtype)).dtype == dtype
 
 
@@ -128,21 +128,21 @@ def test_forward_mode_and_hessian_vector_products_without_the_custom_backward(mo
         jax.jvp(pretraining_loss, (initial_params(),), (direction,))
 
     monkeypatch.setenv("BERT_NO_CUSTOM_VJP", "1")
-    _, tangent = jax.jit(lambda *given: jax.jvp(pretraining_loss, (given[0],), (given[1],)))(
+    _, tangent = jax.jit(lambda *inputs: jax.jvp(pretraining_loss, (inputs[0],), (inputs[1],)))(
         initial_params(), direction
     )
     assert tangent == pytest.approx(float(slope), rel=1e-4)
-    product = jax.jit(lambda *given: jax.jvp(jax.grad(pretraining_loss), (given[0],), (given[1],))[1])
-    found = jax.flatten_util.ravel_pytree(product(initial_params(), direction))[0]
-    assert relative(found, jax.flatten_util.ravel_pytree(difference)[0]) <= 1e-2
+    product = jax.jit(lambda *inputs: jax.jvp(jax.grad(pretraining_loss), (inputs[0],), (inputs[1],))[1])
+    result = jax.flatten_util.ravel_pytree(product(initial_params(), direction))[0]
+    assert relative(result, jax.flatten_util.ravel_pytree(difference)[0]) <= 1e-2
 
 
 @pytest.mark.parametrize("backend", ["gpu", "tpu"])
 def test_other_backends_have_no_custom_backward(monkeypatch, backend):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    given = (normal(0, *ROWS, WIDTH), normal(1, WIDTH, OUT), normal(2, OUT))
+    inputs = (normal(0, *ROWS, WIDTH), normal(1, WIDTH, OUT), normal(2, OUT))
     for dtype in ("float32", "bfloat16"):
-        jax.jvp(lambda *given, dtype=dtype: linear(*given, jnp.dtype(dtype)), given, given)
+        jax.jvp(lambda *inputs, dtype=dtype: linear(*inputs, jnp.dtype(dtype)), inputs, inputs)
 
 
 @pytest.mark.medium
@@ -154,12 +154,12 @@ def test_cross_entropy_is_as_derived():
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)[..., 0]
         return jnp.sum(-chosen * weights)
 
-    found, expected = (
+    actual, expected = (
         jax.value_and_grad(lambda logits, of=of: of(logits, labels, weights))(logits)
-        for of in (lambda *given: cross_entropy(*given)[0], plain)
+        for of in (lambda *inputs: cross_entropy(*inputs)[0], plain)
     )
-    assert relative(found[0], expected[0]) <= 1e-6
-    assert relative(found[1], expected[1]) <= 1e-6
+    assert relative(actual[0], expected[0]) <= 1e-6
+    assert relative(actual[1], expected[1]) <= 1e-6
 
 
 @pytest.mark.medium

@@ -72,14 +72,14 @@ def test_every_implementation_follows_any_mask(drawn, dtype, seed) -> None:
     somewhere = allowed.any(-1).swapaxes(1, 2)
     # The weights are rounded to bfloat16's 8 bits before they mix the values, and so is the result.
     tolerance = 2e-6 if dtype == jnp.float32 else 4e-2
-    for found in (
+    for actual in (
         dot_product_attention(query, key, value, booleans, mask.bias)[0],
         dot_product_attention(query, key, value, mask.to_pairs(queries, keys).booleans(queries, keys), mask.bias)[0],
         fused_attention(query, key, value, mask, "xla"),
     ):
-        found = np.asarray(found, np.float64)
-        assert np.isfinite(found).all()
-        np.testing.assert_allclose(found[somewhere], expected[somewhere], atol=tolerance)
+        actual = np.asarray(actual, np.float64)
+        assert np.isfinite(actual).all()
+        np.testing.assert_allclose(actual[somewhere], expected[somewhere], atol=tolerance)
 
 
 @pytest.mark.medium

@@ -48,7 +48,7 @@ def weights_by_hand(row: np.ndarray, real: int) -> np.ndarray:
     (content_query, distance_query), (content_key, distance_key) = (
         [(x @ part["kernel"] + part["bias"]).reshape(-1, 3, 4) for x in (row, vectors)] for part in (query, key)
     )
-    found = np.zeros((3, 9, 9))
+    result = np.zeros((3, 9, 9))
     for head in range(3):
         scores = np.full((real, real), -np.inf)
         for i, j in np.ndindex(real, real):
@@ -57,8 +57,8 @@ def weights_by_hand(row: np.ndarray, real: int) -> np.ndarray:
             scores[i, j] += content_query[i, head] @ distance_key[bucket, head]
             scores[i, j] += content_key[j, head] @ distance_query[bucket, head]
         exponents = np.exp(scores / np.sqrt(3 * 4))
-        found[head, :real, :real] = exponents / exponents.sum(-1, keepdims=True)
-    return found
+        result[head, :real, :real] = exponents / exponents.sum(-1, keepdims=True)
+    return result
 
 
 def test_pair_by_pair() -> None:
@@ -77,8 +77,8 @@ def test_every_way_of_running_the_layers() -> None:
     )
     packed = jnp.concatenate([X[1:2, :4], X[2:, :7], X[:1, :2]], axis=1)
     examples = jnp.array([[1] * 4 + [2] * 7 + [0] * 2])
-    found = apply(initial_params(), packed, Mask(examples=examples)).last_hidden_state[0]
-    np.testing.assert_allclose(found[:11], jnp.concatenate([expected[1, :4], expected[2, :7]]), atol=1e-5)
+    actual = apply(initial_params(), packed, Mask(examples=examples)).last_hidden_state[0]
+    np.testing.assert_allclose(actual[:11], jnp.concatenate([expected[1, :4], expected[2, :7]]), atol=1e-5)
 
     def value_and_gradients(execution: LayerExecution):
         def loss(params):
@@ -112,9 +112,9 @@ def test_decoding_with_a_cache() -> None:
 
 def test_buckets_by_hand() -> None:
     """Sixteen buckets for both sides: distances 0 to 4 separately, then by logarithm up to the longest distance, 31."""
-    found = buckets_by_distance(16, 31, round_up=True)
+    buckets = buckets_by_distance(16, 31, round_up=True)
     edges = 4 * (31 / 4) ** (np.arange(1, 4) / 3)  # the last distances of the buckets that grow
-    assert found.tolist() == [*range(5), *(5 + int(np.sum(d > edges + 1e-4)) for d in range(5, 32))]
+    assert buckets.tolist() == [*range(5), *(5 + int(np.sum(d > edges + 1e-4)) for d in range(5, 32))]
     positions = Disentangled.of_distances(jnp.zeros((16, 12)), jnp.array([[[-40, -3, 0, 4, 31]]]), 32)
     assert positions.buckets.tolist() == [[[1, 5, 8, 12, 15]]]
 

@@ -169,7 +169,7 @@ def test_the_table_of_places() -> None:
     """Every matrix is sharded over both axes or, above the layers, over one; vectors of features with them."""
     sizes = {"data": 2, "fsdp": 2, "tensor": 2}
     shapes = jax.eval_shape(lambda: MODEL.init(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"])
-    found = {
+    specs = {
         path_str(path): partition_spec(f"opt_state/1/mu/{path_str(path)}", leaf.shape, sizes)
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
     }
@@ -190,8 +190,8 @@ def test_the_table_of_places() -> None:
         "predictions/bias": P("tensor"),
         "seq_relationship/kernel": P("fsdp", None),
     }
-    assert expected.items() <= found.items()
-    assert all("fsdp" in spec for path, spec in found.items() if shapes_of(shapes)[path] == 2), found
+    assert expected.items() <= specs.items()
+    assert all("fsdp" in spec for path, spec in specs.items() if shapes_of(shapes)[path] == 2), specs
     # 30,522 = 2 x 3 x 5,087: what does not divide evenly stays whole along that axis.
     assert partition_spec("bert/embeddings/word/embedding", (30522, 768), {"data": 1, "fsdp": 2, "tensor": 4}) == P(
         None, "fsdp"

@@ -19,12 +19,12 @@ FILES = ["confusion_matrix.png", "errors.tsv"]
 
 
 def test_scores_of_each_label_by_hand() -> None:
-    found = metrics.by_class(("a", "b", "c"), np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1]))
-    assert found["confusion_matrix"] == [[1, 0, 0], [1, 2, 0], [0, 0, 0]]
-    assert found["classes"]["a"] == {"precision": 0.5, "recall": 1, "f1": pytest.approx(2 / 3), "support": 1,
+    scores = metrics.by_class(("a", "b", "c"), np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1]))
+    assert scores["confusion_matrix"] == [[1, 0, 0], [1, 2, 0], [0, 0, 0]]
+    assert scores["classes"]["a"] == {"precision": 0.5, "recall": 1, "f1": pytest.approx(2 / 3), "support": 1,
                                      "predicted": 2}  # fmt: skip
-    assert found["classes"]["b"]["recall"] == pytest.approx(2 / 3)
-    assert found["classes"]["c"] == dict.fromkeys(("precision", "recall", "f1", "support", "predicted"), 0)
+    assert scores["classes"]["b"]["recall"] == pytest.approx(2 / 3)
+    assert scores["classes"]["c"] == dict.fromkeys(("precision", "recall", "f1", "support", "predicted"), 0)
 
 
 def test_errors_are_the_surest_first_with_their_texts(tmp_path: Path) -> None:

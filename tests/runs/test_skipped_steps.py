@@ -82,17 +82,17 @@ def without(skipped: set[int]) -> TrainState:
 @pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_step_that_is_not_finite_leaves_no_trace_in_the_weights(tmp_path: Path, devices: int) -> None:
     state, expected = train(tmp_path, {2, 3, 6}, devices), without({2, 3, 6})
-    kept, wanted = (state.params, state.opt_state), (expected.params, expected.opt_state)
+    kept, expected_arrays = (state.params, state.opt_state), (expected.params, expected.opt_state)
     if devices == 1:
-        jax.tree.map(np.testing.assert_array_equal, kept, wanted)
+        jax.tree.map(np.testing.assert_array_equal, kept, expected_arrays)
     else:
 
-        def close(path, ours, theirs) -> None:
+        def close(path, actual, reference) -> None:
             # The gradient of the key's bias is rounding alone, which Adam enlarges; the rest moves by 1e-2 a step.
-            is_rounding = "'key'" in jax.tree_util.keystr(path) and np.ndim(ours) == 1
-            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 if is_rounding else 1e-6)
+            is_rounding = "'key'" in jax.tree_util.keystr(path) and np.ndim(actual) == 1
+            np.testing.assert_allclose(actual, reference, rtol=1e-3, atol=1e-5 if is_rounding else 1e-6)
 
-        jax.tree_util.tree_map_with_path(close, kept, wanted)
+        jax.tree_util.tree_map_with_path(close, kept, expected_arrays)
     assert state.skipped.tolist() == [0, 3]
     lines = {line["step"]: line for line in read_metrics(tmp_path) if line["split"] == "train"}
     assert lines[4]["loss"] is None  # steps 3 and 4 were both skipped: there is no loss to tell
@@ -170,8 +170,8 @@ def skip_of(step: int, **norms: float) -> SkippedStep:
 
 def test_the_diagnosis_names_the_groups() -> None:
     names = {f"layer_{i}": np.inf for i in range(5)}
-    found = skip_of(1, head=1.0, **names).diagnosis
-    assert found == "the loss is 2.5, the gradient of layer_0, layer_1, layer_2 and 2 more is not finite"
+    diagnosis = skip_of(1, head=1.0, **names).diagnosis
+    assert diagnosis == "the loss is 2.5, the gradient of layer_0, layer_1, layer_2 and 2 more is not finite"
     large = SkippedStep(1, 2.5, {"head": 1e19, "update": 1.0}, 1, 1, np.arange(2), {})
     assert "too large to square" in large.diagnosis
 

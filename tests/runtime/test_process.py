@@ -57,8 +57,8 @@ def heaps(folder, **environment):
 
 @LINUX
 def test_many_threads_share_few_heaps(tmp_path):
-    found, cores = heaps(tmp_path)
-    assert 1 <= found <= 2 * cores
+    result, cores = heaps(tmp_path)
+    assert 1 <= result <= 2 * cores
     more, cores = heaps(tmp_path, MALLOC_ARENA_MAX=str(3 * cores))
     assert 2 * cores < more <= 3 * cores  # the environment decides
 

@@ -88,8 +88,8 @@ def test_a_teachers_scores_are_those_of_the_documents(tmp_path: Path, tokenizer:
     task = own(PAIRS, loss="margin_mse")
     examples = read(tmp_path, rows, task)
     assert examples.known_scores.tolist() == [[3, 2.5, -1], [4, 0, 0]]
-    found = rows_of(task, tokenizer, examples.take([1]))
-    assert found.batch(np.array([0]), 8, 2)["labels"].tolist() == [[4, 0], [0, 0]]
+    result = rows_of(task, tokenizer, examples.take([1]))
+    assert result.batch(np.array([0]), 8, 2)["labels"].tolist() == [[4, 0], [0, 0]]
     first = read(tmp_path, rows, own(PAIRS, loss="margin_mse", num_negatives=1))
     assert (first.negatives, first.known_scores.tolist()) == ([["f"], ["f"]], [[3, 2.5], [4, 0]])
     assert rows_of(task, tokenizer, read(tmp_path, ROWS[:2], task, "test")).labels is None
@@ -156,12 +156,12 @@ def test_texts_with_labels_are_scored_by_the_nearest_other_one(tmp_path: Path, t
 
 def test_prompts_come_before_queries_and_documents(tmp_path: Path, tokenizer: Any) -> None:
     examples = read(tmp_path, ROWS, own())
-    found = rows_of(own(query_prompt="x ", document_prompt="y "), tokenizer, examples)
+    rows = rows_of(own(query_prompt="x ", document_prompt="y "), tokenizer, examples)
     written = [
         {"query": f"x {row['query']}", "positive": f"y {row['positive']}", "negatives": [f"y {n}" for n in negatives]}
         for row, negatives in zip(ROWS, examples.negatives, strict=True)
     ]
-    assert found.digest() == rows_of(own(), tokenizer, read(tmp_path, written, own())).digest()
+    assert rows.digest() == rows_of(own(), tokenizer, read(tmp_path, written, own())).digest()
 
 
 def test_tables_have_one_negative_in_a_cell(tmp_path: Path) -> None:
@@ -274,35 +274,35 @@ def test_predictions_of_a_search_are_ranks(tmp_path: Path, tokenizer: Any) -> No
     texts = np.zeros((3, 4, 2), np.float32)
     texts[:, 0] = [[0, 2], [1, 0.2], [1, 0.2]]
     texts[:, 1] = [[1, 0.1], [0.1, 1], [1, 0.1]]
-    found = task.predict(list(texts.reshape(3, -1)), rows_of(task, tokenizer, examples), examples)
-    assert found.ranks.tolist() == [2, 1, 1]
-    assert found.first.tolist() == [1, 0, 0]
-    scores = task.score(found, examples)
+    predictions = task.predict(list(texts.reshape(3, -1)), rows_of(task, tokenizer, examples), examples)
+    assert predictions.ranks.tolist() == [2, 1, 1]
+    assert predictions.first.tolist() == [1, 0, 0]
+    scores = task.score(predictions, examples)
     assert scores["mrr_at_10"] == pytest.approx((1 / 2 + 1) / 2)
     assert scores["recall_at_10"] == 1
     baseline = task.baseline_scores(examples)
     assert baseline["mrr_at_10"] == pytest.approx((0.75 + 1) / 2)
-    [file] = task.write_predictions(tmp_path, "dev", found, examples)
+    [file] = task.write_predictions(tmp_path, "dev", predictions, examples)
     lines = [line.split("\t") for line in file.read_text().splitlines()]
     assert [row[2:] for row in lines] == [["rank", "first"], ["2", "1"], ["1", "0"], ["1", "0"]]
-    [errors] = task.write_details(tmp_path, "dev", found, examples)
+    [errors] = task.write_details(tmp_path, "dev", predictions, examples)
     assert errors.read_text().splitlines()[1:] == ["a b\tc d e\td\t2"]
     same = np.ones((3, 8), np.float32)
     assert task.is_degenerate(task.predict(list(same), rows_of(task, tokenizer, examples), examples), examples)
-    assert not task.is_degenerate(found._replace(ranks=np.array([1, 1, 1])), examples)
+    assert not task.is_degenerate(predictions._replace(ranks=np.array([1, 1, 1])), examples)
 
 
 def test_predictions_of_pairs_are_cosines(tmp_path: Path, tokenizer: Any) -> None:
     task = own(PAIRS, loss="cosent")
     examples = read(tmp_path, [{"text_a": "a", "text_b": "b", "score": score} for score in (0, 1, 2)], task)
     texts = np.array([[[1, 0], [0, 3]], [[1, 0], [2, 1]], [[1, 0], [4, 0]]], np.float32)
-    found = task.predict(list(texts.reshape(3, -1)), rows_of(task, tokenizer, examples), examples)
-    assert found.cosines.tolist() == pytest.approx([0, 2 / 5**0.5, 1])
-    assert task.score(found, examples)["spearman"] == 1
+    predictions = task.predict(list(texts.reshape(3, -1)), rows_of(task, tokenizer, examples), examples)
+    assert predictions.cosines.tolist() == pytest.approx([0, 2 / 5**0.5, 1])
+    assert task.score(predictions, examples)["spearman"] == 1
     assert task.main_metric == "spearman"
-    [file] = task.write_predictions(tmp_path, "dev", found, examples)
+    [file] = task.write_predictions(tmp_path, "dev", predictions, examples)
     assert file.read_text().splitlines()[:2] == ["index\tcosine\tscore", "0\t0.000000\t0"]
-    assert task.write_details(tmp_path, "dev", found, examples) == []
+    assert task.write_details(tmp_path, "dev", predictions, examples) == []
 
 
 def test_texts_are_lower_cased_if_the_model_declares_it(tmp_path: Path, tokenizer: Any) -> None:

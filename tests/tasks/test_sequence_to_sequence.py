@@ -52,8 +52,8 @@ def test_parallel_files_are_read_by_their_ends(folder: Path) -> None:
 
 
 def test_rows_of_a_column_are_scored_by_a_model_of_parallel_files(folder: Path) -> None:
-    found = task_of(PARALLEL).labelled_examples([{"source": "rot", "target": "red"}])
-    assert (list(found.sources), found.references) == (["rot"], [["red"]])
+    examples = task_of(PARALLEL).labelled_examples([{"source": "rot", "target": "red"}])
+    assert (list(examples.sources), examples.references) == (["rot"], [["red"]])
 
 
 def test_rouge_is_refused_before_training_on_other_letters(folder: Path) -> None:

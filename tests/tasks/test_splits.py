@@ -183,12 +183,12 @@ def test_rows_that_are_cut_are_told(tmp_path: Path) -> None:
     lines = "".join(f"{'a ' * (length - 2)},{number % 2}\n" for number, length in enumerate(lengths))
     made_files(tmp_path, train_csv="text,label\n" + lines, dev_csv="text,label\n" + lines.splitlines()[0] + "\n")
 
-    def facts(length: int, longest: int) -> list[tuple[str, str]]:
+    def facts(length: int, max_length: int) -> list[tuple[str, str]]:
         splits = splits_of(tmp_path, max_length=length)
         features = {
             name: splits.task.features(words, examples, splits.data) for name, examples in splits.examples.items()
         }
-        return cut_facts(splits.task, words, splits.examples, features, splits.data, longest)
+        return cut_facts(splits.task, words, splits.examples, features, splits.data, max_length)
 
     told = "train 50% (median 12 tokens), dev 0%; --data.max_length 32 cuts 20% of train"
     assert facts(16, 512) == [("rows cut", told)]

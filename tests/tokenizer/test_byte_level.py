@@ -114,10 +114,10 @@ def test_tagged_words_and_spans_are_found_by_their_characters(tokenizer: Tokeniz
     context = " The  naïve façade, the lowest."
     for answer in ("naïve", "façade", "lowest", "The"):
         asked = span_features.Example("1", "low", context, (span_features.Answer(answer, context.index(answer)),))
-        found = span_features.make_qa_features(tokenizer, [asked], max_length=64, max_query_length=8)
-        assert found.labels is not None
-        start, end = found.labels[0]
-        assert context[found.char_starts[start] : found.char_ends[end]] == answer
+        features = span_features.make_qa_features(tokenizer, [asked], max_length=64, max_query_length=8)
+        assert features.labels is not None
+        start, end = features.labels[0]
+        assert context[features.char_starts[start] : features.char_ends[end]] == answer
 
 
 def test_the_command_writes_a_vocabulary(corpus: Path, tmp_path: Path, capsys, fails) -> None:
@@ -163,8 +163,8 @@ def test_a_run_resumes_exactly(run, tmp_path: Path) -> None:
     shutil.copytree(run[0], again)
     shutil.rmtree(again / "checkpoints" / "10")
     assert pretrain([f"--config={again / 'config.yaml'}", f"--output_dir={again}"]) == 0
-    ours, theirs = bert.load(again).params, bert.load(run[0]).params
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    actual, expected = bert.load(again).params, bert.load(run[0]).params
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 @pytest.mark.medium
@@ -193,9 +193,9 @@ def test_a_run_is_exported_with_the_files_of_roberta(run, tmp_path: Path, monkey
     assert {"vocab.json", "merges.txt", "tokenizer.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
     assert read_json(tmp_path / "out" / "tokenizer_config.json")["tokenizer_class"] == "RobertaTokenizer"
     assert read_json(tmp_path / "out" / "config.json")["pad_token_id"] == 1
-    ours = load_tokenizer(run[0])
+    of_run = load_tokenizer(run[0])
     (tmp_path / "out" / "tokenizer.json").unlink()
-    assert load_tokenizer(tmp_path / "out").to_str() == ours.to_str(), "vocab.json and merges.txt alone say as much"
+    assert load_tokenizer(tmp_path / "out").to_str() == of_run.to_str(), "vocab.json and merges.txt alone say as much"
 
 
 def test_folders_of_trained_vocabularies_keep_their_names(corpus: Path, tmp_path: Path) -> None:

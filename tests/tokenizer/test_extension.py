@@ -53,10 +53,10 @@ def test_unused_slots_and_alphabet() -> None:
 def test_the_words_that_save_most_come_first(vocabulary) -> None:
     tokenizer = load_tokenizer(vocabulary)
     counts = count_words(TEXTS, WordSteps(tokenizer.normalizer, tokenizer.pre_tokenizer))
-    found = select_new_words(tokenizer, counts, 4)
-    assert [(new.word, new.count) for new in found] == [("cardiomyopathy", 10), ("stent", 10), ("cat", 10), ("and", 5)]
-    assert found[0].tokens_saved == 10 * 13
-    assert select_new_words(tokenizer, counts, 9, min_frequency=6) == found[:3]
+    words = select_new_words(tokenizer, counts, 4)
+    assert [(new.word, new.count) for new in words] == [("cardiomyopathy", 10), ("stent", 10), ("cat", 10), ("and", 5)]
+    assert words[0].tokens_saved == 10 * 13
+    assert select_new_words(tokenizer, counts, 9, min_frequency=6) == words[:3]
 
 
 def test_single_characters_that_are_unknown_are_added(vocabulary) -> None:
@@ -64,10 +64,10 @@ def test_single_characters_that_are_unknown_are_added(vocabulary) -> None:
     tokenizer = load_tokenizer(vocabulary)
     texts = ["the 嘅 😂", "on 😂 the mat", "係嘢 😂 ☃"] * 5 + ["嚿 a"]
     counts = count_words(texts, WordSteps(tokenizer.normalizer, tokenizer.pre_tokenizer))
-    found = select_new_words(tokenizer, counts, 9)
-    assert [(new.word, new.is_unknown) for new in found][:2] == [("😂", True), ("mat", False)]
-    assert {new.word for new in found} == {"😂", "mat", "係", "嘅", "嘢", "☃"}
-    read = add_words(tokenizer, [new.word for new in found]).encode(" ".join(texts[:3]), add_special_tokens=False)
+    words = select_new_words(tokenizer, counts, 9)
+    assert [(new.word, new.is_unknown) for new in words][:2] == [("😂", True), ("mat", False)]
+    assert {new.word for new in words} == {"😂", "mat", "係", "嘅", "嘢", "☃"}
+    read = add_words(tokenizer, [new.word for new in words]).encode(" ".join(texts[:3]), add_special_tokens=False)
     assert "[UNK]" not in read.tokens
 
 
@@ -132,7 +132,7 @@ def test_new_rows_are_the_means_of_the_old_tokens(vocabulary) -> None:
     size = len(old) + 2  # rows beyond the vocabulary, as published models have them
     word, bias = random.normal(size=(size, 6)).astype(np.float32), random.normal(size=size).astype(np.float32)
     params = {"bert": {"embeddings": {"word": {"embedding": word}}, "pooler": {}}, "predictions": {"bias": bias}}
-    given = word.copy()
+    inputs = word.copy()
     grown = extend_embeddings(params, rows, 56)
     table, output = grown["bert"]["embeddings"]["word"]["embedding"], grown["predictions"]["bias"]
     assert (table.shape, output.shape, table.dtype, output.dtype) == ((56, 6), (56,), np.float32, np.float32)
@@ -143,7 +143,7 @@ def test_new_rows_are_the_means_of_the_old_tokens(vocabulary) -> None:
         np.testing.assert_array_equal(table[row], word[tokens].mean(axis=0))
         np.testing.assert_array_equal(output[row], bias[tokens].mean())
     np.testing.assert_array_equal(table[55], word.mean(axis=0))
-    np.testing.assert_array_equal(word, given)
+    np.testing.assert_array_equal(word, inputs)
 
 
 def test_what_is_no_extension_is_one_sentence(vocabulary) -> None:

@@ -82,13 +82,13 @@ def test_a_mixed_corpus_loses_the_marks_of_european_letters_alone(kind):
 def test_an_almost_european_corpus_is_read_by_the_steps_of_bert(kind):
     """BERT's other tools can then read the vocabulary, whatever a few foreign words become."""
     texts = [*training_texts("de"), "ที่ ❤️ ≠"]
-    ours, bert = (
+    trained, bert = (
         train_tokenizer(iter(texts), TokenizerConfig(kind, None, 300, strip_accents=strip_accents))
         for strip_accents in ("european", None)
     )
-    assert ours.to_str() == bert.to_str()
+    assert trained.to_str() == bert.to_str()
     if kind == "wordpiece":
-        assert json.loads(ours.to_str())["normalizer"]["strip_accents"] is None
+        assert json.loads(trained.to_str())["normalizer"]["strip_accents"] is None
 
 
 def test_chinese_characters_continue_no_word_and_fill_their_share():

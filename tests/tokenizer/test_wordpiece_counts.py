@@ -61,9 +61,9 @@ def test_lines_hold_each_word_as_often_as_it_was_counted() -> None:
 
 
 def test_blocks_hold_every_line_once() -> None:
-    found = list(blocks(TEXTS, 500))
-    assert len(found) > 3
-    assert "".join(found) == "".join(text.encode("utf-8", "replace").decode() + "\n" for text in TEXTS)
+    result = list(blocks(TEXTS, 500))
+    assert len(result) > 3
+    assert "".join(result) == "".join(text.encode("utf-8", "replace").decode() + "\n" for text in TEXTS)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_level", "unigram"])

@@ -49,7 +49,7 @@ def test_rows_move_with_their_bias_and_new_ones_stay_as_drawn() -> None:
     kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
     source = {**encoder, "classifier": {"kernel": kernel, "bias": np.array([5, 6, 7], np.float32)}}
     fresh = {**encoder, "classifier": {"kernel": np.full((2, 2), -1.0), "bias": np.zeros(2)}}
-    given = {"classifier": (2, None)}
-    params = load_pretrained_params(fresh, source, "X", ("bert", "classifier"), lambda text: None, given)
+    rows_of_head = {"classifier": (2, None)}
+    params = load_pretrained_params(fresh, source, "X", ("bert", "classifier"), lambda text: None, rows_of_head)
     np.testing.assert_array_equal(params["classifier"]["kernel"], [[2, -1], [5, -1]])
     np.testing.assert_array_equal(params["classifier"]["bias"], [7, 0])

@@ -47,9 +47,9 @@ class GoneLogger(Logger):
 
 
 def assert_same_run(run: bert.Run, folder: Path) -> None:
-    ours, theirs = run.results, bert.Run(folder).results
-    assert ours.pop("seconds") > 0 < theirs.pop("seconds")
-    assert ours == theirs
+    actual, expected = run.results, bert.Run(folder).results
+    assert actual.pop("seconds") > 0 < expected.pop("seconds")
+    assert actual == expected
     assert lines_of(run.path) == lines_of(folder)
     jax.tree.map(np.testing.assert_array_equal, state_of(run.path)["params"], state_of(folder)["params"])
 
@@ -69,7 +69,7 @@ def test_pretrain_is_the_command(tmp_path, corpus, pretrained):
 def test_finetune_is_the_command_also_interrupted_in_an_event_loop_and_resumed_in_a_thread(
     tmp_path, monkeypatch, pretrained, finetuned, sst2
 ):
-    folder, found = tmp_path / "run", []
+    folder, result = tmp_path / "run", []
 
     def call():
         return bert.finetune("sst2", init=bert.Run(pretrained), output_dir=folder, overrides=overrides)
@@ -87,14 +87,14 @@ def test_finetune_is_the_command_also_interrupted_in_an_event_loop_and_resumed_i
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(bert.UserError, match=r"has no results\.json, .*: resume it"):
         _ = bert.Run(folder).results
-    thread = threading.Thread(target=lambda: found.append(call()))
+    thread = threading.Thread(target=lambda: result.append(call()))
     thread.start()
     thread.join()
-    assert found == [bert.Run(folder)]
-    assert_same_run(found[0], finetuned)
+    assert result == [bert.Run(folder)]
+    assert_same_run(result[0], finetuned)
     assert len(read_environment(folder)) == 2
-    again = bert.finetune(replace(found[0].config, profile=False))  # a configuration is a configuration
-    assert again.results["dev"] == found[0].results["dev"]
+    again = bert.finetune(replace(result[0].config, profile=False))  # a configuration is a configuration
+    assert again.results["dev"] == result[0].results["dev"]
 
 
 def test_a_sigterm_reaches_its_own_handler_once_the_state_is_saved(monkeypatch, capsys):
@@ -170,7 +170,7 @@ def test_a_run_resumes_with_its_best_step_its_dev_rows_and_after_a_signal_at_its
     (folder / "checkpoints" / BEST).write_text("7\n")  # its checkpoint was being written when the process was killed
     labels = str.maketrans("01", "10")
     (data / "dev.tsv").write_text((sst2 / "dev.tsv").read_text().translate(labels))
-    with pytest.raises(bert.UserError, match="began with"):
+    with pytest.raises(bert.UserError, match="the data is not what the run"):
         call()
     shutil.copy(sst2 / "dev.tsv", data)
     with monkeypatch.context() as patch:
@@ -207,7 +207,7 @@ def test_before_the_first_checkpoint_several_mistakes_are_corrected(tmp_path, pr
     with pytest.raises(KilledError):
         call()
     (data / "train.tsv").write_text("sentence\tlabel\nba ri\t1\nko ri\t0\n")
-    with pytest.raises(bert.UserError, match=r"or.*run"):
+    with pytest.raises(bert.UserError, match=r"remove .*run.*no checkpoint"):
         call()
 
 
@@ -258,7 +258,7 @@ def test_rows_in_memory_are_kept_with_the_run_and_others_are_refused(tmp_path, p
     run = call(rows, **{"training.steps": 2})
     assert (run.config.data.dir, run.config.data.dev_fraction) == (str(folder / "rows"), 0.1)
     assert run.model.predict(["ba ri"])[0].label in ("0", "1")
-    with pytest.raises(bert.UserError, match="began with"):
+    with pytest.raises(bert.UserError, match="the rows are not those that"):
         call(rows[:-1], **{"training.steps": 2})
     assert call(rows, **{"training.steps": 2}).results["dev"] == run.results["dev"]
 
@@ -336,19 +336,19 @@ def test_each_argument_sets_its_key(function, tmp_path):
     config_class, prepare = PREPARE[function]
     assert {*ARGUMENTS[config_class]} == {*inspect.signature(function).parameters} - NO_KEYS
     assert len(ARGUMENTS[config_class]) == 12
-    given = {"train": str(tmp_path / "train.tsv"), "dev": str(tmp_path / "dev.tsv"), "eval": ["eval.txt"]}
-    given |= {"init": None, "output_dir": tmp_path / "run", "epochs": 1.5, "batch_size": np.int64(6), "seed": 7}
-    given |= {"learning_rate": np.float32(0.5), "dtype": "bfloat16", "sequence_length": 64, "vocab_size": 300}
-    given |= {"max_length": 48, "num_seeds": 2, "patience": 3, "steps": None}
-    given |= {"init": "none"} if function is bert.finetune else {}
-    arguments = {name: given[name] for name in ARGUMENTS[config_class]}
+    inputs = {"train": str(tmp_path / "train.tsv"), "dev": str(tmp_path / "dev.tsv"), "eval": ["eval.txt"]}
+    inputs |= {"init": None, "output_dir": tmp_path / "run", "epochs": 1.5, "batch_size": np.int64(6), "seed": 7}
+    inputs |= {"learning_rate": np.float32(0.5), "dtype": "bfloat16", "sequence_length": 64, "vocab_size": 300}
+    inputs |= {"max_length": 48, "num_seeds": 2, "patience": 3, "steps": None}
+    inputs |= {"init": "none"} if function is bert.finetune else {}
+    arguments = {name: inputs[name] for name in ARGUMENTS[config_class]}
     recipe = "classification" if function is bert.finetune else "gpt_mini"
     config = dataclasses.asdict(prepare(recipe, **arguments).config)
     for name, key in ARGUMENTS[config_class].items():
         value = config
         for part in key.split("."):
             value = value[part]
-        assert value == (str(given[name]) if name == "output_dir" else given[name]), name
+        assert value == (str(inputs[name]) if name == "output_dir" else inputs[name]), name
 
 
 @pytest.mark.parametrize(
@@ -425,13 +425,13 @@ def test_rows_in_memory_are_swept_and_all_seeds_are_scored_on_the_same_of_them(p
         {"text": f"{text} {row}", "label": label} for row in range(10) for text, label in (("ba", "x"), ("ko", "y"))
     ]
     overrides = {"data.max_length": 16, "data.buckets": [16], "training.epochs": 1, "training.batch_size": 4}
-    given = {"init": pretrained, "train": rows, "output_dir": tmp_path / "sweep", "overrides": overrides}
-    runs = bert.sweep(bert.finetune, "classification", {"seed": [3, 4]}, **given)
+    arguments = {"init": pretrained, "train": rows, "output_dir": tmp_path / "sweep", "overrides": overrides}
+    runs = bert.sweep(bert.finetune, "classification", {"seed": [3, 4]}, **arguments)
     assert sorted((run.config.seed, run.config.data.sample_seed) for run in runs) == [(3, 0), (4, 0)]
     own = tmp_path / "sweep" / "seed=4" / "config.yaml"  # as of a sweep that began without it
     own.write_text(own.read_text().replace("sample_seed: 0", "sample_seed: null"))
     own.with_name("config.digest").unlink()
-    again = bert.sweep(bert.finetune, "classification", {"seed": [4]}, **given)
+    again = bert.sweep(bert.finetune, "classification", {"seed": [4]}, **arguments)
     assert again[0].config.data.sample_seed is None, "it resumes, whichever the first seed is"
     ids = [[line.split("\t")[0] for line in (run.path / "predictions" / "dev.tsv").open()] for run in runs]
     assert ids[0] == ids[1]

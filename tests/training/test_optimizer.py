@@ -123,12 +123,12 @@ def test_three_steps_equal_the_formula_of_the_paper(name: str, shape: tuple[int,
     params = expected = {"layer_0": {"kernel": random.normal(size=shape)}}
     config = OptimizerConfig(name, 0.1, 0, schedule="constant", max_grad_norm=0.0)
     optimizer = make_optimizer(config, 10)
-    params, state, ours = jax.tree.map(jnp.float32, params), {}, None
+    params, state, actual = jax.tree.map(jnp.float32, params), {}, None
     expected = expected["layer_0"]["kernel"]
     for step in (1, 2, 3):
         grad = random.normal(size=shape)
-        ours = optimizer.init(params) if ours is None else ours
-        updates, ours = optimizer.update({"layer_0": {"kernel": jnp.float32(grad)}}, ours, params)
+        actual = optimizer.init(params) if actual is None else actual
+        updates, actual = optimizer.update({"layer_0": {"kernel": jnp.float32(grad)}}, actual, params)
         params = optax.apply_updates(params, updates)
         expected = expected - 0.1 * (by_formula(name, grad, state, expected, step) + 0.01 * expected)
     np.testing.assert_allclose(params["layer_0"]["kernel"], expected, rtol=1e-4, atol=1e-5)
@@ -167,11 +167,11 @@ def test_a_state_is_checkpointed_bit_for_bit(name: str, tmp_path) -> None:
 
 
 def test_with_correction_it_is_optax_adam() -> None:
-    ours, theirs = scale_by_bert_adam(bias_correction=True, epsilon=1e-6), optax.scale_by_adam(eps=1e-6)
-    states = ours.init(PARAMS), theirs.init(PARAMS)
+    actual, expected = scale_by_bert_adam(bias_correction=True, epsilon=1e-6), optax.scale_by_adam(eps=1e-6)
+    states = actual.init(PARAMS), expected.init(PARAMS)
     for grads in GRADS:
-        first, a = ours.update(grads, states[0])
-        second, b = theirs.update(grads, states[1])
+        first, a = actual.update(grads, states[0])
+        second, b = expected.update(grads, states[1])
         states = a, b
         # optax takes 1 - beta2**count in float32, which is good to 6e-5 at the first step.
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=5e-5), first, second)
@@ -221,8 +221,8 @@ def test_a_constant_rate_and_one_that_falls_at_the_end() -> None:
     rate = learning_rate_schedule(config, 10)
     expected = [0, 1, 2, 2, 2, 2, 2, 1.75, 1.5, 1.25, 1]
     np.testing.assert_allclose([float(rate(n)) for n in range(11)], expected)
-    longest = learning_rate_schedule(dataclasses.replace(config, decay_ratio=0.9), 10)  # starts after the warm-up
-    np.testing.assert_allclose([float(longest(n)) for n in (1, 2, 6, 10)], [1, 2, 1.5, 1])
+    longest_decay = learning_rate_schedule(dataclasses.replace(config, decay_ratio=0.9), 10)  # starts after the warm-up
+    np.testing.assert_allclose([float(longest_decay(n)) for n in (1, 2, 6, 10)], [1, 2, 1.5, 1])
 
 
 @pytest.mark.parametrize("schedule", ["inverse_sqrt", "constant"])

@@ -86,9 +86,9 @@ def pretrain(corpus):
 def assert_same_runs(run: Path, other: Path) -> None:
     assert lines_of(run) == lines_of(other)
     jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(other))
-    ours, theirs = (json.loads((path / "results.json").read_text()) for path in (run, other))
-    assert ours.pop("seconds") > 0 < theirs.pop("seconds")
-    assert ours == theirs
+    actual, expected = (json.loads((path / "results.json").read_text()) for path in (run, other))
+    assert actual.pop("seconds") > 0 < expected.pop("seconds")
+    assert actual == expected
 
 
 @pytest.mark.medium
@@ -184,17 +184,17 @@ def test_a_branch_may_decay_with_other_batches_and_another_corpus(pretrain, sour
     ],
 )
 def test_a_state_that_cannot_be_continued_is_one_sentence(corpus, source, tmp_path, fails, arguments, part) -> None:
-    given = [argument.format(source) for argument in arguments]
+    options = [argument.format(source) for argument in arguments]
     run = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, "--training.steps=12"]
-    assert part in fails(main, *run, "--init_state=true", *given)
+    assert part in fails(main, *run, "--init_state=true", *options)
 
 
 @pytest.mark.medium
 def test_fine_tuning_and_pretraining_start_from_the_weights_of_a_step(pretrain, source, tmp_path) -> None:
     still = ["--optimizer.learning_rate=1e-12", "--optimizer.warmup_steps=0"]
     run = pretrain(tmp_path / "run", 1, f"--init={source}@4", *still)
-    ours, theirs = bert.load(run).params, bert.load(source, step=4).params
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours, theirs)
+    actual, expected = bert.load(run).params, bert.load(source, step=4).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), actual, expected)
 
 
 class Clock:

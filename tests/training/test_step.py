@@ -254,9 +254,9 @@ def test_interruption_does_not_matter_bit_for_bit(tmp_path: Path, uninterrupted,
 def test_training_on_eight_devices_follows_training_on_one(tmp_path: Path, uninterrupted) -> None:
     _expected, expected_lines, _ = uninterrupted
     _, lines = train(tmp_path, devices=8)
-    for (step, split, ours), (expected_step, expected_split, theirs) in zip(lines, expected_lines, strict=True):
+    for (step, split, actual), (expected_step, expected_split, expected) in zip(lines, expected_lines, strict=True):
         assert (step, split) == (expected_step, expected_split)
-        assert ours == pytest.approx(theirs, rel=1e-4)
+        assert actual == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.medium
@@ -266,11 +266,11 @@ def test_a_run_saved_on_one_device_goes_on_on_eight_and_back(tmp_path: Path, uni
     _, first = train(tmp_path, stop_at=4)
     _, second = train(tmp_path, devices=8, stop_at=9)
     _, third = train(tmp_path)
-    for ours, theirs in zip(first + second + third, expected_lines, strict=True):
-        assert ours[:2] == theirs[:2]
-        assert ours[2] == pytest.approx(theirs[2], rel=1e-4)
-        losses = {name: value for name, value in theirs[2].items() if name.endswith("loss")}
-        assert {name: ours[2][name] for name in losses} == pytest.approx(losses, rel=1e-5)
+    for actual, expected in zip(first + second + third, expected_lines, strict=True):
+        assert actual[:2] == expected[:2]
+        assert actual[2] == pytest.approx(expected[2], rel=1e-4)
+        losses = {name: value for name, value in expected[2].items() if name.endswith("loss")}
+        assert {name: actual[2][name] for name in losses} == pytest.approx(losses, rel=1e-5)
 
 
 @pytest.mark.medium

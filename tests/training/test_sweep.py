@@ -194,9 +194,9 @@ def test_a_sweep_over_renamed_keys_finds_its_trials(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps({**plan, "space": space, "trials": [stored]}))
     space = {"data.input_format": ["sop"], "training.objective": ["mlm", "clm"]}
     with open_sweep(str(tmp_path), {**plan, "space": space}) as folder:
-        [found] = folder.trials
-        assert found["values"] == {"data.input_format": "sop", "training.objective": "mlm"}
-        assert find_trial_name(tmp_path, found["values"]) == stored["name"]
+        [result] = folder.trials
+        assert result["values"] == {"data.input_format": "sop", "training.objective": "mlm"}
+        assert find_trial_name(tmp_path, result["values"]) == stored["name"]
         values = {"data.input_format": "sop", "training.objective": "clm"}
         assert find_trial_name(tmp_path, values) == "input_format=sop,objective=clm"
 

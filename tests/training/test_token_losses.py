@@ -47,9 +47,9 @@ def gradients(function, *inputs, **options):
     return sums, grads
 
 
-def check_equal(found, expected, tolerance: float) -> None:
+def check_equal(actual, expected, tolerance: float) -> None:
     compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())  # noqa: E731
-    jax.tree.map(compare, found, expected)
+    jax.tree.map(compare, actual, expected)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -59,8 +59,8 @@ def test_values_and_gradients_are_those_of_all_logits_at_once(stretch, label_smo
     inputs = (HIDDEN, *(pad_vocabulary(TABLE, BIAS) if padded else (TABLE, BIAS)))
     options = {"label_smoothing": label_smoothing, "vocab_size": V}
     decode = functools.partial(decoded_loss, labels=LABELS, weights=WEIGHTS, stretch=stretch)
-    found, expected = gradients(decode, *inputs, **options), gradients(whole, *inputs, **options)
-    check_equal(found, expected, 2e-6)
+    actual, expected = gradients(decode, *inputs, **options), gradients(whole, *inputs, **options)
+    check_equal(actual, expected, 2e-6)
     without_gradient = jax.jit(functools.partial(decode, **options))(*inputs)
     check_equal(without_gradient, expected[0], 2e-6)
 
@@ -68,10 +68,10 @@ def test_values_and_gradients_are_those_of_all_logits_at_once(stretch, label_smo
 def test_bfloat16_products_are_those_of_all_logits_at_once() -> None:
     hidden = HIDDEN.astype(jnp.bfloat16)
     decode = functools.partial(decoded_loss, labels=LABELS, weights=WEIGHTS, stretch=4)
-    found, expected = gradients(decode, hidden, TABLE, BIAS), gradients(whole, hidden, TABLE, BIAS)
-    assert found[1][0].dtype == jnp.bfloat16
-    check_equal(found[0], expected[0], 1e-6)
-    check_equal(*jax.tree.map(lambda x: x.astype(jnp.float32), (found[1], expected[1])), 1e-2)
+    actual, expected = gradients(decode, hidden, TABLE, BIAS), gradients(whole, hidden, TABLE, BIAS)
+    assert actual[1][0].dtype == jnp.bfloat16
+    check_equal(actual[0], expected[0], 1e-6)
+    check_equal(*jax.tree.map(lambda x: x.astype(jnp.float32), (actual[1], expected[1])), 1e-2)
 
 
 def test_smoothed_labels_by_hand() -> None:
@@ -117,8 +117,8 @@ def test_a_mesh_changes_no_sum_and_no_gradient(shape) -> None:
     expected = gradients(decode, *inputs)
     parallel = MeshParallel(shape, jax.devices()[:8])
     with jax.set_mesh(parallel.mesh):
-        found = gradients(functools.partial(decode, stretch=4), *inputs)
-    check_equal(jax.device_get(found), jax.device_get(expected), 3e-6)
+        actual = gradients(functools.partial(decode, stretch=4), *inputs)
+    check_equal(jax.device_get(actual), jax.device_get(expected), 3e-6)
 
 
 def test_a_classifier_and_a_language_model_share_an_encoder() -> None:

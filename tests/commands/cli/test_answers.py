@@ -24,7 +24,7 @@ def tickets(name: str = "classification", **data: Any) -> Any:
 
 def inputs(path: Path, content: str | bytes, task: Any = None) -> list[Input]:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return [given for chunk in read_inputs(str(path), task or tickets()) for given in chunk]
+    return [entry for chunk in read_inputs(str(path), task or tickets()) for entry in chunk]
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def inputs(path: Path, content: str | bytes, task: Any = None) -> list[Input]:
     ids=["comma", "semicolon", "tab", "JSON lines", "UTF-16", "gzip"],
 )
 def test_tables_are_read_by_the_columns_of_the_run(name, content, tmp_path):
-    found = inputs(tmp_path / name, content)
-    assert [(given.value, given.id, given.error) for given in found] == [
+    inputs_read = inputs(tmp_path / name, content)
+    assert [(entry.value, entry.id, entry.error) for entry in inputs_read] == [
         ("one, two", {"ticket": "7"}, None),
         ("three", {"ticket": "8"}, None),
     ]
@@ -49,10 +49,10 @@ def test_tables_are_read_by_the_columns_of_the_run(name, content, tmp_path):
 
 def test_columns_of_the_tasks_of_the_toolkit(tmp_path):
     glue = "index\tsentence1\tsentence2\n3\ta\tb\n"
-    [given] = inputs(tmp_path / "a.tsv", glue, find_task("rte"))
-    assert (given.value, given.id) == (("a", "b"), {"index": "3"})
-    [given] = inputs(tmp_path / "a.tsv", "g\t1\t\ta b\n", find_task("cola"))  # as its training file, without a header
-    assert given.value == "a b"
+    [entry] = inputs(tmp_path / "a.tsv", glue, find_task("rte"))
+    assert (entry.value, entry.id) == (("a", "b"), {"index": "3"})
+    [entry] = inputs(tmp_path / "a.tsv", "g\t1\t\ta b\n", find_task("cola"))  # as its training file, without a header
+    assert entry.value == "a b"
     line = '{"idx": 5, "sentence1": "a", "sentence2": "b"}\n'
     assert inputs(tmp_path / "a.jsonl", line, find_task("mrpc"))[0].value == ("a", "b")
     assert inputs(tmp_path / "a.csv", "id,question,context\n1,who,b\n", find_task("squad"))[0].value == ("who", "b")
@@ -60,8 +60,8 @@ def test_columns_of_the_tasks_of_the_toolkit(tmp_path):
     assert inputs(tmp_path / "a.csv", swag, find_task("swag"))[0].value == ("a", "c", "d")
     choices = [{"label": "A", "text": "b"}, {"label": "B", "text": "c"}]
     line = json.dumps({"id": "x", "question": {"stem": "a", "choices": choices}})
-    [given] = inputs(tmp_path / "a.jsonl", line, find_task("commonsenseqa"))
-    assert (given.value, given.id) == (("a", "b", "c"), {"id": "x"})
+    [entry] = inputs(tmp_path / "a.jsonl", line, find_task("commonsenseqa"))
+    assert (entry.value, entry.id) == (("a", "b", "c"), {"id": "x"})
     line = json.dumps({"question": "a", "choices": ["b", "c"]})
     assert inputs(tmp_path / "a.jsonl", line, find_task("swag"))[0].value == ("a", "b", "c")
     other = published_task("sequence_classification", "other", ("n", "p"), None)
@@ -84,8 +84,8 @@ def test_lines_of_a_published_model_whose_number_of_texts_is_known(tmp_path):
 
 def test_names_of_the_configuration_stand_for_a_missing_header(tmp_path):
     task = tickets(column_names=["queue", "message"])
-    assert [given.value for given in inputs(tmp_path / "a.csv", "x,one\ny,two\n", task)] == ["one", "two"]
-    assert [given.value for given in inputs(tmp_path / "a.csv", "queue,message\ny,two\n", task)] == ["two"]
+    assert [entry.value for entry in inputs(tmp_path / "a.csv", "x,one\ny,two\n", task)] == ["one", "two"]
+    assert [entry.value for entry in inputs(tmp_path / "a.csv", "queue,message\ny,two\n", task)] == ["two"]
 
 
 @pytest.mark.parametrize(
@@ -108,16 +108,16 @@ def test_what_does_not_fit_is_refused_in_one_sentence(name, content, error, tmp_
 
 
 def test_ndjson_is_jsonl(tmp_path):
-    assert [given.value for given in inputs(tmp_path / "a.ndjson", '{"message": "one"}\n')] == ["one"]
+    assert [entry.value for entry in inputs(tmp_path / "a.ndjson", '{"message": "one"}\n')] == ["one"]
 
 
 def test_a_bad_row_is_marked_and_the_others_are_read(tmp_path):
     rows = inputs(tmp_path / "a.csv", b'message,ticket\na,1\nb\n\n"x"y,2\n,3\n\xff,4\n"c\nd",5\n"open,6\n')
-    assert [given.value for given in rows] == ["a", None, None, None, None, None, "c\nd", None]
+    assert [entry.value for entry in rows] == ["a", None, None, None, None, None, "c\nd", None]
     told = ("1 column, but the header has 2", "an empty line", "not CSV", "message is empty", "not UTF-8", "not CSV")
-    for given, error in zip([given for given in rows if given.error], told, strict=True):
-        assert given.error.startswith(error)
-    assert [given.line for given in rows] == [2, 3, 4, 5, 6, 7, 8, 10]
+    for entry, error in zip([entry for entry in rows if entry.error], told, strict=True):
+        assert entry.error.startswith(error)
+    assert [entry.line for entry in rows] == [2, 3, 4, 5, 6, 7, 8, 10]
     assert rows[5].failed() == {"line": 7, "text": "\ufffd,4", "error": rows[5].error}
     assert rows[4].failed()["ticket"] == "3"
 
@@ -134,14 +134,14 @@ def test_a_bad_row_is_marked_and_the_others_are_read(tmp_path):
         "9" * 5000,
     ]
     rows = inputs(tmp_path / "a.jsonl", "\n".join([*lines, '{"message": "b"}']))
-    assert [given.value for given in rows] == ["a", *[None] * 8, "b"]
-    assert [given.line for given in rows] == list(range(1, 11))
+    assert [entry.value for entry in rows] == ["a", *[None] * 8, "b"]
+    assert [entry.line for entry in rows] == list(range(1, 11))
 
 
 def test_a_text_file_has_one_input_a_line(tmp_path):
     rows = inputs(tmp_path / "a.txt", b'\xef\xbb\xbfa\r\n\n\xff b\nmessage,ticket\n{"message": "c"}')
-    assert [given.value for given in rows] == ["a", None, None, "message,ticket", '{"message": "c"}']
-    assert [given.text for given in rows[1:3]] == ["", "\ufffd b"]
+    assert [entry.value for entry in rows] == ["a", None, None, "message,ticket", '{"message": "c"}']
+    assert [entry.text for entry in rows[1:3]] == ["", "\ufffd b"]
     pairs = inputs(tmp_path / "a.txt", "a\tb\na\n", find_task("rte"))
     assert (pairs[0].value, pairs[1].value) == (("a", "b"), None)
     assert pairs[1].error.startswith("1 column(s), but this task needs 2")
@@ -158,17 +158,17 @@ def test_a_text_file_has_one_input_a_line(tmp_path):
     ],
 )
 def test_a_tagger_reads_words(name, content, tmp_path):
-    given = [one.value for one in inputs(tmp_path / name, content, find_task("tagging"))]
+    entry = [one.value for one in inputs(tmp_path / name, content, find_task("tagging"))]
     assert [one.error for one in inputs(tmp_path / name, content, find_task("tagging"))] == [None, None]
-    assert given in ([["a", "b c"], ["d"]], [["x", "y"], ["d"]], [["a", "b"], "{d} is a text"])
+    assert entry in ([["a", "b c"], ["d"]], [["x", "y"], ["d"]], [["a", "b"], "{d} is a text"])
     assert find_task("tagging").input_fields(["a"]) == {"words": ["a"]}
 
 
 def test_a_tagger_still_reads_a_column_of_texts(tmp_path):
-    found = inputs(tmp_path / "a.tsv", "id\ttext\n7\ta b\n", find_task("tagging"))
-    assert [one.value for one in found] == ["a b"]
+    inputs_read = inputs(tmp_path / "a.tsv", "id\ttext\n7\ta b\n", find_task("tagging"))
+    assert [one.value for one in inputs_read] == ["a b"]
 
 
 def test_words_that_are_no_list_are_an_error_of_their_line(tmp_path):
-    found = inputs(tmp_path / "a.jsonl", '{"words": 3}\n{"words": []}\n', find_task("tagging"))
-    assert ["words is 3" in found[0].error, "words is []" in found[1].error] == [True, True]
+    inputs_read = inputs(tmp_path / "a.jsonl", '{"words": 3}\n{"words": []}\n', find_task("tagging"))
+    assert ["words is 3" in inputs_read[0].error, "words is []" in inputs_read[1].error] == [True, True]

@@ -163,8 +163,8 @@ def test_predictions_per_row_follow_from_the_share_and_the_length():
 def test_a_warm_up_as_long_as_the_run_is_refused_with_the_configuration():
     text = "data.train: a\ntraining.steps: 100\noptimizer.warmup_steps: 50"
     assert pretrain_yaml(text).optimizer.warmup_steps == 50
-    found = sentence(pretrain_yaml, text, "--training.steps", "40")
-    assert found.startswith("x.yaml, line 3 and command line: optimizer.warmup_steps (50) is not below the 40 steps")
-    assert "--optimizer.warmup_ratio 0.1" in found
+    result = sentence(pretrain_yaml, text, "--training.steps", "40")
+    assert result.startswith("x.yaml, line 3 and command line: optimizer.warmup_steps (50) is not below the 40 steps")
+    assert "--optimizer.warmup_ratio 0.1" in result
     pretrain_yaml(text, "--training.steps", "40", "--optimizer.warmup_ratio", "0.1")
     assert "warmup_steps (50)" in sentence(finetune_yaml, "training.steps: 9\noptimizer.warmup_steps: 50")

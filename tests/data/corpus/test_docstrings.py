@@ -117,12 +117,12 @@ def test_processes_find_what_one_finds(monkeypatch) -> None:
 
 @pytest.mark.medium
 def test_prose_is_english_and_has_no_code() -> None:
-    found = list(docstring_documents(REAL))
-    text = [paragraph for document in found for paragraph in document]
+    documents = list(docstring_documents(REAL))
+    text = [paragraph for document in documents for paragraph in document]
     words = " ".join(text).lower().split()
     assert words.count("the") / len(words) > 0.05, "prose in English has one word in twenty 'the'"
     assert not any(paragraph.startswith(">>>") or "\n" in paragraph for paragraph in text)
-    assert all(len(" ".join(document).split()) >= 30 for document in found)
+    assert all(len(" ".join(document).split()) >= 30 for document in documents)
 
 
 @pytest.mark.medium

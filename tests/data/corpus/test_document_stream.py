@@ -59,13 +59,13 @@ def read(config: DataConfig, count: int, reader: tuple[int, int] = (0, 1)) -> li
 def test_every_document_is_read_once_a_pass(folder: Path, readers: int) -> None:
     """Eight readers share five files document by document, fewer have files of their own."""
     config, files = config_of(folder), stream_files([str(folder)])
-    found: Counter[tuple[int, str]] = Counter()
+    result: Counter[tuple[int, str]] = Counter()
     for index in range(readers):
         for document in DocumentReader(files, config, (index, readers)):
             if document.passes == 3:
                 break
-            found[document.passes, document.document[0]] += 1
-    assert found == Counter(itertools.product(range(3), ALL))
+            result[document.passes, document.document[0]] += 1
+    assert result == Counter(itertools.product(range(3), ALL))
 
 
 @pytest.mark.parametrize("readers", [1, 8])

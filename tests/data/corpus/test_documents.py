@@ -198,9 +198,9 @@ def test_fingerprint_of_the_standard_library():
 
 def test_sentences():
     paragraphs = ['Dr. Smith (b. 1950) left. "Why?" asked Ann.', "An open “quote. Or two", "Next paragraph."]
-    found = split_sentences(paragraphs, "en")
-    assert found[:2] == ["Dr. Smith (b. 1950) left.", '"Why?" asked Ann.']
-    assert found[-1] == "Next paragraph."
+    sentences = split_sentences(paragraphs, "en")
+    assert sentences[:2] == ["Dr. Smith (b. 1950) left.", '"Why?" asked Ann.']
+    assert sentences[-1] == "Next paragraph."
     assert split_sentences(["你好。我很好。"], "zh") == ["你好。", "我很好。"]
     assert split_sentences([" One. Two. ", " "], "en", one_sentence_per_line=True) == ["One. Two."]
 
@@ -221,9 +221,9 @@ def test_a_book_on_one_line_keeps_its_text_and_its_sentences():
     sentences = [f"This is number {i} of many short sentences." for i in range(5000)]
     sentences[10] = 'The man said "this and never stopped.'
     sentences[4000] = 'He stopped" and went home.'
-    found = split_sentences([" ".join(sentences)], "en")
-    assert " ".join(found) == " ".join(sentences)
-    assert len(found) > 4000
+    result = split_sentences([" ".join(sentences)], "en")
+    assert " ".join(result) == " ".join(sentences)
+    assert len(result) > 4000
     endless = "no end " * 5000
     assert " ".join(split_sentences([endless], "en")) == endless.strip()
     assert "".join(split_sentences(["x" * 25_000], "en")) == "x" * 25_000

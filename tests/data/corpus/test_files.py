@@ -199,11 +199,11 @@ def test_text_in_utf_16_without_a_mark_is_an_error(tmp_path) -> None:
 def test_a_file_that_disappears_is_named(tmp_path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("text\n\n")
-    found = documents(str(tmp_path))
-    next(found)
+    file = documents(str(tmp_path))
+    next(file)
     (tmp_path / "b.txt").unlink()
     with pytest.raises(UserError, match=r"b\.txt has disappeared"):
-        list(found)
+        list(file)
 
 
 @pytest.mark.parametrize("packed", [".gz", ".bz2", ".xz", ".zst"])
@@ -314,36 +314,36 @@ def store_of(folder, counts, size=100) -> document_store.DocumentStore:
 
 @pytest.mark.parametrize("weights", [[0.5, 0.5], [1.0, 9.0], [3.0, 1.0], [30.0, 0.1]])
 def test_a_mixture_has_the_shares_asked_for_and_every_document(tmp_path, weights) -> None:
-    found = store_of(tmp_path, [300, 100])
-    order = found.mixture_order(found.order(1), weights, 1)
-    sources = found.sources()[order]
+    store = store_of(tmp_path, [300, 100])
+    order = store.mixture_order(store.order(1), weights, 1)
+    sources = store.sources()[order]
     share = weights[0] / sum(weights)
     assert (sources == 0).mean() == pytest.approx(share, abs=0.005)
     times = np.bincount(order, minlength=400)
     assert times.min() == 1
     for source in (0, 1):
-        mine = times[found.sources() == source]
+        mine = times[store.sources() == source]
         assert mine.max() - mine.min() <= 1, "no document is repeated twice more often than another of its source"
-    np.testing.assert_array_equal(order, found.mixture_order(found.order(1), weights, 1))
+    np.testing.assert_array_equal(order, store.mixture_order(store.order(1), weights, 1))
 
 
 def test_an_entry_without_documents_cannot_have_a_share(tmp_path) -> None:
-    found = store_of(tmp_path, [10, 0])
+    store = store_of(tmp_path, [10, 0])
     with pytest.raises(UserError, match=r"data\.mixture_weights: entry 2 of data\.train has no document"):
-        found.mixture_order(found.order(1), [0.5, 0.5], 1)
+        store.mixture_order(store.order(1), [0.5, 0.5], 1)
 
 
 def test_of_a_large_document_a_mixture_has_what_is_nearer_to_its_share(tmp_path) -> None:
     texts = [(0, ["x" * 1000]), *[(1, ["y" * 100])] * 19]
-    found = document_store.write_store(texts, tmp_path, lambda number: None)
-    order = found.mixture_order(found.order(1), [0.5, 0.5], 1)
-    assert (found.sources()[order] == 0).sum() == 2, "1.9 passes are two, not one"
+    store = document_store.write_store(texts, tmp_path, lambda number: None)
+    order = store.mixture_order(store.order(1), [0.5, 0.5], 1)
+    assert (store.sources()[order] == 0).sum() == 2, "1.9 passes are two, not one"
 
 
 def test_a_mixture_of_a_thousand_passes_is_a_mistake(tmp_path) -> None:
-    found = store_of(tmp_path, [100, 100])
+    store = store_of(tmp_path, [100, 100])
     with pytest.raises(UserError, match=r"entry 1 of data\.train would be read 10,000 times.*1,000"):
-        found.mixture_order(found.order(1), [1.0, 0.0001], 1)
+        store.mixture_order(store.order(1), [1.0, 0.0001], 1)
 
 
 def test_a_repeated_document_is_never_its_own_random_partner(tmp_path) -> None:
@@ -361,8 +361,8 @@ def test_a_repeated_document_is_never_its_own_random_partner(tmp_path) -> None:
         one_sentence_per_line=True,
         num_workers=1,
     )
-    found = build_examples(config, load_tokenizer(tmp_path / "vocab.txt"), tmp_path / "cache")
-    rows = open_rows(found.train).take(np.arange(found.counts["train_rows"]))
+    example_set = build_examples(config, load_tokenizer(tmp_path / "vocab.txt"), tmp_path / "cache")
+    rows = open_rows(example_set.train).take(np.arange(example_set.counts["train_rows"]))
     a = rows["input_ids"][:, 1]
     b = rows["input_ids"][np.arange(len(a)), rows["segment_a_length"]]
     assert ((a < 9) & (rows["next_sentence_label"] == 1)).sum() > 100
@@ -410,9 +410,9 @@ def test_sentences_end_by_the_language_of_their_source(two_languages, monkeypatc
         eval_fraction=0.2,
         num_workers=1,
     )
-    found = build_examples(config, load_tokenizer(two_languages / "vocab.txt"), two_languages / "cache")
+    example_set = build_examples(config, load_tokenizer(two_languages / "vocab.txt"), two_languages / "cache")
     assert seen == {"Das ": "de", "This": "en"}
-    assert len(open_rows(found.train))
+    assert len(open_rows(example_set.train))
     other = DataConfig(**{**vars(config), "mixture_weights": None})
     third = DataConfig(**{**vars(config), "language": ["en", "en"]})
     tokenizer = load_tokenizer(two_languages / "vocab.txt")

@@ -45,9 +45,9 @@ def test_a_sample_has_lines_of_all_files(tmp_path):
     (tmp_path / "50.txt").write_text("")
     for streaming in (False, True):
         data = DataConfig(train=[str(tmp_path / "*.txt")], streaming=streaming)
-        found = list(sample_texts(data))
-        assert len({line for line in found if "document" in line}) >= 16
-        assert sum(map(len, found)) < 250_000
+        texts = list(sample_texts(data))
+        assert len({line for line in texts if "document" in line}) >= 16
+        assert sum(map(len, texts)) < 250_000
 
 
 @pytest.mark.medium

@@ -293,9 +293,9 @@ def test_corpus_for_evaluation(place, tokenizer, tmp_path):
     (tmp_path / "eval.txt").write_text(text_of(range(30, 34)))
     (tmp_path / "one.txt").write_text(text_of([30]))
     config = config_of(place, train=str(tmp_path / "train.txt"), eval=str(tmp_path / "eval.txt"), eval_fraction=0.0)
-    found = build_examples(config, tokenizer, tmp_path)
-    assert documents_in(all_rows(found.train)) == set(range(20))
-    assert documents_in(all_rows(found.eval)) == set(range(30, 34))
+    example_set = build_examples(config, tokenizer, tmp_path)
+    assert documents_in(all_rows(example_set.train)) == set(range(20))
+    assert documents_in(all_rows(example_set.eval)) == set(range(30, 34))
     with pytest.raises(UserError, match=r"data\.eval holds 1 document:"):
         build_examples(config_of(place, eval=str(tmp_path / "one.txt")), tokenizer, tmp_path)
 
@@ -309,8 +309,10 @@ def test_awkward_text(place, tokenizer, tmp_path):
     ]
     text = "\n\n".join(["\n".join(lines)] * 4 + ["\u200b", "d3s1w1"])
     (tmp_path / "odd.txt").write_text(text, encoding="utf-8")
-    found = build_examples(config_of(place, train=str(tmp_path / "odd.txt"), eval_fraction=0.34), tokenizer, tmp_path)
-    rows = all_rows([*found.train, *found.eval])
+    example_set = build_examples(
+        config_of(place, train=str(tmp_path / "odd.txt"), eval_fraction=0.34), tokenizer, tmp_path
+    )
+    rows = all_rows([*example_set.train, *example_set.eval])
     for ids, length in zip(rows["input_ids"], rows["length"], strict=True):
         assert MASK not in ids
         assert (ids[:length] == SEP).sum() == 2
@@ -335,10 +337,10 @@ def test_lines_and_fields_are_part_of_the_name_of_a_set(place, tokenizer, tmp_pa
     plain = config_of(place, train=str(tmp_path / "a.jsonl"))
     body = config_of(place, train=str(tmp_path / "a.jsonl"), text_field="body")
     lines = config_of(place, train=str(tmp_path / "a.txt"), document_per_line=True, input_format="full_sentences")
-    found = [build_examples(config, tokenizer, tmp_path / "cache") for config in (plain, body, lines)]
-    assert len({examples.folder for examples in found}) == 3
-    assert documents_in(all_rows([*found[1].train, *found[1].eval])) == set(range(1, 9))
-    assert found[2].counts["train_documents"] + found[2].counts["eval_documents"] == 24
+    example_set = [build_examples(config, tokenizer, tmp_path / "cache") for config in (plain, body, lines)]
+    assert len({examples.folder for examples in example_set}) == 3
+    assert documents_in(all_rows([*example_set[1].train, *example_set[1].eval])) == set(range(1, 9))
+    assert example_set[2].counts["train_documents"] + example_set[2].counts["eval_documents"] == 24
 
 
 def test_documents_of_accents_only(place, tokenizer, tmp_path):
@@ -371,10 +373,10 @@ def test_many_tokens_need_wider_ids(place, tmp_path):
     words = [f"x{i}" for i in range(70_000)]
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
     (tmp_path / "c.txt").write_text("\n\n".join(f"x69990 x{i} x3\nx69999" for i in range(9)))
-    found = build_examples(
+    example_set = build_examples(
         config_of(place, train=str(tmp_path / "c.txt")), load_tokenizer(tmp_path / "vocab.txt"), tmp_path
     )
-    assert (all_rows(found.train)["input_ids"] == 69_999 + FIRST).any()
+    assert (all_rows(example_set.train)["input_ids"] == 69_999 + FIRST).any()
 
 
 def test_index_says_what_is_there(built):

@@ -27,19 +27,19 @@ def build_lengths(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_small_share_of_consecutive_pairs_is_a_warning(build_lengths, packing) -> None:
-    found = build_lengths(1, 1, 1, 2, packing=packing)
-    share = found.consecutive_share("train")
+    result = build_lengths(1, 1, 1, 2, packing=packing)
+    share = result.consecutive_share("train")
     assert 0.05 < share < 0.2
-    (warning, *_) = found.pair_warnings()
+    (warning, *_) = result.pair_warnings()
     assert has_all(warning, f"{share:.1%}", "data.train are consecutive")
     assert "1.2 sentences" in warning or "1.3 sentences" in warning
 
 
 @pytest.mark.parametrize("length", [2, 3, SENTENCES])
 def test_documents_of_two_and_more_sentences_are_no_warning(build_lengths, length) -> None:
-    found = build_lengths(length)
-    assert found.consecutive_share("train") == pytest.approx(0.42, abs=0.1)
-    assert found.pair_warnings() == []
+    result = build_lengths(length)
+    assert result.consecutive_share("train") == pytest.approx(0.42, abs=0.1)
+    assert result.pair_warnings() == []
 
 
 def test_next_sentence_pairs_of_one_sentence_documents_are_an_error(build_lengths) -> None:
@@ -49,10 +49,12 @@ def test_next_sentence_pairs_of_one_sentence_documents_are_an_error(build_length
 
 
 def test_documents_without_a_sentence_order_pair_are_counted(build_lengths) -> None:
-    found = build_lengths(1, 2, input_format="sop")
-    count = found.counts["train_single_sentence_documents"]
-    assert 0.4 < count / found.counts["train_documents"] < 0.6
-    assert f"{count} of {found.counts['train_documents']} documents of data.train have one" in found.pair_warnings()[0]
+    result = build_lengths(1, 2, input_format="sop")
+    count = result.counts["train_single_sentence_documents"]
+    assert 0.4 < count / result.counts["train_documents"] < 0.6
+    assert (
+        f"{count} of {result.counts['train_documents']} documents of data.train have one" in result.pair_warnings()[0]
+    )
 
 
 def test_held_out_documents_of_one_sentence_are_a_warning(build_lengths, place, tmp_path) -> None:

@@ -72,16 +72,16 @@ def test_the_configuration_names_every_objective() -> None:
 
 @pytest.mark.medium
 def test_each_objective_is_a_set_of_its_own_with_the_same_text_held_out(place) -> None:
-    given = {"blocks": {"one_sentence_per_line": False}}
-    sets = [build_rows(place, input_format, **given.get(input_format, {})) for input_format in INPUT_FORMATS]
-    assert len({found.folder for found in sets}) == 5
-    held_out = [set(rows_of(found.eval)["input_ids"].ravel().tolist()) - {CLS, PAD} for found in sets[2:]]
+    settings = {"blocks": {"one_sentence_per_line": False}}
+    sets = [build_rows(place, input_format, **settings.get(input_format, {})) for input_format in INPUT_FORMATS]
+    assert len({example_set.folder for example_set in sets}) == 5
+    held_out = [set(rows_of(example_set.eval)["input_ids"].ravel().tolist()) - {CLS, PAD} for example_set in sets[2:]]
     assert held_out[0] == held_out[1] == held_out[2]
 
 
 def test_sentence_order_pairs_are_neighbours_and_half_are_swapped(place) -> None:
-    found = build_rows(place, "sop")
-    rows = rows_of(found.train)
+    built = build_rows(place, "sop")
+    rows = rows_of(built.train)
     for ids, length, second, label in zip(*rows.values(), strict=True):
         a, b = ids[1 : second - 1], ids[second : length - 1]
         assert ids[0] == CLS
@@ -96,7 +96,7 @@ def test_sentence_order_pairs_are_neighbours_and_half_are_swapped(place) -> None
     labels = rows["sentence_order_label"]
     assert len(labels) > 200
     assert labels.mean() == pytest.approx(0.5, abs=4 * 0.5 / len(labels) ** 0.5)
-    assert found.counts["train_positive_rows"] == labels.sum()
+    assert built.counts["train_positive_rows"] == labels.sum()
     assert "next_sentence_label" not in rows
 
 
@@ -114,13 +114,13 @@ def test_sentence_order_uses_all_text_but_lone_sentences() -> None:
 
 @pytest.mark.parametrize("input_format", ["full_sentences", "doc_sentences"])
 def test_full_rows_hold_whole_sentences_each_once(place, input_format) -> None:
-    found = build_rows(place, input_format)
-    rows = rows_of(found.train)
+    built = build_rows(place, input_format)
+    rows = rows_of(built.train)
     assert set(rows) == {"input_ids", "length", "segment_a_length"}
     np.testing.assert_array_equal(rows["length"], rows["segment_a_length"])
     tokens = rows["input_ids"][rows["input_ids"] >= FIRST]
-    assert len(set(tokens.tolist())) == len(tokens) == found.counts["train_tokens"]
-    assert found.counts["train_unused_tokens"] == found.counts["train_positive_rows"] == 0
+    assert len(set(tokens.tolist())) == len(tokens) == built.counts["train_tokens"]
+    assert built.counts["train_unused_tokens"] == built.counts["train_positive_rows"] == 0
     starts = set(boundaries(lengths(120))[0])
     crossing = 0
     for ids, length in zip(rows["input_ids"], rows["length"], strict=True):
@@ -142,10 +142,10 @@ def test_full_rows_hold_whole_sentences_each_once(place, input_format) -> None:
 def test_rows_across_documents_are_full_but_for_a_sentence() -> None:
     sentences, documents = boundaries(lengths(120))
     ends = set(documents)
-    found = list(rows_across_documents(sentences, documents, T - 2))
+    rows = list(rows_across_documents(sentences, documents, T - 2))
     index = {start: number for number, start in enumerate(sentences)}
-    assert all(end == start for (_, end), (start, _) in itertools.pairwise(found))
-    for start, end in found[:-1]:
+    assert all(end == start for (_, end), (start, _) in itertools.pairwise(rows))
+    for start, end in rows[:-1]:
         first, stop = index[start], index[end]
         separators = sum(number in ends for number in range(first + 1, stop))
         assert end - start + separators <= T - 2
@@ -163,15 +163,15 @@ def test_rows_within_documents_end_with_them() -> None:
 @pytest.mark.parametrize("input_format", ["nsp", "sop", "full_sentences", "doc_sentences"])
 def test_a_sentence_longer_than_a_row_is_cut(place, tmp_path, input_format) -> None:
     (tmp_path / "long.txt").write_text("\n\n".join(" ".join(f"w{40 * d + i}" for i in range(200)) for d in range(8)))
-    found = build_rows(place, input_format, train=str(tmp_path / "long.txt"), eval_fraction=0.25)
-    assert rows_of(found.train)["length"].max() <= T
-    assert rows_of(found.train)["length"].mean() > T / 2
+    rows = build_rows(place, input_format, train=str(tmp_path / "long.txt"), eval_fraction=0.25)
+    assert rows_of(rows.train)["length"].max() <= T
+    assert rows_of(rows.train)["length"].mean() > T / 2
 
 
 def test_without_pairs_two_documents_are_enough_and_without_two_sentences_there_is_no_order(place, tmp_path) -> None:
     (tmp_path / "two.txt").write_text("w1 w2\nw3\n\nw4\nw5")
-    found = build_rows(place, "doc_sentences", train=str(tmp_path / "two.txt"))
-    assert (found.counts["train_rows"], found.counts["eval_rows"]) == (1, 1)
+    rows = build_rows(place, "doc_sentences", train=str(tmp_path / "two.txt"))
+    assert (rows.counts["train_rows"], rows.counts["eval_rows"]) == (1, 1)
     (tmp_path / "one.txt").write_text("w1 w2\nw3")
     with pytest.raises(UserError, match="1 document: at least 2 are needed"):
         build_rows(place, "full_sentences", train=str(tmp_path / "one.txt"))

@@ -26,17 +26,17 @@ def document_of(token, sentences, documents):
 
 def test_half_of_the_pairs_are_random_where_there_is_a_choice_and_all_where_there_is_none():
     sentences, documents = many()
-    found = list(sentence_pairs(sentences, documents, 125, 0.0, make_rng(1)))
+    pairs = list(sentence_pairs(sentences, documents, 125, 0.0, make_rng(1)))
     starts = set(sentences)
     # Sentences of at most 22 tokens: a chunk of 125 always has several, except the last one of a document.
     last = {sentences[boundary] for boundary in documents[1:]}
-    choice = [pair for pair in found if pair.a_end not in last]
+    choice = [pair for pair in pairs if pair.a_end not in last]
     assert len(choice) > 1500
     assert sum(pair.label == IS_RANDOM for pair in choice) / len(choice) == pytest.approx(0.5, abs=0.03)
-    alone = [pair for pair in found if pair.a_end in last]
+    alone = [pair for pair in pairs if pair.a_end in last]
     assert len(alone) > 100
     assert all(pair.label == IS_RANDOM for pair in alone)
-    assert all(pair.a_start in starts for pair in found if pair.b_end - pair.b_start + pair.a_end - pair.a_start < 125)
+    assert all(pair.a_start in starts for pair in pairs if pair.b_end - pair.b_start + pair.a_end - pair.a_start < 125)
 
 
 @pytest.mark.parametrize(("fewest", "most", "share"), [(100, 100, 0.52), (1, 15, 0.59), (1, 1, 1.0)])
@@ -45,8 +45,8 @@ def test_short_documents_have_more_random_pairs_than_half(fewest, most, share):
     draw = make_rng("lengths", fewest, most)
     counts = [fewest + int(draw.random() * (most - fewest + 1)) for _ in range(20_000 // (fewest + most))]
     sentences, documents = corpus([[3 + int(draw.random() * 40) for _ in range(count)] for count in counts])
-    found = [pair.label == IS_RANDOM for pair in sentence_pairs(sentences, documents, 128, 0.1, make_rng(1))]
-    assert sum(found) / len(found) == pytest.approx(share, abs=0.02)
+    pairs = [pair.label == IS_RANDOM for pair in sentence_pairs(sentences, documents, 128, 0.1, make_rng(1))]
+    assert sum(pairs) / len(pairs) == pytest.approx(share, abs=0.02)
     page = (Path(__file__).parents[3] / "docs" / "how_it_works.md").read_text(encoding="utf-8")
     assert f"{share:.0%} for " in page
 
@@ -54,8 +54,8 @@ def test_short_documents_have_more_random_pairs_than_half(fewest, most, share):
 def test_next_is_next_random_is_elsewhere_and_both_are_there_and_fit():
     sentences, documents = many(documents=50)
     for length, short in ((16, 0.5), (64, 0.1), (512, 0.1)):
-        found = list(sentence_pairs(sentences, documents, length - 3, short, make_rng(length)))
-        for pair in found:
+        pairs = list(sentence_pairs(sentences, documents, length - 3, short, make_rng(length)))
+        for pair in pairs:
             assert pair.a_end > pair.a_start
             assert pair.b_end > pair.b_start
             assert pair.a_end - pair.a_start + pair.b_end - pair.b_start <= length - 3
@@ -72,9 +72,9 @@ def test_next_is_next_random_is_elsewhere_and_both_are_there_and_fit():
 def test_sentences_that_a_random_b_replaced_are_used_again():
     """Without truncation the A segments and the B segments that are next tile every document."""
     sentences, documents = corpus([[1] * 40 for _ in range(30)])
-    found = list(sentence_pairs(sentences, documents, 13, 0.2, make_rng("tile")))
-    own = [(pair.a_start, pair.a_end) for pair in found]
-    own += [(pair.b_start, pair.b_end) for pair in found if pair.label == IS_NEXT]
+    pairs = list(sentence_pairs(sentences, documents, 13, 0.2, make_rng("tile")))
+    own = [(pair.a_start, pair.a_end) for pair in pairs]
+    own += [(pair.b_start, pair.b_end) for pair in pairs if pair.label == IS_NEXT]
     own.sort()
     assert own[0][0] == 0
     assert own[-1][1] == sentences[-1]
@@ -128,13 +128,13 @@ def test_a_copy_is_no_other_document():
     """Twenty documents occur twice among the others, as in a mixture that repeats them."""
     sentences, documents = many(documents=60)
     numbers = [place % 20 if place < 40 else place for place in range(60)]
-    found = list(sentence_pairs(sentences, documents, 61, 0.1, make_rng("copies"), numbers))
+    pairs = list(sentence_pairs(sentences, documents, 61, 0.1, make_rng("copies"), numbers))
     of = [
         (
             numbers[document_of(pair.a_start, sentences, documents)],
             numbers[document_of(pair.b_start, sentences, documents)],
         )
-        for pair in found
+        for pair in pairs
         if pair.label == IS_RANDOM
     ]
     assert len(of) > 200

@@ -124,7 +124,7 @@ def test_rows_are_the_same_whoever_draws_them(length: int) -> None:
 
 def words_of(ids: np.ndarray, continuing: set[int]) -> list[list[list[int]]]:
     """The words of each row as lists of positions; a special token ends one."""
-    found = []
+    result = []
     for row in ids.tolist():
         words: list[list[int]] = []
         open_word = False
@@ -136,8 +136,8 @@ def words_of(ids: np.ndarray, continuing: set[int]) -> list[list[list[int]]]:
             else:
                 words.append([place])
                 open_word = True
-        found.append(words)
-    return found
+        result.append(words)
+    return result
 
 
 CONTINUING = range(700, V)  # 30% of the tokens
@@ -232,15 +232,15 @@ def test_whole_words_are_taken_in_the_order_of_their_draws(sizes) -> None:
     ids = np.array([[2, *tokens, 3]] * 64, dtype=np.uint16)
     words = philox_uint64((1, 2), 0, len(ids), masking.uint64s_per_row(ids.shape[1]))
     starts = np.cumsum([1, *sizes])[:-1]
-    found = masking(ids, words)
+    result = masking(ids, words)
     for row, draws in enumerate(words.view(np.uint32)):
         left, chosen = int(masking.predictions_of[sum(sizes)]), []
         for word in sorted(range(len(sizes)), key=lambda word: (draws[starts[word]], starts[word])):
             if sizes[word] <= left:
                 chosen += range(starts[word], starts[word] + sizes[word])
                 left -= sizes[word]
-        taken = found["masked_lm_weights"][row] > 0
-        assert found["masked_lm_positions"][row][taken].tolist() == sorted(chosen)
+        taken = result["masked_lm_weights"][row] > 0
+        assert result["masked_lm_positions"][row][taken].tolist() == sorted(chosen)
 
 
 def test_the_order_of_the_memory_does_not_matter() -> None:

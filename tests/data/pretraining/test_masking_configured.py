@@ -50,10 +50,10 @@ def batches(place, **data) -> list[list[Batch]]:
 
 def predicted(batch: Batch) -> np.ndarray:
     """[B, T], whether a token is predicted."""
-    found = np.zeros(batch["input_ids"].shape, bool)
+    result = np.zeros(batch["input_ids"].shape, bool)
     rows, places = np.nonzero(batch["masked_lm_weights"])
-    found[rows, batch["masked_lm_positions"][rows, places]] = True
-    return found
+    result[rows, batch["masked_lm_positions"][rows, places]] = True
+    return result
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -78,8 +78,8 @@ def test_whole_words_by_one_line_each_token_still_80_10_10(place, whole) -> None
 @pytest.mark.parametrize("frozen", [False, True])
 def test_frozen_masks_by_one_line(place, frozen) -> None:
     seen: list[dict[bytes, bytes]] = [{}, {}]
-    for epoch, found in zip(seen, batches(place, static_masking=frozen), strict=True):
-        for batch in found:
+    for epoch, result in zip(seen, batches(place, static_masking=frozen), strict=True):
+        for batch in result:
             for row, masked in zip(originals(batch), batch["input_ids"], strict=True):
                 epoch[row.tobytes()] = masked.tobytes()
     both = seen[0].keys() & seen[1].keys()

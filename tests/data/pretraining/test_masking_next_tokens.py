@@ -46,8 +46,8 @@ def test_no_example_of_a_packed_row_predicts_another() -> None:
 def test_every_token_of_the_held_out_text_is_predicted_once(place, tokenizer, tmp_path) -> None:
     """Excludes only the first token, for any batch size. Padding has no weight although its id is a token."""
     config = config_of(place, input_format="blocks", one_sentence_per_line=False)
-    found = build_examples(config, tokenizer, tmp_path)
-    rows = open_rows(found.eval)
+    example_set = build_examples(config, tokenizer, tmp_path)
+    rows = open_rows(example_set.eval)
     text = rows.take(np.arange(len(rows)))
     tokens = text["input_ids"][np.arange(T) < text["length"][:, None]]
     for size, processes in ((3, 1), (8, 2)):
@@ -55,7 +55,7 @@ def test_every_token_of_the_held_out_text_is_predicted_once(place, tokenizer, tm
         for start in held_out_batches_of(rows, config, tokenizer, size, processes):
             predicted += start["next_token_ids"][start["next_token_weights"] > 0].tolist()
         assert predicted == tokens[1:].tolist()
-    loader = PretrainingLoader(open_rows(found.train), make_predictions(config, tokenizer, "clm"), 4, 7)
+    loader = PretrainingLoader(open_rows(example_set.train), make_predictions(config, tokenizer, "clm"), 4, 7)
     batch = loader.batch(3)
     assert batch["next_token_ids"].shape == (4, T)
     assert not (batch["input_ids"][batch["next_token_weights"] > 0] == PAD).any()

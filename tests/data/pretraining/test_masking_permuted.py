@@ -28,12 +28,12 @@ def test_the_same_tokens_are_predicted_in_another_order() -> None:
         assert permuted["query_ids"].shape == used.shape and (permuted["query_ids"] == 4).all()
         moved = 0
         for row in range(50):
-            ours, theirs = (
+            actual, expected = (
                 list(zip(x["masked_lm_positions"][row, used[row]], x["masked_lm_ids"][row, used[row]], strict=True))
                 for x in (permuted, masked)
             )
-            assert sorted(ours) == theirs
-            moved += ours != theirs
+            assert sorted(actual) == expected
+            moved += actual != expected
         assert moved > 40
 
 

@@ -49,15 +49,15 @@ def blocks_config(place: Path, **changes) -> DataConfig:
     return config_of(place, **{"input_format": "blocks", "one_sentence_per_line": False, **changes})
 
 
-def text_of(found: PretrainingDataset, split: str, tokenizer: Tokenizer) -> str:
-    rows = all_rows(getattr(found, split))
+def text_of(result: PretrainingDataset, split: str, tokenizer: Tokenizer) -> str:
+    rows = all_rows(getattr(result, split))
     present = np.arange(rows["input_ids"].shape[1]) < rows["length"][:, None]
     return tokenizer.decode(rows["input_ids"][present].tolist(), skip_special_tokens=False)
 
 
 def test_rows_are_full_and_follow_one_another(place, tokenizer, tmp_path) -> None:
-    found = blocks(place, tokenizer, tmp_path)
-    rows = all_rows(found.train)
+    built = blocks(place, tokenizer, tmp_path)
+    rows = all_rows(built.train)
     assert set(rows) == {"input_ids", "length", "segment_a_length", "next_id"}
     ids, length = rows["input_ids"], rows["length"]
     assert (length[:-1] == T).all()
@@ -66,15 +66,15 @@ def test_rows_are_full_and_follow_one_another(place, tokenizer, tmp_path) -> Non
     assert rows["next_id"].tolist() == [*ids[1:, 0].tolist(), -1]
     tokens = ids.ravel()[: (len(ids) - 1) * T + length[-1]]
     ends = np.flatnonzero(tokens == SEP)
-    assert len(ends) == found.counts["train_documents"] - 1
+    assert len(ends) == built.counts["train_documents"] - 1
     for document in np.split(tokens, ends):
         document = document[document != SEP]
         assert len(document) == SENTENCES * WORDS
         assert (document[0] - FIRST) % (SENTENCES * WORDS) == 0
         assert (np.diff(document) == 1).all()
-    assert found.counts["train_tokens"] == len(tokens) == found.unigram_counts.sum()
-    assert found.counts["train_unused_tokens"] == found.counts["train_sentences"] == 0
-    assert found.counts["train_documents"] + found.counts["eval_documents"] == DOCUMENTS
+    assert built.counts["train_tokens"] == len(tokens) == built.unigram_counts.sum()
+    assert built.counts["train_unused_tokens"] == built.counts["train_sentences"] == 0
+    assert built.counts["train_documents"] + built.counts["eval_documents"] == DOCUMENTS
 
 
 @pytest.mark.medium
@@ -107,12 +107,12 @@ def test_verbatim_text_is_there_byte_by_byte(byte_level, tmp_path) -> None:
     (tmp_path / "train.txt").write_bytes(HOSTILE.encode())
     with gzip.open(tmp_path / "eval.txt.gz", "wb") as file:
         file.write(b"\n\r\n held out \n\n\n")
-    given = {"train": str(tmp_path / "train.txt"), "eval": str(tmp_path / "eval.txt.gz"), "verbatim": True}
-    found = blocks(tmp_path, byte_level, tmp_path / "cache", **given)
-    assert text_of(found, "train", byte_level) == HOSTILE
-    assert END not in all_rows(found.train)["input_ids"]  # a "</s>" of the text is text
-    assert text_of(found, "eval", byte_level) == "\n\r\n held out \n\n\n"
-    assert (found.counts["train_documents"], found.counts["eval_documents"]) == (1, 1)
+    settings = {"train": str(tmp_path / "train.txt"), "eval": str(tmp_path / "eval.txt.gz"), "verbatim": True}
+    rows = blocks(tmp_path, byte_level, tmp_path / "cache", **settings)
+    assert text_of(rows, "train", byte_level) == HOSTILE
+    assert END not in all_rows(rows.train)["input_ids"]  # a "</s>" of the text is text
+    assert text_of(rows, "eval", byte_level) == "\n\r\n held out \n\n\n"
+    assert (rows.counts["train_documents"], rows.counts["eval_documents"]) == (1, 1)
 
 
 def test_verbatim_documents_of_other_files(byte_level, tmp_path) -> None:
@@ -122,14 +122,14 @@ def test_verbatim_documents_of_other_files(byte_level, tmp_path) -> None:
     for name in ("a.jsonl", "b.parquet"):
         read = ["\n".join(document) for document in documents(str(tmp_path / name), verbatim=True)]
         assert read == texts[:2]
-    found = blocks(tmp_path, byte_level, tmp_path / "cache", train=str(tmp_path), verbatim=True, eval_fraction=0.25)
-    assert all_rows(found.train)["input_ids"].ravel().tolist().count(END) == found.counts["train_documents"] - 1 == 2
+    rows = blocks(tmp_path, byte_level, tmp_path / "cache", train=str(tmp_path), verbatim=True, eval_fraction=0.25)
+    assert all_rows(rows.train)["input_ids"].ravel().tolist().count(END) == rows.counts["train_documents"] - 1 == 2
 
 
 def test_other_documents_are_their_lines(byte_level, tmp_path) -> None:
     (tmp_path / "corpus.txt").write_text(" one \n two\n\n\nthree\n")
-    found = blocks(tmp_path, byte_level, tmp_path / "cache")
-    assert {text_of(found, "train", byte_level), text_of(found, "eval", byte_level)} == {"one\ntwo", "three"}
+    rows = blocks(tmp_path, byte_level, tmp_path / "cache")
+    assert {text_of(rows, "train", byte_level), text_of(rows, "eval", byte_level)} == {"one\ntwo", "three"}
 
 
 def test_long_documents_have_the_tokens_of_the_whole(byte_level, tokenizer, monkeypatch) -> None:
@@ -155,8 +155,8 @@ def test_long_documents_have_the_tokens_of_the_whole(byte_level, tokenizer, monk
 def test_a_text_without_spaces_is_cut_all_the_same(byte_level, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tokenization, "STRETCH", 8)
     (tmp_path / "train.txt").write_text("\u8a9e" * 50 + "\n\n" + "\u8a00" * 50)
-    found = blocks(tmp_path, byte_level, tmp_path / "cache", train=str(tmp_path / "train.txt"))
-    assert text_of(found, "train", byte_level) in ("\u8a9e" * 50, "\u8a00" * 50)
+    rows = blocks(tmp_path, byte_level, tmp_path / "cache", train=str(tmp_path / "train.txt"))
+    assert text_of(rows, "train", byte_level) in ("\u8a9e" * 50, "\u8a00" * 50)
 
 
 def test_a_vocabulary_of_one_special_token(tmp_path) -> None:
@@ -164,10 +164,10 @@ def test_a_vocabulary_of_one_special_token(tmp_path) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     gpt2 = build_byte_level({token: i for i, token in enumerate(["<|endoftext|>", *alphabet])}, [])
     (tmp_path / "corpus.txt").write_text("\n\n".join(["one line"] * 12))
-    found = blocks(tmp_path, gpt2, tmp_path / "cache")
-    rows = all_rows(found.train)
+    built = blocks(tmp_path, gpt2, tmp_path / "cache")
+    rows = all_rows(built.train)
     assert (rows["input_ids"][-1, rows["length"][-1] :] == 0).all()
-    assert text_of(found, "train", gpt2) == "<|endoftext|>".join(["one line"] * 11)
+    assert text_of(built, "train", gpt2) == "<|endoftext|>".join(["one line"] * 11)
 
 
 def test_one_verbatim_file_alone_needs_another(byte_level, tmp_path) -> None:
@@ -214,9 +214,9 @@ def test_settings_without_effect_are_one_sentence(changes, message) -> None:
 def test_a_mixture_repeats_the_smaller_source(place, byte_level, tmp_path) -> None:
     for name, count in (("large", 40), ("small", 10)):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} {number}" for number in range(count)))
-    given = {"train": [str(tmp_path / "large.txt"), str(tmp_path / "small.txt")], "mixture_weights": [0.5, 0.5]}
-    found = blocks(place, byte_level, tmp_path / "cache", **given, eval_fraction=0.2)
-    text = text_of(found, "train", byte_level)
+    settings = {"train": [str(tmp_path / "large.txt"), str(tmp_path / "small.txt")], "mixture_weights": [0.5, 0.5]}
+    rows = blocks(place, byte_level, tmp_path / "cache", **settings, eval_fraction=0.2)
+    text = text_of(rows, "train", byte_level)
     assert text.count("small") == pytest.approx(text.count("large"), rel=0.15)
 
 

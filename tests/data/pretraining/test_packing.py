@@ -18,27 +18,27 @@ from tests.helpers import all_rows, config_of, digest
 T, K, V, MASK, SPECIAL = 64, 5, 1000, 4, (0, 1, 2, 3, 4)
 
 
-def lengths_like_wikipedia(count: int, longest: int, seed: int = 0) -> np.ndarray:
+def lengths_like_wikipedia(count: int, max_length: int, seed: int = 0) -> np.ndarray:
     """Half of the examples full, the others of any length, short ones more often."""
     random = np.random.default_rng(seed)
-    short = 5 + ((longest - 5) * random.random(count) ** 1.5).astype(np.int64)
-    return np.where(random.random(count) < 0.5, longest, short)
+    short = 5 + ((max_length - 5) * random.random(count) ** 1.5).astype(np.int64)
+    return np.where(random.random(count) < 0.5, max_length, short)
 
 
-def least_rows(lengths: np.ndarray, longest: int, most: int) -> int:
+def least_rows(lengths: np.ndarray, max_length: int, most: int) -> int:
     """Fewer rows cannot hold these examples: by their tokens, by their number, by those no two of which fit."""
-    short = lengths[lengths < longest]
+    short = lengths[lengths < max_length]
     full = len(lengths) - len(short)
-    return full + max(-(-int(short.sum()) // longest), -(-len(short) // most), int((2 * short > longest).sum()))
+    return full + max(-(-int(short.sum()) // max_length), -(-len(short) // most), int((2 * short > max_length).sum()))
 
 
-def one_by_one(lengths: np.ndarray, longest: int, most: int) -> list[list[int]]:
+def one_by_one(lengths: np.ndarray, max_length: int, most: int) -> list[list[int]]:
     """The same strategy on single examples: from the longest on, into the pack with the most room."""
     packs: list[list[int]] = []
     for length in sorted(lengths.tolist(), reverse=True):
         open_packs = [pack for pack in packs if len(pack) < most]
-        roomiest = min(open_packs, key=sum, default=[longest])
-        if sum(roomiest) + length <= longest:
+        roomiest = min(open_packs, key=sum, default=[max_length])
+        if sum(roomiest) + length <= max_length:
             roomiest.append(length)
         else:
             packs.append([length])
@@ -59,35 +59,35 @@ def test_a_worked_example() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_histogram_gives_what_one_example_at_a_time_gives(seed: int) -> None:
     random = np.random.default_rng(seed)
-    longest, most = int(random.integers(8, 40)), int(random.integers(2, 6))
-    lengths = random.integers(1, longest + 1, 150)
-    groups = shortest_pack_first(np.bincount(lengths, minlength=longest + 1), most)
-    ours = sorted((sum(pack), len(pack)) for count, pack in groups for _ in range(count))
-    theirs = one_by_one(lengths, longest, most)
-    assert len(ours) == len(theirs)
-    assert [total for total, _ in ours] == sorted(map(sum, theirs))
+    max_length, most = int(random.integers(8, 40)), int(random.integers(2, 6))
+    lengths = random.integers(1, max_length + 1, 150)
+    groups = shortest_pack_first(np.bincount(lengths, minlength=max_length + 1), most)
+    actual = sorted((sum(pack), len(pack)) for count, pack in groups for _ in range(count))
+    expected = one_by_one(lengths, max_length, most)
+    assert len(actual) == len(expected)
+    assert [total for total, _ in actual] == sorted(map(sum, expected))
 
 
-@pytest.mark.parametrize(("longest", "most", "rate"), [(512, 8, 1.02), (512, 3, 1.05), (128, 8, 1.02)])
-def test_every_example_once_no_row_too_long_and_few_rows(longest: int, most: int, rate: float) -> None:
-    lengths = lengths_like_wikipedia(5000, longest)
-    packs = assign_packs(lengths, longest, most)
+@pytest.mark.parametrize(("max_length", "most", "rate"), [(512, 8, 1.02), (512, 3, 1.05), (128, 8, 1.02)])
+def test_every_example_once_no_row_too_long_and_few_rows(max_length: int, most: int, rate: float) -> None:
+    lengths = lengths_like_wikipedia(5000, max_length)
+    packs = assign_packs(lengths, max_length, most)
     assert sorted(itertools.chain.from_iterable(packs)) == list(range(5000))
-    assert max(int(lengths[pack].sum()) for pack in packs) <= longest
+    assert max(int(lengths[pack].sum()) for pack in packs) <= max_length
     assert max(map(len, packs)) <= most
-    assert least_rows(lengths, longest, most) <= len(packs) <= rate * least_rows(lengths, longest, most)
-    assert assign_packs(lengths, longest, most) == packs
+    assert least_rows(lengths, max_length, most) <= len(packs) <= rate * least_rows(lengths, max_length, most)
+    assert assign_packs(lengths, max_length, most) == packs
     assert [pack[0] for pack in packs] == sorted(pack[0] for pack in packs)
 
 
-def columns_of(lengths: np.ndarray, longest: int = T) -> dict[str, np.ndarray]:
+def columns_of(lengths: np.ndarray, max_length: int = T) -> dict[str, np.ndarray]:
     """Rows of [CLS] A [SEP] B [SEP] with these lengths, whose tokens identify the example."""
     random = np.random.default_rng(1)
-    ids = random.integers(len(SPECIAL), V, (len(lengths), longest)).astype(np.uint16)
+    ids = random.integers(len(SPECIAL), V, (len(lengths), max_length)).astype(np.uint16)
     segment_a = (lengths // 2 + 1).astype(np.int32)
     at = np.arange(len(lengths))
     ids[:, 0], ids[at, segment_a - 1], ids[at, lengths - 1] = 2, 3, 3
-    ids[np.arange(longest) >= lengths[:, None]] = 0
+    ids[np.arange(max_length) >= lengths[:, None]] = 0
     label = (at % 3 == 0).astype(np.int8)
     return {
         "input_ids": ids,
@@ -99,18 +99,18 @@ def columns_of(lengths: np.ndarray, longest: int = T) -> dict[str, np.ndarray]:
 
 def taken_apart(rows: dict[str, np.ndarray]) -> list[tuple]:
     """(tokens, length of A, label) of every example of packed rows."""
-    found = []
+    result = []
     for row in zip(*(rows[n] for n in ("input_ids", EXAMPLE_LENGTH, "segment_a_length", "next_sentence_label")),
                    strict=True):  # fmt: skip
         ids, lengths, segment_a, labels = row
         starts = np.cumsum(lengths) - lengths
         for start, length, second, label in zip(starts, lengths, segment_a, labels, strict=True):
             if length:
-                found.append((ids[start : start + length].tolist(), int(second), int(label)))
+                result.append((ids[start : start + length].tolist(), int(second), int(label)))
             else:
                 assert second == label == 0
         assert not ids[lengths.sum() :].any()
-    return found
+    return result
 
 
 def test_packed_rows_hold_the_same_examples() -> None:
@@ -128,11 +128,11 @@ def test_packed_rows_hold_the_same_examples() -> None:
 
 
 def test_places_by_hand() -> None:
-    found = packing_arrays(np.array([[3, 4, 0], [2, 2, 2], [0, 0, 0]]), np.array([[2, 1, 0], [2, 2, 1], [0, 0, 0]]), 8)
-    assert found["example_ids"].tolist() == [[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 2, 2, 3, 3, 0, 0], [0] * 8]
-    assert found["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 0, 1, 0, 1, 0, 0], [0] * 8]
-    assert found["token_type_ids"].tolist() == [[0, 0, 1, 0, 1, 1, 1, 0], [0, 0, 0, 0, 0, 1, 0, 0], [0] * 8]
-    assert found["cls_positions"].tolist() == [[0, 3, 0], [0, 2, 4], [0, 0, 0]]
+    packed = packing_arrays(np.array([[3, 4, 0], [2, 2, 2], [0, 0, 0]]), np.array([[2, 1, 0], [2, 2, 1], [0, 0, 0]]), 8)
+    assert packed["example_ids"].tolist() == [[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 2, 2, 3, 3, 0, 0], [0] * 8]
+    assert packed["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 0, 1, 0, 1, 0, 0], [0] * 8]
+    assert packed["token_type_ids"].tolist() == [[0, 0, 1, 0, 1, 1, 1, 0], [0, 0, 0, 0, 0, 1, 0, 0], [0] * 8]
+    assert packed["cls_positions"].tolist() == [[0, 3, 0], [0, 2, 4], [0, 0, 0]]
 
 
 def masked(rows: dict[str, np.ndarray], masking: Masking) -> dict[str, np.ndarray]:
@@ -206,18 +206,18 @@ def test_an_example_that_fills_its_row_is_masked_as_unpacked_rows_are() -> None:
     masking = Masking(V, MASK, SPECIAL, max_predictions=9)
     rows = pack_rows(columns, K, pad=0)
     words = philox_uint64((3, 0), 0, 40, masking.uint64s_per_row(T, K))
-    ours = masking(rows["input_ids"], words, rows[EXAMPLE_LENGTH])
-    theirs = masking(columns["input_ids"], words)
-    np.testing.assert_array_equal(ours["masked_lm_positions"][:, :9], theirs["masked_lm_positions"])
-    assert not ours["masked_lm_weights"][:, 9:].any()
+    actual = masking(rows["input_ids"], words, rows[EXAMPLE_LENGTH])
+    expected = masking(columns["input_ids"], words)
+    np.testing.assert_array_equal(actual["masked_lm_positions"][:, :9], expected["masked_lm_positions"])
+    assert not actual["masked_lm_weights"][:, 9:].any()
 
 
 @pytest.mark.parametrize(("length", "most", "cap"), [(14, 3, 20), (20, 3, 2), (12, 2, 20)])
 def test_places_for_predictions_are_as_many_as_a_row_can_want(length: int, most: int, cap: int) -> None:
     masking = Masking(V, MASK, SPECIAL, max_predictions=cap, prob=0.3)
-    wanted = [int(masking.predictions_of[max(size - 2, 0)]) for size in range(length + 1)]
+    expected = [int(masking.predictions_of[max(size - 2, 0)]) for size in range(length + 1)]
     best = max(
-        sum(wanted[size] for size in sizes)
+        sum(expected[size] for size in sizes)
         for sizes in itertools.product(range(length + 1), repeat=most)
         if sum(sizes) <= length
     )
@@ -238,16 +238,16 @@ def packing_of(place, **changes) -> DataConfig:
 @pytest.mark.parametrize("input_format", ["nsp", "sop", "doc_sentences"])
 def test_a_packed_set_has_the_examples_of_the_unpacked_one(input_format, small_shards, place, tokenizer, tmp_path):
     plain = build_examples(packing_of(place, input_format=input_format, packing=False), tokenizer, tmp_path)
-    found = build_examples(packing_of(place, input_format=input_format), tokenizer, tmp_path)
-    assert len(found.train) > 3
-    assert found.folder != plain.folder
-    assert [path.read_bytes() for path in found.eval] == [path.read_bytes() for path in plain.eval]
-    np.testing.assert_array_equal(found.unigram_counts, plain.unigram_counts)
+    example_set = build_examples(packing_of(place, input_format=input_format), tokenizer, tmp_path)
+    assert len(example_set.train) > 3
+    assert example_set.folder != plain.folder
+    assert [path.read_bytes() for path in example_set.eval] == [path.read_bytes() for path in plain.eval]
+    np.testing.assert_array_equal(example_set.unigram_counts, plain.unigram_counts)
     for name in ("documents", "sentences", "tokens", "unused_tokens", "positive_rows"):
-        assert found.counts[f"train_{name}"] == plain.counts[f"train_{name}"]
-    assert found.counts["train_rows"] < plain.counts["train_rows"]
-    for mine, theirs in zip(found.train, plain.train, strict=True):  # shard by shard
-        rows, alone = all_rows([mine]), all_rows([theirs])
+        assert example_set.counts[f"train_{name}"] == plain.counts[f"train_{name}"]
+    assert example_set.counts["train_rows"] < plain.counts["train_rows"]
+    for mine, expected in zip(example_set.train, plain.train, strict=True):  # shard by shard
+        rows, alone = all_rows([mine]), all_rows([expected])
         lengths = alone["length"]
         label = next((name for name in alone if name.endswith("_label")), None)
         none = np.zeros_like(lengths)

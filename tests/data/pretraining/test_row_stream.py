@@ -54,10 +54,10 @@ def documents_of(columns: dict[str, np.ndarray]) -> Counter[int]:
     return Counter(((ids[ids >= FIRST] - FIRST) // (SENTENCES * WORDS)).tolist())
 
 
-def assert_equal(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, values in ours.items():
-        np.testing.assert_array_equal(values, theirs[name], err_msg=name)
+def assert_equal(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, values in actual.items():
+        np.testing.assert_array_equal(values, expected[name], err_msg=name)
 
 
 def test_the_buffer_is_counted_in_megabytes_of_all_readers() -> None:
@@ -102,13 +102,13 @@ def test_every_token_of_a_pass_is_in_one_row(place, tokenizer, changes) -> None:
     alone = [row_stream.chunk_rows(spec, number, documents, literal_tokenizer(tokenizer))
              for number, documents in enumerate(chunks[: per_pass + WINDOW - 1])]  # fmt: skip
     made = Counter(row.tobytes() for columns in alone[:per_pass] for row in columns["input_ids"])
-    given = Counter(row.tobytes() for block in blocks for row in block.columns["input_ids"])
-    assert not made - given
-    found = sum((documents_of(columns) for columns in alone[:per_pass]), Counter())
+    counts = Counter(row.tobytes() for block in blocks for row in block.columns["input_ids"])
+    assert not made - counts
+    result = sum((documents_of(columns) for columns in alone[:per_pass]), Counter())
     if changes:
-        assert found == dict.fromkeys(range(DOCUMENTS), SENTENCES * WORDS)
+        assert result == dict.fromkeys(range(DOCUMENTS), SENTENCES * WORDS)
     else:
-        assert set(found) == set(range(DOCUMENTS))
+        assert set(result) == set(range(DOCUMENTS))
         assert {0, 1} == set(np.concatenate([block.columns["next_sentence_label"] for block in blocks]).tolist())
 
 
@@ -119,10 +119,10 @@ def test_a_block_has_rows_of_the_last_chunks_alone(place, tokenizer) -> None:
     for block in itertools.islice(blocks_of(spec, tokenizer), 8):
         last = block.start.block
         assert block.start.chunk == max(0, last - WINDOW + 1)
-        found = set(documents_of(block.columns))
-        assert found <= set().union(*numbers[block.start.chunk : last + 1])
+        result = set(documents_of(block.columns))
+        assert result <= set().union(*numbers[block.start.chunk : last + 1])
         if last >= WINDOW - 1:
-            assert sum(bool(found & one) for one in numbers[block.start.chunk : last + 1]) >= WINDOW - 1
+            assert sum(bool(result & one) for one in numbers[block.start.chunk : last + 1]) >= WINDOW - 1
             order = [min(documents_of({"input_ids": row})) for row in block.columns["input_ids"]]
             assert order != sorted(order)
 
@@ -135,9 +135,9 @@ def test_blocks_are_the_same_again_from_any_start(place, tokenizer, changes) -> 
     assert [block.start.first_row for block in blocks[1:]] == [block.end_row for block in blocks[:-1]]
     for number in (1, 3, 4, 9, 11):
         again = list(itertools.islice(blocks_of(spec, tokenizer, blocks[number].start), 3))
-        for ours, theirs in zip(again, blocks[number:], strict=False):
-            assert_equal(ours.columns, theirs.columns)
-            assert dataclasses.replace(ours, columns={}) == dataclasses.replace(theirs, columns={})
+        for actual, expected in zip(again, blocks[number:], strict=False):
+            assert_equal(actual.columns, expected.columns)
+            assert dataclasses.replace(actual, columns={}) == dataclasses.replace(expected, columns={})
 
 
 @pytest.mark.medium

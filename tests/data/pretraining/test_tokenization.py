@@ -41,9 +41,9 @@ def test_any_text_has_the_tokens_of_the_whole(tmp_path_factory: pytest.TempPathF
     @given(TEXTS)
     def check(texts: list[str]) -> None:
         texts = [text.encode("utf-8", "replace").decode() for text in texts]
-        for ours, theirs in zip(encode(texts), encode_texts(tokenizer, texts), strict=True):
-            assert ours.dtype == theirs.dtype
-            np.testing.assert_array_equal(ours, theirs)
+        for actual, expected in zip(encode(texts), encode_texts(tokenizer, texts), strict=True):
+            assert actual.dtype == expected.dtype
+            np.testing.assert_array_equal(actual, expected)
 
     check()
     words = [" ".join(["[MASK] a", "x" * 300, "[SEP]", "", "abc"])]

@@ -43,9 +43,9 @@ def test_parts_in_any_order_merge_to_the_same_set(place, tokenizer, tmp_path):
     config = config_of(place, dupe_factor=2)
     for part in ((2, 3), (3, 3), (2, 3)):
         assert build_shard_subset(config, tokenizer, part, tmp_path / "parts") is None
-    found = build_shard_subset(config, tokenizer, (1, 3), tmp_path / "parts")
-    assert digest(found) == digest(whole)
-    assert build_shard_subset(config, tokenizer, (2, 3), tmp_path / "parts") == found
+    example_set = build_shard_subset(config, tokenizer, (1, 3), tmp_path / "parts")
+    assert digest(example_set) == digest(whole)
+    assert build_shard_subset(config, tokenizer, (2, 3), tmp_path / "parts") == example_set
     assert build_shard_subset(config, tokenizer, (1, 4), tmp_path / "rest") is None
     assert digest(build_examples(config, tokenizer, tmp_path / "rest")) == digest(whole), "training builds the rest"
 
@@ -99,8 +99,8 @@ def test_a_process_that_comes_late_does_not_replace_what_others_read(place, toke
     def late(file, columns):
         if not merged:  # the whole set is built, and read, before this one's first shard is written
             merged.append(None)
-            found = build_examples(config_of(place), tokenizer, tmp_path / "cache")
-            merged[0] = rows = open_rows([*found.train, *found.eval])
+            example_set = build_examples(config_of(place), tokenizer, tmp_path / "cache")
+            merged[0] = rows = open_rows([*example_set.train, *example_set.eval])
             rows.take(np.arange(len(rows)))
         return write(file, columns)
 

@@ -36,9 +36,9 @@ def test_a_task_gives_the_files_of_a_worker(place, tokenizer, tmp_path, monkeypa
 
     def in_this_process(tasks, tokenizer, work, most, say):
         for group in workers.groups_of(tasks):
-            given = workers.text_of(group)
-            assert [task.name for task in group] == [task.name for task in given.tasks]
-            workers._write_files(workers.build_from_text(given, literal_tokenizer(tokenizer)), group, work)
+            text = workers.text_of(group)
+            assert [task.name for task in group] == [task.name for task in text.tasks]
+            workers._write_files(workers.build_from_text(text, literal_tokenizer(tokenizer)), group, work)
             built.extend(task.name for task in group)
             yield from (task.name for task in group)
 
@@ -55,9 +55,9 @@ def test_a_text_that_a_range_has_twice_is_carried_once(place, tokenizer, tmp_pat
     order = np.load(task.order)
     order[task.first + 1] = order[task.first]
     np.save(task.order, order)
-    given = workers.text_of([task])
-    assert len(given.documents) == task.last - task.first - 1
-    assert given.order[0] == given.order[1]
+    text = workers.text_of([task])
+    assert len(text.documents) == task.last - task.first - 1
+    assert text.order[0] == text.order[1]
 
 
 def test_what_cannot_be_is_one_sentence(place, fails, monkeypatch) -> None:
@@ -74,8 +74,8 @@ def test_the_words_that_tasks_count_train_and_extend_as_one_process(place, tmp_p
     monkeypatch.setattr(vocabulary, "SHARD_BYTES", 4000)
     calls = []
 
-    def in_this_process(function, given, shared, most, say):
-        for number, (name, value) in reversed(list(enumerate(given))):
+    def in_this_process(function, inputs, shared, most, say):
+        for number, (name, value) in reversed(list(enumerate(inputs))):
             calls.append(name)
             yield number, pickle.loads(pickle.dumps(function))(value, pickle.loads(pickle.dumps(shared)))
 
@@ -89,8 +89,8 @@ def test_the_words_that_tasks_count_train_and_extend_as_one_process(place, tmp_p
             arguments = [corpus, *options, f"--engine={engine}", f"--output={tmp_path / case / engine}"]
             assert tokenizer_command(arguments) == 0
         for file in ("tokenizer.json", "vocab.txt"):
-            ours, theirs = (tmp_path / case / engine / file for engine in ("local", "ray"))
-            assert ours.read_bytes() == theirs.read_bytes()
+            actual, expected = (tmp_path / case / engine / file for engine in ("local", "ray"))
+            assert actual.read_bytes() == expected.read_bytes()
     assert len(set(calls)) > 4
     assert "counted 5,040 words" in capsys.readouterr().out
 
@@ -104,12 +104,12 @@ def cluster(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written into the home folder
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    found.add_node(num_cpus=1)
-    monkeypatch.setenv("RAY_ADDRESS", found.address)
-    yield found
+    result = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    result.add_node(num_cpus=1)
+    monkeypatch.setenv("RAY_ADDRESS", result.address)
+    yield result
     ray.shutdown()
-    found.shutdown()
+    result.shutdown()
 
 
 @pytest.fixture
@@ -164,8 +164,8 @@ def test_a_cluster_that_loses_workers_and_gains_some_builds_the_same(
         if stage == "building examples" and done in events:
             events.pop(done)()
 
-    found = build_examples(config, tokenizer, tmp_path / "ray", progress=disturb, engine="ray")
-    assert digest(found) == digest(whole)
+    example_set = build_examples(config, tokenizer, tmp_path / "ray", progress=disturb, engine="ray")
+    assert digest(example_set) == digest(whole)
     assert not events
     [again] = [line for line in lines if "run again" in line]
     assert 1 <= int(again.split()[0]) <= 6

@@ -42,8 +42,8 @@ def test_positions_from_row_0_get_a_row_for_padding(positions: str, made, tmp_pa
     if positions == "learned":
         np.testing.assert_array_equal(table[1:], model.params["bert"]["embeddings"]["position"]["embedding"])
     texts = ["a b c", "d"]
-    ours, theirs = model.encode(texts).last_hidden_state, again.encode(texts).last_hidden_state
-    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    actual, expected = model.encode(texts).last_hidden_state, again.encode(texts).last_hidden_state
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_a_padding_id_after_the_first_token_gets_rows_up_to_it(made) -> None:

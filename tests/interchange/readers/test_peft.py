@@ -49,13 +49,13 @@ def test_an_adapter_is_added_to_its_base(adapter: Path) -> None:
     assert (model.architecture, model.labels) == ("BertForSequenceClassification", ("LABEL_0", "LABEL_1", "LABEL_2"))
     saved = load_file(adapter / "adapter_model.safetensors")
     a, b = (saved[f"base_model.model.{QUERY}.lora_{side}.weight"] for side in "AB")
-    ours, theirs = (m.params["bert"]["encoder"]["layer_0"]["attention"]["query"]["kernel"] for m in (model, base))
-    np.testing.assert_allclose(ours, theirs + 3 * (b @ a).T, rtol=1e-5, atol=1e-6)
+    actual, expected = (m.params["bert"]["encoder"]["layer_0"]["attention"]["query"]["kernel"] for m in (model, base))
+    np.testing.assert_allclose(actual, expected + 3 * (b @ a).T, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(model.params["classifier"]["kernel"], saved["base_model.model.classifier.weight"].T)
     assert_same(model.params["bert"]["embeddings"], base.params["bert"]["embeddings"])
     write(adapter, use_rslora=True)
     scaled = bert.load(adapter).params["bert"]["encoder"]["layer_0"]["attention"]["query"]["kernel"]
-    np.testing.assert_allclose(scaled, theirs + 6 / 2**0.5 * (b @ a).T, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(scaled, expected + 6 / 2**0.5 * (b @ a).T, rtol=1e-5, atol=1e-6)
 
 
 def test_the_original_of_a_replaced_module_is_left_out(adapter: Path) -> None:

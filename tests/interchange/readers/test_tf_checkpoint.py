@@ -51,11 +51,11 @@ def test_a_missing_checksum_package_is_named(tmp_path: Path, monkeypatch: pytest
 def test_tensors_come_back_as_they_were(tmp_path: Path, shards: int, pairs_a_block: int) -> None:
     expected = tensors()
     write_bundle(tmp_path / "model.ckpt", expected, shards=shards, pairs_a_block=pairs_a_block)
-    found = read_all(tmp_path / "model.ckpt")
-    assert list(found) == sorted(expected)
+    result = read_all(tmp_path / "model.ckpt")
+    assert list(result) == sorted(expected)
     for name, array in expected.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert result[name].dtype == array.dtype
+        np.testing.assert_array_equal(result[name], array)
 
 
 def test_tensors_written_on_a_big_endian_machine(tmp_path: Path) -> None:

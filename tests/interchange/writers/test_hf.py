@@ -42,21 +42,21 @@ def test_a_run_is_exported_with_its_recipe_scores_and_labels(finetuned: Path, tm
     assert content["architectures"] == ["BertForSequenceClassification"]
     assert content["id2label"] == {"0": "negative", "1": "positive"}
     texts = ["ba ri tu", "ko ri"]
-    ours, theirs = (bert.load(folder).predict(texts) for folder in (finetuned, out))
-    assert ours == theirs
+    actual, expected = (bert.load(folder).predict(texts) for folder in (finetuned, out))
+    assert actual == expected
     (tmp_path / "texts.txt").write_text("ba ri\nba\tko\n")
 
     def answers(model: Path) -> list[dict]:
         assert predict([str(model), str(tmp_path / "texts.txt")]) == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
-    given = {"label", "probabilities"}
-    assert [set(line) - given for line in answers(out)] == [{"text"}, {"text"}]  # it is known to read single texts
+    inputs = {"label", "probabilities"}
+    assert [set(line) - inputs for line in answers(out)] == [{"text"}, {"text"}]  # it is known to read single texts
     with pytest.raises(UserError, match=r"input 1 is \('ba', 'ko'\), .* a single text: pass a string"):
         bert.load(out).predict([("ba", "ko")])
     edit(out, texts_per_input=None)
     lines = answers(out)
-    assert [set(line) - given for line in lines] == [{"text"}, {"text_a", "text_b"}]
+    assert [set(line) - inputs for line in lines] == [{"text"}, {"text_a", "text_b"}]
     assert set(lines[0]["probabilities"]) == {"negative", "positive"}
     before = (out / "config.json").read_bytes()
     assert "exists already and is not an empty folder" in fails(export, str(finetuned), str(out))
@@ -149,8 +149,8 @@ def test_positions_and_biases_that_a_model_lacks_are_written_as_zeros(make, tmp_
     )
     assert not again.params["bert"]["embeddings"]["position"]["embedding"].any()
     ids = np.arange(5, 17)[None]
-    ours, theirs = (jax.jit(bundle.build_module(m).apply)({"params": m.params}, ids) for m in (model, again))
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), ours, theirs)
+    actual, expected = (jax.jit(bundle.build_module(m).apply)({"params": m.params}, ids) for m in (model, again))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_fixed_positions_are_exported_as_the_table_that_they_are(make, tmp_path:
     again = bert.load(tmp_path / "out")
     assert (again.config.position_embedding_type, again.config.embedding_size) == ("learned", None)
     ids = np.arange(5, 17)[None]
-    ours, theirs = (jax.jit(bundle.build_module(m).apply)({"params": m.params}, ids) for m in (model, again))
-    np.testing.assert_allclose(ours.prediction_logits, theirs.prediction_logits, atol=1e-5)
+    actual, expected = (jax.jit(bundle.build_module(m).apply)({"params": m.params}, ids) for m in (model, again))
+    np.testing.assert_allclose(actual.prediction_logits, expected.prediction_logits, atol=1e-5)
 
 
 def test_narrow_embeddings_are_exported_as_electra(make, tmp_path: Path) -> None:

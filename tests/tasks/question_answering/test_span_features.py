@@ -112,13 +112,13 @@ def test_the_tokenizer_of_the_caller_stays_as_it_is(tokenizer):
 def test_answers_come_back_as_they_stand_in_the_context(tokenizer):
     """White space, case, accents, punctuation: all as written, whatever the tokens are; and half a word widened."""
     context = "abc d\u00e9  F\tghi. J'k  (Lm) o\u0308p\u00a0qe\u0301 " + " r s t" * 9
-    wanted = ["abc d\u00e9", "d\u00e9  F", "F\tghi", "J'k", "Lm", "o\u0308p", "qe\u0301", "s t"]
-    examples = [example(context, answer, id=answer) for answer in wanted]
+    expected = ["abc d\u00e9", "d\u00e9  F", "F\tghi", "J'k", "Lm", "o\u0308p", "qe\u0301", "s t"]
+    examples = [example(context, answer, id=answer) for answer in expected]
     for max_length in (99, 20, 14):
         windows = question_answering.make_qa_features(tokenizer, examples, max_length, 3, 1)
-        found = question_answering.decode_answers(examples, windows, *oracle(windows))
-        assert found.texts == {answer: answer for answer in wanted}
-        for id, best in found.best.items():
+        answers = question_answering.decode_answers(examples, windows, *oracle(windows))
+        assert answers.texts == {answer: answer for answer in expected}
+        for id, best in answers.best.items():
             assert context[best.start : best.end] == id
     whole = Tokenizer(
         models.WordPiece({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}, unk_token="[UNK]")
@@ -141,18 +141,18 @@ def test_the_space_before_a_word_is_no_part_of_an_answer(kind):
         pieces = [*special, "▁", *(f"▁{word}" for word in ("Bob", "saw", "Ann", "in", "New", "York.", "q"))]
         built = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=1))
         built.pre_tokenizer = pre_tokenizers.Metaspace()
-    wanted = ["Bob", "saw", "Ann", "Ann  in", "New York."]
-    examples = [example(context, answer, id=answer) for answer in wanted]
+    expected = ["Bob", "saw", "Ann", "Ann  in", "New York."]
+    examples = [example(context, answer, id=answer) for answer in expected]
     windows = question_answering.make_qa_features(built, examples, 64, max_query_length=4)
-    found = question_answering.decode_answers(examples, windows, *oracle(windows))
-    assert found.texts == {answer: answer for answer in wanted}
-    for id, best in found.best.items():
+    answers = question_answering.decode_answers(examples, windows, *oracle(windows))
+    assert answers.texts == {answer: answer for answer in expected}
+    for id, best in answers.best.items():
         assert context[best.start : best.end] == id
-    texts = [candidate.text for candidates in found.n_best.values() for candidate in candidates]
+    texts = [candidate.text for candidates in answers.n_best.values() for candidate in candidates]
     assert all(text and text == text.strip() for text in texts)
 
 
-def slow_n_best(windows: Windows, row: int, start: np.ndarray, end: np.ndarray, longest: int) -> list[tuple]:
+def slow_n_best(windows: Windows, row: int, start: np.ndarray, end: np.ndarray, max_length: int) -> list[tuple]:
     """Every span of a row, best first."""
     tokens = range(windows.lengths[row])
     offset = windows.offsets[row]
@@ -160,7 +160,7 @@ def slow_n_best(windows: Windows, row: int, start: np.ndarray, end: np.ndarray, 
         (
             (float(start[row, first] + end[row, last]), first, last)
             for first in tokens
-            for last in tokens[first : first + longest]
+            for last in tokens[first : first + max_length]
             if windows.is_max_context[offset + first] and windows.char_starts[offset + last] >= 0
         ),
         reverse=True,
@@ -174,21 +174,21 @@ def test_n_best_lists_are_those_of_trying_every_span(tokenizer, monkeypatch):
     examples = [example(text, None, id=str(number)) for number, text in enumerate([*texts, "a"])]
     windows = question_answering.make_qa_features(tokenizer, examples, 16, 4, 1)
     start, end = random.normal(size=(2, len(windows), 20)).astype(np.float32)
-    found = question_answering.decode_answers(
+    answers = question_answering.decode_answers(
         examples, windows, start, end, n_best_size=7, max_answer_length=5, null_score_diff_threshold=0.5
     )
     for number, one in enumerate(examples):
         own = np.flatnonzero(windows.examples == number)
         best = sorted((span for row in own for span in slow_n_best(windows, row, start, end, 5)), reverse=True)[:6]
         null = min(float(start[row, 0]) + float(end[row, 0]) for row in own)
-        listed = found.n_best[one.id]
+        listed = answers.n_best[one.id]
         scores = [candidate.start_logit + candidate.end_logit for candidate in listed]
         assert scores == pytest.approx(sorted([null, *(score for score, _, _ in best)], reverse=True))
         assert len({candidate.text for candidate in listed}) == len(listed) == len(best) + 1
         shares = np.exp(scores) / np.exp(scores).sum()
         assert [candidate.probability for candidate in listed] == pytest.approx(shares)
-        assert found.null_odds[one.id] == pytest.approx(null - best[0][0])
-        assert found.texts[one.id] == ("" if null - best[0][0] > 0.5 else found.best[one.id].text)
+        assert answers.null_odds[one.id] == pytest.approx(null - best[0][0])
+        assert answers.texts[one.id] == ("" if null - best[0][0] > 0.5 else answers.best[one.id].text)
 
 
 def test_equal_texts_count_once_and_the_better_stays(tokenizer):
@@ -209,13 +209,13 @@ def test_no_answer_is_given_where_the_odds_pass_the_threshold(tokenizer):
     start, end = np.zeros((2, 2, 8))
     start[:, 0], start[1, 4] = [5.0, 2.0], 1.0
     for threshold, text in [(0.9, ""), (1.0, "f"), (1.1, "f")]:
-        found = question_answering.decode_answers(
+        answers = question_answering.decode_answers(
             examples, windows, start, end, 1, 1, null_score_diff_threshold=threshold
         )
-        assert found.null_odds == {"q1": 1.0}
-        assert found.texts == {"q1": text}
-        assert [candidate.text for candidate in found.n_best["q1"]] == ["", "f"]
-        assert found.n_best["q1"][0][1:3] == (-1, -1)
+        assert answers.null_odds == {"q1": 1.0}
+        assert answers.texts == {"q1": text}
+        assert [candidate.text for candidate in answers.n_best["q1"]] == ["", "f"]
+        assert answers.n_best["q1"][0][1:3] == (-1, -1)
 
 
 def test_logits_of_other_rows_are_refused(tokenizer):
@@ -235,8 +235,8 @@ def test_the_official_files(tokenizer, tmp_path):
     assert [path.name for path in paths] == ["predictions.json", "nbest_predictions.json"]
     assert json.loads(paths[0].read_text())["q1"] == "Bob"
 
-    found = question_answering.decode_answers(examples, windows, *oracle(windows), null_score_diff_threshold=0.0)
-    paths = question_answering.write_predictions(tmp_path / "v2", found)
+    answers = question_answering.decode_answers(examples, windows, *oracle(windows), null_score_diff_threshold=0.0)
+    paths = question_answering.write_predictions(tmp_path / "v2", answers)
     written = {path.name: json.loads(path.read_text()) for path in paths}
     assert written["predictions.json"] == {"q1": "Bob", "q2": ""}
     assert written["null_odds.json"] == {"q1": -20.0, "q2": 20.0}
@@ -248,9 +248,9 @@ def test_the_official_files(tokenizer, tmp_path):
 def test_the_best_threshold_is_found_on_answers_that_are_ones(tokenizer):
     examples = [example("a b", "a"), example("a b", None, id="q2")]
     windows = question_answering.make_qa_features(tokenizer, examples)
-    found = question_answering.decode_answers(examples, windows, *oracle(windows), null_score_diff_threshold=-99.0)
-    best = {id: candidate.text for id, candidate in found.best.items()}
-    thresholds = metrics.best_null_threshold(best, found.null_odds, question_answering.references(examples))
+    answers = question_answering.decode_answers(examples, windows, *oracle(windows), null_score_diff_threshold=-99.0)
+    best = {id: candidate.text for id, candidate in answers.best.items()}
+    thresholds = metrics.best_null_threshold(best, answers.null_odds, question_answering.references(examples))
     assert thresholds == {"best_exact": 100, "best_exact_thresh": -20, "best_f1": 100, "best_f1_thresh": -20}
-    again = Answers(found.n_best, found.null_odds, thresholds["best_f1_thresh"])
+    again = Answers(answers.n_best, answers.null_odds, thresholds["best_f1_thresh"])
     assert again.texts == {"q1": "a", "q2": ""}

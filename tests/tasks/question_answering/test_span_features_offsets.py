@@ -53,12 +53,12 @@ def vocabulary(kind):
     return made
 
 
-def answers(kind, context, wanted):
+def answers(kind, context, expected):
     """Each wanted span as it is found again at the tokens that it is labelled with."""
-    examples = [Example(str(i), "q", context, (Answer(context[a:b], a),)) for i, (a, b) in enumerate(wanted)]
+    examples = [Example(str(i), "q", context, (Answer(context[a:b], a),)) for i, (a, b) in enumerate(expected)]
     windows = question_answering.make_qa_features(vocabulary(kind), examples, 384, 128, 16)
-    found = question_answering.decode_answers(examples, windows, *oracle(windows), max_answer_length=200)
-    return [found.best[str(i)] for i in range(len(wanted))]
+    result = question_answering.decode_answers(examples, windows, *oracle(windows), max_answer_length=200)
+    return [result.best[str(i)] for i in range(len(expected))]
 
 
 @pytest.mark.parametrize("script", TEXTS)
@@ -68,8 +68,8 @@ def test_an_answer_of_whole_words_is_found_again(kind, script):
     context = " ".join(words)
     ends = list(itertools.accumulate(len(word) + 1 for word in words))
     spans = [(end - len(word) - 1, end - 1) for word, end in zip(words, ends, strict=True)]
-    wanted = [*spans, *((spans[i][0], spans[i + 1][1]) for i in range(len(spans) - 1))]
-    for (start, end), best in zip(wanted, answers(kind, context, wanted), strict=True):
+    expected = [*spans, *((spans[i][0], spans[i + 1][1]) for i in range(len(spans) - 1))]
+    for (start, end), best in zip(expected, answers(kind, context, expected), strict=True):
         assert (best.start, best.end) == (start, end)
         assert best.text == context[start:end]
 
@@ -114,5 +114,5 @@ def test_a_text_after_normalization_forms_is_found_in_each():
         words = [unicodedata.normalize(form, word) for word in TEXTS["Korean"] + TEXTS["Devanagari"]]
         context = " ".join(words)
         starts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])]).tolist()
-        wanted = [(start, start + len(word)) for start, word in zip(starts, words, strict=True)]
-        assert [(best.start, best.end) for best in answers("wordpiece", context, wanted)] == wanted
+        expected = [(start, start + len(word)) for start, word in zip(starts, words, strict=True)]
+        assert [(best.start, best.end) for best in answers("wordpiece", context, expected)] == expected

@@ -67,13 +67,13 @@ def test_an_answer_elsewhere_is_counted_or_an_error_when_asked(tmp_path: Path) -
 def test_a_split_is_labelled_if_any_of_its_rows_has_an_answer(tmp_path: Path) -> None:
     """The first one may be a question that its context does not answer."""
     none = {**ROW, "id": "q0", "answer": "", "answer_start": None}
-    found = questions(tmp_path, none, ROW, needed=False).examples
-    assert [(example.is_impossible, example.answers) for example in found] == [(True, ()), (False, READ.answers)]
+    result = questions(tmp_path, none, ROW, needed=False).examples
+    assert [(example.is_impossible, example.answers) for example in result] == [(True, ()), (False, READ.answers)]
     rows = "".join(
         ",".join(f'"{"" if value is None else value}"' for value in row.values()) + "\n" for row in (none, ROW)
     )
     (tmp_path / "test.csv").write_text(f"{','.join(ROW)}\n{rows}")
-    assert read_questions(read_records(tmp_path / "test.csv"), COLUMNS, needed=False).examples == found
+    assert read_questions(read_records(tmp_path / "test.csv"), COLUMNS, needed=False).examples == result
     [example] = questions(tmp_path, none, needed=False).examples
     assert not example.is_impossible
 
@@ -119,10 +119,10 @@ def test_a_question_without_an_answer_in_train_makes_it_like_squad2(tmp_path: Pa
     fitted = task.fit(task.read(tmp_path, "train"))
     assert (fitted.main_metric, fitted.baseline) == ("best_f1", "no_answer")
     assert fitted.read(tmp_path, "dev").labelled
-    found = dataclasses.replace(fitted, null_score_diff_threshold=-0.5).to_config(
+    result = dataclasses.replace(fitted, null_score_diff_threshold=-0.5).to_config(
         TaskDataConfig(dir="x", columns=COLUMNS)
     )
-    assert make_task(FinetuneConfig(task="span", data=found)).may_be_impossible
+    assert make_task(FinetuneConfig(task="span", data=result)).may_be_impossible
 
 
 def test_misplaced_answers_are_skipped_in_train_and_told(tmp_path: Path) -> None:

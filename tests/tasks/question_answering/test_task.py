@@ -230,8 +230,8 @@ def test_a_repeated_run_searches_its_own_threshold(tokenizer, tmp_path):
 def test_a_threshold_that_is_set_stays_in_the_run_and_its_repeats_and_is_told(tokenizer, tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     first, again = tmp_path / "squad2", tmp_path / "again"
-    given = config_of(tmp_path / "recipe.yaml", f"--output_dir={first}", "--data.null_score_diff_threshold=-1.5")
-    assert tune(given, tokenizer, 0) == -1.5
+    arguments = config_of(tmp_path / "recipe.yaml", f"--output_dir={first}", "--data.null_score_diff_threshold=-1.5")
+    assert tune(arguments, tokenizer, 0) == -1.5
     repeat = config_of(first / "config.yaml", f"--output_dir={again}")
     assert tune(repeat, tokenizer, 20) == -1.5
     write(tmp_path, entry()).rename(tmp_path / "dev-v2.0.json")
@@ -273,13 +273,13 @@ def test_the_share_of_an_answer_counts_no_answer(tokenizer):
 def test_the_best_answers_are_listed(tokenizer):
     task = find_task("squad").with_answer_settings({"n_best": 2, "max_answer_length": 1})
     spans = {"e": 2.0, "b": 3.0, "c": 1.0}
-    [found] = answers_of(tokenizer, task, null=2.0, spans=spans)
+    [result] = answers_of(tokenizer, task, null=2.0, spans=spans)
     total = np.exp([2.0, 3.0, 1.0, 2.0]).sum()  # the last one for no answer
-    assert [answer.answer for answer in found] == ["b", "e"]
-    assert [answer.probability for answer in found] == pytest.approx([np.exp(3) / total, np.exp(2) / total], rel=1e-3)
+    assert [answer.answer for answer in result] == ["b", "e"]
+    assert [answer.probability for answer in result] == pytest.approx([np.exp(3) / total, np.exp(2) / total], rel=1e-3)
     task = task.with_answer_settings({"n_best": 3, "null_score_diff_threshold": 0.0})
-    [found] = answers_of(tokenizer, task, null=2.5, spans=spans)
-    assert [answer.answer for answer in found] == ["b", "", "e"]
+    [result] = answers_of(tokenizer, task, null=2.5, spans=spans)
+    assert [answer.answer for answer in result] == ["b", "", "e"]
 
 
 def test_the_longest_answer_is_a_setting(tokenizer):

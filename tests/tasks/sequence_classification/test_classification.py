@@ -211,11 +211,13 @@ def test_a_run_that_has_diverged_answers_numbers(tmp_path: Path, worst: float) -
     [path] = stsb.write_predictions(tmp_path, "test", scores, rows)
     assert path.read_text().splitlines()[1:] == [f"0\t{5 if worst == np.inf else 0}.000000", "1\t2.000000"]
     single = Examples(["x", "y"], None, None, ["0", "1"])
-    found = cola.predict([np.array([worst, worst], np.float32), np.log([1.0, 3.0])], None, single)
-    np.testing.assert_allclose(found.probabilities, [[0.5, 0.5], [0.25, 0.75]])
-    found = cola.predict([np.array([worst, 0], np.float32)], None, single)
-    np.testing.assert_allclose(found.probabilities.sum(-1), 1)
-    assert json.dumps([stsb.format_predictions(scores, rows), cola.format_predictions(found, single)], allow_nan=False)
+    predictions = cola.predict([np.array([worst, worst], np.float32), np.log([1.0, 3.0])], None, single)
+    np.testing.assert_allclose(predictions.probabilities, [[0.5, 0.5], [0.25, 0.75]])
+    predictions = cola.predict([np.array([worst, 0], np.float32)], None, single)
+    np.testing.assert_allclose(predictions.probabilities.sum(-1), 1)
+    assert json.dumps(
+        [stsb.format_predictions(scores, rows), cola.format_predictions(predictions, single)], allow_nan=False
+    )
 
 
 def test_collapsed_runs_are_known_by_one_label_or_a_score_no_better_than_the_majority_class() -> None:

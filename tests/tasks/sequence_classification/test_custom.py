@@ -70,8 +70,8 @@ def test_blanks_around_labels_do_not_count(tmp_path: Path) -> None:
     task = task.fit(task.read(tmp_path, "train"))
     assert task.labels == own(labels=["neg ", " pos"]).labels == ("neg", "pos")
     assert task.read(tmp_path, "dev").labels.tolist() == [0]
-    given = TaskDataConfig(dir="x", labels=["neg ", " pos"])
-    assert own(labels=given.labels).to_config(given) == given, "so that the same command resumes"
+    data = TaskDataConfig(dir="x", labels=["neg ", " pos"])
+    assert own(labels=data.labels).to_config(data) == data, "so that the same command resumes"
 
 
 def test_an_unusual_dialect_is_a_note(tmp_path: Path) -> None:
@@ -315,11 +315,11 @@ def test_a_saved_data_set_keeps_the_declared_order_of_labels(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("rows", ["saved", "in memory"])
 def test_rows_of_a_data_set_without_a_label_are_left_out(tmp_path: Path, rows: str) -> None:
-    given = declared_rows([0, -1, 1, -1])
+    declared = declared_rows([0, -1, 1, -1])
     if rows == "saved":
-        datasets.DatasetDict({"train": given}).save_to_disk(str(tmp_path))
+        datasets.DatasetDict({"train": declared}).save_to_disk(str(tmp_path))
     else:
-        for name, content in table_files(given, "train").items():
+        for name, content in table_files(declared, "train").items():
             (tmp_path / name).write_text(content)
     train = own().read(tmp_path, "train")
     assert (train.labels.tolist(), train.ids) == ([0, 1], ["0", "2"])

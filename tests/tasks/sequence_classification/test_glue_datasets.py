@@ -47,7 +47,10 @@ def glue_set(name: str, labels: tuple[str, ...] | None = None) -> datasets.Datas
     known, unknown = ([3.8, 0.0], [-1.0]) if labels is None else ([len(labels) - 1, 0], [-1])
     names = MNLI if name == "mnli" else PLAIN
     return datasets.DatasetDict(
-        {theirs: split(texts, labels, unknown if "test" in ours else known) for ours, theirs in names.items()}
+        {
+            published_name: split(texts, labels, unknown if "test" in own_name else known)
+            for own_name, published_name in names.items()
+        }
     )
 
 
@@ -57,11 +60,11 @@ def test_every_split_of_a_saved_data_set_is_read(tmp_path: Path, name: str) -> N
     task, (texts, labels) = TASKS[name], COLUMNS[name]
     for folder in (tmp_path / name, tmp_path):  # the configuration's own folder, and one that holds it by name
         assert task.splits(folder) == list(MNLI if name == "mnli" else PLAIN)
-    for ours in task.splits(tmp_path):
-        examples = task.read(tmp_path, ours)
-        assert examples.texts_a == [f"{texts[0]} {row}" for row in range(1 if "test" in ours else 2)]
+    for splits in task.splits(tmp_path):
+        examples = task.read(tmp_path, splits)
+        assert examples.texts_a == [f"{texts[0]} {row}" for row in range(1 if "test" in splits else 2)]
         assert examples.texts_b == (None if len(texts) == 1 else [text.replace(*texts) for text in examples.texts_a])
-        if "test" in ours:
+        if "test" in splits:
             assert (examples.labels, examples.ids) == (None, ["7"])
         elif labels is None:
             np.testing.assert_array_equal(examples.labels, np.array([3.8, 0], np.float32))

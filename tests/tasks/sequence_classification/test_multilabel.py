@@ -93,8 +93,11 @@ def test_thresholds_are_tuned_on_dev_and_kept_for_test(tmp_path: Path) -> None:
     others = dataclasses.replace(dev, labels=1 - dev.labels)
     assert tuned.predict(LOGITS, None, others).thresholds.tolist() == [*tuned.label_thresholds]
     assert tuned.tune(LOGITS, None, others) is tuned
-    for given in ([0.2], [0.2, 0.2, 0.2]):
-        assert own(label_thresholds=given, labels=[*NAMES]).predict(LOGITS, None, dev).thresholds.tolist() == [0.2] * 3
+    for thresholds in ([0.2], [0.2, 0.2, 0.2]):
+        assert (
+            own(label_thresholds=thresholds, labels=[*NAMES]).predict(LOGITS, None, dev).thresholds.tolist()
+            == [0.2] * 3
+        )
 
 
 def test_predictions_answers_and_errors(tmp_path: Path) -> None:
@@ -149,12 +152,12 @@ def test_class_weights_are_balanced_or_given(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv="text,label\na,x\nb,y\nc,y\nd,y\n")
     single = own("classification", class_weights="balanced")
     assert single.fit(single.read(tmp_path, "train")).class_weights == (2.0, 2 / 3)
-    for given, wrong in (
+    for weights, wrong in (
         ("z=2", r"data.class_weights has 'z=2', but the labels are 'x', 'y': use balanced, or LABEL=WEIGHT"),
         (["x=0"], "data.class_weights has 'x=0': set the weight to a number above 0"),
         (["x=much"], "data.class_weights has 'x=much': set the weight to a number above 0"),
     ):
-        assert wrong in error_of(own("classification", class_weights=given), tmp_path)
+        assert wrong in error_of(own("classification", class_weights=weights), tmp_path)
 
 
 @pytest.mark.parametrize(

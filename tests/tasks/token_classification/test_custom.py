@@ -30,7 +30,7 @@ def jsonl(folder: Path, name: str, *rows: dict[str, object]) -> Path:
 
 
 def lines(words: str = "words", tags: str = "tags") -> list[dict[str, object]]:
-    return [{words: ours, tags: theirs} for ours, theirs in zip(WORDS, TAGS, strict=True)]
+    return [{words: row, tags: row_tags} for row, row_tags in zip(WORDS, TAGS, strict=True)]
 
 
 def error_of(task: CustomTokenClassification, folder: Path, split: str = "train") -> str:

@@ -78,9 +78,9 @@ def test_squad_trains_on_what_has_a_place_and_scores_everything(tmp_path, tokeni
     rows = task.features(tokenizer, dev, DATA)
     assert rows.labels.tolist() == [[4, 4], [0, 0]]
     assert rows.batch(np.array([1, 0]), 16, 3)["weights"].tolist() == [0, 1, 0], "what is not known has no loss"
-    found = task.predict(outputs_for(rows, [(4, 4), (4, 4)]), rows, dev)
-    assert task.score(found, dev) == {"exact_match": 100, "f1": 100}
-    assert not task.is_degenerate(found, dev)
+    predictions = task.predict(outputs_for(rows, [(4, 4), (4, 4)]), rows, dev)
+    assert task.score(predictions, dev) == {"exact_match": 100, "f1": 100}
+    assert not task.is_degenerate(predictions, dev)
     assert task.is_degenerate(task.predict(outputs_for(rows, [(3, 3), (5, 5)]), rows, dev), dev)
     strict = task.from_config(dataclasses.replace(DATA, misaligned_answers="error"))
     with pytest.raises(UserError, match="answer 'b' does not stand at character 0"):
@@ -104,16 +104,16 @@ def test_the_threshold_of_squad2_is_found_on_dev_and_kept(tmp_path, tokenizer):
     tuned = task.tune(outputs, rows, dev)
     assert before["best_f1_thresh"] == 3.0
     assert tuned.null_score_diff_threshold == 4.5, "half way to the question without an answer"
-    found = tuned.predict(outputs, rows, dev)
-    assert tuned.score(found, dev)["f1"] == 100
+    predictions = tuned.predict(outputs, rows, dev)
+    assert tuned.score(predictions, dev)["f1"] == 100
     assert tuned.to_config(DATA).null_score_diff_threshold == 4.5
     assert task.from_config(tuned.to_config(DATA)) == dataclasses.replace(
         tuned, n_best_size=DATA.n_best_size, max_answer_length=DATA.max_answer_length
     )
-    given = task.from_config(dataclasses.replace(DATA, null_score_diff_threshold=-7.0))
-    assert given.tune(outputs, rows, dev) is given, "what the user sets stays"
-    assert [answer.answer for answer in tuned.format_predictions(found, dev)] == ["b", "d", ""]
-    assert tuned.format_predictions(found, dev)[2][1:3] == (None, None)
+    inputs = task.from_config(dataclasses.replace(DATA, null_score_diff_threshold=-7.0))
+    assert inputs.tune(outputs, rows, dev) is inputs, "what the user sets stays"
+    assert [answer.answer for answer in tuned.format_predictions(predictions, dev)] == ["b", "d", ""]
+    assert tuned.format_predictions(predictions, dev)[2][1:3] == (None, None)
 
 
 def test_where_it_is_best_never_to_answer_the_threshold_says_so(tmp_path, tokenizer):
@@ -134,9 +134,11 @@ def test_a_run_that_diverged_still_has_answers(tmp_path, tokenizer):
     write_squad(tmp_path, "2.0", "dev", paragraph("one", "a b", "b"))
     dev = task.read(tmp_path, "dev")
     rows = task.features(tokenizer, dev, DATA)
-    found = task.predict([np.full((length, 2), np.nan, np.float32) for length in rows.lengths], rows, dev)
+    predictions = task.predict([np.full((length, 2), np.nan, np.float32) for length in rows.lengths], rows, dev)
     [path] = [
-        path for path in task.write_predictions(tmp_path / "out", "dev", found, dev) if path.name.startswith("nbest")
+        path
+        for path in task.write_predictions(tmp_path / "out", "dev", predictions, dev)
+        if path.name.startswith("nbest")
     ]
     json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
 
@@ -167,15 +169,15 @@ def test_labels_of_tagging_are_those_of_the_whole_training_file(tmp_path, tokeni
     [length] = rows.lengths
     output = np.zeros((length, 5), np.float32)
     output[1, 1] = output[2, 1] = 9
-    found = fitted.predict([output], rows, dev)
-    assert found.tags == [["B-X", "B-X"]]
-    assert found.probabilities[0] == pytest.approx([1, 1], abs=1e-3)
-    scores = fitted.score(found, dev)
+    predictions = fitted.predict([output], rows, dev)
+    assert predictions.tags == [["B-X", "B-X"]]
+    assert predictions.probabilities[0] == pytest.approx([1, 1], abs=1e-3)
+    scores = fitted.score(predictions, dev)
     assert (scores["precision"], scores["recall"], scores["f1"]) == (0.5, 0.5, 0.5)
     assert (scores["f1_X"], scores["f1_Y"]) == (pytest.approx(2 / 3), 0)
     assert fitted.baseline_scores(dev)["f1"] == pytest.approx(2 / 3), "b is X in the one sentence of train, c is new"
-    assert fitted.is_degenerate(found, dev)
-    columns, types = fitted.write_predictions(tmp_path / "out", "dev", found, dev)
+    assert fitted.is_degenerate(predictions, dev)
+    columns, types = fitted.write_predictions(tmp_path / "out", "dev", predictions, dev)
     assert columns.read_text() == "b B-X B-X\nc B-Y B-X\n\n"
     assert types.read_text().splitlines()[1].split("\t") == ["X", "0.5", "1", "0.666667", "1", "2", "1"]
 
@@ -183,7 +185,7 @@ def test_labels_of_tagging_are_those_of_the_whole_training_file(tmp_path, tokeni
 def accuracy_of(path: Path) -> float:
     """Accuracy of the last column against the one before it, as in conlleval."""
     rows = [line.split()[-2:] for line in path.read_text().splitlines() if line]
-    return sum(right == ours for right, ours in rows) / len(rows)
+    return sum(right == predicted for right, predicted in rows) / len(rows)
 
 
 def logits_of(rows: Any, labels: tuple[str, ...], tags: str) -> list[np.ndarray]:
@@ -210,10 +212,10 @@ def test_score_and_file_agree_on_the_accuracy(tmp_path, tokenizer, gold, predict
     task = dataclasses.replace(find_task("ner"), labels=("O", "B-X", "I-X"))
     dev = task.read(tmp_path, "dev")
     rows = task.features(tokenizer, dev, DATA)
-    found = task.predict(logits_of(rows, task.labels, predicted), rows, dev)
-    path = task.write_predictions(tmp_path / "out", "dev", found, dev)[0]
-    assert task.score(found, dev)["accuracy"] == pytest.approx(accuracy_of(path)) == expected
-    assert (task.score(found, dev)["f1"] == 1) == (expected == 1)
+    predictions = task.predict(logits_of(rows, task.labels, predicted), rows, dev)
+    path = task.write_predictions(tmp_path / "out", "dev", predictions, dev)[0]
+    assert task.score(predictions, dev)["accuracy"] == pytest.approx(accuracy_of(path)) == expected
+    assert (task.score(predictions, dev)["f1"] == 1) == (expected == 1)
 
 
 def test_predicted_sequences_are_sound(tmp_path, tokenizer):
@@ -223,9 +225,12 @@ def test_predicted_sequences_are_sound(tmp_path, tokenizer):
     task = find_task("ner").fit(find_task("ner").read(tmp_path, "train"))
     test = task.read(tmp_path, "test")
     rows = task.features(tokenizer, test, DATA)
-    found = task.predict(logits_of(rows, task.labels, "I-X I-Y O I-X I-X"), rows, test)
-    assert found.tags == [["B-X", "B-Y", "O", "B-X", "I-X"]]
-    assert task.write_predictions(tmp_path, "test", found, test)[0].read_text() == "a B-X\nb B-Y\nc O\nd B-X\ne I-X\n\n"
+    predictions = task.predict(logits_of(rows, task.labels, "I-X I-Y O I-X I-X"), rows, test)
+    assert predictions.tags == [["B-X", "B-Y", "O", "B-X", "I-X"]]
+    assert (
+        task.write_predictions(tmp_path, "test", predictions, test)[0].read_text()
+        == "a B-X\nb B-Y\nc O\nd B-X\ne I-X\n\n"
+    )
     asked = task.examples_from_inputs(["a b c d e"])
     [answer] = task.format_predictions(
         task.predict(logits_of(rows, task.labels, "I-X I-Y O I-X I-X"), rows, asked), asked
@@ -302,9 +307,9 @@ def test_test_files_of_multiple_choice_may_have_the_answers(tmp_path):
     assert not task.read(tmp_path, "test").labelled
     (tmp_path / "test.csv").write_text(f"{header},label\na,b,c,d,1\n")
     assert task.read(tmp_path, "test").labels.tolist() == [1]
-    for given in ("one", ("q", "a"), ("q", "a", " "), ("q", ["a"])):
+    for inputs in ("one", ("q", "a"), ("q", "a", " "), ("q", ["a"])):
         with pytest.raises(UserError, match="input 1"):
-            task.examples_from_inputs([given])
+            task.examples_from_inputs([inputs])
     assert (
         task.examples_from_inputs([("q", ["a", "b"])]).choices == task.examples_from_inputs([("q", "a", "b")]).choices
     )
@@ -358,9 +363,9 @@ def test_inputs_may_be_lists_of_words(tokenizer):
     assert (asked.texts[0], asked.spans[0]) == ("a b c", [(0, 3), (4, 5)])
     rows = task.features(tokenizer, asked, DATA)
     assert len(task.format_predictions(task.predict([np.zeros((9, 3), np.float32)] * 3, rows, asked), asked)) == 4
-    for given in (["a", ""], ["a", 3], 3, None):
+    for inputs in (["a", ""], ["a", 3], 3, None):
         with pytest.raises(UserError, match=r"input 1 is .* a list of words"):
-            task.examples_from_inputs([given])
+            task.examples_from_inputs([inputs])
 
 
 def test_types_that_are_never_predicted_are_named(tmp_path, tokenizer):
@@ -378,8 +383,8 @@ def test_neighbours_of_one_type_without_prefixes_are_an_entity() -> None:
     task = published_task("token_classification", "x", ("O", "PER", "CREATIVE-WORK"), None)
     sentences = task.examples_from_inputs(["Ada Lovelace reads Dune Dune"])
     tags = [["PER", "PER", "O", "CREATIVE-WORK", "CREATIVE-WORK"]]
-    [found] = task.format_predictions(Tagged(tags, [[0.5, 1.0, 1.0, 0.5, 0.5]]), sentences)
-    assert [(entity["type"], entity["text"], entity["probability"]) for entity in found.entities] == [
+    [answer] = task.format_predictions(Tagged(tags, [[0.5, 1.0, 1.0, 0.5, 0.5]]), sentences)
+    assert [(entity["type"], entity["text"], entity["probability"]) for entity in answer.entities] == [
         ("PER", "Ada Lovelace", 0.75),
         ("CREATIVE-WORK", "Dune Dune", 0.5),
     ]
@@ -393,8 +398,8 @@ def test_published_labels_of_other_schemes_give_entities(tokenizer, labels):
     task = published_task("token_classification", "m", tuple(labels.split()), None)
     asked = task.examples_from_inputs(["a b"])
     rows = task.features(tokenizer, asked, DATA)
-    found = task.predict(
+    predictions = task.predict(
         logits_of(rows, task.labels, f"{labels.split()[1]} {task.labels[task.tags.index('O')]}"), rows, asked
     )
-    [answer] = task.format_predictions(found, asked)
+    [answer] = task.format_predictions(predictions, asked)
     assert [(entity["type"], entity["text"]) for entity in answer.entities] == [("X", "a")]

@@ -124,9 +124,9 @@ def test_predictions_and_lengths_that_do_not_fit_are_refused(tokenizer):
 )  # fmt: skip
 def test_a_text_has_the_words_that_training_files_have(text, words):
     """Only punctuation around a word is split off; each Chinese character is a word."""
-    found, places = split_text(text)
-    assert found == words.split()
-    assert [text[start:end] for start, end in places] == found
+    split, places = split_text(text)
+    assert split == words.split()
+    assert [text[start:end] for start, end in places] == split
 
 
 def test_a_text_is_read_as_the_columns_of_training_are(tmp_path, tokenizer):
@@ -134,7 +134,7 @@ def test_a_text_is_read_as_the_columns_of_training_are(tmp_path, tokenizer):
     trained = conll.read(write(tmp_path, "U.N. B-X\nmet O\nAL-AIN B-X\nO-Neil I-X\n. O\n"))
     words, places = split_text("U.N. met AL-AIN O-Neil.")
     rows, asked = (
-        word_features.tokenize(tokenizer, given, LABELS) for given in (trained, Sentences(words=[words], tags=None))
+        word_features.tokenize(tokenizer, inputs, LABELS) for inputs in (trained, Sentences(words=[words], tags=None))
     )
     assert tokens(asked) == tokens(rows)
     assert asked.words.tolist() == rows.words.tolist()
@@ -147,11 +147,11 @@ def test_entities_of_a_text_stand_at_their_characters():
     words, places = split_text(text)
     assert words == ["Mr", ".", "Bob-Ray", "Smith", ",", "of", "New", "York"]
     tags = ["O", "O", "B-PER", "I-PER", "O", "O", "I-LOC", "I-LOC"]
-    found = word_features.entities(text, places, tags)
-    assert found == [("PER", "Bob-Ray\u00a0 Smith", 4, 18, None), ("LOC", "New  York", 23, 32, None)]
+    entities = word_features.entities(text, places, tags)
+    assert entities == [("PER", "Bob-Ray\u00a0 Smith", 4, 18, None), ("LOC", "New  York", 23, 32, None)]
     shares = [0.5] * 6 + [0.9, 0.7]
     assert word_features.entities(text, places, tags, shares)[1].probability == pytest.approx(0.8)
-    assert all(text[entity.start : entity.end] == entity.text for entity in found)
+    assert all(text[entity.start : entity.end] == entity.text for entity in entities)
     assert word_features.entities("", [], []) == []
 
 
@@ -166,9 +166,9 @@ def test_entities_of_a_text_stand_at_their_characters():
     ],
 )
 def test_clitics_are_separate_words(text, words):
-    found, places = split_text(text, CLITICS)
-    assert found == words.split()
-    assert [text[start:end] for start, end in places] == found
+    split, places = split_text(text, CLITICS)
+    assert split == words.split()
+    assert [text[start:end] for start, end in places] == split
     assert split_text("Germany's")[0] == ["Germany's"]
 
 

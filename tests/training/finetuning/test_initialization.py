@@ -32,35 +32,36 @@ def source(config: ModelConfig) -> dict:
     return traverse_util.unflatten_dict(params, sep="/")
 
 
-def taken(share: str, given: ModelConfig, **settings) -> dict:
+def taken(share: str, inputs: ModelConfig, **settings) -> dict:
     config = task_model_config(
-        FinetuneConfig(task="translation", model=ModelConfig(share_decoder=share)), given, "theirs"
+        FinetuneConfig(task="translation", model=ModelConfig(share_decoder=share)), inputs, "theirs"
     )
-    found = decoder_source(FinetuneConfig(model=config, **settings), source(given), "theirs")
-    return traverse_util.flatten_dict(found, sep="/")
+    params = decoder_source(FinetuneConfig(model=config, **settings), source(inputs), "theirs")
+    return traverse_util.flatten_dict(params, sep="/")
 
 
 @pytest.mark.parametrize("shared", SHARES)
 @pytest.mark.parametrize("share", SHARES)
 def test_what_is_shared_no_more_is_there_twice(share: str, shared: str) -> None:
-    given = dataclasses.replace(CONFIG, share_decoder=shared)
+    config = dataclasses.replace(CONFIG, share_decoder=shared)
     if SHARES.index(share) > SHARES.index(shared):
         with pytest.raises(UserError, match=rf"share_decoder is {share}, but .* \({shared}\): set it to {shared}"):
-            taken(share, given)
+            taken(share, config)
         return
-    found, params = taken(share, given), traverse_util.flatten_dict(source(given), sep="/")
-    wanted = shapes_of(dataclasses.replace(CONFIG, share_decoder=share))
-    assert set(found) == {path for path in wanted if not path.startswith("bert/pooler")}
-    for path, array in found.items():
+    result, params = taken(share, config), traverse_util.flatten_dict(source(config), sep="/")
+    expected = shapes_of(dataclasses.replace(CONFIG, share_decoder=share))
+    assert set(result) == {path for path in expected if not path.startswith("bert/pooler")}
+    for path, array in result.items():
         own = params.get(path)
         np.testing.assert_array_equal(array, params[path.replace("decoder/", "bert/", 1)] if own is None else own)
 
 
 def test_the_decoder_of_the_source_has_its_own_depth() -> None:
-    given = dataclasses.replace(CONFIG, decoder_layers=1)
-    found = taken("none", given)
+    config = dataclasses.replace(CONFIG, decoder_layers=1)
+    params = taken("none", config)
     assert (
-        "decoder/encoder/layer_0/cross_norm/scale" in found and "decoder/encoder/layer_1/cross_norm/scale" not in found
+        "decoder/encoder/layer_0/cross_norm/scale" in params
+        and "decoder/encoder/layer_1/cross_norm/scale" not in params
     )
 
 
@@ -71,15 +72,15 @@ def test_another_vocabulary_is_refused() -> None:
 
 @pytest.mark.parametrize("shared", SHARES)
 def test_the_encoder_alone_is_taken_without_cross_attention(shared: str) -> None:
-    found = taken("none", dataclasses.replace(CONFIG, share_decoder=shared), decoder_init="none")
-    assert not [path for path in found if "cross" in path or not path.startswith("bert/")]
+    params = taken("none", dataclasses.replace(CONFIG, share_decoder=shared), decoder_init="none")
+    assert not [path for path in params if "cross" in path or not path.startswith("bert/")]
 
 
 def test_the_depth_of_a_decoder_comes_along_for_tasks_that_have_one(tmp_path: Path) -> None:
-    given = dataclasses.replace(CONFIG, decoder_layers=1)
+    config = dataclasses.replace(CONFIG, decoder_layers=1)
     for task, layers in (("translation", 1), ("sst2", None)):
         asked = FinetuneConfig(task=task, init="theirs", output_dir=str(tmp_path / task))
-        model = task_model_config(asked, given, "theirs")
+        model = task_model_config(asked, config, "theirs")
         assert model.decoder_layers == layers
         with open_run(asked) as run:
             run.save_config(dataclasses.replace(asked, model=model))

@@ -68,8 +68,8 @@ def test_the_paper_s_sum_of_weights_and_product(pretrained: Path) -> None:
     on_host, traced = weights.merge(trained), jax.jit(weights.merge_traced)(frozen, trained)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), on_host, traced)
     query, key = (("bert", "encoder", "layer_0", "attention", name) for name in ("query", "key"))
-    before, after, given = flatten_dict(frozen), flatten_dict(on_host), flatten_dict(trained)
-    product = given[(*query, LORA_A)] @ given[(*query, LORA_B)]
+    before, after, adapters = flatten_dict(frozen), flatten_dict(on_host), flatten_dict(trained)
+    product = adapters[(*query, LORA_A)] @ adapters[(*query, LORA_B)]
     np.testing.assert_allclose(after[(*query, "kernel")] - before[(*query, "kernel")], 2 * product, atol=1e-5)
     np.testing.assert_array_equal(after[(*key, "kernel")], before[(*key, "kernel")])
 
@@ -124,8 +124,8 @@ def test_a_split_and_an_export_answer_as_the_run(adapted: Path, tmp_path: Path) 
     model = bert.load(adapted)
     model.save(tmp_path / "hf")
     texts = ["ba ri", "ko ri tu tu"]
-    for ours, theirs in zip(model.predict(texts), bert.load(tmp_path / "hf").predict(texts), strict=True):
-        assert ours == theirs
+    for actual, expected in zip(model.predict(texts), bert.load(tmp_path / "hf").predict(texts), strict=True):
+        assert actual == expected
 
 
 @pytest.mark.medium
@@ -167,8 +167,8 @@ def test_a_run_resumes_and_moves_but_not_without_its_weights(adapted: Path, sst2
     ],
 )
 def test_what_cannot_be_adapted_is_refused(arguments, message, pretrained, sst2, tmp_path, fails) -> None:
-    given = ["--config=sst2", f"--data.dir={sst2}", f"--output_dir={tmp_path / 'run'}", "--lora.rank=2"]
-    assert message in fails(main, *given, f"--init={pretrained}", "--data.max_length=32", *arguments)
+    options = ["--config=sst2", f"--data.dir={sst2}", f"--output_dir={tmp_path / 'run'}", "--lora.rank=2"]
+    assert message in fails(main, *options, f"--init={pretrained}", "--data.max_length=32", *arguments)
 
 
 def sequence_model(share: str) -> BertForSequenceToSequence:
@@ -220,9 +220,9 @@ def first_moments(devices: int, mesh: tuple[int, int, int] | None) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "mesh"), [(8, None), (8, (2, 2, 2))])
 def test_devices_do_not_matter(devices: int, mesh: tuple[int, int, int] | None) -> None:
-    expected, found = first_moments(1, None), first_moments(devices, mesh)
-    assert_same_gradients(found["moments"], expected["moments"])
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    expected, actual = first_moments(1, None), first_moments(devices, mesh)
+    assert_same_gradients(actual["moments"], expected["moments"])
+    assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
 @pytest.mark.slow

@@ -67,10 +67,8 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def sums_of(vectors: np.ndarray, batch: dict[str, Any], **settings: Any) -> list[float]:
-    found = embedding_loss(EmbeddingConfig(**settings), None).sums(
-        jnp.asarray(vectors.reshape(len(vectors), -1)), batch
-    )
-    return [float(number) for pair in found for number in pair]
+    sums = embedding_loss(EmbeddingConfig(**settings), None).sums(jnp.asarray(vectors.reshape(len(vectors), -1)), batch)
+    return [float(number) for pair in sums for number in pair]
 
 
 def in_batch_by_hand(vectors: np.ndarray, batch: dict[str, Any], temperature: float) -> tuple[float, float]:
@@ -142,12 +140,12 @@ def test_triplets_and_teachers_compare_a_row_with_its_own_negatives() -> None:
         if own:
             triplet += np.mean([max(0, 0.3 - cosines[row, 0] + cosines[row, place]) for place in own])
             margins = [(cosines[row, 0] - cosines[row, place]) / 0.2 for place in own]
-            wanted = [batch["labels"][row, 0] - batch["labels"][row, place] for place in own]
-            teacher += np.mean(np.square(np.subtract(margins, wanted)))
-    found = sums_of(vectors, batch, loss="triplet", margin=0.3)
-    assert found == [pytest.approx(triplet, rel=1e-5), 14, hits, 14]
-    found = sums_of(vectors, batch, loss="margin_mse", temperature=0.2)
-    assert found == [pytest.approx(teacher, rel=1e-5), 14]
+            expected = [batch["labels"][row, 0] - batch["labels"][row, place] for place in own]
+            teacher += np.mean(np.square(np.subtract(margins, expected)))
+    sums = sums_of(vectors, batch, loss="triplet", margin=0.3)
+    assert sums == [pytest.approx(triplet, rel=1e-5), 14, hits, 14]
+    sums = sums_of(vectors, batch, loss="margin_mse", temperature=0.2)
+    assert sums == [pytest.approx(teacher, rel=1e-5), 14]
 
 
 def labelled(batch: dict[str, Any]) -> dict[str, Any]:
@@ -171,9 +169,9 @@ def test_texts_of_one_label_are_positives_of_each_other() -> None:
         if same:
             losses.append(np.mean([total - logits[other] for other in same]))
             hits += labels[max(logits, key=logits.get)] == labels[row]
-    total, weight, found, anchors = sums_of(vectors, batch, loss="same_label", temperature=0.3)
+    total, weight, result, anchors = sums_of(vectors, batch, loss="same_label", temperature=0.3)
     assert (total / weight, weight) == (pytest.approx(np.mean(losses), rel=1e-5), 14)
-    assert (found, anchors) == (hits, len(losses)) and anchors < 14
+    assert (result, anchors) == (hits, len(losses)) and anchors < 14
     alone = {**batch, "labels": np.stack([np.arange(B), np.arange(B)], axis=1)}
     assert sums_of(vectors, alone, loss="same_label")[0] == 0
 

@@ -71,7 +71,7 @@ def test_gradients_are_those_of_one_device_and_batch() -> None:
         inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
         return model.apply({"params": params}, *inputs, dropout=dropout)
 
-    found = []
+    result = []
     for devices, micro_batches in ((1, 1), (8, 2)):
         parallel = PmapParallelism(jax.devices()[:devices])
         objective = make_task_loss(reranker_loss(RerankerConfig()), apply)
@@ -80,6 +80,6 @@ def test_gradients_are_those_of_one_device_and_batch() -> None:
             return compute_gradients(params, batch, objective, lambda rows: Dropout.for_step(3, 5, rows), axis)
 
         grads, _ = parallel.compile(step)(parallel.put_state(params), parallel.shard_batch(batch, micro_batches))
-        found.append(parallel.to_host(grads))
-    assert_same_gradients(found[1], found[0])
-    assert np.linalg.norm(found[0]["classifier"]["kernel"]) > 1e-3
+        result.append(parallel.to_host(grads))
+    assert_same_gradients(result[1], result[0])
+    assert np.linalg.norm(result[0]["classifier"]["kernel"]) > 1e-3

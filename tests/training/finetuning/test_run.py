@@ -162,8 +162,8 @@ TOKENS_AND_MEAN = [
 def test_a_run_in_token_batches_keeps_a_mean_of_checkpoints(pretrained, sst2, tmp_path, capsys) -> None:
     import jax
 
-    given = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--data.buckets=32"]
-    assert main([*given, f"--output_dir={tmp_path / 'run'}", "--training.epochs=1"]) == 0
+    arguments = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--data.buckets=32"]
+    assert main([*arguments, f"--output_dir={tmp_path / 'run'}", "--training.epochs=1"]) == 0
     assert "up to 256" in capsys.readouterr().out
     assert [line["step"] for line in lines_of(tmp_path / "run") if line["split"] == "eval"] == [3, 5]
     state = state_of(tmp_path / "run")
@@ -184,9 +184,9 @@ def test_token_batches_and_a_mean_of_checkpoints_survive_an_interruption(
 
     from bert.data.batching import FinetuningLoader
 
-    given = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--data.buckets=[8,32]"]
-    given.append("--training.tokens_per_batch=64")
-    assert main([*given, f"--output_dir={tmp_path / 'whole'}"]) == 0
+    arguments = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--data.buckets=[8,32]"]
+    arguments.append("--training.tokens_per_batch=64")
+    assert main([*arguments, f"--output_dir={tmp_path / 'whole'}"]) == 0
     batch = FinetuningLoader.batch
 
     def interrupt(self, step):
@@ -196,8 +196,8 @@ def test_token_batches_and_a_mean_of_checkpoints_survive_an_interruption(
 
     with monkeypatch.context() as patch:
         patch.setattr(FinetuningLoader, "batch", interrupt)
-        assert main([*given, f"--output_dir={tmp_path / 'run'}"]) == 143
-    assert main([*given, f"--output_dir={tmp_path / 'run'}"]) == 0
+        assert main([*arguments, f"--output_dir={tmp_path / 'run'}"]) == 143
+    assert main([*arguments, f"--output_dir={tmp_path / 'run'}"]) == 0
     assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
     jax.tree.map(np.testing.assert_array_equal, *(state_of(tmp_path / name) for name in ("run", "whole")))
     parameters_alone = list((tmp_path / "run" / "checkpoints").glob("*/PARAMS_ONLY"))
@@ -207,9 +207,9 @@ def test_token_batches_and_a_mean_of_checkpoints_survive_an_interruption(
 @pytest.mark.medium
 def test_scores_do_not_depend_on_the_evaluation_batch(finetuned: Path, pretrained: Path, sst2: Path, tmp_path) -> None:
     assert run(tmp_path / "run", sst2, f"--init={pretrained}", "--training.eval_batch_size=5") == 0
-    for ours, theirs in zip(lines_of(tmp_path / "run"), lines_of(finetuned), strict=True):
-        assert ours.pop("split") == theirs.pop("split")
-        assert ours == pytest.approx(theirs, rel=1e-4)
+    for actual, expected in zip(lines_of(tmp_path / "run"), lines_of(finetuned), strict=True):
+        assert actual.pop("split") == expected.pop("split")
+        assert actual == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.medium
@@ -251,12 +251,12 @@ def test_a_head_is_drawn_as_if_the_encoder_were_drawn_too(pretrained: Path) -> N
 
     source, said = bert.load(pretrained), []
     model = HEADS["sequence_classification"](source.config, 3)
-    for given in (("X", source.params), None):
+    for source_params in (("X", source.params), None):
         state = initialize_state(
-            model, optax.adam(1e-3), ("loss",), 7, lambda like: None, given, ("bert",), said.append
+            model, optax.adam(1e-3), ("loss",), 7, lambda like: None, source_params, ("bert",), said.append
         )
         whole = jax.jit(model.init)(jax.random.key(7), jnp.zeros((1, 8), jnp.int32))["params"]
-        expected = {**whole, "bert": source.params["bert"]} if given else whole
+        expected = {**whole, "bert": source.params["bert"]} if source_params else whole
         jax.tree.map(np.testing.assert_array_equal, state.params, expected)
 
 
@@ -269,8 +269,8 @@ def test_what_is_suggested_next_works_as_it_stands(finetuned: Path, capsys, monk
     assert lines.index(f"  {COLLAPSED}") < lines.index("test:"), "it is about dev"
     first, second = lines[lines.index("next:") + 1 :]
     text, command = first.split(" | ")
-    given = subprocess.run(["sh", "-c", text], capture_output=True, check=True).stdout
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    output = subprocess.run(["sh", "-c", text], capture_output=True, check=True).stdout
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(output)))
     assert predict(shlex.split(command)[2:]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == "ko ri"
     assert shlex.split(second) == ["bert", "inspect", str(finetuned)]
@@ -378,11 +378,11 @@ def test_vocabulary_larger_than_the_embedding_stops_the_run(pretrained, sst2, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("more", ["--training.gradient_accumulation_steps=2", "--training.mesh=2x2x2"])
 def test_token_batches_and_a_mean_do_not_depend_on_devices(pretrained, sst2, tmp_path, monkeypatch, more) -> None:
-    given = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--data.buckets=[8,32]"]
-    given += ["--training.tokens_per_batch=64", "--training.eval_batch_size=8"]
+    options = [*TOKENS_AND_MEAN, f"--init={pretrained}", f"--data.dir={sst2}", "--data.buckets=[8,32]"]
+    options += ["--training.tokens_per_batch=64", "--training.eval_batch_size=8"]
     for devices, arguments in (("1", []), ("8", [more])):
         monkeypatch.setenv("BERT_NUM_DEVICES", devices)
-        assert main([*given, f"--output_dir={tmp_path / devices}", *arguments]) == 0
+        assert main([*options, f"--output_dir={tmp_path / devices}", *arguments]) == 0
     assert_same_but_for_rounding(tmp_path / "8", tmp_path / "1")
 
 
@@ -395,14 +395,14 @@ def test_a_mesh_gives_the_run_of_one_device(
     folder = tmp_path / "mesh"
     arguments = ["--training.mesh=2x2x2", "--training.remat=full", "--training.scan_layers=true"]
     assert run(folder, sst2, f"--init={pretrained}", *arguments) == 0
-    for ours, theirs in zip(lines_of(folder), lines_of(finetuned), strict=True):
-        assert ours.pop("split") == theirs.pop("split")
-        assert ours == pytest.approx(theirs, rel=1e-3), theirs["step"]
-    ours, theirs = (
+    for actual, expected in zip(lines_of(folder), lines_of(finetuned), strict=True):
+        assert actual.pop("split") == expected.pop("split")
+        assert actual == pytest.approx(expected, rel=1e-3), expected["step"]
+    actual, expected = (
         [line.split("\t")[:3] for line in (path / "predictions" / "dev.tsv").read_text().splitlines()]
         for path in (folder, finetuned)
     )
-    assert ours == theirs
+    assert actual == expected
 
 
 @pytest.mark.medium

@@ -126,7 +126,7 @@ def test_a_run_stopped_at_any_step_resumes_exactly(
         return batch(loader, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainLoop, "run", lambda *given: (training.append(True), loop(*given))[1])
+        patch.setattr(TrainLoop, "run", lambda *inputs: (training.append(True), loop(*inputs))[1])
         patch.setattr(PretrainingLoader, "batch", interrupting)
         train(run, phased, 143)
     train(run, phased)

@@ -73,23 +73,23 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it() -> None:
 @pytest.mark.medium
 def test_distances_and_their_gradients_by_hand() -> None:
     random = np.random.default_rng(0)
-    ours, theirs = random.normal(size=(2, 3, 2, 7)).astype(np.float32)
+    student, teacher = random.normal(size=(2, 3, 2, 7)).astype(np.float32)
 
     def softmax(x: np.ndarray) -> np.ndarray:
         return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
 
-    s, t = softmax(ours / 2.5), softmax(theirs / 2.5)
-    np.testing.assert_allclose(token_divergence(ours, theirs, 2.5), 6.25 * (t * np.log(t / s)).sum(-1), rtol=1e-4)
-    gradient = jax.grad(lambda x: token_divergence(x, theirs, 2.5).sum())(ours)
+    s, t = softmax(student / 2.5), softmax(teacher / 2.5)
+    np.testing.assert_allclose(token_divergence(student, teacher, 2.5), 6.25 * (t * np.log(t / s)).sum(-1), rtol=1e-4)
+    gradient = jax.grad(lambda x: token_divergence(x, teacher, 2.5).sum())(student)
     np.testing.assert_allclose(gradient, 2.5 * (s - t), rtol=1e-4, atol=1e-6)
-    a, b = np.linalg.norm(ours, axis=-1, keepdims=True), np.linalg.norm(theirs, axis=-1, keepdims=True)
-    cosine = (ours * theirs).sum(-1, keepdims=True) / (a * b)
-    np.testing.assert_allclose(cosine_distance(ours, theirs), 1 - cosine[..., 0], rtol=1e-5)
-    gradient = jax.grad(lambda x: cosine_distance(x, theirs).sum())(ours)
-    np.testing.assert_allclose(gradient, cosine * ours / a**2 - theirs / (a * b), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(squared_distance(ours, theirs), ((ours - theirs) ** 2).mean(-1), rtol=1e-5)
-    zeros = jnp.zeros_like(ours)
-    assert np.isfinite(jax.grad(lambda x: cosine_distance(x, theirs).sum())(zeros)).all()
+    a, b = np.linalg.norm(student, axis=-1, keepdims=True), np.linalg.norm(teacher, axis=-1, keepdims=True)
+    cosine = (student * teacher).sum(-1, keepdims=True) / (a * b)
+    np.testing.assert_allclose(cosine_distance(student, teacher), 1 - cosine[..., 0], rtol=1e-5)
+    gradient = jax.grad(lambda x: cosine_distance(x, teacher).sum())(student)
+    np.testing.assert_allclose(gradient, cosine * student / a**2 - teacher / (a * b), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(squared_distance(student, teacher), ((student - teacher) ** 2).mean(-1), rtol=1e-5)
+    zeros = jnp.zeros_like(student)
+    assert np.isfinite(jax.grad(lambda x: cosine_distance(x, teacher).sum())(zeros)).all()
 
 
 def by_hand(params, teacher: Teacher, batch, asked: DistillationConfig):
@@ -110,9 +110,13 @@ def by_hand(params, teacher: Teacher, batch, asked: DistillationConfig):
     weights, mask = batch["masked_lm_weights"], batch["attention_mask"]
     plain = log_probabilities(params, CONFIG, 1.0)
     mlm = -jnp.sum(jnp.take_along_axis(plain, batch["masked_lm_ids"][..., None], -1)[..., 0] * weights) / weights.sum()
-    ours = log_probabilities(params, CONFIG, asked.temperature)
-    theirs = log_probabilities(teacher.params, teacher.config, asked.temperature)
-    tokens = jnp.sum(jnp.sum(jnp.exp(theirs) * (theirs - ours), -1) * weights) / weights.sum() * asked.temperature**2
+    student_log_probs = log_probabilities(params, CONFIG, asked.temperature)
+    teacher_log_probs = log_probabilities(teacher.params, teacher.config, asked.temperature)
+    tokens = (
+        jnp.sum(jnp.sum(jnp.exp(teacher_log_probs) * (teacher_log_probs - student_log_probs), -1) * weights)
+        / weights.sum()
+        * asked.temperature**2
+    )
     student, target = states(params, CONFIG), states(teacher.params, teacher.config)
     kernels = params["distillation"]
     pairs = [
@@ -145,9 +149,9 @@ def test_losses_and_gradients_are_those_written_down_by_hand() -> None:
     for name, term in zip(("mlm_loss", *NEW), terms, strict=True):
         np.testing.assert_allclose(sums[name][0] / sums[name][1], term, rtol=1e-5, err_msg=name)
 
-    def close(path, ours, theirs) -> None:
-        norm = max(np.linalg.norm(theirs), 1.0 if "key" in jax.tree_util.keystr(path) else 0.0)
-        assert np.linalg.norm(ours - theirs) <= 1e-5 * norm, jax.tree_util.keystr(path)
+    def close(path, actual, reference) -> None:
+        norm = max(np.linalg.norm(reference), 1.0 if "key" in jax.tree_util.keystr(path) else 0.0)
+        assert np.linalg.norm(actual - reference) <= 1e-5 * norm, jax.tree_util.keystr(path)
 
     jax.tree_util.tree_map_with_path(close, grads, expected)
 

@@ -34,13 +34,13 @@ def test_a_student_starts_from_its_teachers_embeddings() -> None:
     params, started, said = start(CONFIG, teacher)
     assert said == ["taken from the teacher: the 16 principal components of its embeddings"]
     tables = {name: started["bert"]["embeddings"][name]["embedding"] for name in ("word", "position", "segment")}
-    given = {name: teacher.params["bert"]["embeddings"][name]["embedding"] for name in tables}
+    teacher_params = {name: teacher.params["bert"]["embeddings"][name]["embedding"] for name in tables}
     back = started["distillation"]["layer_1"]["kernel"]
     np.testing.assert_allclose(back @ back.T, np.eye(16), atol=1e-6)
     for name, table in tables.items():
-        np.testing.assert_allclose(table, given[name] @ back.T, rtol=1e-5, atol=1e-7, err_msg=name)
-    lost = np.sum((tables["word"] @ back - given["word"]) ** 2)
-    values = np.linalg.svd(given["word"], compute_uv=False)
+        np.testing.assert_allclose(table, teacher_params[name] @ back.T, rtol=1e-5, atol=1e-7, err_msg=name)
+    lost = np.sum((tables["word"] @ back - teacher_params["word"]) ** 2)
+    values = np.linalg.svd(teacher_params["word"], compute_uv=False)
     np.testing.assert_allclose(lost, np.sum(values[16:] ** 2), rtol=1e-3)  # the least that 16 dimensions can lose
     for name in ("encoder", "predictions"):
         part, own = (tree.get(name, tree["bert"].get(name)) for tree in (started, params))
@@ -52,9 +52,9 @@ def test_a_student_of_its_teachers_width_has_the_same_embeddings_and_a_wider_one
     teacher = teacher_of(WIDE)
     longer = dataclasses.replace(WIDE, num_hidden_layers=1, max_position_embeddings=40)
     params, started, _ = start(longer, teacher)
-    own, given = started["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
-    np.testing.assert_array_equal(own["word"]["embedding"], given["word"]["embedding"])
-    np.testing.assert_array_equal(own["position"]["embedding"][:16], given["position"]["embedding"])
+    own, teacher_params = started["bert"]["embeddings"], teacher.params["bert"]["embeddings"]
+    np.testing.assert_array_equal(own["word"]["embedding"], teacher_params["word"]["embedding"])
+    np.testing.assert_array_equal(own["position"]["embedding"][:16], teacher_params["position"]["embedding"])
     random = params["bert"]["embeddings"]["position"]["embedding"]
     np.testing.assert_array_equal(own["position"]["embedding"][16:], random[16:])
     params, started, said = start(WIDE, teacher_of(CONFIG))
@@ -68,10 +68,14 @@ def test_a_student_of_its_teachers_shape_starts_from_layers_of_its_teacher_from_
     teacher = teacher_of(WIDE)
     params, started, said = start(dataclasses.replace(WIDE, num_hidden_layers=2), teacher)
     assert said == ["taken from the teacher: embeddings, layers [1, 3] of 3"]
-    given = teacher.params["bert"]
+    teacher_params = teacher.params["bert"]
     for layer, source in (("layer_0", "layer_0"), ("layer_1", "layer_2")):
-        jax.tree.map(np.testing.assert_array_equal, started["bert"]["encoder"][layer], given["encoder"][source])
-    jax.tree.map(np.testing.assert_array_equal, started["bert"]["embeddings"]["norm"], given["embeddings"]["norm"])
+        jax.tree.map(
+            np.testing.assert_array_equal, started["bert"]["encoder"][layer], teacher_params["encoder"][source]
+        )
+    jax.tree.map(
+        np.testing.assert_array_equal, started["bert"]["embeddings"]["norm"], teacher_params["embeddings"]["norm"]
+    )
     jax.tree.map(np.testing.assert_array_equal, started["predictions"], params["predictions"])
 
 
@@ -99,8 +103,8 @@ def test_a_teacher_with_narrow_embeddings_has_its_projections_drawn() -> None:
     """The embeddings fit, the states of 24 features have nothing to do with their principal components."""
     teacher = teacher_of(dataclasses.replace(WIDE, embedding_size=CONFIG.hidden_size))
     params, started, _ = start(CONFIG, teacher)
-    own, given = started["bert"]["embeddings"]["word"], teacher.params["bert"]["embeddings"]["word"]
-    np.testing.assert_array_equal(own["embedding"], given["embedding"])
+    own, teacher_params = started["bert"]["embeddings"]["word"], teacher.params["bert"]["embeddings"]["word"]
+    np.testing.assert_array_equal(own["embedding"], teacher_params["embedding"])
     jax.tree.map(np.testing.assert_array_equal, started["distillation"], params["distillation"])
 
 
@@ -115,5 +119,5 @@ def test_positions_are_matched_where_one_of_the_models_counts_from_two() -> None
 def test_principal_directions_are_those_of_a_singular_value_decomposition() -> None:
     table = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32) * np.arange(1, 7)
     _, _, right = np.linalg.svd(table, full_matrices=False)
-    ours = principal_directions(table, 3)
-    np.testing.assert_allclose(np.abs(right[:3] @ ours), np.eye(3), atol=1e-4)  # each up to its sign
+    actual = principal_directions(table, 3)
+    np.testing.assert_allclose(np.abs(right[:3] @ actual), np.eye(3), atol=1e-4)  # each up to its sign

@@ -57,8 +57,8 @@ def batch_of_next_tokens(step: int = 0) -> dict[str, np.ndarray]:
 def test_the_loss_by_hand(label_smoothing: float) -> None:
     batch, objective = batch_of_next_tokens(), make_next_token_loss(MODEL, label_smoothing)
     losses, counts = jax.jit(lambda params, batch: objective.forward(params, batch, None))(initial_params(), batch)
-    given = (batch["input_ids"], None, batch["attention_mask"])
-    logits = np.asarray(jax.jit(MODEL.apply)({"params": initial_params()}, *given), np.float64)
+    inputs = (batch["input_ids"], None, batch["attention_mask"])
+    logits = np.asarray(jax.jit(MODEL.apply)({"params": initial_params()}, *inputs), np.float64)
     total, smoothed, hits, tokens = 0.0, 0.0, 0, 0
     for row, place in np.argwhere(batch["next_token_weights"] > 0):
         label = batch["input_ids"][row, place + 1]
@@ -150,9 +150,9 @@ def test_bits_per_byte_by_hand(continued: Path, corpus: Path) -> None:
 
 @pytest.mark.slow
 def test_a_vocabulary_that_alters_texts_has_no_bits_per_byte(corpus: Path, tmp_path: Path) -> None:
-    given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *NEXT, "--training.steps=2"]
+    arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *NEXT, "--training.steps=2"]
     kind = ["--tokenizer.kind=wordpiece", "--tokenizer.vocab_size=200", "--data.input_format=doc_sentences"]
-    assert main([*given, *kind, "--data.packing=true", "--training.label_smoothing=0.1"]) == 0
+    assert main([*arguments, *kind, "--data.packing=true", "--training.label_smoothing=0.1"]) == 0
     scores = json.loads((tmp_path / "run" / "results.json").read_text())["eval"]
     assert set(scores) == {"loss", "lm_loss", "smoothed_loss", "lm_accuracy", "perplexity"}
     assert scores["loss"] == scores["smoothed_loss"]
@@ -212,8 +212,8 @@ def test_masked_tokens_of_blocks(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.medium
 def test_a_held_out_text_of_one_token_has_no_scores_to_compare(corpus: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "one.txt").write_text("a")
-    given = [f"--data.train={corpus}", f"--data.eval={tmp_path / 'one.txt'}", f"--output_dir={tmp_path / 'run'}"]
-    assert main([*given, *SMALL_RUN, *NEXT, "--training.steps=2"]) == 0
+    arguments = [f"--data.train={corpus}", f"--data.eval={tmp_path / 'one.txt'}", f"--output_dir={tmp_path / 'run'}"]
+    assert main([*arguments, *SMALL_RUN, *NEXT, "--training.steps=2"]) == 0
     assert "LM accuracy                0.000         nan" in capsys.readouterr().out
 
 
@@ -221,9 +221,9 @@ def test_a_held_out_text_of_one_token_has_no_scores_to_compare(corpus: Path, tmp
 def test_phases_of_two_lengths(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     phases = ["--phases.1.share=0.5", "--phases.1.sequence_length=16"]
-    given = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *NEXT]
+    arguments = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *NEXT]
     (tmp_path / "recipe.yaml").write_text("phases:\n  - share: 0.5\n    sequence_length: 16\n  - {}\n")
-    assert main([f"--config={tmp_path / 'recipe.yaml'}", *given, *phases]) == 0
+    assert main([f"--config={tmp_path / 'recipe.yaml'}", *arguments, *phases]) == 0
     assert {line["sequence_length"] for line in lines_of(folder)} == {16, 32}
 
 
@@ -295,12 +295,12 @@ def test_plan_compiles_the_step(capsys) -> None:
     ],
 )
 def test_settings_that_cannot_work_are_one_sentence(corpus, tmp_path, fails, arguments, message) -> None:
-    given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *NEXT, *arguments]
-    assert message in fails(main, *given)
+    options = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *NEXT, *arguments]
+    assert message in fails(main, *options)
 
 
 def test_label_smoothing_is_for_next_tokens_alone(corpus, tmp_path, fails) -> None:
-    given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]
+    arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]
     assert "training.label_smoothing is 0.1, but training.objective is mlm" in fails(
-        main, *given, "--training.label_smoothing=0.1"
+        main, *arguments, "--training.label_smoothing=0.1"
     )

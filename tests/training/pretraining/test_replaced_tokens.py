@@ -58,7 +58,7 @@ def test_the_losses_by_hand() -> None:
         batch["attention_mask"],
         MaskedTokens(batch["masked_lm_positions"], *targets, batch["sample_uniforms"]),
     )
-    total, correct, tokens, found, fakes = 0.0, 0, 0, 0, 0
+    total, correct, tokens, result, fakes = 0.0, 0, 0, 0, 0
     for logit, replaced, real in zip(
         *(np.asarray(x, np.float64).ravel() for x in (output.detection_logits, output.replaced)),
         batch["attention_mask"].ravel(),
@@ -68,12 +68,12 @@ def test_the_losses_by_hand() -> None:
             probability = 1 / (1 + np.exp(-logit))
             total -= np.log(probability if replaced else 1 - probability)
             correct += (logit > 0) == replaced
-            found += logit > 0 and replaced
+            result += logit > 0 and replaced
             fakes, tokens = fakes + replaced, tokens + 1
     assert fakes > 5
     assert [float(x) for x in losses["disc_loss"]] == pytest.approx([total, tokens], rel=1e-5)
     assert [float(x) for x in counts["disc_accuracy"]] == [correct, tokens]
-    assert [float(x) for x in counts["disc_recall"]] == [found, fakes]
+    assert [float(x) for x in counts["disc_recall"]] == [result, fakes]
     assert [float(x) for x in counts["replaced_share"]] == [fakes, tokens]
     assert {name: float(weight) for name, weight in OBJECTIVE.weights(batch).items()} == {
         "mlm_loss": batch["masked_lm_weights"].sum(),
@@ -265,5 +265,5 @@ def test_other_runs_start_from_the_discriminator(detected, corpus, tmp_path, cap
     ],
 )
 def test_settings_that_cannot_work_are_one_sentence(corpus, tmp_path, fails, arguments, message) -> None:
-    given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *REPLACED, *arguments]
-    assert message in fails(main, *given)
+    options = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *REPLACED, *arguments]
+    assert message in fails(main, *options)

@@ -125,9 +125,9 @@ def test_config_yaml_repeats_the_run_bit_for_bit(pretrained: Path, tmp_path: Pat
 def test_accumulation_is_one_larger_batch(pretrained: Path, corpus: Path, tmp_path: Path) -> None:
     arguments = [*SMALL_RUN, "--training.gradient_accumulation_steps=4"]
     assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *arguments]) == 0
-    for ours, theirs in zip(lines_of(tmp_path / "run"), lines_of(pretrained), strict=True):
-        assert ours.pop("split") == theirs.pop("split")
-        assert ours == pytest.approx(theirs, rel=1e-4)
+    for actual, expected in zip(lines_of(tmp_path / "run"), lines_of(pretrained), strict=True):
+        assert actual.pop("split") == expected.pop("split")
+        assert actual == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -184,9 +184,9 @@ def test_commands_use_all_devices_with_the_same_result(
 ) -> None:
     monkeypatch.setenv("BERT_NUM_DEVICES", "4")
     assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]) == 0
-    for ours, theirs in zip(lines_of(tmp_path / "run"), lines_of(pretrained), strict=True):
-        assert ours.pop("split") == theirs.pop("split")
-        assert ours == pytest.approx(theirs, rel=1e-4)
+    for actual, expected in zip(lines_of(tmp_path / "run"), lines_of(pretrained), strict=True):
+        assert actual.pop("split") == expected.pop("split")
+        assert actual == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_finished_run_started_again_changes_nothing(pretrained: Path, corpus: Path, tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_a_damaged_checkpoint_falls_back_and_the_run_ends_the_same(pretrained, t
 def test_compiled_as_users_compile_it_the_losses_are_those_of_the_other_tests(pretrained, corpus, tmp_path) -> None:
     command = [sys.executable, "pretrain.py", f"--output_dir={tmp_path}", f"--data.train={corpus}", *SMALL_RUN]
     subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "XLA_FLAGS": ""}, check=True, capture_output=True)
-    for ours, theirs in zip(lines_of(tmp_path), lines_of(pretrained), strict=True):
-        assert (ours["step"], ours["split"]) == (theirs["step"], theirs["split"])
+    for actual, expected in zip(lines_of(tmp_path), lines_of(pretrained), strict=True):
+        assert (actual["step"], actual["split"]) == (expected["step"], expected["split"])
         # Other kernels add in another order.
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -307,10 +307,10 @@ def test_embeddings_alone_are_those_of_encode(pretrained: Path) -> None:
 
 
 def test_batches_by_tokens_and_a_mean_of_checkpoints_are_for_fine_tuning(corpus, tmp_path: Path, fails) -> None:
-    given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}"]
-    batches = fails(main, *given, "--training.tokens_per_batch=4096")
+    arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}"]
+    batches = fails(main, *arguments, "--training.tokens_per_batch=4096")
     assert has_all(batches, "training.tokens_per_batch is 4096", "training.batch_size")
-    mean = fails(main, *given, "--training.average_checkpoints=2")
+    mean = fails(main, *arguments, "--training.average_checkpoints=2")
     assert "training.average_checkpoints is 2" in mean
 
 
@@ -332,8 +332,8 @@ def test_errors_of_the_corpus(tmp_path: Path, fails) -> None:
 
 def test_a_missing_held_out_corpus_is_said_before_a_vocabulary_is_trained(corpus, tmp_path, monkeypatch, fails) -> None:
     monkeypatch.setattr("bert.training.pretraining.data.corpus_vocabulary", lambda *_: pytest.fail("it was trained"))
-    given = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]
-    assert "held.txt does not exist" in fails(main, *given, f"--data.eval={tmp_path / 'held.txt'}")
+    arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]
+    assert "held.txt does not exist" in fails(main, *arguments, f"--data.eval={tmp_path / 'held.txt'}")
 
 
 def test_errors_of_sizes_and_folders(tmp_path: Path, corpus: Path, pretrained: Path, finetuned: Path, fails) -> None:

@@ -84,15 +84,15 @@ def test_run_again_it_repeats_nothing(run: Path, arguments: list[str], capsys) -
 
 def test_a_wrong_recipe_fails_before_training(corpus: Path, recipe: Path, tmp_path: Path, fails) -> None:
     folder = tmp_path / "run"
-    given = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN]
-    assert "nowhere.yaml cannot be read" in fails(main, *given, "--transfer=nowhere.yaml")
+    arguments = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN]
+    assert "nowhere.yaml cannot be read" in fails(main, *arguments, "--transfer=nowhere.yaml")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(recipe.read_text().replace("max_length: 16", "max_length: 2"))
-    assert "data.max_length is 2" in fails(main, *given, f"--transfer={wrong}")
+    assert "data.max_length is 2" in fails(main, *arguments, f"--transfer={wrong}")
     wrong.write_text(recipe.read_text().replace("max_length: 16", "max_length: 64"))
-    assert "max_position_embeddings is 32, and transfer" in fails(main, *given, f"--transfer={wrong}")
+    assert "max_position_embeddings is 32, and transfer" in fails(main, *arguments, f"--transfer={wrong}")
     wrong.write_text("task: mrpc\ndata: {dir: nothere, max_length: 16, buckets: [16]}\ntraining: {epochs: 1}\n")
-    assert "nothere is not a folder" in fails(main, *given, f"--transfer={wrong}")
+    assert "nothere is not a folder" in fails(main, *arguments, f"--transfer={wrong}")
     assert not (folder / "metrics.jsonl").exists()
 
 
@@ -107,11 +107,11 @@ def test_bars_are_a_panel_of_the_curves(run: Path) -> None:
     assert width_of(Subject(bars=bars)) > width_of(Subject())
 
 
-@pytest.mark.parametrize("given", ["sst2", "file"])
-def test_a_recipe_without_data_is_refused_before_training(given, corpus, tmp_path, fails) -> None:
+@pytest.mark.parametrize("recipe", ["sst2", "file"])
+def test_a_recipe_without_data_is_refused_before_training(recipe, corpus, tmp_path, fails) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("task: sst2\ntraining.epochs: 1\n")
-    name = given if given == "sst2" else str(file)
+    name = recipe if recipe == "sst2" else str(file)
     said = fails(main, f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, f"--transfer={name}")
     assert f"transfer {name} names no data: copy " in said and "data.dir in it" in said
 
