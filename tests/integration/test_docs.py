@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -148,10 +149,15 @@ def test_options_and_keys_in_the_prose_exist() -> None:
 
 
 def test_paths_and_links_exist() -> None:
-    for page, code in inline_code():
-        for path in re.findall(r"^(?:bert|configs|tests|benchmarks|docs|notebooks)/[\w./-]*$", code):
-            missing = "NAME" not in path and not (ROOT / path).exists()
-            assert not missing, f"{page.name}: {path}"
+    """Checks paths anywhere on a page, and modules named relative to the package."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        paths = re.findall(rf"(?<![\w./:-])(?:{'|'.join(map(re.escape, PARTS))})/[\w./-]*\w", text)
+        assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == [], page.name
+        modules = re.findall(r"`([\w/]+\.py)(?::[\w.]+)?`", text) if not page.name.startswith("from_") else []
+        places = (ROOT, ROOT / "bert")
+        missing = [name for name in modules if "NAME" not in name and not any((at / name).exists() for at in places)]
+        assert missing == [], page.name
     for page in PAGES:
         for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith(("http://", "https://")):
@@ -162,6 +168,17 @@ def test_paths_and_links_exist() -> None:
                     titles = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
                     anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
                     assert heading in anchors, f"{page.name}: {target}"
+
+
+def test_dotted_names_exist() -> None:
+    for page in PAGES:
+        for name in set(re.findall(r"(?<![\w./-])bert(?:\.[A-Za-z_]\w*)+", page.read_text(encoding="utf-8"))):
+            if not name.endswith((".yaml", ".md")):
+                pkgutil.resolve_name(name)
+
+
+def test_guides_have_at_most_27_000_words() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").glob("*.md")) <= 27_000
 
 
 def test_routes_through_the_code_name_what_exists() -> None:
