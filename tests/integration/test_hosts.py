@@ -9,8 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from bert.commands.cli.cluster import parse_hosts
-from bert.errors import UserError
 from tests.conftest import NEXT, SMALL_RUN, STREAMED, translation_options
 from tests.helpers import assert_same_losses, lines_of, state_of
 from tests.processes import finish, free_port, host_options, launch, read_to_step
@@ -241,24 +239,3 @@ def test_translation_on_two_hosts_gives_the_losses_and_lines_of_one(tmp_path: Pa
     for file in ("dev.txt", "test_a.txt"):
         assert (two / "predictions" / file).read_text() == (one / "predictions" / file).read_text()
     assert len(set((one / "predictions" / "dev.txt").read_text().splitlines())) > 1, "the model has learned something"
-
-
-def test_how_hosts_are_named() -> None:
-    assert parse_hosts({"coordinator": "a:1", "num_processes": "4", "process_id": "3"}) == ("a:1", 4, 3)
-    assert parse_hosts({"coordinator": "auto"}) == (None, None, None)
-    assert parse_hosts({}) is None
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--coordinator=a:1"], "--num_processes, --process_id"),
-        (["--process_id=0", "--num_processes=2"], "--coordinator"),
-        (["--coordinator=a:1", "--num_processes=2", "--process_id=2"], "from 0 to 1"),
-        (["--coordinator=a:1", "--num_processes=two", "--process_id=0"], "--num_processes two"),
-        (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator a .*HOST:PORT"),
-    ],
-)
-def test_invalid_hosts_are_errors_that_name_the_options(words: list[str], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        parse_hosts(dict(word.removeprefix("--").split("=") for word in words))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,28 +85,22 @@ def choice_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def squad_run(squad_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "squad2"
-    assert run(folder, squad_data, "squad2") == 0
-    return folder
+def finished(recipe: str, data: str) -> Callable[..., Path]:
+    """Returns a fixture: the folder of a finished run of a recipe on the data of another fixture."""
+
+    @pytest.fixture(scope="module")
+    def finished_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("runs") / recipe
+        assert run(folder, request.getfixturevalue(data), recipe) == 0
+        return folder
+
+    return finished_run
 
 
-@pytest.fixture(scope="module")
-def ner_run(ner_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "ner"
-    assert run(folder, ner_data, "conll2003") == 0
-    return folder
+squad_run, ner_run = finished("squad2", "squad_data"), finished("conll2003", "ner_data")
+choice_run = finished("commonsenseqa", "choice_data")
 
 
-@pytest.fixture(scope="module")
-def choice_run(choice_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "choices"
-    assert run(folder, choice_data, "commonsenseqa") == 0
-    return folder
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "recipe"), [("squad_data", "squad2"), ("ner_data", "conll2003"), ("choice_data", "commonsenseqa")]
 )
