@@ -43,14 +43,14 @@ def test_what_is_frozen_stays_bit_for_bit(pretrained, sst2, tmp_path, capsys, ar
     arguments = (f"--init={pretrained}", argument, "--training.epochs=1")
     assert run(tmp_path / "run", sst2, *arguments) == 0
     assert " are trained" in capsys.readouterr().out
-    actual, expected = bert.load(tmp_path / "run"), bert.load(pretrained)
-    before = flatten_dict(expected.params["bert"], sep="/")
-    for path, value in flatten_dict(actual.params["bert"], sep="/").items():
+    tuned, source = bert.load(tmp_path / "run"), bert.load(pretrained)
+    before = flatten_dict(source.params["bert"], sep="/")
+    for path, value in flatten_dict(tuned.params["bert"], sep="/").items():
         assert (value.tobytes() == before[path].tobytes()) == path.startswith(frozen), path
     # The head was made for what it reads, and answers as it did in the run; a run that resumes finds its moments.
     sentences = [line.split("\t")[0] for line in (sst2 / "dev.tsv").read_text().splitlines()[1:]]
     written = [line.split("\t") for line in (tmp_path / "run/predictions/dev.tsv").read_text().splitlines()[1:]]
-    for answer, (_, _, _, probability) in zip(actual.predict(sentences), written, strict=True):
+    for answer, (_, _, _, probability) in zip(tuned.predict(sentences), written, strict=True):
         assert answer.probabilities[answer.label] == pytest.approx(float(probability), abs=1e-5)
     assert run(tmp_path / "run", sst2, *arguments) == 0
     assert "resumes at step 5" in capsys.readouterr().out
