@@ -84,6 +84,6 @@ def values_of_arguments(config_class: type, arguments: Mapping[str, Any]) -> dic
     for name, value in arguments.items():
         key = ARGUMENTS[config_class][name]
         if value is not None:
-            value = path_text(value, name) if key in PATHS and not isinstance(value, list) else value
+            value = path_text(value, name) if key in PATHS and not isinstance(value, list | tuple) else value
             values |= parse_dict({key: value}, f"argument {name}", keys_of(config_class))
     return values

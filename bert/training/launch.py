@@ -70,7 +70,7 @@ def pretrain(
     dtype: Literal["float32", "bfloat16"] | None = None,
     overrides: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
-    **unknown: Never,
+    **unknown: Never,  # for an error that names the most similar argument
 ) -> Run:
     """Pretrains an encoder or a language model, like `bert pretrain`; repeating the call resumes the run.
 
@@ -93,7 +93,6 @@ def pretrain(
         overrides: values of all other keys, dotted, ``{"model.hidden_size": 64}``, or nested,
             ``{"model": {"hidden_size": 64}}``.
         callbacks: `Callback` objects that receive the metrics and may end the run.
-        unknown: not accepted; the error names the most similar argument or key.
 
     Raises:
         UserError: wrong arguments, keys, values or data; the message is one sentence with a fix.
@@ -137,7 +136,7 @@ def finetune(
     dtype: Literal["float32", "bfloat16"] | None = None,
     overrides: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
-    **unknown: Never,
+    **unknown: Never,  # for an error that names the most similar argument
 ) -> Run:
     """Fine-tunes a model on a task, like `bert finetune`; repeating the call resumes the run.
 
@@ -161,7 +160,6 @@ def finetune(
         dtype: data type of the computation (key ``training.dtype``).
         overrides: values of all other keys, dotted, ``{"lora.rank": 8}``, or nested, ``{"lora": {"rank": 8}}``.
         callbacks: `Callback` objects that receive the metrics and may end the run.
-        unknown: not accepted; the error names the most similar argument or key.
 
     Raises:
         UserError: wrong arguments, keys, values or data; the message is one sentence with a fix.

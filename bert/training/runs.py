@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Scores = dict[str, float | None]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, init=False, repr=False)
 class Run:
     """A running, interrupted or finished run. `os.fspath` returns its folder.
 
@@ -37,8 +37,9 @@ class Run:
     path: Path
 
     @system_errors_as_user_errors()
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(path_text(self.path)))
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Opens a run. Raises UserError if the folder holds no run."""
+        object.__setattr__(self, "path", Path(path_text(path)))
         if not (self.path / "config.yaml").is_file():
             raise UserError(f"{self.path} holds no run (no config.yaml): pass the folder of a run")
 

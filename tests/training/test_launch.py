@@ -331,6 +331,15 @@ def test_wrong_configurations_are_one_sentence(config, sentence):
     assert sentence in str(caught.value)
 
 
+def test_a_corpus_may_be_several_paths(tmp_path):
+    for train in (["a.txt", tmp_path / "b.txt"], ("a.txt", tmp_path / "b.txt")):
+        config = prepare_pretraining("gpt_mini", train=train, eval=Path("c.txt"), output_dir=tmp_path).config
+        assert config.data.train == ["a.txt", str(tmp_path / "b.txt")]
+        assert config.data.eval == "c.txt"
+    with pytest.raises(bert.UserError, match="eval is 5, which is not a path"):
+        prepare_pretraining("gpt_mini", train="a.txt", eval=5, output_dir=tmp_path)
+
+
 @pytest.mark.parametrize("function", [bert.pretrain, bert.finetune])
 def test_each_argument_sets_its_key(function, tmp_path):
     config_class, prepare = PREPARE[function]
