@@ -15,6 +15,7 @@ from bert.commands.predictions import glue_zip_command as glue_zip
 from bert.commands.predictions import predict_command as predict
 from bert.data.rows import TokenRows
 from tests.helpers import LAYOUTS, interrupted_at, lines_of, results_of, run
+from tests.messages import has_all
 
 
 @pytest.mark.slow
@@ -60,9 +61,9 @@ def test_more_layers_than_there_are(pretrained, sst2, tmp_path, fails) -> None:
     arguments = ["--config=sst2", f"--init={pretrained}", f"--data.dir={sst2}", "--data.max_length=32"]
     for name in ("num_frozen_layers", "num_feature_layers"):
         error = fails(main, *arguments, f"--output_dir={tmp_path / name}", f"--{name}=2")
-        assert f"{name} is 2, but the model has 1 layers" in error
+        assert has_all(error, f"{name} is 2", "model.num_hidden_layers is 1")
     both = fails(main, *arguments, f"--output_dir={tmp_path}", "--num_frozen_layers=1", "--num_feature_layers=1")
-    assert "both set" in both
+    assert has_all(both, "num_frozen_layers is 1", "num_feature_layers is 1")
 
 
 @pytest.mark.slow

@@ -156,10 +156,10 @@ def test_a_run_resumes_and_moves_but_not_without_its_weights(adapted: Path, sst2
     [
         (["--init=none"], "lora.rank is 2, but init is none"),
         (["--decoder_init=none"], "lora.rank is 2, but decoder_init is none"),
-        (["--num_frozen_layers=1"], "lora.rank and num_frozen_layers are both set"),
-        (["--num_feature_layers=1"], "lora.rank and num_feature_layers are both set"),
+        (["--num_frozen_layers=1"], "lora.rank is 2, but num_frozen_layers is 1"),
+        (["--num_feature_layers=1"], "lora.rank is 2, but num_feature_layers is 1"),
         (["--lora.rank=0"], "lora.rank is 0: it must be at least 1"),
-        (["--lora.rank=17"], "lora.rank is 17, but the model is 16 wide"),
+        (["--lora.rank=17"], "lora.rank is 17, but model.hidden_size is 16"),
         (["--lora.alpha=0"], "lora.alpha is 0.0: it must be above 0"),
         (["--lora.rank=null", "--lora.alpha=4"], "lora.alpha is 4.0, but lora.rank is null"),
         (["--lora.projections", "query", "query"], "lora.projections is ['query', 'query']"),

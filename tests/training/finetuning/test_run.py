@@ -348,7 +348,9 @@ def test_errors_of_data_and_start(pretrained: Path, finetuned: Path, sst2: Path,
     assert "was trained with 16: leave it out" in fine(sst2, f"--init={pretrained}", "--model.hidden_size=256")
     assert "but the vocabulary comes with init" in fine(sst2, f"--init={pretrained}", "--tokenizer.path=x")
     assert "holds a pretraining run" in fine(sst2, f"--init={pretrained}", folder=other)
-    assert "position table" in fine(sst2, f"--init={pretrained}", "--data.max_length=64")
+    assert "data.max_length is 64, but model.max_position_embeddings" in fine(
+        sst2, f"--init={pretrained}", "--data.max_length=64"
+    )
     too_few = fine(sst2, f"--init={pretrained}", "--data.max_length=32", "--training.tokens_per_batch=31")
     assert "training.tokens_per_batch is 31, but data.max_length is 32" in too_few
     assert "choose one of sst2, mrpc" in fine(sst2, f"--init={pretrained}", "--task=xyz")
