@@ -41,8 +41,6 @@ def save_run_config(config: Any, run: Path, vocabulary: bool = True) -> None:
     previous config.yaml.
 
     Args:
-        config: the resolved configuration.
-        run: the folder.
         vocabulary: whether the vocabulary in the folder is final, so that it gets digests as well.
     """
     known = [_digests(_parse(run), run, vocabulary)] if (run / CONFIG_FILE).is_file() else []

@@ -150,7 +150,6 @@ def apply_preset(config: AnyConfig, explicit: Collection[str] = ()) -> AnyConfig
     """Applies the settings of ``training.preset``; the reference preset and other dataclasses stay as they are.
 
     Args:
-        config: the configuration as it was written.
         explicit: keys such as ``training.dtype`` that override the preset.
     """
     if not isinstance(config, PretrainConfig | FinetuneConfig) or config.training.preset != "fast":

@@ -81,7 +81,6 @@ def check_fields(prefix: str, config: object) -> None:
 
     Args:
         prefix: prefix of the fields' names in messages, such as ``training.``.
-        config: the dataclass.
     """
     for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name)
@@ -145,8 +144,6 @@ def conflict(config: object, key: str, other: str, fix: str) -> UserError:
 
     Args:
         config: the whole configuration, or the section of both keys.
-        key, other: dotted names of the keys.
-        fix: the fix, which may begin with a reason.
     """
     return UserError(f"{key} is {_shown(config, key)}, but {other} is {_shown(config, other)}: {fix}")
 
@@ -270,14 +267,7 @@ def current_value(name: str, value: Any) -> Any:
 
 
 def rename(name: str, value: Any, where: str, keys: Collection[str]) -> tuple[str, Any]:
-    """Returns the current key and value of a key of an earlier version, and logs a warning; others are unchanged.
-
-    Args:
-        name: dotted key.
-        value: a text, or a list of texts.
-        where: source and line, for the warning.
-        keys: all current keys.
-    """
+    """Returns the current key and value of a key of an earlier version, and logs a warning; others are unchanged."""
     key = current_key(name, keys)
     if key == name:
         return name, value

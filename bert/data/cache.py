@@ -72,12 +72,7 @@ class CacheCopy:
         LOGGER.info(f"copied {self.folder} to {self.store.url}")
 
     def exchange(self, own: Iterable[str], parts: list[str]) -> None:
-        """Uploads the parts built on this machine, and downloads the other parts or the folder if all are there.
-
-        Args:
-            own: names of the parts that this machine has built.
-            parts: names of all parts.
-        """
+        """Uploads the parts built on this machine, and downloads the other parts or the folder if all are there."""
         self.send(own)
         present = set(self.store.files())
         if self.last not in present and present.issuperset(parts):

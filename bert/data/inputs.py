@@ -37,9 +37,7 @@ def as_texts(value: Any, index: int, expected: str, counts: Collection[int] = (1
     """Returns the texts of one input: a string, or a tuple, list or array of strings.
 
     Args:
-        index: number of the input, from 1.
         expected: end of the error message: the expected input, and the fix.
-        counts: allowed numbers of texts.
 
     Raises:
         UserError: another number of texts, or values that are not strings.

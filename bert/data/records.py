@@ -52,7 +52,6 @@ class Records:
         """Raises UserError if a record, or the header, lacks a field.
 
         Args:
-          fields: names of the present fields.
           required: name of a required field -> configuration key that requires it.
         """
         for name, key in required.items():

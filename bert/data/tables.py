@@ -62,7 +62,6 @@ def detect_dialect(lines: Iterable[str], is_csv: bool, header: Sequence[str] | N
     """Returns the dialect of a file. A table with tabs is quoted only if `is_quoted`, also in a ``.csv`` file.
 
     Args:
-      lines: lines of the file, without line ends.
       is_csv: whether the file is called ``.csv``; otherwise the delimiter is a tab.
       header: names of the columns of a file whose first row does not have them.
     """

@@ -49,7 +49,6 @@ class WorkerPool(ProcessPoolExecutor):
     would print a traceback.
 
     Args:
-        processes: number of processes.
         initializer: called in each process with ``initargs``; it must call `start_worker`.
     """
 

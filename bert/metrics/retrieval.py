@@ -101,7 +101,6 @@ def chance_scores(counts: Sequence[int], documents: int) -> dict[str, float]:
 
     Args:
       counts: number of positive documents of each query.
-      documents: total number of documents.
     """
     places = range(1, min(CUTOFF, documents) + 1)
     sums = np.zeros(3)

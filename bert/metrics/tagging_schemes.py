@@ -144,11 +144,7 @@ def extract_entities(tags: Sequence[str]) -> list[Span]:
 
 
 def tags_from_entities(entities: Iterable[Span], words: int, scheme: str) -> list[str]:
-    """Returns the tags of a sentence in one of SCHEMES.
-
-    Args:
-      words: number of words in the sentence.
-    """
+    """Returns the tags of a sentence in one of SCHEMES."""
     tags = [OUTSIDE] * words
     before: Span | None = None
     for entity in entities:

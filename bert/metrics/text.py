@@ -49,8 +49,6 @@ def bleu(
     Args:
       predictions: one detokenized text per row.
       references: one or more texts per row. Rows may have different numbers of references.
-      lowercase: whether to ignore case.
-      tokenizer: tokenizer that splits the texts into words.
     """
     metric = _library("bleu").BLEU(lowercase=lowercase, tokenize=tokenizer, force=True)
     return _corpus_score(metric, predictions, references)

@@ -321,10 +321,6 @@ def make_checkpointer(run: RunFolder[Any], log: Callable[[str], None], parallel:
 def require_space(run: RunFolder[Any], state: Any, log: Callable[[str], None]) -> None:
     """Compares the free space of a run's disk with the size of its checkpoints, before the first step.
 
-    Args:
-        state: the content of each checkpoint.
-        log: receives a message if a later checkpoint may not fit.
-
     Raises:
         UserError: not even one checkpoint fits.
     """

@@ -155,7 +155,6 @@ class RunFolder(Generic[Config]):
         """Writes config.yaml, and returns the folder with this configuration.
 
         Args:
-            config: the resolved configuration.
             vocabulary: whether the vocabulary in the folder is final.
         """
         if self.is_writer:
@@ -171,7 +170,6 @@ def open_run(config: Config, within: Mirror | None = None) -> Iterator[RunFolder
     URL names a folder in an object store, of which each host has a local copy (`bert.runs.mirror`).
 
     Args:
-        config: the requested configuration.
         within: the mirror of the run or sweep that contains this run, if that has a URL.
 
     Raises:
@@ -228,7 +226,6 @@ def claim_output_dir(output_dir: str, kind: str, marker: str) -> Iterator[tuple[
     """Creates a folder, and claims it for this process, on this host.
 
     Args:
-        output_dir: a path or a URL.
         kind: description of the allowed content, for messages.
         marker: a file that every folder of this kind has.
 

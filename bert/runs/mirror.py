@@ -58,10 +58,6 @@ class Mirror:
 
         After an error nothing is uploaded: the copy already has the newest checkpoint.
 
-        Args:
-            kind: description of the allowed content, for messages.
-            marker: a file that every folder of this kind has.
-
         Raises:
             UserError: another process has claimed it, it has other content, or the store cannot be used.
         """

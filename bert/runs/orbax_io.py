@@ -287,7 +287,6 @@ def read_frozen_weights(run: Path, checksum: str | None) -> Params:
     """Reads the weights that a run with adapters does not train.
 
     Args:
-        run: the run's folder.
         checksum: checksum of the parameters that the run started with.
 
     Raises:

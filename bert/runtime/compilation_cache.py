@@ -39,8 +39,9 @@ def use_compilation_cache() -> Path | None:
     Raises:
         UserError: the folder in $BERT_COMPILATION_CACHE is not writable.
     """
-    named = os.environ.get(ENV_VAR)
-    if named == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ or _given_to_jax():
+    named, jax = os.environ.get(ENV_VAR), sys.modules.get("jax")
+    is_set = "JAX_COMPILATION_CACHE_DIR" in os.environ
+    if named == "off" or is_set or (jax is not None and jax.config.jax_compilation_cache_dir is not None):
         return None
     if named:
         root = Path(named)
@@ -62,16 +63,11 @@ def use_compilation_cache() -> Path | None:
     for name, value in settings.items():
         if name.upper() not in os.environ:
             os.environ[name.upper()] = str(value)  # inherited by child processes
-            if "jax" in sys.modules:  # JAX reads the environment only on import
-                sys.modules["jax"].config.update(name, value)
+            if jax is not None:  # JAX reads the environment only on import
+                jax.config.update(name, value)
     if os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] != UNBOUNDED:
         _remove_incomplete(folder)
     return folder
-
-
-def _given_to_jax() -> bool:
-    """Whether this process has set JAX's folder through ``jax.config``."""
-    return "jax" in sys.modules and sys.modules["jax"].config.jax_compilation_cache_dir is not None
 
 
 def _remove_incomplete(folder: Path) -> None:

@@ -43,10 +43,7 @@ def select_new_words(tokenizer: Tokenizer, counts: WordCounts, number: int, min_
     """Returns the words that save the most tokens, in descending order; ties are sorted alphabetically.
 
     Args:
-      tokenizer: vocabulary to be extended.
       counts: words of the corpus, counted by the steps of this vocabulary.
-      number: maximum number of words.
-      min_frequency: minimum count of a word.
     """
     vocab, unknown, new_words = tokenizer.get_vocab(), tokenizer.model.unk_token, []
     for word, count in counts.words.items():

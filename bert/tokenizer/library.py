@@ -174,9 +174,6 @@ def check_post_processor(tokenizer: Tokenizer, source: object) -> None:
     """Raises UserError for a post-processor with malformed rows.
 
     A row must have each text once and in order, special tokens of the vocabulary, and token types 0s, then 1s.
-
-    Args:
-        source: the tokenizer's file, for the message.
     """
     from tokenizers import Tokenizer, models
 
@@ -254,7 +251,8 @@ def join_words(words: Sequence[str]) -> str:
         elif word == "“" and "„" in words[:index]:  # a closing quote in German
             space, glued_after = False, after in JOINING
         else:
-            space, glued_after = word not in CLOSING, word in OPENING or _within_number(before, word, after)
+            in_number = word in ".,:" and before[-1:].isdigit() and after[:1].isdigit()  # as in 3.5
+            space, glued_after = word not in CLOSING, word in OPENING or in_number
         text += word if glued or not space else f" {word}"
         glued = glued_after
     return text
@@ -269,11 +267,6 @@ def _joins(before: str, word: str, after: str) -> bool:
 
 def _is_word(text: str) -> bool:
     return bool(text) and text[-1].isalnum()
-
-
-def _within_number(before: str, word: str, after: str) -> bool:
-    """Returns whether a mark is between two digits, as in 3.5."""
-    return word in ".,:" and before[-1:].isdigit() and after[:1].isdigit()
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

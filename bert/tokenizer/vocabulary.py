@@ -90,9 +90,7 @@ def load_tokenizer(
     tokenizer.json are turned off, except for the side of truncation.
 
     Args:
-      path: a file, or a folder that contains one.
       config: normalization if no file defines it. None: use the defaults.
-      log: receives remarks on the vocabulary and its normalization.
       detect_casing: derive lower-casing from a folder's name or the tokens instead of ``config``.
       settings: result of `read_settings` for the folder; None: read them here.
 
@@ -238,11 +236,7 @@ def embedding_rows(tokenizer: Tokenizer) -> int:
 
 
 def require_embedding_rows(tokenizer: Tokenizer, vocab_size: int, source: str | Path) -> None:
-    """Raises UserError if a token of the vocabulary has no row in an embedding of ``vocab_size`` rows.
-
-    Args:
-        source: source of the vocabulary, for the message.
-    """
+    """Raises UserError if a token of the vocabulary has no row in an embedding of ``vocab_size`` rows."""
     if (rows := embedding_rows(tokenizer)) > vocab_size:
         raise UserError(
             f"{source}: the vocabulary needs {rows} rows, but the model's embedding has {vocab_size} (vocab_size): "

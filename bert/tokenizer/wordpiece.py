@@ -67,7 +67,6 @@ def resolve_strip_accents(config: TokenizerConfig, characters: Mapping[str, int]
 
     Args:
         config: its ``strip_accents`` is returned unless it is "european".
-        characters: counts of the characters of the corpus.
     """
     if config.strip_accents != "european":
         return config.strip_accents
@@ -116,7 +115,6 @@ def count_words(texts: Iterable[str], steps: WordSteps) -> WordCounts:
     """Counts the words of texts.
 
     Args:
-        texts: lines or paragraphs.
         steps: steps of the vocabulary. Words must not continue after a space.
     """
     stretches: collections.Counter[str] = collections.Counter()

@@ -79,7 +79,9 @@ def stream_files(source: list[str] | str) -> list[StreamFile]:
             files += [StreamFile(number, url, size) for url, size in _text_files(entry).items()]
     local = {i: entry for i, entry in enumerate(entries) if not (entry.startswith(HUB_PREFIX) or is_url(entry))}
     for number, paths in zip(local, resolve_sources(list(local.values())) if local else [], strict=True):
-        files += [StreamFile(number, path, _size(path)) for path in paths]
+        for path in paths:
+            size = sum(map(os.path.getsize, dataset_files(path) if is_saved_dataset(path) else [path]))
+            files.append(StreamFile(number, path, size))
     return sorted(files, key=lambda file: file.entry)
 
 
@@ -94,10 +96,6 @@ def _text_files(url: str) -> dict[str, int | None]:
     for name in files:
         require_readable_kind(name)
     return files
-
-
-def _size(path: str) -> int:
-    return sum(map(os.path.getsize, dataset_files(path) if is_saved_dataset(path) else [path]))
 
 
 def stream_fingerprint(files: Iterable[StreamFile]) -> str:

@@ -161,8 +161,11 @@ def row_documents(rows: NumberedValues, source: str, unit: str, skipped: Skipped
         for number, values in rows:
             place = f"{source}, {unit} {number}"
             text = _row_text(place, columns, values)
-            if document := text.split("\n") if text is not None and how.get("verbatim") else _split_lines(text or ""):
-                yield document
+            lines = [] if text is None else text.split("\n")
+            if not how.get("verbatim"):
+                lines = [line for line in map(str.strip, lines) if line]
+            if lines:
+                yield lines
             else:
                 skipped.add(place)
 
@@ -253,7 +256,6 @@ def numbered_lines(
     """Yields (line number, line without its end), decoded line by line so that errors name the line.
 
     Args:
-      path: path of a local file, or a URL.
       utf_16: accept files that begin with a byte order mark of UTF-16.
       errors: error handler of `bytes.decode` for bytes that are not UTF-8.
     """
@@ -391,10 +393,6 @@ def _json_rows(path: Path | str, columns: list[str]) -> NumberedValues:
                         "one, or set data.text_field to the name of its text"
                     )
             yield line_number, tuple(record[column] for column in columns)
-
-
-def _split_lines(text: str) -> Document:
-    return [stripped for line in text.split("\n") if (stripped := line.strip())]
 
 
 def _too_long(path: Path | str, line_number: int, fix: str) -> UserError:

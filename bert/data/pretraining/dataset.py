@@ -251,9 +251,6 @@ class ShardReader:
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows in the order of their indices.
 
-        Args:
-          indices: integers [B] in [0, len(self)).
-
         Returns:
           int32 ``input_ids`` [B, T]; ``length`` and ``segment_a_length`` [B]; the label of the input format, if any
           (``next_sentence_label``, ``sentence_order_label``) [B]; for blocks ``next_id`` [B]. Token types are 1 at

@@ -148,7 +148,11 @@ def held_out_batches(
         batch = masked_batch(taken, predictions, words, own.start)
         local = own.stop - own.start
         if len(chosen) < local:
-            batch = {name: _pad_rows(value[: len(chosen)], local) for name, value in batch.items()}
+            real, missing = slice(0, len(chosen)), local - len(chosen)
+            batch = {
+                name: np.concatenate([value[real], np.zeros((missing, *value.shape[1:]), value.dtype)])
+                for name, value in batch.items()
+            }
         yield batch
 
 
@@ -180,7 +184,3 @@ def masked_batch(rows: dict[str, np.ndarray], predictions: Predictions, words: n
             batch[f"{column}s"] = label.astype(np.int32)
             batch[f"{column.removesuffix('_label')}_weights"] = labelled.astype(np.float32)
     return batch
-
-
-def _pad_rows(array: np.ndarray, rows: int) -> np.ndarray:
-    return np.concatenate([array, np.zeros((rows - len(array), *array.shape[1:]), dtype=array.dtype)])

@@ -23,7 +23,6 @@ def shortest_pack_first(histogram: np.ndarray, max_examples: int) -> list[tuple[
 
     Args:
       histogram: number of examples of each length 0 ... T, integers [T + 1].
-      max_examples: maximum number of examples K of a pack.
 
     Returns:
       (number of packs, lengths of the examples in each), with the longest example first.
@@ -56,8 +55,6 @@ def assign_packs(lengths: np.ndarray, max_length: int, max_examples: int) -> lis
 
     Args:
       lengths: tokens of each example, [E] integers from 1 to ``max_length``.
-      max_length: T.
-      max_examples: K.
     """
     histogram = np.bincount(lengths, minlength=max_length + 1)
     of_length = np.split(np.argsort(lengths, kind="stable"), np.cumsum(histogram)[:-1])
@@ -71,8 +68,6 @@ def pack_rows(columns: Columns, max_examples: int, pad: int) -> Columns:
 
     Args:
       columns: input_ids [E, T], length, segment_a_length and, if the input format has one, a label [E].
-      max_examples: K.
-      pad: id of padding.
 
     Returns:
       input_ids [R, T], length [R] of all examples of a row; example_length, segment_a_length and label [R, K], 0

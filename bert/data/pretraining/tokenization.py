@@ -60,7 +60,6 @@ def tokenize_sentences(
 
     Args:
       languages: language code of each corpus; a single entry applies to all.
-      one_sentence_per_line: whether lines are the sentences.
     """
 
     def sentences() -> Iterator[tuple[str, int]]:
