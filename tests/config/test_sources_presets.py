@@ -99,16 +99,17 @@ def test_the_fast_preset_is_one_line():
     assert fast.model == dataclasses.replace(config.model, attention_probs_dropout_prob=0.0)
     assert fast.training.dtype == "bfloat16"
     dataclasses.replace(fast, data=dataclasses.replace(fast.data, train=["corpus.txt"])).check()
-    assert LayerExecution.from_config(fast.training, heads_of(64), [AMPERE]) == LayerExecution(
-        attention="cudnn", pad_vocab_to_multiple_of=64
-    )
-    assert LayerExecution.from_config(fast.training, heads_of(64), [CPU]) == LayerExecution(
-        attention="xla", pad_vocab_to_multiple_of=64
-    )
-    packed = dataclasses.replace(fast, data=dataclasses.replace(fast.data, packing=True))
-    assert LayerExecution.from_config(apply_preset(packed).training, heads_of(64), [AMPERE]) == LayerExecution(
-        pad_vocab_to_multiple_of=64
-    )
+    packed = apply_preset(dataclasses.replace(fast, data=dataclasses.replace(fast.data, packing=True)))
+    for training, device, attention in (
+        (fast.training, AMPERE, {"attention": "cudnn"}),
+        (fast.training, CPU, {"attention": "xla"}),
+        (packed.training, AMPERE, {}),
+    ):
+        execution = LayerExecution(**attention, pad_vocab_to_multiple_of=64)
+        assert LayerExecution.from_config(training, heads_of(64), [device]) == execution
+
+
+FAST, FAST_FILE = "--training.preset fast", "training: {preset: fast"
 
 
 @pytest.mark.parametrize(
@@ -120,16 +121,8 @@ def test_the_fast_preset_is_one_line():
         ("", "--training.preset fast --model.attention_probs_dropout_prob 0.1", ("bfloat16", 64, 0.1, "xla")),
         ("", "--training.preset fast --training.attention_implementation cudnn", ("bfloat16", 64, 0.0, "cudnn")),
         ("training: {preset: fast, dtype: float32}", "", ("float32", 64, 0.0, "xla")),
-        (
-            "training: {preset: fast, pad_vocab_to_multiple_of: 128}",
-            "--training.dtype float32",
-            ("float32", 128, 0.0, "xla"),
-        ),
-        (
-            "training: {dtype: float32, pad_vocab_to_multiple_of: 1}",
-            "--training.preset fast",
-            ("bfloat16", 64, 0.0, "auto"),
-        ),
+        (f"{FAST_FILE}, pad_vocab_to_multiple_of: 128}}", "--training.dtype float32", ("float32", 128, 0.0, "xla")),
+        ("training: {dtype: float32, pad_vocab_to_multiple_of: 1}", FAST, ("bfloat16", 64, 0.0, "auto")),
         ("training: {preset: reference, dtype: float32}", "--training.preset fast", ("bfloat16", 64, 0.0, "auto")),
     ],
 )

@@ -117,12 +117,9 @@ def test_machines_build_shards_of_one_set_through_the_bucket(
     on_machine("third")
     monkeypatch.setattr(build, "_shard_tasks", None)
     assert main(arguments) == 0
-    made = [
-        {path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.arrow")}
-        for name in ("first", "second", "third")
-    ]
-    assert made[0] == made[1] == made[2]
-    assert len(made[0]) > 4
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    made = [{path.name: path.read_bytes() for path in folder.rglob("*.arrow")} for folder in folders]
+    assert made[0] == made[1] == made[2] and len(made[0]) > 4
 
 
 def test_a_machine_that_merges_at_the_same_time_is_waited_for(place, bucket, on_machine, monkeypatch) -> None:

@@ -37,9 +37,8 @@ sys.exit(main(sys.argv[1:]))
 def run_script(folder: Path, script: str, *arguments: str) -> str:
     """Output of a script, which must run once only and not again in the worker processes."""
     (folder / "script.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "script.py", *arguments], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "script.py", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert (folder / "runs.txt").read_text() == "run\n"
     return done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,13 @@ from tests.runs.checkpoint_states import Lines, make_state
 
 
 @pytest.fixture
-def said() -> Lines:
+def messages() -> Lines:
     return Lines()
 
 
 @pytest.fixture
-def saver(tmp_path: Path, said: Lines):
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+def saver(tmp_path: Path, messages: Lines):
+    with Checkpointer(tmp_path / "checkpoints", 2, messages) as checkpointer:
         yield checkpointer
 
 
@@ -29,3 +30,9 @@ def saved(tmp_path_factory) -> Path:
         for step in (1, 2):
             checkpointer.save(step, make_state(step))
     return folder
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    """A copy of the folder of `saved`."""
+    return shutil.copytree(saved, tmp_path / "checkpoints")

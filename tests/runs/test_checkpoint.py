@@ -20,7 +20,7 @@ from bert.runs.checkpoint_directory import CheckpointDirectory, verify_manifest
 from tests.runs.checkpoint_states import bits, flip_one, make_state
 
 
-def test_a_state_comes_back_bit_for_bit_in_its_own_structure(saver, said):
+def test_a_state_comes_back_bit_for_bit_in_its_own_structure(saver, messages):
     state = make_state(7)
     saver.save(100, state)
     saver.wait()
@@ -31,7 +31,7 @@ def test_a_state_comes_back_bit_for_bit_in_its_own_structure(saver, said):
     assert restored["step"] == 7
     assert type(restored["step"]) is int
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(restored["params"]))
-    assert said == []
+    assert messages == []
 
 
 def test_shapes_and_dtypes_are_enough_to_restore_into(saver):
@@ -84,9 +84,9 @@ def test_a_structure_that_does_not_fit_is_told_leaf_by_leaf(saver):
 
 
 @pytest.mark.medium
-def test_the_newest_and_the_protected_are_kept(tmp_path, said):
+def test_the_newest_and_the_protected_are_kept(tmp_path, messages):
     folder = tmp_path / "checkpoints"
-    with Checkpointer(folder, 2, said) as checkpointer:
+    with Checkpointer(folder, 2, messages) as checkpointer:
         assert CheckpointDirectory(checkpointer.folder).best is None
         for step in (1, 2, 3, 4):
             checkpointer.save(step, make_state(step))
@@ -95,7 +95,7 @@ def test_the_newest_and_the_protected_are_kept(tmp_path, said):
         checkpointer.wait()
         assert checkpointer.steps() == [1, 3, 4]
         assert CheckpointDirectory(checkpointer.folder).best == 1
-    with Checkpointer(folder, 2, said) as checkpointer:  # a resumed process knows it too
+    with Checkpointer(folder, 2, messages) as checkpointer:  # a resumed process knows it too
         checkpointer.save(5, make_state(5), wait=True)
         assert checkpointer.steps() == [1, 4, 5]
         checkpointer.set_best(5)
@@ -104,9 +104,9 @@ def test_the_newest_and_the_protected_are_kept(tmp_path, said):
         assert CheckpointDirectory(checkpointer.folder).best == 5
 
 
-def test_the_protected_one_keeps_its_parameters_alone(tmp_path, said):
+def test_the_protected_one_keeps_its_parameters_alone(tmp_path, messages):
     folder = tmp_path / "checkpoints"
-    with Checkpointer(folder, 1, said) as checkpointer:
+    with Checkpointer(folder, 1, messages) as checkpointer:
         for step in (1, 2):
             checkpointer.save(step, make_state(step), wait=True)
             checkpointer.set_best(1)
@@ -130,8 +130,8 @@ def test_the_protected_one_keeps_its_parameters_alone(tmp_path, said):
             checkpointer.restore()
 
 
-def test_parameters_that_are_kept_alone_do_not_count_among_the_newest(tmp_path, said):
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+def test_parameters_that_are_kept_alone_do_not_count_among_the_newest(tmp_path, messages):
+    with Checkpointer(tmp_path / "checkpoints", 2, messages) as checkpointer:
         for step in (1, 2, 3, 4):
             checkpointer.save(step, make_state(step))
             checkpointer.set_best(min(step, 2))
@@ -141,29 +141,25 @@ def test_parameters_that_are_kept_alone_do_not_count_among_the_newest(tmp_path, 
         assert checkpointer.restore()[0] == 3, "an older one that a run can resume from"
 
 
-def test_a_finished_run_is_thinned_out_after_its_last_protection(saved, tmp_path, said, monkeypatch):
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(saved, folder)
-    (folder / "2.saving").mkdir()
+def test_a_finished_run_is_thinned_out_after_its_last_protection(copied, saved, tmp_path, messages, monkeypatch):
+    (copied / "2.saving").mkdir()
     monkeypatch.setattr(os, "link", fails(OSError(errno.EPERM, "no hard links here")))
-    with Checkpointer(folder, None, said) as checkpointer:
+    with Checkpointer(copied, None, messages) as checkpointer:
         checkpointer.set_best(1)
         checkpointer.thin_out()
-        assert sorted(os.listdir(folder)) == ["1", "2", "PROTECTED"]
-        assert (folder / "1" / "PARAMS_ONLY").exists()
+        assert sorted(os.listdir(copied)) == ["1", "2", "PROTECTED"]
+        assert (copied / "1" / "PARAMS_ONLY").exists()
         checkpointer.set_best(2)
         checkpointer.thin_out()
-        assert sorted(os.listdir(folder)) == ["2", "PROTECTED"]
+        assert sorted(os.listdir(copied)) == ["2", "PROTECTED"]
         assert bits(checkpointer.restore(make_state())[1]) == bits(make_state(2))
-        with (
-            monkeypatch.context() as patched,
-            pytest.raises(UserError, match=r"checkpoints cannot be cleaned up \(Read-only"),
-        ):
+        message = r"checkpoints cannot be cleaned up \(Read-only"
+        with monkeypatch.context() as patched, pytest.raises(UserError, match=message):
             checkpointer.save(3, make_state(), wait=True)
-            shutil.copytree(saved / "1", folder / "1")
+            shutil.copytree(saved / "1", copied / "1")
             patched.setattr(os, "replace", fails(OSError(errno.EROFS, "Read-only file system")))
             checkpointer.thin_out()
-    Checkpointer(tmp_path / "nothing", None, said).thin_out()
+    Checkpointer(tmp_path / "nothing", None, messages).thin_out()
     assert not (tmp_path / "nothing").exists()
 
 
@@ -174,20 +170,18 @@ def test_the_same_step_can_be_saved_again(saver):
     assert os.listdir(saver.folder) == ["1"]
 
 
-def test_readers_change_nothing_and_the_next_save_cleans_up(saved, tmp_path, said):
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(saved, folder)
+def test_readers_change_nothing_and_the_next_save_cleans_up(copied, saved, messages):
     for name in ("3.saving", "3.saving.orbax-checkpoint-tmp", "0.deleted"):
-        shutil.copytree(saved / "1", folder / name)
-    os.rename(folder / "2", folder / "2.replaced")  # killed between the two renames: it still counts
-    (folder / "notes.saving").write_text("the user's own")
-    before = sorted(os.listdir(folder))
-    with Checkpointer(folder, 5, said) as checkpointer:
+        shutil.copytree(saved / "1", copied / name)
+    os.rename(copied / "2", copied / "2.replaced")  # killed between the two renames: it still counts
+    (copied / "notes.saving").write_text("the user's own")
+    before = sorted(os.listdir(copied))
+    with Checkpointer(copied, 5, messages) as checkpointer:
         assert checkpointer.steps() == [1, 2]
         assert checkpointer.restore()[0] == 2
-        assert sorted(os.listdir(folder)) == before
+        assert sorted(os.listdir(copied)) == before
         checkpointer.save(4, make_state(), wait=True)
-    assert sorted(os.listdir(folder)) == ["1", "2", "4", "notes.saving"]
+    assert sorted(os.listdir(copied)) == ["1", "2", "4", "notes.saving"]
 
 
 def fails(error: Exception):
@@ -242,9 +236,9 @@ def test_a_failed_replacement_leaves_what_it_was_to_replace(saver, monkeypatch):
     assert bits(saver.restore(make_state())[1]) == bits(make_state(1))
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, said):
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, messages):
     (tmp_path / "run").write_text("a file where the run's folder should be")
-    checkpointer = Checkpointer(tmp_path / "run" / "checkpoints", 1, said)
+    checkpointer = Checkpointer(tmp_path / "run" / "checkpoints", 1, messages)
     checkpointer.save(1, make_state())
     with pytest.raises(UserError, match=r"Not a directory.*run.*there is none yet"):
         checkpointer.close()
@@ -266,11 +260,11 @@ def small_disk(tmp_path: Path):
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("foreseen", [True, False])
-def test_a_full_disk_leaves_the_last_good_checkpoint_and_room(small_disk, said, caplog, monkeypatch, foreseen):
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_room(small_disk, messages, caplog, monkeypatch, foreseen):
     random = np.random.default_rng(0)
     if not foreseen:  # a quota, say, or somebody else who writes at the same time
         monkeypatch.setattr(orbax_io, "_check_space", lambda *_: None)
-    with Checkpointer(small_disk / "checkpoints", 2, said) as checkpointer:
+    with Checkpointer(small_disk / "checkpoints", 2, messages) as checkpointer:
         checkpointer.save(1, {"params": {"w": random.random(100_000)}}, wait=True)
         large = {str(number): random.random(20_000) for number in range(24)}
         with pytest.raises(UserError, match=r"step 2 could not be saved.*; step 1 is the last") as caught:
@@ -282,7 +276,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_room(small_disk, said, 
     assert caplog.records == []
 
 
-def test_a_reader_finds_the_checkpoint_that_took_the_place_of_the_one_it_reads(saved, tmp_path, said, monkeypatch):
+def test_a_reader_finds_the_checkpoint_that_took_the_place_of_the_one_it_reads(saved, tmp_path, messages, monkeypatch):
     folder = tmp_path / "checkpoints"
     shutil.copytree(saved / "1", folder / "1")
     read = checkpoint.load_items
@@ -294,16 +288,15 @@ def test_a_reader_finds_the_checkpoint_that_took_the_place_of_the_one_it_reads(s
         return read(path, *more)
 
     monkeypatch.setattr(checkpoint, "load_items", replaced_meanwhile)
-    with Checkpointer(folder, 1, said) as checkpointer:
+    with Checkpointer(folder, 1, messages) as checkpointer:
         assert checkpointer.restore_params()[0] == 2
 
 
-def test_a_checkpoint_is_not_damaged_because_jax_finds_no_device(saved, tmp_path, said, monkeypatch):
+def test_a_checkpoint_is_not_damaged_because_jax_finds_no_device(copied, messages, monkeypatch):
     def fail():
         raise RuntimeError("Unable to initialize backend 'cuda'.")
 
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+    with Checkpointer(copied, 2, messages) as checkpointer:
         with monkeypatch.context() as patch:
             patch.setattr(jax, "local_devices", fail)
             patch.setenv("JAX_PLATFORMS", "cuda")

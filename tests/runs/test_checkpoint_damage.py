@@ -30,22 +30,20 @@ def test_a_byte_flipped_in_any_file_is_seen(saved, tmp_path):
 
 
 @pytest.mark.medium
-def test_a_byte_flipped_in_any_file_is_never_restored(saved, tmp_path, said):
+def test_a_byte_flipped_in_any_file_is_never_restored(copied, messages):
     """Damages each file of a checkpoint in turn. The restored state is always the previous checkpoint."""
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(saved, folder)
     expected = bits(make_state(1))
-    paths = files(folder / "2")
+    paths = files(copied / "2")
     assert len(paths) > 5
     for number, path in enumerate(paths, start=1):
         whole = path.read_bytes()
         flip_byte(path)
-        with Checkpointer(folder, 2, said) as checkpointer:
+        with Checkpointer(copied, 2, messages) as checkpointer:
             step, state = checkpointer.restore(make_state())
         assert (step, bits(state)) == (1, expected), path
-        assert len(said) == number
-        assert path.name in said[-1]
-        assert "using the checkpoint of step 1 instead" in said[-1]
+        assert len(messages) == number
+        assert path.name in messages[-1]
+        assert "using the checkpoint of step 1 instead" in messages[-1]
         path.write_bytes(whole)
 
 
@@ -97,15 +95,14 @@ DAMAGES = [cut_short, remove_file, flip_one, remove_manifest, add_file, copy_ove
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(saved, tmp_path, said, damage):
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    named = damage(tmp_path / "checkpoints" / "2")
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, messages, damage):
+    named = damage(copied / "2")
+    with Checkpointer(copied, 2, messages) as checkpointer:
         step, state = checkpointer.restore(make_state())
         assert (step, bits(state)) == (1, bits(make_state(1)))
-        assert len(said) == 1
-        for words in (str(tmp_path / "checkpoints" / "2"), named, "using the checkpoint of step 1 instead"):
-            assert words in said[0]
+        assert len(messages) == 1
+        for words in (str(copied / "2"), named, "using the checkpoint of step 1 instead"):
+            assert words in messages[0]
         assert checkpointer.restore_params()[0] == 1
 
         # The damaged one is not in the way when training reaches its step again.
@@ -119,43 +116,39 @@ def test_litter_of_the_system_is_no_damage(saved, tmp_path):
     assert verify_manifest(tmp_path / "2") == []
 
 
-def test_what_orbax_cannot_read_is_passed_over_as_well(saved, tmp_path, said):
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    folder = tmp_path / "checkpoints" / "2"
+def test_what_orbax_cannot_read_is_passed_over_as_well(copied, messages):
+    folder = copied / "2"
     (folder / "params" / "manifest.ocdbt").write_text("nonsense")
     write_manifest(folder, 2)
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+    with Checkpointer(copied, 2, messages) as checkpointer:
         assert checkpointer.restore(make_state())[0] == 1
-    assert "orbax cannot read it" in said[0]
+    assert "orbax cannot read it" in messages[0]
 
 
-def test_no_undamaged_checkpoint_is_an_error(saved, tmp_path, said):
-    shutil.copytree(saved, tmp_path / "checkpoints")
+def test_no_undamaged_checkpoint_is_an_error(copied, messages):
     for step in ("1", "2"):
-        flip_one(tmp_path / "checkpoints" / step)
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
+        flip_one(copied / step)
+    with Checkpointer(copied, 2, messages) as checkpointer:
         with pytest.raises(UserError, match=r"2 is damaged.*1 is damaged.*no other checkpoint"):
             checkpointer.restore()
         with pytest.raises(UserError, match="choose another step"):
             checkpointer.restore(step=1)
         with pytest.raises(UserError, match=r"no checkpoint of step 3: .* 1, 2"):
             checkpointer.restore_params(step=3)
-    assert said == []
+    assert messages == []
 
 
-def test_damaged_checkpoints_do_not_push_out_good_ones(saved, tmp_path, said):
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    with Checkpointer(tmp_path / "checkpoints", 2, said) as checkpointer:
-        flip_one(tmp_path / "checkpoints" / "2")
+def test_damaged_checkpoints_do_not_push_out_good_ones(copied, messages):
+    with Checkpointer(copied, 2, messages) as checkpointer:
+        flip_one(copied / "2")
         checkpointer.restore()
         checkpointer.save(3, make_state(), wait=True)
         assert checkpointer.steps() == [1, 3]
 
 
-def test_a_later_checkpoint_of_an_abandoned_line_does_not_push_out_the_new_one(saved, tmp_path, said):
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    os.rename(tmp_path / "checkpoints" / "2", tmp_path / "checkpoints" / "20")
-    with Checkpointer(tmp_path / "checkpoints", 1, said) as checkpointer:
+def test_a_later_checkpoint_of_an_abandoned_line_does_not_push_out_the_new_one(copied, messages):
+    os.rename(copied / "2", copied / "20")
+    with Checkpointer(copied, 1, messages) as checkpointer:
         assert checkpointer.restore()[0] == 1  # 20 is not the step in its manifest
         checkpointer.save(10, make_state(), wait=True)
         assert checkpointer.steps() == [10, 20]
@@ -163,20 +156,18 @@ def test_a_later_checkpoint_of_an_abandoned_line_does_not_push_out_the_new_one(s
         assert checkpointer.steps() == [20]
 
 
-def test_damage_of_parameters_outlives_the_removal_of_the_rest(saved, tmp_path, said):
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(saved, folder)
-    flip_one(folder / "1" / "params")
-    with Checkpointer(folder, 1, said) as checkpointer:
+def test_damage_of_parameters_outlives_the_removal_of_the_rest(copied, saved, messages):
+    flip_one(copied / "1" / "params")
+    with Checkpointer(copied, 1, messages) as checkpointer:
         checkpointer.set_best(1)
         checkpointer.save(3, make_state(3), wait=True)
-        assert not (folder / "1" / "rest").exists()
-        assert "wrong checksum" in verify_manifest(folder / "1")[0]
+        assert not (copied / "1" / "rest").exists()
+        assert "wrong checksum" in verify_manifest(copied / "1")[0]
         assert checkpointer.restore_best_params()[0] == 3
-    shutil.copytree(saved / "2", folder / "2")
-    (folder / "2" / MANIFEST).write_text("{}")
-    with Checkpointer(folder, 1, said) as checkpointer:
+    shutil.copytree(saved / "2", copied / "2")
+    (copied / "2" / MANIFEST).write_text("{}")
+    with Checkpointer(copied, 1, messages) as checkpointer:
         checkpointer.set_best(2)
         checkpointer.thin_out()
-        assert sorted(os.listdir(folder)) == ["2", "3", "PROTECTED"], "what no manifest vouches for is left alone"
-        assert (folder / "2" / "rest").exists()
+        assert sorted(os.listdir(copied)) == ["2", "3", "PROTECTED"], "what no manifest vouches for is left alone"
+        assert (copied / "2" / "rest").exists()

@@ -71,11 +71,11 @@ PLACES = {"in orbax": 2, "in the manifest": 2, "before the rename": 2, "between 
 @pytest.mark.medium
 @pytest.mark.parametrize(("place", "good"), PLACES.items())
 def test_a_kill_leaves_a_good_checkpoint(tmp_path, place, good):
-    folder, said = killed(tmp_path / "checkpoints", place), []
-    with Checkpointer(folder, 1, said.append) as checkpointer:
+    folder, messages = killed(tmp_path / "checkpoints", place), []
+    with Checkpointer(folder, 1, messages.append) as checkpointer:
         step, state = checkpointer.restore()
         assert (step, state["params"]["w"][0, 0]) == (good, good)
-        assert said == []
+        assert messages == []
         checkpointer.save(4, state, wait=True)
     assert os.listdir(folder) == ["4"]
 
@@ -90,14 +90,14 @@ def test_a_kill_leaves_a_good_checkpoint(tmp_path, place, good):
     ],
 )
 def test_a_kill_while_the_best_is_reduced_to_its_parameters_costs_neither_it_nor_the_newest(tmp_path, place):
-    folder, said = killed(tmp_path / "checkpoints", place), []
-    with Checkpointer(folder, 1, said.append) as checkpointer:
+    folder, messages = killed(tmp_path / "checkpoints", place), []
+    with Checkpointer(folder, 1, messages.append) as checkpointer:
         assert checkpointer.restore()[0] == 3
         for _ in range(2):  # as it was left, and after the next save
             step, params = checkpointer.restore_best_params()
             assert (step, params["w"][0, 0]) == (2, 2)
             checkpointer.save(4, {"params": {"w": np.ones(3)}}, wait=True)
-        assert said == []
+        assert messages == []
     assert sorted(os.listdir(folder)) == ["2", "4", "PROTECTED"]
     assert not list(folder.glob("2/rest"))
 
@@ -120,18 +120,18 @@ while True:
 
 @pytest.mark.slow
 def test_kills_at_random_moments_never_cost_the_last_good_checkpoint(tmp_path):
-    folder, said, newest = tmp_path / "checkpoints", [], 0
+    folder, messages, newest = tmp_path / "checkpoints", [], 0
     for delay in np.random.default_rng(0).uniform(0, 0.4, 12):
         with run_child(SAVING_ON_AND_ON, str(folder)) as child:
             assert child.stderr.read(3) == b"..."  # the third save begins when the second has ended
             time.sleep(delay)  # a random moment is the point here
             child.kill()
-        with Checkpointer(folder, 2, said.append) as checkpointer:
+        with Checkpointer(folder, 2, messages.append) as checkpointer:
             step, state = checkpointer.restore()
             assert step >= newest + 2
             assert all(np.all(array == step + int(name)) for name, array in state["params"].items())
             newest = step
-    assert said == []
+    assert messages == []
 
 
 SEVERAL_DEVICES = """

@@ -24,23 +24,23 @@ def take_steps(profiler: StepProfiler, count: int) -> None:
 @pytest.mark.medium
 @pytest.mark.parametrize(("steps", "traced"), [(WARMUP_STEPS + TRACED_STEPS + 2, TRACED_STEPS), (WARMUP_STEPS + 2, 2)])
 def test_the_trace_has_a_few_steps_also_of_a_run_that_ends_within_it(tmp_path, steps, traced):
-    said = []
-    with StepProfiler(tmp_path, said.append) as profiler:
+    messages = []
+    with StepProfiler(tmp_path, messages.append) as profiler:
         take_steps(profiler, steps)
     [perfetto] = tmp_path.glob("profile/plugins/profile/*/perfetto_trace.json.gz")
     assert list(perfetto.parent.glob("*.xplane.pb"))
     events = json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"]
     assert sum(event.get("name") == "train" for event in events) == traced
-    [sentence] = said
+    [sentence] = messages
     assert f"tensorboard --logdir {tmp_path / 'profile'} " in sentence
     assert str(perfetto) in sentence
 
 
 def test_a_run_that_is_too_short_for_a_trace_says_so(tmp_path):
-    said = []
-    with StepProfiler(tmp_path, said.append) as profiler:
+    messages = []
+    with StepProfiler(tmp_path, messages.append) as profiler:
         take_steps(profiler, 1)
-    assert said == [f"no step was traced: the trace starts after {WARMUP_STEPS} steps"]
+    assert messages == [f"no step was traced: the trace starts after {WARMUP_STEPS} steps"]
 
 
 @pytest.mark.slow

@@ -182,13 +182,11 @@ def test_wandb_run_is_continued_offline(tmp_path, monkeypatch):
                 values = {name: value for name, value in items.items() if not name.startswith("_")}
                 history.append((record.history.step.num, values))
             elif kind == "summary":
-                summary |= {
-                    item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.summary.update
-                }
+                for item in record.summary.update:
+                    summary[item.key or item.nested_key[0]] = json.loads(item.value_json)
     assert {run.run_id for run in runs} == {json.loads((tmp_path / "seed-1" / "loggers.json").read_text())["wandb"]}
-    assert {(run.project, run.display_name, *run.tags) for run in runs} == {
-        ("bert-jax", f"{tmp_path.name}/seed-1", "mine")
-    }
+    names = {(run.project, run.display_name, *run.tags) for run in runs}
+    assert names == {("bert-jax", f"{tmp_path.name}/seed-1", "mine")}
     assert history == [
         (10, {"train/loss": 1.0}),
         (20, {"train/loss": 0.5, "eval/loss": 0.55}),

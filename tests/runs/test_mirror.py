@@ -19,13 +19,8 @@ from bert.runs.metrics_log import read_metrics
 from bert.runs.mirror import LEASE, Lease, Mirror, local_folder
 
 SMALL = {
-    "model": {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 32,
-    },
+    "model": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
+    "model.max_position_embeddings": 32,
     "data": {"sequence_length": 32, "max_predictions_per_sequence": 5, "num_workers": 1, "eval_fraction": 0.05},
     "tokenizer.vocab_size": 200,
     "transfer": None,
@@ -127,12 +122,8 @@ def test_the_first_host_completes_a_checkpoint_by_the_parts_of_the_others(mirror
 
 
 def test_incomplete_checkpoints_are_not_copied_back_and_are_removed(mirror, bucket) -> None:
-    whole = {
-        "checkpoints/1/MANIFEST.json",
-        "checkpoints/1/params/a",
-        "seed-0/checkpoints/4/MANIFEST.json",
-        "config.yaml",
-    }
+    checkpoints = {"checkpoints/1/MANIFEST.json", "checkpoints/1/params/a", "seed-0/checkpoints/4/MANIFEST.json"}
+    whole = {*checkpoints, "config.yaml"}
     half = {"checkpoints/2/params/a", "seed-0/checkpoints/5/params/a"}
     bucket.pipe({f"/bucket/runs/a/{name}": name.encode() for name in whole | half})
     write(mirror.folder, outdated="")
@@ -246,9 +237,8 @@ def test_seeds_in_a_store_are_those_of_a_folder(bucket, pretrained: Path, tmp_pa
     overrides = {"training.epochs": 1, "training.batch_size": 4, "data.max_length": 16, "num_seeds": 2}
 
     def finetune(url: str) -> bert.Run:
-        return bert.finetune(
-            "classification", init=str(pretrained), train=rows, dev=rows[:4], output_dir=url, overrides=overrides
-        )
+        data = {"train": rows, "dev": rows[:4]}
+        return bert.finetune("classification", init=str(pretrained), **data, output_dir=url, overrides=overrides)
 
     local, remote = finetune(str(tmp_path / "run")), finetune(URL)
     for seed in ("seed-0", "seed-1"):

@@ -32,9 +32,8 @@ def test_errors_are_the_surest_first_with_their_texts(tmp_path: Path) -> None:
     texts = ["right", "less sure", 'a "quote"\tand\r\nlines', "sure"]
     examples = Examples(texts, None, np.array([0, 0, 1, 0]), list("0123"))
     shares = np.array([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3], [0.1, 0.9]])
-    paths = task.write_details(
-        tmp_path / "predictions", "dev", ClassificationPredictions(shares.argmax(-1), shares), examples
-    )
+    predictions = ClassificationPredictions(shares.argmax(-1), shares)
+    paths = task.write_details(tmp_path / "predictions", "dev", predictions, examples)
     assert sorted(path.name for path in paths) == FILES
     assert paths[0].read_text() == (
         "text\tprediction\tlabel\tprobability\n"

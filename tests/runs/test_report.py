@@ -68,14 +68,8 @@ def test_run_that_begins_anew_has_a_new_log(tmp_path):
 def test_numbers_that_are_not_finite_are_null(tmp_path):
     with MetricsLog(tmp_path, 0) as log:
         log.write("train", 1, {"loss": float("nan"), "a": np.float32("inf"), "b": float("-inf")})
-    line = (tmp_path / "metrics.jsonl").read_text()
-    assert json.loads(line, parse_constant=pytest.fail) == {
-        "step": 1,
-        "split": "train",
-        "loss": None,
-        "a": None,
-        "b": None,
-    }
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert line == {"step": 1, "split": "train", "loss": None, "a": None, "b": None}
 
 
 def test_without_the_optional_packages_progress_and_curves_still_work(tmp_path, monkeypatch, capsys):
@@ -96,12 +90,8 @@ def test_progress_without_a_terminal_is_plain_lines(capsys):
             progress.update(step, metrics if step % 50 == 0 else None)
         LOGGER.info("saved [runs/x]")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines] == [
-        "step 100/5000 (2%)",
-        "step 200/5000 (4%)",
-        "step 300/5000 (6%)",
-        "saved [runs/x]",
-    ]
+    steps = ["step 100/5000 (2%)", "step 200/5000 (4%)", "step 300/5000 (6%)"]
+    assert [line.split("  ")[0] for line in lines] == [*steps, "saved [runs/x]"]
     assert "  loss 7.123  lr 1.0e-04  12,345 tokens/s  " in lines[0]
     assert lines[0].endswith(" left")
 
@@ -149,17 +139,9 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch, capsys):
 
 
 def test_metrics_on_one_line():
-    metrics = {
-        "loss": 2.3456,
-        "f1": 1.0,
-        "rows": np.int32(1200),
-        "grad_norm": 0.00001,
-        "note": "x",
-        "nothing": None,
-    }
-    assert format_metrics("eval", 500, metrics) == (
-        "eval  step 500  loss 2.346  f1 1.000  rows 1,200  grad_norm 1.0e-05"
-    )
+    metrics = {"loss": 2.3456, "f1": 1.0, "rows": np.int32(1200), "grad_norm": 0.00001, "note": "x", "nothing": None}
+    text = "eval  step 500  loss 2.346  f1 1.000  rows 1,200  grad_norm 1.0e-05"
+    assert format_metrics("eval", 500, metrics) == text
     assert format_metrics("train", 1, {"loss": float("nan")}) == "train  step 1  loss nan"
     assert format_metrics("train", 1, {"loss": np.float32(3)}) == "train  step 1  loss 3.000"
 
@@ -294,15 +276,11 @@ def test_curves_of_nothing(tmp_path):
 def test_results_are_whole_and_valid_json(tmp_path):
     folder = tmp_path / "run"
     write_results(folder, {"f1": np.float32(0.5), "each": np.array([1, 2]), "nan": float("nan"), "at": folder})
-    assert json.loads((folder / "results.json").read_text()) == {
-        "f1": 0.5,
-        "each": [1, 2],
-        "nan": None,
-        "at": str(folder),
-    }
-    given = {"matrix": [[1, 20], [-3, 4]], "text": "[\n  1,\n  2\n]", "mixed": [1, "a"], "none": []}
-    write_results(folder, given)
-    assert json.loads((folder / "results.json").read_text()) == given
+    stored = json.loads((folder / "results.json").read_text())
+    assert stored == {"f1": 0.5, "each": [1, 2], "nan": None, "at": str(folder)}
+    results = {"matrix": [[1, 20], [-3, 4]], "text": "[\n  1,\n  2\n]", "mixed": [1, "a"], "none": []}
+    write_results(folder, results)
+    assert json.loads((folder / "results.json").read_text()) == results
     assert "    [1, 20],\n    [-3, 4]\n" in (folder / "results.json").read_text()
 
 
@@ -345,9 +323,8 @@ def test_a_resumed_run_compares_with_its_first_line_and_with_token_frequencies()
     lines = [{"step": 100, "split": "train", "loss": 6.5}]
     assert "started at 6.5" in str(Divergence(lines, None).update(200, {"loss": 20.0}))
     assert Divergence([], ("mlm_loss", 7.0)).update(200, {"loss": 14.0, "mlm_loss": 13.5}) is None
-    assert "7 with token frequencies" in str(
-        Divergence([], ("mlm_loss", 7.0)).update(200, {"loss": 16.0, "mlm_loss": 15.0})
-    )
+    warning = Divergence([], ("mlm_loss", 7.0)).update(200, {"loss": 16.0, "mlm_loss": 15.0})
+    assert "7 with token frequencies" in str(warning)
     recovered = Divergence(lines, None)
     recovered.update(200, {"loss": 20.0})
     recovered.update(300, {"loss": 5.0})
@@ -357,16 +334,16 @@ def test_a_resumed_run_compares_with_its_first_line_and_with_token_frequencies()
 def test_a_disk_without_room_for_a_checkpoint_is_an_error_before_training(tmp_path, monkeypatch):
     run = RunFolder(tmp_path, PretrainConfig(), resumed=False)
     state = {"params": {"w": np.zeros(250_000, np.float32)}, "step": np.int32(0)}  # 1 MB
-    said, disk = [], SimpleNamespace(total=10**9, free=10**9)
+    messages, disk = [], SimpleNamespace(total=10**9, free=10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
-    require_space(run, state, said.append)
-    assert said == []
+    require_space(run, state, messages.append)
+    assert messages == []
     disk.free = 1_500_000
-    require_space(run, state, said.append)
-    assert "max_to_keep" in said.pop()
+    require_space(run, state, messages.append)
+    assert "max_to_keep" in messages.pop()
     disk.free = disk.total = 0  # as some network file systems report
-    require_space(run, state, said.append)
-    assert said == []
+    require_space(run, state, messages.append)
+    assert messages == []
     disk.free, disk.total = 500_000, 10**9
     with pytest.raises(UserError, match=r"0\.5 MB of free space, .* needs 1\.0 MB"):
-        require_space(run, state, said.append)
+        require_space(run, state, messages.append)

@@ -12,7 +12,7 @@ from jax._src.lru_cache import LRUCache
 from bert.commands import main
 from bert.runtime.compilation_cache import ENV_VAR, use_compilation_cache
 
-OURS = ("JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+SETTINGS = ("JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
@@ -32,11 +32,11 @@ print(len(hits) > 0, jax.config.jax_compilation_cache_max_size)
 @pytest.fixture
 def settings(monkeypatch):
     """An environment without the tests' compilation cache or any other one."""
-    for name in (*OURS, ENV_VAR):
+    for name in (*SETTINGS, ENV_VAR):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     yield monkeypatch
-    for name in OURS:
+    for name in SETTINGS:
         os.environ.pop(name, None)  # what was set, so that monkeypatch puts back what was there
 
 
@@ -52,7 +52,7 @@ def test_it_lies_in_the_users_cache_folder_and_is_bounded(settings, tmp_path):
 def test_it_moves_and_turns_off(settings, tmp_path):
     settings.setenv(ENV_VAR, "off")
     assert use_compilation_cache() is None
-    assert not set(OURS) & set(os.environ)
+    assert not set(SETTINGS) & set(os.environ)
     settings.setenv(ENV_VAR, str(tmp_path / "elsewhere"))
     assert use_compilation_cache().parent == tmp_path / "elsewhere"
 
@@ -95,7 +95,7 @@ def killed_between_its_writes(folder):
 def test_what_a_kill_left_half_written_is_removed_at_the_start(settings, tmp_path):
     settings.setenv(ENV_VAR, str(tmp_path))
     folder = use_compilation_cache()
-    for name in OURS:
+    for name in SETTINGS:
         settings.delenv(name)
     cache = killed_between_its_writes(folder)
     assert use_compilation_cache() == folder
@@ -108,7 +108,7 @@ def test_what_another_process_is_writing_stays(settings, tmp_path):
     settings.setenv(ENV_VAR, str(tmp_path))
     settings.setattr("bert.runtime.compilation_cache.LOCK_SECONDS", 0.05)
     folder = use_compilation_cache()
-    for name in OURS:
+    for name in SETTINGS:
         settings.delenv(name)
     with killed_between_its_writes(folder).lock:
         assert use_compilation_cache() == folder
@@ -141,6 +141,17 @@ def test_a_folder_that_jax_was_given_stays(settings, tmp_path):
     assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
 
 
+def run(cache, program, *arguments):
+    """Words that a program prints in a process with an empty environment of JAX."""
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    environment |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
 LOADED = """
 import sys
 import bert, jax
@@ -153,26 +164,12 @@ print(len(hits) > 0)
 
 @pytest.mark.slow
 def test_a_loaded_model_answers_with_what_another_process_has_compiled(pretrained, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name not in OURS}
-    environment |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    command = [sys.executable, "-c", LOADED, str(pretrained)]
-    runs = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
-    assert [done.stdout for done in runs] == ["False\n", "True\n"]
+    assert [run(tmp_path, LOADED, str(pretrained)) for _ in range(2)] == [["False"], ["True"]]
 
 
 @pytest.mark.slow
 def test_another_process_finds_what_one_has_compiled_with_the_same_bits(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name not in OURS}
-    environment |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-
-    def run():
-        done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()
-
-    (folder, first, hit, size), (_, second, hit_then, _) = run(), run()
+    (folder, first, hit, size), (_, second, hit_then, _) = run(tmp_path, PROGRAM), run(tmp_path, PROGRAM)
     assert (hit, hit_then) == ("False", "True")
     assert first == second
     assert int(size) == 2 * 2**30

@@ -49,9 +49,8 @@ print(Path("heaps.xml").read_text().count("<heap "), os.cpu_count())
 
 def heaps(folder, **environment):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", HEAPS], cwd=folder, env=environment, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", HEAPS]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return tuple(map(int, done.stdout.split()))
 
 

@@ -22,13 +22,8 @@ from tests.letters import byte_level_tokenizer
 from tests.messages import has_all
 
 TEXTS = ["the cat sat on the mat", "the cardiomyopathy of the cat", "cardiomyopathy, stent and Stent"] * 5
-PIECES = [
-    *SPECIAL_TOKENS,
-    "[unused0]",
-    "[unused1]",
-    *"abcdefghijklmnopqrstuvwxyz,",
-    *(f"##{c}" for c in "acdeihmnoprstuvy"),
-]
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz,", *(f"##{c}" for c in "acdeihmnoprstuvy")]
+PIECES = [*SPECIAL_TOKENS, "[unused0]", "[unused1]", *LETTERS]
 
 
 @pytest.fixture
@@ -78,9 +73,8 @@ def test_new_words_take_unused_slots_then_the_end_and_all_else_stays(vocabulary)
     assert new["cardiomyopathy"] == old["[unused0]"]
     assert new["stent"] == old["[unused1]"]
     assert new["cat"] == len(old)
-    assert {token: i for token, i in new.items() if token in old} == {
-        token: i for token, i in old.items() if "unused" not in token
-    }
+    assert new.items() >= {token: i for token, i in old.items() if "unused" not in token}.items()
+    assert not {"[unused0]", "[unused1]"} & new.keys()
     assert after.encode("The Stent", add_special_tokens=False).tokens == ["the", "stent"]
 
 
@@ -116,9 +110,8 @@ def changed(tokenizer: Tokenizer, change) -> Tokenizer:
 def test_new_rows_are_the_means_of_the_old_tokens(vocabulary) -> None:
     before = load_tokenizer(vocabulary)
     words = ["stent", "cat", "onto", "##ty", "中"]
-    after = changed(
-        add_words(before, ["stent", "cat", "onto"]), lambda c: c["model"]["vocab"].update({"##ty": 53, "中": 54})
-    )
+    extended = add_words(before, ["stent", "cat", "onto"])
+    after = changed(extended, lambda content: content["model"]["vocab"].update({"##ty": 53, "中": 54}))
     assert after.token_to_id("onto") == len(PIECES) + 2
     rows = decompose_new_tokens(before, after, "old", "new")
     old, new = before.get_vocab(), after.get_vocab()
@@ -163,9 +156,8 @@ def test_what_is_no_extension_is_one_sentence(vocabulary) -> None:
     assert "whose token 50, 'the', is missing (1 such" in error(lambda content: content["model"]["vocab"].pop("the"))
     assert "its normalizer differs" in error(lambda content: content["normalizer"].update(lowercase=False))
     assert decompose_new_tokens(before, before, "old", "new") == {}
-    bytes_ = Tokenizer.from_str(
-        json.dumps({"model": {"type": "BPE", "vocab": {"<pad>": 0}, "merges": []}, "added_tokens": []})
-    )
+    content = {"model": {"type": "BPE", "vocab": {"<pad>": 0}, "merges": []}, "added_tokens": []}
+    bytes_ = Tokenizer.from_str(json.dumps(content))
     bytes_.add_special_tokens(["<unk>", "<s>", "</s>", "<mask>"])
     with pytest.raises(UserError, match="the vocabulary is BPE, but only WordPiece can be extended"):
         add_words(bytes_, ["new"])
@@ -190,10 +182,7 @@ def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monk
     source, run = bert.load(pretrained), bert.load(tmp_path / "a")
     old, new = source.config.vocab_size, run.config.vocab_size
     assert new == old + 2
-    tables = [
-        (lambda params: params["bert"]["embeddings"]["word"]["embedding"]),
-        (lambda params: params["predictions"]["bias"]),
-    ]
+    tables = (lambda x: x["bert"]["embeddings"]["word"]["embedding"], lambda x: x["predictions"]["bias"])
     tokens = source.tokenizer.encode("bakoritunelosami", add_special_tokens=False).ids
     assert len(tokens) > 1
     for table in tables:

@@ -69,10 +69,8 @@ def test_the_first_word_of_a_byte_level_text_is_read_as_declared(tmp_path: Path)
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=290, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
+    options = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=special, **options)
     words.train_from_iterator(["ba ba ba ba"], trainer)
     words.model.save(str(tmp_path))
     assert tokens(tmp_path, "ba ba") == ["ba", "Ġba"]
@@ -96,11 +94,7 @@ def test_a_declared_prefix_space_is_in_no_offset(tmp_path: Path) -> None:
         ({"word_tokenizer_type": "mecab"}, {"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer"),
         ({"tokenizer_class": "BertweetTokenizer"}, {}, "BertweetTokenizer"),
         ({"tokenizer_class": "DistilBertJapaneseTokenizer"}, {}, "DistilBertJapaneseTokenizer"),
-        (
-            {"tokenizer_class": "BertTokenizer", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}},
-            {},
-            "own.Tokeni",
-        ),
+        ({"tokenizer_class": "BertTokenizer", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}, {}, "own.Tok"),
         ({"tokenizer_class": "BertTokenizerFast"}, {"tokenizer_class": "BertJapaneseTokenizer"}, None),
         ({}, {"model_type": "bert"}, None),
     ],

@@ -69,17 +69,15 @@ def test_a_damaged_tokenizer_is_rejected_at_load(tmp_path: Path, changes: dict[s
 BACKTRACKS = {"Regex": "(a+)+$"}
 """A pattern that exceeds the library's limit of steps on many letters `a` before another letter."""
 
+REPLACES = {"type": "Replace", "pattern": BACKTRACKS, "content": ""}
+SPLITS = {"type": "Split", "pattern": BACKTRACKS, "behavior": "Removed", "invert": False}
+
 
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param(
-            {"normalizer": {"type": "Replace", "pattern": BACKTRACKS, "content": ""}}, marks=pytest.mark.medium
-        ),
-        pytest.param(
-            {"pre_tokenizer": {"type": "Split", "pattern": BACKTRACKS, "behavior": "Removed", "invert": False}},
-            marks=pytest.mark.medium,
-        ),
+        pytest.param({"normalizer": REPLACES}, marks=pytest.mark.medium),
+        pytest.param({"pre_tokenizer": SPLITS}, marks=pytest.mark.medium),
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAEAAAAB"}},
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     ],

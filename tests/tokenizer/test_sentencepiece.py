@@ -185,29 +185,23 @@ def test_any_cut_is_refused() -> None:
             read(data[:cut])
 
 
-NAN = float("nan")
+NAN, INCOMPLETE = float("nan"), "is not a complete SentencePiece file"
 REFUSED = {
-    "text": (b"version https://git-lfs.github.com/spec/v1\n", "is not a complete SentencePiece file"),
-    "another protocol buffer": (field(1, 5) + field(2, b"") + field(3, b""), "is not a complete SentencePiece file"),
-    "huge length": (varint(1 << 3 | 2) + varint(1 << 60), "is not a complete SentencePiece file"),
-    "endless integer": (b"\x08" + b"\xff" * 12, "is not a complete SentencePiece file"),
-    "group": (b"\x0b", "is not a complete SentencePiece file"),
-    "no UTF-8": (field(1, message({1: b"\xff"})) + sentencepiece(), "is not a complete SentencePiece file"),
-    "empty piece": (sentencepiece([*PIECES, ("", -1.0, NORMAL)]), "is not a complete SentencePiece file"),
-    "no number": (sentencepiece([*PIECES, ("x", NAN, NORMAL)]), "is not a complete SentencePiece file"),
-    "score as bytes": (field(1, message({1: b"x", 2: b"1"})) + sentencepiece(), "is not a complete SentencePiece file"),
-    "map without texts": (sentencepiece(steps={2: charsmap(b"")}), "is not a complete SentencePiece file"),
-    "map of three bytes": (sentencepiece(steps={2: b"\x03\0\0\0abc"}), "is not a complete SentencePiece file"),
-    "map that leads out": (sentencepiece(steps={2: charsmap(units={0: 512 << 10})}), "is not a complete SentencePiece"),
-    "map within a letter": (
-        sentencepiece(steps={2: charsmap("é\0".encode(), {9 ^ 256: 1 << 31 | 1})}),
-        "is not a complete SentencePiece file",
-    ),
+    "text": (b"version https://git-lfs.github.com/spec/v1\n", INCOMPLETE),
+    "another protocol buffer": (field(1, 5) + field(2, b"") + field(3, b""), INCOMPLETE),
+    "huge length": (varint(1 << 3 | 2) + varint(1 << 60), INCOMPLETE),
+    "endless integer": (b"\x08" + b"\xff" * 12, INCOMPLETE),
+    "group": (b"\x0b", INCOMPLETE),
+    "no UTF-8": (field(1, message({1: b"\xff"})) + sentencepiece(), INCOMPLETE),
+    "empty piece": (sentencepiece([*PIECES, ("", -1.0, NORMAL)]), INCOMPLETE),
+    "no number": (sentencepiece([*PIECES, ("x", NAN, NORMAL)]), INCOMPLETE),
+    "score as bytes": (field(1, message({1: b"x", 2: b"1"})) + sentencepiece(), INCOMPLETE),
+    "map without texts": (sentencepiece(steps={2: charsmap(b"")}), INCOMPLETE),
+    "map of three bytes": (sentencepiece(steps={2: b"\x03\0\0\0abc"}), INCOMPLETE),
+    "map that leads out": (sentencepiece(steps={2: charsmap(units={0: 512 << 10})}), INCOMPLETE),
+    "map within a letter": (sentencepiece(steps={2: charsmap("é\0".encode(), {9 ^ 256: 1 << 31 | 1})}), INCOMPLETE),
     "no pieces": (sentencepiece([]), "holds no pieces: name a SentencePiece file of a model"),
-    "BPE": (
-        sentencepiece(trainer={3: 2}),
-        "holds a SentencePiece model of kind BPE, but only Unigram is read: put the",
-    ),
+    "BPE": (sentencepiece(trainer={3: 2}), "model of kind BPE, but only Unigram is read: put the"),
     "characters": (sentencepiece(trainer={3: 4}), "model of kind character, but only Unigram is read"),
     "suffix": (sentencepiece(trainer={24: 1}), "does not mark spaces at the beginning of words"),
     "spaces": (sentencepiece(steps={5: 0}), "does not mark spaces at the beginning of words"),

@@ -79,11 +79,10 @@ def test_tokens_that_continue_a_word(tokenizer):
 
 def test_a_pair_becomes_cls_a_sep_b_sep(tokenizer):
     encoding = tokenizer.encode("the low", "new")
+    first, second = (encoding.type_ids.count(number) for number in (0, 1))
     assert encoding.tokens[0] == "[CLS]"
-    assert encoding.tokens.count("[SEP]") == 2
-    assert encoding.type_ids == [0] * (encoding.tokens.index("[SEP]") + 1) + [1] * (
-        len(encoding.tokens) - encoding.tokens.index("[SEP]") - 1
-    )
+    assert [i for i, token in enumerate(encoding.tokens) if token == "[SEP]"] == [first - 1, first + second - 1]
+    assert encoding.type_ids == [0] * first + [1] * second
     assert tokenizer.decode(encoding.ids) == "the low new"
 
 

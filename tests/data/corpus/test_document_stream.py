@@ -147,9 +147,8 @@ def test_urls_are_read_and_not_copied(folder: Path, bucket: Any, monkeypatch: py
     monkeypatch.setattr(type(bucket), "get_file", None)
     config = config_of("memory://corpus")
     files = stream_files(config.train)
-    assert [(file.source, file.size) for file in files] == [
-        (f"memory:///corpus/{path.name}", path.stat().st_size) for path in sorted(folder.iterdir())
-    ]
+    urls = [(f"memory:///corpus/{path.name}", path.stat().st_size) for path in sorted(folder.iterdir())]
+    assert [(file.source, file.size) for file in files] == urls
     assert read(config, 100) == read(config_of(folder), 100)
     assert stream_fingerprint(files) == stream_fingerprint(stream_files(str(folder)))
     with pytest.raises(UserError, match="memory://none does not exist"):

@@ -39,11 +39,7 @@ def test_text(tmp_path, content, name):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_jsonl(tmp_path, name):
-    rows = [
-        {"id": 1, "text": "First line.\n\n Second line. \r\n"},
-        {"text": " "},
-        {"text": "Other document."},
-    ]
+    rows = [{"id": 1, "text": "First line.\n\n Second line. \r\n"}, {"text": " "}, {"text": "Other document."}]
     content = "\r\n".join(json.dumps(row) for row in rows) + "\n\n"
     assert list(documents(write(tmp_path / name, b"\xef\xbb\xbf" + content.encode()))) == EXPECTED
 
@@ -82,12 +78,6 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     assert corpus_files("~/corpus") == [str(tmp_path / "corpus" / "a.txt")]
 
 
-def test_an_empty_file_among_others_is_passed_over(tmp_path):
-    write(tmp_path / "a.txt", "")
-    write(tmp_path / "b.txt", "text")
-    assert list(documents(str(tmp_path))) == [["text"]]
-
-
 BAD = {
     "Latin-1": ("a.txt", b"fine\ncaf\xe9\n", r"a\.txt, line 2: not UTF-8"),
     "UTF-16": ("a.txt", "fine".encode("utf-16"), r"a\.txt, line 1: not UTF-8: .* -f UTF-16 -t UTF-8"),
@@ -122,16 +112,19 @@ def test_damaged_gzip_is_named(tmp_path, damage):
         list(documents(str(tmp_path / "a.txt.gz")))
 
 
-def test_places_where_nothing_is(tmp_path):
-    with pytest.raises(UserError, match=r"gone\.txt does not exist"):
-        list(documents(str(tmp_path / "gone.txt")))
-    with pytest.raises(UserError, match=r"no file matches .*\*\.txt"):
-        list(documents(str(tmp_path / "*.txt")))
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("gone.txt", r"gone\.txt does not exist"),
+        ("*.txt", r"no file matches .*\*\.txt"),
+        ("only", r"the folder .*only holds no corpus file: it needs \*\.txt"),
+        (None, "empty list"),
+    ],
+)
+def test_places_where_nothing_is(tmp_path, source, message):
     write(tmp_path / "only" / "notes.md", "x")
-    with pytest.raises(UserError, match=r"only holds no corpus file: it needs \*\.txt"):
-        list(documents(str(tmp_path / "only")))
-    with pytest.raises(UserError, match="empty list"):
-        list(documents([]))
+    with pytest.raises(UserError, match=message):
+        list(documents([] if source is None else str(tmp_path / source)))
 
 
 def test_unreadable_file_is_named(tmp_path, monkeypatch):
@@ -247,9 +240,7 @@ def test_text_without_spaces_is_searched_in_short_stretches(monkeypatch, name):
     paragraph = text * (9000 // len(text))
     whole, stretches = corpus._segment(paragraph, language), []
     segment = corpus._segment
-    monkeypatch.setattr(
-        corpus, "_segment", lambda text, language: stretches.append(len(text)) or segment(text, language)
-    )
+    monkeypatch.setattr(corpus, "_segment", lambda *text: stretches.append(len(text[0])) or segment(*text))
     assert split_sentences([paragraph], language) == whole
     assert max(stretches) < 2 * corpus.UNSPACED
 

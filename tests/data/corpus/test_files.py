@@ -132,11 +132,6 @@ def test_columns_of_text_are_named_and_joined(with_nulls) -> None:
         list(documents(with_nulls, text_field="body"))
 
 
-def test_nan_of_pandas_is_null(tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "One."}\n{"text": NaN}\n')
-    assert list(documents(str(tmp_path))) == [["One."]]
-
-
 def test_files_without_text_are_skipped_with_a_warning(tmp_path, capsys) -> None:
     for name, text in {"a.txt": "Text.", "b.txt": "", "c.txt": "\n \n"}.items():
         (tmp_path / name).write_text(text)
@@ -144,24 +139,32 @@ def test_files_without_text_are_skipped_with_a_warning(tmp_path, capsys) -> None
     assert "b.txt and 1 more" in capsys.readouterr().err
 
 
+DIVIDED = [["One.", "More."], ["Two."], ["Three."]]
+INVISIBLE = ("\u200b", " \u200b\u2060", "\ufeff", "\x07")
+JOINED_LINES = "".join(f'\ufeff{{"text": "{text}"}}\n' for text in ("One.", "Two."))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("nan_of_pandas.jsonl", '{"text": "One."}\n{"text": NaN}\n', [["One."]]),
+        ("joined_at_byte_order_marks.txt", "\ufeffOne.\nMore.\n\ufeffTwo.\n", [["One.", "More."], ["Two."]]),
+        ("joined_at_byte_order_marks.jsonl", JOINED_LINES, [["One."], ["Two."]]),
+        ("in_any.TXT", "Text.", [["Text."]]),
+        ("in_any.JSONL.GZ", '{"text": "Lines."}', [["Lines."]]),
+        ("other.ndjson", '{"text": "More."}', [["More."]]),
+        *(("invisible.txt", f"{line}\nOne.\nMore.\n{line}\nTwo.\n{line}\n\nThree.", DIVIDED) for line in INVISIBLE),
+    ],
+)
+def test_a_file_is_read_by_its_name_and_content(tmp_path, name, content, expected) -> None:
+    data = content.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.lower().endswith(".gz") else data)
+    assert list(documents(str(tmp_path))) == expected
+
+
 def test_each_line_is_a_document_on_request(tmp_path) -> None:
     (tmp_path / "a.txt").write_text("One.\nTwo.\n\n\u200b\n Three. \n")
     assert list(documents(str(tmp_path), document_per_line=True)) == [["One."], ["Two."], ["Three."]]
-
-
-def test_joined_files_are_divided_at_their_byte_order_marks(tmp_path) -> None:
-    one, two = "\ufeffOne.\nMore.\n".encode(), "\ufeffTwo.\n".encode()
-    (tmp_path / "a.txt").write_bytes(one + two)
-    assert list(documents(str(tmp_path / "a.txt"))) == [["One.", "More."], ["Two."]]
-    lines = b"".join(b"\xef\xbb\xbf" + json.dumps({"text": text}).encode() + b"\n" for text in ("One.", "Two."))
-    (tmp_path / "b.jsonl").write_bytes(lines)
-    assert list(documents(str(tmp_path / "b.jsonl"))) == [["One."], ["Two."]]
-
-
-@pytest.mark.parametrize("line", ["\u200b", " \u200b\u2060", "\ufeff", "\x07"], ids=ascii)
-def test_a_line_of_invisible_characters_is_empty(tmp_path, line) -> None:
-    (tmp_path / "a.txt").write_text(f"{line}\nOne.\nMore.\n{line}\nTwo.\n{line}\n\nThree.")
-    assert list(documents(str(tmp_path))) == [["One.", "More."], ["Two."], ["Three."]]
 
 
 @pytest.mark.parametrize("name", ["wiki_00", "a.txt", "a.txt.gz"])
@@ -190,12 +193,6 @@ def test_other_json_and_markup_under_the_name_of_plain_text_is_a_warning(tmp_pat
     assert re.search(warning, said) if warning else not said
 
 
-def test_text_in_utf_16_without_a_mark_is_an_error(tmp_path) -> None:
-    (tmp_path / "a.txt").write_bytes("One line.\n".encode("utf-16-le"))
-    with pytest.raises(UserError, match=r"a\.txt, line 1: NUL characters"):
-        list(documents(str(tmp_path)))
-
-
 def test_a_file_that_disappears_is_named(tmp_path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("text\n\n")
@@ -206,19 +203,18 @@ def test_a_file_that_disappears_is_named(tmp_path) -> None:
         list(file)
 
 
-@pytest.mark.parametrize("packed", [".gz", ".bz2", ".xz", ".zst"])
-def test_a_compressed_file_of_no_bytes_is_a_download_that_failed(tmp_path, packed) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("utf_16.txt", "One line.\n".encode("utf-16-le"), ", line 1: NUL characters"),
+        *((f"empty.txt{packed}", b"", " is cut short or damaged") for packed in PACK if packed),
+    ],
+)
+def test_a_damaged_file_among_others_is_named(tmp_path, name, content, message) -> None:
     (tmp_path / "whole.txt").write_text("Text.")
-    (tmp_path / f"b.txt{packed}").write_bytes(b"")
-    with pytest.raises(UserError, match=rf"b\.txt\{packed} is cut short or damaged"):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(f"{name}{message}")):
         list(documents(str(tmp_path)))
-
-
-def test_the_name_of_a_file_tells_its_kind_in_any_case(tmp_path) -> None:
-    (tmp_path / "a.TXT").write_text("Text.")
-    (tmp_path / "b.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "Lines."}'))
-    (tmp_path / "c.ndjson").write_text('{"text": "More."}')
-    assert list(documents(str(tmp_path))) == [["Text."], ["Lines."], ["More."]]
 
 
 @pytest.mark.parametrize(
@@ -290,9 +286,7 @@ def test_hub_names(tmp_path, monkeypatch) -> None:
         ("a/b", "c", "train[:10%]"),
     ]
     assert corpus_fingerprint("hub:org/name") != corpus_fingerprint("hub:org/name::train[:10%]")
-    with pytest.raises(
-        UserError, match=r"hub:org/gone cannot be loaded \(Dataset 'org/gone' doesn't exist on the Hub\)"
-    ):
+    with pytest.raises(UserError, match=r"hub:org/gone cannot be loaded \(Dataset 'org/gone' doesn't exist"):
         list(documents("hub:org/gone"))
 
 
@@ -300,10 +294,7 @@ def test_a_file_belongs_to_the_first_entry_that_names_it(tmp_path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
     source = [str(tmp_path / "b.txt"), str(tmp_path)]
-    assert [[os.path.basename(place) for place in places] for places in resolve_sources(source)] == [
-        ["b.txt"],
-        ["a.txt"],
-    ]
+    assert resolve_sources(source) == [[str(tmp_path / "b.txt")], [str(tmp_path / "a.txt")]]
     assert list(numbered_documents(source)) == [(0, ["b.txt"]), (1, ["a.txt"])]
 
 
@@ -327,10 +318,17 @@ def test_a_mixture_has_the_shares_asked_for_and_every_document(tmp_path, weights
     np.testing.assert_array_equal(order, store.mixture_order(store.order(1), weights, 1))
 
 
-def test_an_entry_without_documents_cannot_have_a_share(tmp_path) -> None:
-    store = store_of(tmp_path, [10, 0])
-    with pytest.raises(UserError, match=r"data\.mixture_weights: entry 2 of data\.train has no document"):
-        store.mixture_order(store.order(1), [0.5, 0.5], 1)
+@pytest.mark.parametrize(
+    ("counts", "weights", "message"),
+    [
+        ([10, 0], [0.5, 0.5], r"data\.mixture_weights: entry 2 of data\.train has no document"),
+        ([100, 100], [1.0, 0.0001], r"entry 1 of data\.train would be read 10,000 times.*1,000"),
+    ],
+)
+def test_mixtures_that_cannot_be_made(tmp_path, counts, weights, message) -> None:
+    store = store_of(tmp_path, counts)
+    with pytest.raises(UserError, match=message):
+        store.mixture_order(store.order(1), weights, 1)
 
 
 def test_of_a_large_document_a_mixture_has_what_is_nearer_to_its_share(tmp_path) -> None:
@@ -338,12 +336,6 @@ def test_of_a_large_document_a_mixture_has_what_is_nearer_to_its_share(tmp_path)
     store = document_store.write_store(texts, tmp_path, lambda number: None)
     order = store.mixture_order(store.order(1), [0.5, 0.5], 1)
     assert (store.sources()[order] == 0).sum() == 2, "1.9 passes are two, not one"
-
-
-def test_a_mixture_of_a_thousand_passes_is_a_mistake(tmp_path) -> None:
-    store = store_of(tmp_path, [100, 100])
-    with pytest.raises(UserError, match=r"entry 1 of data\.train would be read 10,000 times.*1,000"):
-        store.mixture_order(store.order(1), [1.0, 0.0001], 1)
 
 
 def test_a_repeated_document_is_never_its_own_random_partner(tmp_path) -> None:

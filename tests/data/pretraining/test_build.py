@@ -161,9 +161,8 @@ def test_bytes_do_not_depend_on_workers_or_on_the_kind_of_file(small_shards, pla
     packed = tmp_path / "corpus.txt.gz"
     packed.write_bytes(gzip.compress((place / "corpus.txt").read_bytes()))
     three = build_examples(config_of(place, train=str(packed)), tokenizer, tmp_path / "three")
-    assert [pair for pair in digest(three) if pair[0] != "index.json"] == [
-        pair for pair in digest(one) if pair[0] != "index.json"
-    ]
+    files = [[pair for pair in digest(found) if pair[0] != "index.json"] for found in (one, three)]
+    assert files[0] == files[1]
 
 
 class Stop(Exception):
@@ -273,19 +272,21 @@ def test_flipped_stream_is_named(built, tmp_path):
         open_rows([path])
 
 
-@pytest.mark.parametrize(("number", "held_out"), [(1, 0.05), (3, 0.05), (3, 0.9)])
-def test_too_few_documents(place, tokenizer, tmp_path, number, held_out):
-    (tmp_path / "few.txt").write_text(text_of(range(number)))
-    config = config_of(place, train=str(tmp_path / "few.txt"), eval_fraction=held_out)
-    with pytest.raises(UserError, match=rf"data\.train holds {number} documents?: .*empty"):
-        build_examples(config, tokenizer, tmp_path)
-
-
-def test_too_large_a_share_is_held_out(place, tokenizer, tmp_path):
-    (tmp_path / "ten.txt").write_text(text_of(range(10)))
-    config = config_of(place, train=str(tmp_path / "ten.txt"), eval_fraction=0.9)
-    with pytest.raises(UserError, match=r"data\.eval_fraction is 0\.9, which leaves 1.*10 documents of data\.train"):
-        build_examples(config, tokenizer, tmp_path)
+@pytest.mark.parametrize(
+    ("text", "changes", "message"),
+    [
+        (text_of(range(1)), {}, r"data\.train holds 1 document: .*empty line separates documents"),
+        (text_of(range(3)), {}, r"data\.train holds 3 documents: .*empty line separates documents"),
+        (text_of(range(3)), {"eval_fraction": 0.9}, r"data\.train holds 3 documents: "),
+        (text_of(range(10)), {"eval_fraction": 0.9}, r"eval_fraction is 0\.9, which leaves 1 of the 10 documents"),
+        ("\n\n".join(["\u0301"] * 6), {}, "only 0 of 2 documents of eval-00000 hold more than control characters"),
+    ],
+    ids=["one", "three", "three_and_a_large_share", "too_large_a_share", "only_accents"],
+)
+def test_too_few_documents(place, tokenizer, tmp_path, text, changes, message):
+    (tmp_path / "few.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        build_examples(config_of(place, train=str(tmp_path / "few.txt"), **changes), tokenizer, tmp_path)
 
 
 def test_corpus_for_evaluation(place, tokenizer, tmp_path):
@@ -341,12 +342,6 @@ def test_lines_and_fields_are_part_of_the_name_of_a_set(place, tokenizer, tmp_pa
     assert len({examples.folder for examples in example_set}) == 3
     assert documents_in(all_rows([*example_set[1].train, *example_set[1].eval])) == set(range(1, 9))
     assert example_set[2].counts["train_documents"] + example_set[2].counts["eval_documents"] == 24
-
-
-def test_documents_of_accents_only(place, tokenizer, tmp_path):
-    (tmp_path / "odd.txt").write_text("\n\n".join(["\u0301"] * 6), encoding="utf-8")
-    with pytest.raises(UserError, match="only 0 of 2 documents of eval-00000"):
-        build_examples(config_of(place, train=str(tmp_path / "odd.txt")), tokenizer, tmp_path)
 
 
 def test_cache_that_cannot_be_written(place, tokenizer, tmp_path):

@@ -45,10 +45,8 @@ def test_masks_are_fresh_at_every_visit() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_frozen_masks_are_those_of_the_row_at_every_visit(processes: int) -> None:
-    loaders = [
-        PretrainingLoader(NumberedRows(24), MASKING, 8, 1, (i, processes), static_masking=True)
-        for i in range(processes)
-    ]
+    hosts = [(index, processes) for index in range(processes)]
+    loaders = [PretrainingLoader(NumberedRows(24), MASKING, 8, 1, host, static_masking=True) for host in hosts]
     seen: dict[int, np.ndarray] = {}
     for step in range(9):
         for loader in loaders:
@@ -59,10 +57,8 @@ def test_frozen_masks_are_those_of_the_row_at_every_visit(processes: int) -> Non
     places = {tuple(np.flatnonzero(row == MASKING.mask_id)) for row in seen.values()}
     assert len(places) > 18, "each row has masks of its own"
     other = PretrainingLoader(NumberedRows(24), MASKING, 24, 2, static_masking=True).batch(0)
-    changed = [
-        (seen[first] != row).any() for first, row in zip(originals(other)[:, 0], other["input_ids"], strict=True)
-    ]
-    assert sum(changed) > 18, "another seed freezes other masks"
+    rows = zip(originals(other)[:, 0], other["input_ids"], strict=True)
+    assert sum((seen[first] != row).any() for first, row in rows) > 18, "another seed freezes other masks"
 
 
 def test_frozen_masks_are_the_papers_over_the_rows() -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -51,27 +53,30 @@ def test_each_row_predicts_15_percent_rounded_at_least_one_at_most_p() -> None:
     assert count.max() == 12
 
 
-def test_80_10_10_and_uniform_choice() -> None:
-    masking = Masking(V, MASK, SPECIAL, max_predictions=20)
-    ids = corpus(20_000)
-    result = masked(ids, masking)
+def predictions_of(ids: np.ndarray, result: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Row, position, original and resulting token of each prediction."""
     rows, places = np.nonzero(result["masked_lm_weights"])
     positions = result["masked_lm_positions"][rows, places]
-    before, after = ids[rows, positions].astype(int), result["input_ids"][rows, positions]
-    n = len(rows)
-    to_mask, kept = after == MASK, after == before
-    random = ~to_mask & ~kept
-    # Four standard deviations of a binomial; a random token is the original one in 1 of 995 cases.
-    for share, expected in ((to_mask, 0.8), (random, 0.1 * 994 / 995), (kept, 0.1 + 0.1 / 995)):
-        assert abs(share.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / n)
+    return rows, positions, ids[rows, positions].astype(int), result["input_ids"][rows, positions]
+
+
+def assert_80_10_10(before: np.ndarray, after: np.ndarray) -> None:
+    """Checks the shares within four standard deviations; a random token is the original one in 1 of 995 cases."""
+    masks, kept = after == MASK, after == before
+    for share, expected in ((masks, 0.8), (~masks & ~kept, 0.1 * 994 / 995), (kept, 0.1 + 0.1 / 995)):
+        assert abs(share.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / len(before))
+
+
+def test_80_10_10_and_uniform_choice() -> None:
+    ids = corpus(20_000)
+    rows, positions, before, after = predictions_of(ids, masked(ids, Masking(V, MASK, SPECIAL, max_predictions=20)))
+    assert_80_10_10(before, after)
     # Every ordinary token is drawn about as often as another (chi-squared, 994 degrees of freedom, 5 deviations).
-    drawn = np.bincount(after[random], minlength=V)[5:]
+    drawn = np.bincount(after[(after != MASK) & (after != before)], minlength=V)[5:]
     assert ((drawn - drawn.mean()) ** 2 / drawn.mean()).sum() < 994 + 5 * np.sqrt(2 * 994)
     # Every place is chosen about as often as its neighbours.
     full = ids[:, -1] == 3
-    chosen = np.zeros(128)
-    np.add.at(chosen, positions[full[rows]], 1)
-    inner = np.delete(chosen, [0, 64, 127])
+    inner = np.delete(np.bincount(positions[full[rows]], minlength=128), [0, 64, 127])
     assert abs(inner - inner.mean()).max() < 5 * np.sqrt(inner.mean())
 
 
@@ -79,13 +84,12 @@ def test_specials_and_padding_are_never_touched_nor_put_in() -> None:
     masking = Masking(V, MASK, SPECIAL, max_predictions=20)
     ids = corpus(5000)
     result = masked(ids, masking)
-    rows, places = np.nonzero(result["masked_lm_weights"])
-    positions = result["masked_lm_positions"][rows, places]
-    assert (ids[rows, positions] >= 5).all()
+    rows, positions, before, _ = predictions_of(ids, result)
+    assert (before >= 5).all()
     changed = result["input_ids"] != ids
     assert not changed[ids < 5].any()
     assert set(np.unique(result["input_ids"][changed])) & set(SPECIAL) == {MASK}
-    np.testing.assert_array_equal(result["masked_lm_ids"][rows, places], ids[rows, positions])
+    np.testing.assert_array_equal(result["masked_lm_ids"][result["masked_lm_weights"] > 0], before)
     # Nothing else changed, no place is predicted twice, and places ascend.
     untouched = changed.copy()
     untouched[rows, positions] = False
@@ -108,9 +112,10 @@ def test_short_rows_with_more_places_than_tokens() -> None:
     np.testing.assert_array_equal(result["masked_lm_weights"].sum(axis=1), 1)
 
 
+@pytest.mark.parametrize("continuing", [(), range(700, V)])
 @pytest.mark.parametrize("length", [128, 77])
-def test_rows_are_the_same_whoever_draws_them(length: int) -> None:
-    masking = Masking(V, MASK, SPECIAL, max_predictions=20)
+def test_rows_are_the_same_whoever_draws_them(length: int, continuing: Sequence[int]) -> None:
+    masking = Masking(V, MASK, SPECIAL, max_predictions=20, continuing_ids=continuing)
     ids = corpus(64, length)
     whole = masked(ids, masking)
     words = masking.uint64s_per_row(length)
@@ -184,26 +189,13 @@ def test_words_are_masked_whole_or_not_at_all_within_the_budget() -> None:
 def test_whole_words_are_80_10_10_token_by_token() -> None:
     ids = corpus(20_000)
     result = masked(ids, whole_words())
-    rows, places = np.nonzero(result["masked_lm_weights"])
-    positions = result["masked_lm_positions"][rows, places]
-    before, after = ids[rows, positions].astype(int), result["input_ids"][rows, positions]
-    to_mask, kept = after == MASK, after == before
-    for share, expected in ((to_mask, 0.8), (~to_mask & ~kept, 0.1 * 994 / 995), (kept, 0.1 + 0.1 / 995)):
-        assert abs(share.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / len(rows))
+    rows, positions, before, after = predictions_of(ids, result)
+    assert_80_10_10(before, after)
     untouched = np.ones(ids.shape, bool)
     untouched[rows, positions] = False
     np.testing.assert_array_equal(result["input_ids"][untouched], ids[untouched])
     # Words of all lengths are about equally likely. Longer ones are slightly less likely: they may no longer fit.
     assert np.isin(before, CONTINUING).mean() == pytest.approx(np.isin(ids[ids >= 5], CONTINUING).mean(), rel=0.15)
-
-
-def test_whole_words_of_a_row_are_the_same_whoever_draws_them() -> None:
-    masking, ids = whole_words(), corpus(64, 77)
-    whole, words = masked(ids, masking), masking.uint64s_per_row(77)
-    for first in (0, 16, 48):
-        part = masking(ids[first : first + 16], philox_uint64((7, 1), first, 16, words))
-        for name, value in part.items():
-            np.testing.assert_array_equal(value, whole[name][first : first + 16])
 
 
 @pytest.mark.parametrize("row", [[2, 3, 0, 0, 0, 0, 0, 0], [2, 10, 800, 800, 800, 800, 800, 3]])

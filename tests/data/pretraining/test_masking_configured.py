@@ -113,10 +113,7 @@ def test_passes_are_those_that_are_asked_for(place) -> None:
 @pytest.mark.parametrize(
     ("values", "allowed"),
     [
-        (
-            {"sequence_length": 128, "max_predictions_per_sequence": 5},
-            "5 allows 4.0% of the tokens of a full row of 128",
-        ),
+        ({"sequence_length": 128, "max_predictions_per_sequence": 5}, "5 allows 4.0% of the tokens of a full row"),
         ({"sequence_length": 32, "max_predictions_per_sequence": 5, "masked_lm_prob": 0.4}, "allows 16.7% of"),
         ({"sequence_length": 512, "max_predictions_per_sequence": 77}, None),
     ],

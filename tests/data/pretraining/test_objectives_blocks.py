@@ -190,10 +190,7 @@ def test_a_document_over_the_limit_is_one_sentence(byte_level, tmp_path, monkeyp
     ("changes", "message"),
     [
         ({"packing": True}, "data.packing is true, but data.input_format is blocks"),
-        (
-            {"one_sentence_per_line": True},
-            "data.one_sentence_per_line is true, but data.input_format blocks",
-        ),
+        ({"one_sentence_per_line": True}, "data.one_sentence_per_line is true, but data.input_format blocks"),
         ({"short_seq_prob": 0.5}, "data.short_seq_prob is 0.5, but the rows of data.input_format blocks have no pairs"),
         ({"language": "de"}, "data.language is de, but data.input_format blocks"),
         ({"input_format": "nsp", "verbatim": True}, "set data.input_format to blocks, or remove data.verbatim"),

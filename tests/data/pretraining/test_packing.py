@@ -288,10 +288,14 @@ def test_batches_of_packed_rows_are_a_function_of_seed_step_and_place(place, tok
                 np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), value)
 
 
-def test_what_cannot_be_packed_is_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"data\.packing is true, but data\.input_format is full_sentences"):
-        DataConfig(train="docstrings:stdlib", input_format="full_sentences", packing=True).check()
-    with pytest.raises(UserError, match=r"data\.max_sequences_per_pack is 1.*least 2"):
-        DataConfig(train="docstrings:stdlib", packing=True, max_sequences_per_pack=1).check()
-    with pytest.raises(UserError, match=r"max_sequences_per_pack is 4, but data\.packing is false"):
-        DataConfig(train="docstrings:stdlib", max_sequences_per_pack=4).check()
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_format": "full_sentences", "packing": True}, r"packing is true, but data\.input_format is full_"),
+        ({"packing": True, "max_sequences_per_pack": 1}, r"data\.max_sequences_per_pack is 1: it must be at least 2"),
+        ({"max_sequences_per_pack": 4}, r"max_sequences_per_pack is 4, but data\.packing is false: remove it"),
+    ],
+)
+def test_what_cannot_be_packed_is_one_sentence(changes, message) -> None:
+    with pytest.raises(UserError, match=message):
+        DataConfig(train="docstrings:stdlib", **changes).check()

@@ -33,6 +33,7 @@ from bert.data.pretraining.row_stream import (
 from bert.errors import UserError
 from bert.tokenizer.vocabulary import literal_tokenizer
 from tests.data.pretraining.conftest import DOCUMENTS, FIRST, MASK, SENTENCES, WORDS, T
+from tests.helpers import config_of
 
 CHUNK, WINDOW = 6000, 4
 """Characters, of about seven documents, and how many of these chunks are mixed."""
@@ -67,14 +68,7 @@ def test_the_buffer_is_counted_in_megabytes_of_all_readers() -> None:
 
 def test_frequencies_are_those_of_a_bounded_head_of_many_chunks(place, tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(build, "SHARD_BYTES", CHUNK)
-    config = DataConfig(
-        train=str(place / "corpus.txt"),
-        eval=str(place / "corpus.txt"),
-        sequence_length=T,
-        one_sentence_per_line=True,
-        input_format="full_sentences",
-        num_workers=1,
-    )
+    config = config_of(place, eval=str(place / "corpus.txt"), input_format="full_sentences")
     streamed = dataclasses.replace(config, streaming=True)
     built = build.build_examples(config, tokenizer, tmp_path)
     whole = build.build_examples(streamed, tokenizer, tmp_path)

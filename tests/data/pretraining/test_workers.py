@@ -37,6 +37,22 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(build, "SHARD_BYTES", 8000)
 
 
+def arguments_of(place, cache, length=32):
+    """Options of `bert examples` for rows of this length."""
+    files = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
+    return [*files, f"--data.sequence_length={length}", "--data.num_workers=1", f"--data.cache_dir={cache}", *NSP_RUN]
+
+
+def run_parts(arguments, count):
+    """Output of processes that build one part of the examples each."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    commands = [[sys.executable, "-c", SHARD, *arguments, f"--shard={part}/{count}"] for part in range(1, count + 1)]
+    running = [subprocess.Popen(one, stdout=subprocess.PIPE, text=True, env=environment) for one in commands]
+    outputs = [process.communicate(timeout=300)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * count, outputs
+    return outputs
+
+
 @pytest.mark.medium
 def test_parts_in_any_order_merge_to_the_same_set(place, tokenizer, tmp_path):
     whole = build_examples(config_of(place, dupe_factor=2), tokenizer, tmp_path / "whole")
@@ -52,20 +68,7 @@ def test_parts_in_any_order_merge_to_the_same_set(place, tokenizer, tmp_path):
 
 @pytest.mark.medium
 def test_four_processes_that_share_only_a_folder(place, tokenizer, tmp_path):
-    arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
-    arguments += ["--data.sequence_length=32", "--data.one_sentence_per_line=true", "--data.num_workers=1"]
-    arguments += [f"--data.cache_dir={tmp_path / 'shared'}", *NSP_RUN]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARD, *arguments, f"--shard={number}/4"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        )
-        for number in range(1, 5)
-    ]
-    outputs = [process.communicate(timeout=300)[0] for process in running]
-    assert [process.returncode for process in running] == [0] * 4, outputs
+    outputs = run_parts([*arguments_of(place, tmp_path / "shared"), "--data.one_sentence_per_line=true"], 4)
     assert any("examples in" in output for output in outputs)
     stages = []
     config = config_of(place)
@@ -112,17 +115,7 @@ def test_a_process_that_comes_late_does_not_replace_what_others_read(place, toke
 @pytest.mark.medium
 def test_parts_train_one_vocabulary_between_them(place, tmp_path):
     arguments = [f"--data.train={place / 'corpus.txt'}", f"--data.cache_dir={tmp_path}", "--tokenizer.vocab_size=200"]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARD, *arguments, "--data.num_workers=1", f"--shard={number}/2"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        )
-        for number in (1, 2)
-    ]
-    outputs = [process.communicate(timeout=300)[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0], outputs
+    outputs = run_parts([*arguments, "--data.num_workers=1"], 2)
     assert "".join(outputs).count("training a vocabulary") == 1
 
 
@@ -136,9 +129,7 @@ def test_a_file_system_without_locks_is_named(place, tokenizer, tmp_path, monkey
 
 
 def test_examples_are_shown_and_counted(place, tmp_path, capsys):
-    arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
-    arguments += ["--data.sequence_length=32", "--data.num_workers=1", f"--data.cache_dir={tmp_path}"]
-    arguments += NSP_RUN
+    arguments = arguments_of(place, tmp_path)
     arguments += ["--data.max_predictions_per_sequence=5", "--show", "3", "--statistics"]
     assert main(arguments) == 0
     said = capsys.readouterr().out
@@ -157,20 +148,15 @@ def test_examples_are_shown_and_counted(place, tmp_path, capsys):
 def test_few_consecutive_pairs_are_a_warning(place, tmp_path, capsys):
     texts = [sentence_of(document, 0) for document in range(50)] + [text_of([50]), text_of([51])]
     (tmp_path / "corpus.txt").write_text("\n\n".join(texts))
-    arguments = [f"--data.train={tmp_path / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}", *NSP_RUN]
-    arguments += ["--data.num_workers=1", f"--data.cache_dir={tmp_path / 'cache'}", "--data.seed=3"]
-    arguments += ["--data.one_sentence_per_line=true", "--data.sequence_length=32"]
-    assert main(arguments) == 0
+    arguments = [*arguments_of(place, tmp_path / "cache"), f"--data.train={tmp_path / 'corpus.txt'}", "--data.seed=3"]
+    assert main([*arguments, "--data.one_sentence_per_line=true"]) == 0
     assert has_all(capsys.readouterr().err, "%", "data.train are consecutive")
 
 
 def test_on_a_terminal_segments_and_predicted_tokens_are_told_by_colour(place, tmp_path, capsys, monkeypatch):
-    arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}", "--show=3"]
-    arguments += ["--data.sequence_length=32", "--data.num_workers=1", f"--data.cache_dir={tmp_path}"]
-    arguments += NSP_RUN
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "500"}.items():
         monkeypatch.setenv(name, value)
-    assert main(arguments) == 0
+    assert main([*arguments_of(place, tmp_path), "--show=3"]) == 0
     said = capsys.readouterr().out
     tokens = re.findall(r"(?:\x1b\[([\d;]+)m)?([^\s\x1b]+)(?:\x1b\[0m)? ", said[said.index("row 0") :])
     styles = {style for style, token in tokens if "{" in token}
@@ -180,9 +166,7 @@ def test_on_a_terminal_segments_and_predicted_tokens_are_told_by_colour(place, t
 
 
 def test_packed_rows_are_shown_by_example_and_counted_before_and_after(place, tmp_path, capsys):
-    arguments = [f"--data.train={place / 'corpus.txt'}", f"--tokenizer.path={place / 'vocab.txt'}"]
-    arguments += ["--data.sequence_length=64", "--data.num_workers=1", f"--data.cache_dir={tmp_path}"]
-    arguments += NSP_RUN
+    arguments = arguments_of(place, tmp_path, length=64)
     arguments += ["--data.packing=true", "--data.short_seq_prob=0.9", "--data.max_predictions_per_sequence=9"]
     assert main([*arguments, "--show", "4", "--statistics"]) == 0
     said = capsys.readouterr().out
