@@ -207,7 +207,5 @@ class DataConfig:
             for key, source in sources if name == "data.language" else sources[:1]:
                 entries = len(source) if isinstance(source, list) else 1
                 if isinstance(values, list) and len(values) != entries:
-                    raise UserError(
-                        f"{name} has {len(values)} values, but {key} has {entries}: set one for each (quote globs, so "
-                        "that the shell does not expand them)"
-                    )
+                    fix = "set one for each (quote globs, so that the shell does not expand them)"
+                    raise UserError(f"{name} has {len(values)} values, but {key} has {entries}: {fix}")

@@ -301,10 +301,8 @@ class FinetuneConfig:
                 "for both sides: remove one of the two"
             )
         if self.has_target_tokenizer and self.init != "none" and self.decoder_init == "encoder":
-            raise UserError(
-                "target_tokenizer is set, but decoder_init is encoder, with the vocabulary of init: set decoder_init "
-                "to none, or remove target_tokenizer"
-            )
+            fix = "set decoder_init to none, or remove target_tokenizer"
+            raise UserError(f"target_tokenizer is set, but decoder_init is encoder, with the vocabulary of init: {fix}")
         if (self.data.source is None) != (self.data.target is None):
             fix = "set both to the suffixes of parallel files, such as de and en, or none to read columns"
             raise conflict(self, "data.source", "data.target", fix)

@@ -365,10 +365,8 @@ class TokenizerConfig:
         check_fields(f"{section}.", self)
         if self.kind == "byte_level":
             if self.vocab_size < MIN_BYTE_LEVEL_SIZE and self.path is None:
-                raise UserError(
-                    f"{section}.vocab_size is {self.vocab_size}: set it to at least {MIN_BYTE_LEVEL_SIZE} (256 bytes "
-                    "and 5 special tokens)"
-                )
+                fix = f"set it to at least {MIN_BYTE_LEVEL_SIZE} (256 bytes and 5 special tokens)"
+                raise UserError(f"{section}.vocab_size is {self.vocab_size}: {fix}")
             unused = f"but {section}.kind byte_level does not use it: remove it, or set {section}.kind to wordpiece"
             check_unused(f"{section}.", self, unused, ("strip_accents", "num_unused_tokens", "limit_alphabet"))
         if self.kind == "unigram" and self.num_unused_tokens:

@@ -105,10 +105,8 @@ class DistillationConfig:
             check_unused("distillation.", self, "but there is no teacher: remove it, or set distillation.teacher")
             return
         if not (self.token_weight or self.hidden_weight or self.sentence_weight):
-            raise UserError(
-                "distillation.token_weight, hidden_weight and sentence_weight are 0: set one of them, or remove "
-                "distillation.teacher"
-            )
+            fix = "set one of them, or remove distillation.teacher"
+            raise UserError(f"distillation.token_weight, hidden_weight and sentence_weight are 0: {fix}")
         students, teachers = self.student_layers, self.teacher_layers
         if (students is None) != (teachers is None) or len(students or ()) != len(teachers or ()):
             fix = "set both, with as many layers"

@@ -87,7 +87,7 @@ class Records:
         _, first = min(faults, key=lambda fault: fault[0])
         if len(numbers) == 1:
             raise first
-        raise UserError(f"{first}; {len(numbers):,} {self.unit}s have such faults: {listed_numbers(numbers)}")
+        raise UserError(f"{first}; {len(numbers):,} {self.unit}s have such errors: {listed_numbers(numbers)}")
 
 
 def listed_numbers(numbers: Sequence[int]) -> str:
@@ -116,7 +116,7 @@ def read_records(
     suffix = file_suffix(path)
     if suffix not in SUFFIXES:
         kinds = f"name a file of {', '.join(SUFFIXES)}, plain or packed"
-        raise UserError(f"{path} is of a kind that is not read: {kinds}{conversion(path)}")
+        raise UserError(f"{path} has an unsupported format: {kinds}{conversion(path)}")
     if not path.is_file():
         raise UserError(f"{path} does not exist or is not a file: name one of {', '.join(SUFFIXES)}, plain or packed")
     if suffix == ".jsonl":
@@ -271,7 +271,7 @@ def _json_rows(path: Path) -> NumberedRecords:
 
 def parse_record(line: str) -> dict[str, Any]:
     """Returns the object in a line of a ``.jsonl`` file. Raises ValueError, with a fix, for other lines."""
-    no_object = "no object of named fields: write {...} on each line"
+    no_object = "not an object with named fields: write {...} on each line"
     if line.lstrip().startswith("["):
         raise ValueError(f"{no_object}; jq -c '.[]' makes such lines of a JSON array")
     try:

@@ -229,10 +229,8 @@ def _user_errors() -> Iterator[None]:
         if isinstance(error.cause, UserError):
             raise UserError(str(error.cause)) from None
         if isinstance(error.cause, ImportError):
-            raise UserError(
-                f"a node of the Ray cluster lacks a package ({error.cause}): install one version of bert-jax on all "
-                "nodes"
-            ) from None
+            fix = "install one version of bert-jax on all nodes"
+            raise UserError(f"a node of the Ray cluster lacks a package ({error.cause}): {fix}") from None
         raise
     except RayError as error:
         raise UserError(

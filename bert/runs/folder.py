@@ -282,10 +282,8 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
     if file.is_file():
         stored = load_run_config(path)
         if not isinstance(stored, type(config)):
-            raise UserError(
-                f"{path} holds a {KINDS[type(stored)]} run, but this is a {KINDS[type(config)]} run: "
-                "name another --output_dir"
-            )
+            fix = "name another --output_dir"
+            raise UserError(f"{path} holds a {KINDS[type(stored)]} run, but this is a {KINDS[type(config)]} run: {fix}")
         config = _with_decided_steps(path, config, stored)
         different = first_difference(config, stored)
         if different is None:

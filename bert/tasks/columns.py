@@ -93,7 +93,7 @@ def _similar_file(folder: Path, split: str, suffixes: Sequence[str]) -> str:
         if path.name.partition(".")[0].lower() in FILE_STEMS[split] and path.is_file():
             if file_suffix(path) in suffixes:
                 return f", for example {path.name}"
-            return f"; {path.name} is of a kind that is not read{conversion(path)}"
+            return f"; {path.name} has an unsupported format{conversion(path)}"
     return ""
 
 

@@ -185,7 +185,7 @@ def _read_added(folder: Path, content: dict[str, Any]) -> tuple[tuple[int, str, 
     for number, token in tokens.items():
         is_numbered = number.isdecimal() and len(number) <= 10
         if not (is_numbered and isinstance(token, dict) and isinstance(token.get("content"), str)):
-            raise UserError(f"{folder / SETTINGS}: added_tokens_decoder is no table of numbered tokens: copy it again")
+            raise UserError(f"{folder / SETTINGS}: added_tokens_decoder is not a table of numbered tokens: copy it")
         added[int(number)] = (token["content"], {flag: bool(token[flag]) for flag in _TOKEN if flag in token})
     return tuple((token_id, text, tuple(flags.items())) for token_id, (text, flags) in sorted(added.items()))
 
@@ -196,5 +196,5 @@ def read_object(file: Path) -> dict[str, Any]:
         return {}
     content = read_json(file)
     if not isinstance(content, dict):
-        raise UserError(f"{file} is no JSON object: fix it or remove it")
+        raise UserError(f"{file} is not a JSON object: fix it or remove it")
     return content

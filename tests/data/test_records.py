@@ -83,9 +83,9 @@ def test_packed_files_are_read_as_plain_ones(tmp_path: Path) -> None:
         ("a.tsv", b"text\tlabel\ncaf\xe9\t1\n", ", line 2: not UTF-8"),
         ("a.tsv", "text\ttext\na\t1\n", ", line 1: the columns are 'text', 'text': give each its own name"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', ", line 2: not JSON (Expecting value): fix or remove the line"),
-        ("a.jsonl", '["text"]\n', ", line 1: no object of named fields"),
+        ("a.jsonl", '["text"]\n', ", line 1: not an object with named fields"),
         ("a.csv", "", " is empty: it needs a line for each row"),
-        ("a.xlsx", "PK", " is of a kind that is not read: name a file of .tsv, .txt, .csv, .jsonl"),
+        ("a.xlsx", "PK", " has an unsupported format: name a file of .tsv, .txt, .csv, .jsonl"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_with_file_and_line(tmp_path: Path, name, content, words) -> None:

@@ -104,7 +104,7 @@ def test_what_is_wrong_in_csv_is_told_with_file_and_line(tmp_path, content, word
     [
         ("\n", "holds no questions"),
         (line() + "{", "line 2: not JSON"),
-        ("[]", "line 1: no object of named fields"),
+        ("[]", "line 1: not an object with named fields"),
         ("{}", "line 1: no 'question'"),
         ('{"question": "who"}', "line 1: fewer than two choices"),
         ('{"question": {"choices": []}}', "line 1: the question is empty or not a text"),

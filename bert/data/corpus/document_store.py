@@ -76,10 +76,8 @@ class NearDuplicateFilter:
 def require_datasketch() -> None:
     """Raises UserError if the library is not installed."""
     if importlib.util.find_spec("datasketch") is None:
-        raise UserError(
-            "data.near_duplicates needs datasketch, which is not installed: use pip install 'bert-jax[dedup]', or "
-            "remove the key"
-        )
+        fix = "use pip install 'bert-jax[dedup]', or remove the key"
+        raise UserError(f"data.near_duplicates needs datasketch, which is not installed: {fix}")
 
 
 def _shingles(document: Document) -> set[bytes]:

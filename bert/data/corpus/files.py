@@ -223,7 +223,7 @@ def require_readable_kind(path: str) -> None:
             f"convert it to {kinds}"
         )
     if name.endswith((*_UNREADABLE, *_UNPACKED)):
-        raise UserError(f"{path} is of a kind that is not read: convert it to {kinds}")
+        raise UserError(f"{path} has an unsupported format: convert it to {kinds}")
 
 
 def _open(path: Path | str) -> io.BufferedIOBase:

@@ -166,10 +166,8 @@ def _write_errors(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise UserError(
-            f"the examples cannot be written to {folder} ({error.strerror or error}): "
-            "make room there, or name another folder with data.cache_dir"
-        ) from None
+        fix = "make room there, or name another folder with data.cache_dir"
+        raise UserError(f"the examples cannot be written to {folder} ({error.strerror or error}): {fix}") from None
 
 
 def _build(

@@ -77,10 +77,8 @@ class PretrainingDataset:
         unknown = 0 if unknown_id is None else self.unigram_counts[unknown_id]
         known = np.delete(self.unigram_counts, list(special.all)).sum()
         if not known:
-            raise UserError(
-                "the vocabulary has no token of data.train: use one of the corpus' language (tokenizer.path, init), "
-                "or train one"
-            )
+            fix = "use one of the corpus' language (tokenizer.path, init), or train one"
+            raise UserError(f"the vocabulary has no token of data.train: {fix}")
         return float(unknown / (known + unknown))
 
     def consecutive_share(self, split: str) -> float | None:

@@ -90,7 +90,7 @@ BAD = {
     "empty": ("a.txt", "", r"a\.txt holds no text"),
     "invisible": ("a.txt", "\u200b\n\n\x07\ufeff\n", r"a\.txt holds no text"),
     "blank": ("a.txt", " \n\n\t\n", r"a\.txt holds no text"),
-    "other kind": ("a.zip", "PK", r"a\.zip is of a kind that is not read"),
+    "other kind": ("a.zip", "PK", r"a\.zip has an unsupported format"),
 }
 
 

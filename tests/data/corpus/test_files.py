@@ -222,11 +222,11 @@ def test_a_damaged_file_among_others_is_named(tmp_path, name, content, message) 
     [
         ("c4.json.gz", "may be one value of JSON"),
         ("a.JSON", "may be one value of JSON"),
-        ("a.csv.gz", "is of a kind that is not read"),
-        ("a.tsv", "is of a kind that is not read"),
-        ("a.jsonl.zstd", "is of a kind that is not read"),
-        ("a.tar.gz", "is of a kind that is not read"),
-        ("a.parquet.gz", "is of a kind that is not read"),
+        ("a.csv.gz", "has an unsupported format"),
+        ("a.tsv", "has an unsupported format"),
+        ("a.jsonl.zstd", "has an unsupported format"),
+        ("a.tar.gz", "has an unsupported format"),
+        ("a.parquet.gz", "has an unsupported format"),
     ],
 )
 def test_what_is_no_text_is_not_read_as_text(tmp_path, name, message) -> None:

@@ -146,13 +146,16 @@ MALFORMED = {
     "endless layers": (lambda f: edit(f, num_hidden_layers=10**6), "too few for the 1,000,000 layers of config.json"),
     "a layer too many": (lambda f: edit(f, num_hidden_layers=3), "lacks bert.encoder.layer.2.attention.self.query"),
     "deep json": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json is not valid JSON"),
-    "settings of the tokenizer": (lambda f: (f / SETTINGS).write_text("[]"), f"{SETTINGS} is no JSON object: fix it"),
+    "settings of the tokenizer": (
+        lambda f: (f / SETTINGS).write_text("[]"),
+        f"{SETTINGS} is not a JSON object: fix it",
+    ),
     "casing": (lambda f: (f / SETTINGS).write_text('{"do_lower_case": "no"}'), "do_lower_case is 'no', set it to"),
     "added tokens": (lambda f: (f / ADDED).write_text('{"[X]": 99}'), "added token '[X]' has the id 99, but its"),
     "added token": (lambda f: (f / ADDED).write_text('{"[X]": "a"}'), "the number of '[X]' is 'a': copy the file"),
     "added table": (
         lambda f: (f / SETTINGS).write_text('{"added_tokens_decoder": {"7": "[X]"}}'),
-        "added_tokens_decoder is no table of numbered tokens",
+        "added_tokens_decoder is not a table of numbered tokens",
     ),
     "another tokenizer": (
         lambda f: [

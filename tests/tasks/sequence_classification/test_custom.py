@@ -352,7 +352,7 @@ def test_all_bad_rows_are_reported_at_once(tmp_path: Path, kind: str) -> None:
     first = 3 if kind == "csv" else 2
     message = error_of(own(), tmp_path)
     assert f"line {first}: text is" in message
-    assert message.endswith(f"4 lines have such faults: {first}, {first + 1}, {first + 3}, {first + 4}")
+    assert message.endswith(f"4 lines have such errors: {first}, {first + 1}, {first + 3}, {first + 4}")
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "frame"])
@@ -395,7 +395,7 @@ def test_a_dev_file_with_swapped_columns_names_one_text(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv="text,label\na,good\nb,bad\n", dev_csv=f"text,label\n{rows}")
     task = own().fit(own().read(tmp_path, "train"))
     message = error_of(task, tmp_path, "dev")
-    assert "line 2: label is 'a text" in message and "25 lines have such faults" in message
+    assert "line 2: label is 'a text" in message and "25 lines have such errors" in message
     assert len(message.removeprefix(str(tmp_path))) < 300
 
 
@@ -420,12 +420,12 @@ def test_labels_that_are_never_predicted_are_named(tmp_path: Path) -> None:
     [
         ({}, "missing", "missing does not exist: set data.dir to the folder"),
         ({"train.csv": b"text,label\n"}, "train.csv", "train.csv is a file and no folder"),
-        ({"train.xlsx": b"PK\3\4"}, ".", "train.xlsx is of a kind that is not read; save the sheet as CSV"),
-        ({"train.parquet": b"PAR1"}, ".", "train.parquet is of a kind that is not read; convert it"),
-        ({"train.json": b"[]"}, ".", "train.json is of a kind that is not read; write one JSON object on each line"),
+        ({"train.xlsx": b"PK\3\4"}, ".", "train.xlsx has an unsupported format; save the sheet as CSV"),
+        ({"train.parquet": b"PAR1"}, ".", "train.parquet has an unsupported format; convert it"),
+        ({"train.json": b"[]"}, ".", "train.json has an unsupported format; write one JSON object on each line"),
         ({"Train.csv": b"text,label\n"}, ".", "set data.train to the file of train, for example Train.csv"),
         ({"train.csv": b"PK\3\4"}, ".", "a ZIP archive, or a workbook of Excel"),
-        ({"train.jsonl": b"[\n{}\n]\n"}, ".", "line 1: no object of named fields: write {...} on each line; jq"),
+        ({"train.jsonl": b"[\n{}\n]\n"}, ".", "line 1: not an object with named fields: write {...} on each line; jq"),
     ],
 )
 def test_files_of_other_kinds_are_named(

@@ -281,4 +281,4 @@ def test_a_column_for_each_label(tmp_path: Path) -> None:
     assert "data.labels" in error_of(own(), tmp_path)
     made_files(tmp_path, train_csv="text,toxic,rude\na,0,0.7\nb,1,\nc,0,1\n")
     wrong = error_of(own(labels=["toxic", "rude"]), tmp_path)
-    assert "line 2: rude is '0.7': write 1" in wrong and wrong.endswith("2 lines have such faults: 2, 3")
+    assert "line 2: rude is '0.7': write 1" in wrong and wrong.endswith("2 lines have such errors: 2, 3")

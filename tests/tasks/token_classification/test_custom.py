@@ -303,7 +303,7 @@ def test_a_data_set_keeps_the_order_of_its_tags(tmp_path: Path) -> None:
 
 def test_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
     jsonl(tmp_path, "train", {"words": ["a"], "tags": ["O"]}, {"words": [None], "tags": ["O"]}, {"words": ["b"]})
-    assert error_of(own(), tmp_path).endswith("2 lines have such faults: 2, 3")
+    assert error_of(own(), tmp_path).endswith("2 lines have such errors: 2, 3")
 
 
 def test_columns_that_are_swapped_are_refused(tmp_path: Path) -> None:
