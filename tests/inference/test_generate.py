@@ -108,7 +108,7 @@ def test_a_prompt_and_its_continuation_end_with_the_position_table() -> None:
     longest = "e" * (POSITIONS - 1)
     assert len(endless.generate(longest, details=True).token_ids) == 1
     for count in (POSITIONS, POSITIONS + 1, 5000):
-        with pytest.raises(bert.UserError, match=f"has {count} tokens, but runs/lm reads fewer than 24 "):
+        with pytest.raises(bert.UserError, match=rf"{count}.*runs/lm reads fewer than 24"):
             endless.generate(["a", "e" * count])
 
 
@@ -159,7 +159,7 @@ def test_there_are_no_more_beams_than_continuations_and_numbers_are_a_seeds(mode
     assert all(np.isfinite(answer.score) for answer in found)
     answers = model.generate(["a", "b"], numbers=(n for n in (3, 4)), temperature=1.0, max_tokens=2)
     assert answers == model.generate(["a", "b"], numbers=[3, 4], temperature=1.0, max_tokens=2)
-    with pytest.raises(bert.UserError, match="numbers has an entry that is not a whole number from 0 to"):
+    with pytest.raises(bert.UserError, match=r"numbers has an entry.*0"):
         model.generate(["a"], numbers=[2**40])
 
 
@@ -185,9 +185,7 @@ def test_a_model_that_reads_both_ways_is_refused() -> None:
         config=config, params=params, tokenizer=TOKENIZER, architecture="BertForMaskedLM", source="runs/mlm"
     )
     for method in (masked.generate, masked.score):
-        with pytest.raises(
-            bert.UserError, match=r"^runs/mlm is not a left-to-right language model \(BertForMaskedLM\): "
-        ):
+        with pytest.raises(bert.UserError, match=r"^runs/mlm is not a left-to-right.*\(BertForMaskedLM\)"):
             method("the")
 
 

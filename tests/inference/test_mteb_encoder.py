@@ -34,7 +34,7 @@ def test_batches_become_one_array_of_embeddings(model: bert.Pretrained, monkeypa
 
 def test_what_is_wrong_is_one_sentence(model: bert.Pretrained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(bert.UserError, match="mteb is not installed: pip install 'mteb>=2'"):
+    with pytest.raises(bert.UserError, match=r"mteb is not installed.*'mteb>=2'"):
         bert.MtebEncoder(model)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace())
     with pytest.raises(bert.UserError, match="name is 'mine': pass organization/model"):

@@ -105,7 +105,7 @@ def test_an_input_of_another_kind_is_one_sentence(models, name: str) -> None:
             models[name].predict([good, odd])
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
     for inputs in (None, 3, b"ba", {"a": "b"}, {"ba"}, object(), np.array(3)):
-        with pytest.raises(bert.UserError, match=r"^the inputs are .*: pass a string or a list$"):
+        with pytest.raises(bert.UserError, match=r"^the inputs are.*list$"):
             models[name].predict(inputs)
 
 
@@ -149,7 +149,7 @@ def test_texts_of_another_kind_are_one_sentence(models, method: str) -> None:
 def test_batch_sizes_below_one_are_one_sentence(models) -> None:
     for batch_size in (0, -1, None, 1.5, "2"):
         for ask in (models["tagging"].predict, models["mlm"].embed, models["mlm"].encode):
-            with pytest.raises(bert.UserError, match=r"^batch_size is .*: pass a whole number of at least 1$"):
+            with pytest.raises(bert.UserError, match=r"^batch_size is.*1$"):
                 ask(["ba"], batch_size=batch_size)
     assert len(models["tagging"].predict(["ba"], batch_size=np.int64(2))) == 1
 
@@ -159,9 +159,7 @@ def test_masks_beyond_the_models_length_are_said_to_be(models) -> None:
     assert len(model.fill_mask("ba [MASK] \ud800", top_k=3)[0]) == 3
     assert len(model.fill_mask(("ba [MASK]", "[MASK]"))) == 2
     for text, cut in (("ba " * 40 + "[MASK]", 1), ("[MASK] " + "ba " * 40 + "[MASK] [MASK]", 2)):
-        with pytest.raises(
-            bert.UserError, match=rf"^{cut} \[MASK\] .* beyond the 16 tokens that made reads: "
-        ) as caught:
+        with pytest.raises(bert.UserError, match=rf"^{cut} \[MASK\].*16 tokens") as caught:
             model.fill_mask(text)
         assert len(str(caught.value)) < 200
     with pytest.raises(bert.UserError, match=r"^no \[MASK\] in 'ba") as caught:
@@ -238,7 +236,7 @@ def test_a_warm_up_of_no_use_is_one_sentence(models) -> None:
     for arguments in (([0],), ([None],), ([16], [0])):
         with pytest.raises(bert.UserError, match=r"^one of (lengths|batch_sizes) is "):
             models["mlm"].warm_up(*arguments)
-    with pytest.raises(bert.UserError, match=r"^swag compiles for each number of choices: "):
+    with pytest.raises(bert.UserError, match=r"^swag compiles for each"):
         models["choices"].warm_up([16])
 
 

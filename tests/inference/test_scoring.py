@@ -62,14 +62,14 @@ def test_entailment_and_its_opposite_are_found_by_name() -> None:
     [
         (("a", []), "labels must be a list"),
         (("a", "bcd"), "labels must be a list"),
-        (("a", ["b", " "]), "label 2 is empty: write it or remove it"),
+        (("a", ["b", " "]), "label 2 is empty"),
         (("a", ["b", "b"]), "labels has a label twice"),
         (("a", ["b"], "about"), "template is 'about': write {} once"),
         (("a", ["b"], None), "template is None"),
         (("a", None), "labels must be a list"),
         (("a", 3), "the inputs are 3"),
         ((None, ["b"]), "the inputs are None"),
-        ((["a", ""], ["b"]), "text 2 is empty: write it or remove it"),
+        ((["a", ""], ["b"]), "text 2 is empty"),
     ],
 )
 def test_a_question_without_sense_is_one_sentence(model: bert.Pretrained, arguments: Any, told: str) -> None:
@@ -79,7 +79,7 @@ def test_a_question_without_sense_is_one_sentence(model: bert.Pretrained, argume
 
 def test_a_model_of_other_labels_is_refused(model: bert.Pretrained) -> None:
     other = dataclasses.replace(model, task=nli("good", "bad"))
-    with pytest.raises(bert.UserError, match="made has no labels entailment and contradiction"):
+    with pytest.raises(bert.UserError, match="made has no labels"):
         other.zero_shot("a", ["b"])
     encoder = dataclasses.replace(model, task=None)
     with pytest.raises(bert.UserError, match="made is no entailment model"):

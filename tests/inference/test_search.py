@@ -80,11 +80,11 @@ def test_texts_are_searched_as_their_embeddings_are(models: dict[str, Any], monk
     ("arguments", "told"),
     [
         ((["a"], []), "the corpus has no documents"),
-        ((["a"], ["b", " "]), "document 2 is empty: write it or remove it"),
-        (([""], ["b"]), "query 1 is empty: write it or remove it"),
-        ((["a"], ["b", 3]), "input 2 is 3, but a text or a pair"),
-        ((["a"], ["b"], 0), "top_k is 0: pass a whole number of at least 1"),
-        ((["a"], np.zeros((4, 3))), r"the corpus has the shape \[4, 3\], but embeddings of made have 8"),
+        ((["a"], ["b", " "]), "document 2 is empty"),
+        (([""], ["b"]), "query 1 is empty"),
+        ((["a"], ["b", 3]), "input 2 is 3"),
+        ((["a"], ["b"], 0), r"top_k is 0.*least 1"),
+        ((["a"], np.zeros((4, 3))), r"\[4, 3\].*made have 8"),
         ((["a"], np.zeros((0, 8))), "the corpus has no documents"),
     ],
 )
@@ -159,7 +159,7 @@ def test_documents_are_ranked_by_the_score_or_the_probability_of_a_label(models:
         ("tagging", ("a", ["b"]), r"made .*pairs.*\(conll2003\)"),
         ("pairs", ("a", ["b"], "good"), "label is 'good', .* made are 'not_equivalent', 'equivalent'"),
         ("classification", ("a", ["b"], "no"), r"pairs.*\(classification\).*reranker"),
-        ("pairs", ("a", ["b", ""], "equivalent"), "document 2 is empty: write it or remove it"),
+        ("pairs", ("a", ["b", ""], "equivalent"), "document 2 is empty"),
         ("pairs", (" ", ["b"], "equivalent"), "query 1 is empty"),
     ],
 )
@@ -244,32 +244,32 @@ def test_prompts_are_those_of_the_model(model: bert.Pretrained) -> None:
     np.testing.assert_array_equal(found.indices, expected.indices)
     mined = prompted.mine_negatives([{"query": "ko", "positive": "ri"}], CORPUS, relative_margin=0)[0]
     assert mined["score"][0] == pytest.approx(model.similarity("a ko", "b ri")[0, 0], abs=1e-5)
-    with pytest.raises(bert.UserError, match="prompt is 'passage': pass query or document, or None for none"):
+    with pytest.raises(bert.UserError, match="prompt is 'passage'"):
         prompted.embed("ko", prompt="passage")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("rows", "corpus", "settings", "told"),
     [
-        ([{"query": "a"}], CORPUS, {}, "rows, row 1: the query has no 'positive': write the document that answers it"),
+        ([{"query": "a"}], CORPUS, {}, "row 1: the query has no 'positive'"),
         (
             [*ROWS, {"positive": "a"}],
             CORPUS,
             {},
-            "rows, row 4: no 'query' among 'positive': name the columns query and",
+            "row 4: no 'query' among 'positive'",
         ),
         (
             [{**ROWS[0], "negatives": ["a"]}],
             CORPUS,
             {},
-            "rows, row 1: there is a 'negatives' already: remove it from the row",
+            r"row 1.*'negatives'",
         ),
-        (ROWS, [*CORPUS, " "], {}, "document 9 is empty: write it or remove it"),
+        (ROWS, [*CORPUS, " "], {}, "document 9 is empty"),
         (ROWS, None, {}, "num_negatives is 4, .* at most 2 documents"),
-        (ROWS, CORPUS, {"num_negatives": 0}, "num_negatives is 0: pass a whole number of at least 1"),
+        (ROWS, CORPUS, {"num_negatives": 0}, r"num_negatives is 0.*least 1"),
         (ROWS, CORPUS, {"top_k": 3}, "num_negatives is 4, but top_k is 3: raise top_k"),
-        (ROWS, CORPUS, {"margin": -1}, "margin is -1: pass a number of at least 0"),
-        ([], CORPUS, {}, "rows has no rows: pass at least one"),
+        (ROWS, CORPUS, {"margin": -1}, r"margin is -1.*least 0"),
+        ([], CORPUS, {}, "rows has no rows"),
     ],
 )
 def test_wrong_input_is_one_sentence(
@@ -300,14 +300,14 @@ def test_the_command_writes_rows(model: bert.Pretrained, bucket, tmp_path: Path,
     assert (tmp_path / "again").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr("bert.inference.load.load", None)  # a missing folder is reported before mining starts
-        assert "none is not a folder: make it" in fails(main, *given, "--output", str(tmp_path / "none" / "out.jsonl"))
+        assert "none is not a folder" in fails(main, *given, "--output", str(tmp_path / "none" / "out.jsonl"))
     assert "exists already" in fails(main, *given, "--output", str(tmp_path / "out.jsonl"))
     corpus.write_text("ba\n\nko\n")
-    assert "corpus.txt, line 2: the document is empty or not a text: write it or remove it" in fails(main, *given)
+    assert "corpus.txt, line 2: the document is empty" in fails(main, *given)
     table.write_text('{"title": "a"}\n')
     unnamed = fails(main, *given[:2], "--corpus", str(table))
-    assert "line 1: no 'text' among 'title': name the column of each document so" in unnamed
-    assert "does not exist or is not a file" in fails(main, *given[:2], "--corpus", str(tmp_path / "none"))
+    assert "line 1: no 'text' among 'title'" in unnamed
+    assert "does not exist" in fails(main, *given[:2], "--corpus", str(tmp_path / "none"))
 
 
 def test_the_margin_of_negative_scores_is_below_them() -> None:

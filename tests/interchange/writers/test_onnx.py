@@ -21,6 +21,7 @@ onnx = pytest.importorskip("onnx", reason="needs the extra `onnx`")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
 
 import bert.interchange.writers.onnx as exporter  # noqa: E402
+from tests.messages import has_all  # noqa: E402
 
 LONGEST, SHORTER, MOST = 12, 5, 7
 ROBERTA = {"position_offset": 2, "type_vocab_size": 1}
@@ -100,9 +101,7 @@ def test_every_head_is_among_the_cases():
 
 
 def test_a_left_to_right_model_is_refused(make, tmp_path):
-    with pytest.raises(
-        UserError, match=r"tiny has model\.causal true, which the ONNX graph lacks: use format stablehlo"
-    ):
+    with pytest.raises(UserError, match=r"tiny has model\.causal true.*ONNX"):
         make("BertForCausalLM", causal=True).save(tmp_path / "out", format="onnx")
     assert not (tmp_path / "out").exists()
     assert {head.__name__ for head in HEADS.values()} <= set(ARCHITECTURES)
@@ -110,14 +109,12 @@ def test_a_left_to_right_model_is_refused(make, tmp_path):
 
 @pytest.mark.parametrize("option", ["rotary positions", "local attention", "no biases", "relative positions"])
 def test_options_of_modern_encoders_are_refused(option: str, make, tmp_path):
-    with pytest.raises(UserError, match=r"tiny has model\.\w+ \w+, which the ONNX graph lacks: use format stablehlo"):
+    with pytest.raises(UserError, match=r"tiny has model\.\w+ \w+.*ONNX"):
         make("BertForMaskedLM", **OPTIONS[option]).save(tmp_path / "out", format="onnx")
 
 
 def test_an_encoder_decoder_is_refused(make, tmp_path):
-    with pytest.raises(
-        UserError, match=r"tiny is an encoder-decoder, which the ONNX graph lacks: use format stablehlo"
-    ):
+    with pytest.raises(UserError, match=r"tiny is an encoder-decoder.*ONNX"):
         make("BertForSequenceToSequence").save(tmp_path / "out", format="onnx")
 
 
@@ -193,17 +190,15 @@ def test_mistakes(make, tmp_path, monkeypatch, fails):
     monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    assert "full exists already and is not an empty folder" in fails(
-        main, "tiny", str(tmp_path / "full"), "--format=onnx"
-    )
+    assert "full exists already" in fails(main, "tiny", str(tmp_path / "full"), "--format=onnx")
     assert "for stablehlo" in fails(main, "tiny", str(tmp_path / "out"), "--format=onnx", "--dynamic_length")
     headless = make("BertForMaskedLM")
     del headless.params["predictions"]
-    with pytest.raises(UserError, match="tiny has no weights of predictions: fine-tune it first"):
+    with pytest.raises(UserError, match="tiny has no weights"):
         headless.save(tmp_path / "out", "onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert "onnxruntime is not installed: pip install 'bert-jax[onnx]'" in fails(
-        main, "tiny", str(tmp_path / "out"), "--format=onnx"
+    assert has_all(
+        fails(main, "tiny", str(tmp_path / "out"), "--format=onnx"), "onnxruntime is not installed", "'bert-jax[onnx]'"
     )
 
 

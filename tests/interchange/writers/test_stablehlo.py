@@ -19,6 +19,7 @@ from bert.interchange.writers import stablehlo
 from bert.interchange.writers.signature import write_metadata_files
 from bert.model.names import ARCHITECTURES
 from bert.model.pooling import Pooling
+from tests.messages import has_all
 
 
 def graph_in(folder):
@@ -128,10 +129,7 @@ def test_the_thresholds_of_labels_are_beside_the_graph(make, tmp_path):
     write_metadata_files(model, tmp_path, stablehlo.signature(model), "int32", [])
     content = json.loads((tmp_path / "signature.json").read_text())
     assert {key: content[key] for key in settings} == {**settings, "label_thresholds": [0.25, 0.5, 0.5, 1.0]}
-    assert (
-        "Labels, by number: `no` 0.25, `perhaps` 0.5, `yes` 0.5, `both` 1 (a label"
-        in (tmp_path / "README.md").read_text()
-    )
+    assert "`no` 0.25, `perhaps` 0.5, `yes` 0.5, `both` 1 (a" in (tmp_path / "README.md").read_text()
 
 
 def test_what_texts_are_cut_to_and_begin_with_is_beside_the_graph(make, tmp_path):
@@ -166,13 +164,13 @@ def test_mistakes(make, tmp_path, monkeypatch, fails):
     model = make("Bert")
     monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
     to_out = ("tiny", str(tmp_path / "out"), "--format=stablehlo")
-    assert "length is 13, and the model reads 1 to 12 tokens" in fails(main, *to_out, "--length=13")
+    assert has_all(fails(main, *to_out, "--length=13"), "length is 13", "model reads 1 to 12 tokens")
     (tmp_path / "out").touch()
-    assert "out exists already and is not an empty folder" in fails(main, *to_out)
+    assert "out exists already" in fails(main, *to_out)
     assert "--length and --dynamic_length are for stablehlo" in fails(main, "tiny", str(tmp_path / "new"), "--length=8")
     with pytest.raises(UserError, match="length is 8 and dynamic_length is set"):
         model.save(tmp_path / "new", "stablehlo", length=8, dynamic_length=True)
-    with pytest.raises(UserError, match="format is 'pickle': choose one of hf, stablehlo, onnx"):
+    with pytest.raises(UserError, match="format is 'pickle'"):
         model.save(tmp_path / "new", "pickle")
 
 
