@@ -166,9 +166,9 @@ def _compute_alignment(model: Pretrained, source: Text, target: str | Continuati
     tokenizer = model.target_tokenizer or model.tokenizer
     start, end = target_boundaries(tokenizer)
     whole = np.array([start, *_target_ids(tokenizer, target, end)], np.int32)
-    longest = model.config.max_position_embeddings
+    positions = model.config.max_position_embeddings
     check_inputs(whole, model.config.decoder.known_vocab_size)
-    read, predicted = whole[:-1][:longest], whole[1:][:longest]
+    read, predicted = whole[:-1][:positions], whole[1:][:positions]
     features, num_truncated = _cut(model, source)
     batch = _pad_to_bucket(model, features)
     # Attention is causal, so padding tokens have no effect.

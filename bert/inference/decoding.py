@@ -124,10 +124,7 @@ def sample(
     """Decodes greedily, or samples with a temperature, until every row has ended.
 
     Args:
-        step: function that computes logits.
         cache: empty cache with B rows and at least T + ``max_tokens`` - 1 positions.
-        prompts: texts to continue.
-        decoding: decoding settings.
         max_tokens: M, at least the largest limit of the prompts.
         stop: detects texts that end without the end token; None for none.
     """
@@ -189,12 +186,6 @@ def beam_search(
     Args:
         step: function that computes logits, for B rows of prompts, and then for B * K rows, with the hypotheses of a
             prompt next to each other.
-        cache: see `sample`.
-        prompts: texts to continue.
-        decoding: decoding settings.
-        max_tokens: M; see `sample`.
-        beams: K.
-        stop: see `sample`.
     """
     context, cache = _read_prompts(step, cache, prompts)
     rows = len(prompts.tokens)

@@ -34,11 +34,9 @@ class Int8Check:
     """Compares a float graph with its int8 version.
 
     Attributes:
-        source: source of the model, for messages.
         task: task that computes the score on dev; None for the cosine similarity of embeddings.
         examples: dev examples; texts if there is no task.
         features: rows of the examples; None if there is no task.
-        tolerance: maximum relative loss of score.
     """
 
     source: str

@@ -88,13 +88,13 @@ def pack_if_shorter(
     """
     if len(features) < MIN_BATCHES * batch_size or features.lengths.min() < 1:
         return None
-    longest = config.max_position_embeddings
-    length = bucket_length(max(int(features.lengths.max()), min(LENGTH, longest)), buckets, longest)
+    positions = config.max_position_embeddings
+    length = bucket_length(max(int(features.lengths.max()), min(LENGTH, positions)), buckets, positions)
     num_rows = max(1, batch_size // TEXTS_PER_ROW)
     packs = assign_packs(features.lengths, length, length)
     packed = -(-len(packs) // num_rows) * num_rows * length
     padded = [
-        bucket_length(int(features.lengths[rows].max()), buckets, longest)
+        bucket_length(int(features.lengths[rows].max()), buckets, positions)
         for rows in evaluation_batches(features.lengths, batch_size)
     ]
 
@@ -135,7 +135,7 @@ def check_inputs(ids: np.ndarray, vocab_size: int) -> None:
     require_no_fork()
     if ids.size and (wrong := ids[(ids < 0) | (ids >= vocab_size)]).size:
         raise UserError(
-            f"the tokenizer gives the id {wrong[0]}, but the model's embedding has {vocab_size} rows (vocab_size): "
+            f"the tokenizer returns the id {wrong[0]}, but the model's embedding has {vocab_size} rows (vocab_size): "
             "use the tokenizer and the model of one source"
         )
 
@@ -191,9 +191,6 @@ class BatchedForward:
         """Computes the embeddings of rows, [R, E] float32. Many short rows are packed to avoid padding.
 
         Args:
-            features: rows to embed.
-            pooling: pooling of the hidden states.
-            batch_size: number of rows per batch.
             skipped: [R] number of leading tokens of each row to leave out of the pooling; None for 0.
         """
         check_count("batch_size", batch_size)
@@ -223,13 +220,13 @@ class BatchedForward:
 
     def encode_all(self, features: TokenRows, pooling: Pooling, batch_size: int) -> EncodeOutput:
         """Computes hidden states, pooled outputs and embeddings of all rows, padded to the longest row."""
-        count, longest, width = len(features), int(features.lengths.max(initial=0)), self._config.hidden_size
-        hidden = np.zeros((count, longest, width), np.float32)
+        count, max_length, width = len(features), int(features.lengths.max(initial=0)), self._config.hidden_size
+        hidden = np.zeros((count, max_length, width), np.float32)
         pooled = np.zeros((count, width), np.float32)
         embeddings = np.zeros((count, pooling.embedding_size(width)), np.float32)
-        mask = (np.arange(longest) < features.lengths[:, None]).astype(np.int32)
+        mask = (np.arange(max_length) < features.lengths[:, None]).astype(np.int32)
         for rows, output in self.encode(features, batch_size):
-            states = output.last_hidden_state[: len(rows), :longest]
+            states = output.last_hidden_state[: len(rows), :max_length]
             token_mask = mask[rows, : states.shape[1]]
             hidden[rows, : states.shape[1]] = states * token_mask[:, :, None]
             embeddings[rows] = pooling(states, token_mask)
@@ -281,8 +278,8 @@ class BatchedForward:
 
         def dispatched() -> Batches:
             for rows in evaluation_batches(features.lengths, batch_size):
-                longest = int(features.lengths[rows].max())
-                length = bucket_length(longest, BUCKETS, self._config.max_position_embeddings)
+                max_length = int(features.lengths[rows].max())
+                length = bucket_length(max_length, BUCKETS, self._config.max_position_embeddings)
                 batch = features.batch(rows, length, batch_size)
                 check_inputs(batch["input_ids"], self._config.known_vocab_size)
                 inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])

@@ -138,7 +138,6 @@ class StopTexts:
     """Detects stop texts in new tokens. Implements `bert.inference.decoding.Stop`.
 
     Attributes:
-        texts: texts that end a continuation.
         decode: converts token ids to text.
     """
 
@@ -175,10 +174,6 @@ class DecodingLoop:
         Args:
             run: maps parameters, `Inputs`, keys [B, 2], decoding settings, number of new tokens, number of beams and
                 the detector of stop texts to results. The last three are static.
-            config: configuration of the model.
-            params: parameters of the model.
-            end: id of the end token.
-            decode: converts token ids to text.
         """
         self.compiled = jax.jit(run, static_argnums=(4, 5, 6))
         self._config, self._params, self._end, self._text = config, params, end, decode
@@ -196,11 +191,8 @@ class DecodingLoop:
         """Returns ``decoding.num_samples`` continuations of each text, in the order of the texts.
 
         Args:
-            lengths: number of tokens of each text.
             make_inputs: maps the indices of the texts in a batch, the length T and B to its inputs.
-            decoding: validated settings.
             batch_size: number of samples, or of texts with all their beams, per batch.
-            numbers: indices of the texts, which seed the sampler.
             max_tokens: M, the number of new tokens that the program can generate.
             prefixes: token ids of each text that the new tokens continue.
         """
@@ -346,8 +338,6 @@ def decode_targets(
         sources: token ids, and mask with 1 for tokens and 0 for padding.
         limits: maximum number of tokens of each target; 0 for rows that only fill the batch.
         numbers: indices of the text and of its sample, which seed the sampler.
-        decoding: decoding settings.
-        start: id of the start token.
         max_tokens: M, at least the largest limit.
         beams: K; 1 for greedy decoding or sampling.
         stop: texts that end a target; None for none.
@@ -386,7 +376,6 @@ class SequenceGenerator:
         """
         Args:
             tokenizers: tokenizers of the sources and of the targets.
-            source: name of the model, for messages.
         """
         self._config, self._source = config, source
         self._tokenizer, target_tokenizer = tokenizers

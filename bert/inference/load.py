@@ -38,7 +38,6 @@ from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 KIND_OF_ARCHITECTURE = {module.__name__: kind for kind, module in HEADS.items() if kind != "reranker"}
 """The task kind of each architecture that `Pretrained.predict` supports."""
 
-
 COMPUTE_TYPES = ("float32", "bfloat16")
 
 DEFAULT_QA_LENGTH = 384
@@ -120,7 +119,7 @@ def _find(source: str | Path, weights: bool) -> tuple[Path, int | None]:
     if not _is_run(path) and not hf.is_hf_folder(path) and not google.is_google(path):
         raise UserError(
             f"{source} holds neither a run (config.yaml) nor a model of Hugging Face (config.json) or Google "
-            "(bert_config.json): name another folder"
+            "(bert_config.json): use another folder"
         )
     return path, step
 
@@ -152,8 +151,8 @@ def _load_published(folder: Path, name: str, log: Callable[[str], None]) -> Pret
     )
     if read.architecture == ENCODER_DECODER:
         task = SequenceToSequenceTask(name=name, metrics=(), target_tokenizer=read.target_tokenizer)
-    longest = read.config.max_position_embeddings
-    length = min(DEFAULT_QA_LENGTH, longest) if task is not None and task.windows else longest
+    positions = read.config.max_position_embeddings
+    length = min(DEFAULT_QA_LENGTH, positions) if task is not None and task.windows else positions
     queries = min(TaskDataConfig.max_query_length, length // 2)
     data = TaskDataConfig(max_length=length, max_query_length=queries, pair_truncation=read.pair_truncation)
     return Pretrained(**{**vars(read), "source": name}, task=task, data=data)

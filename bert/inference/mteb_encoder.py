@@ -24,7 +24,6 @@ class MtebEncoder:
     weights, so a retrained model does not reuse old results.
 
     Args:
-        model: model that computes the embeddings.
         name: name in mteb's results, ``organization/model``; None: derived from the model's source.
 
     Raises:
@@ -52,8 +51,6 @@ class MtebEncoder:
         Args:
             inputs: batches with a list of texts under "text".
             prompt_type: ``mteb.types.PromptType`` for queries or documents; None for neither.
-            batch_size: number of texts per batch.
-            settings: other mteb settings, which are ignored.
         """
         texts = [text for batch in inputs for text in batch["text"]]
         return self._model.embed(texts, batch_size, None if prompt_type is None else prompt_type.value)

@@ -101,7 +101,7 @@ class Pretrained(ModelBundle):
         """
         if max_length is not None:
             check_count("max_length", max_length)
-        rows = [as_text_or_pair(given, index) for index, given in enumerate(as_list(texts), 1)]
+        rows = [as_text_or_pair(text, index) for index, text in enumerate(as_list(texts), 1)]
         features = self._features(rows, max_length)
         batch = features.batch(np.arange(len(rows)), int(features.lengths.max(initial=1)), len(rows))
         return {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
@@ -136,13 +136,13 @@ class Pretrained(ModelBundle):
         if self.architecture == ENCODER_DECODER:
             raise UserError(f"{self.source} compiles for each length of the generated texts: call predict instead")
         limit = (self.pooling or Pooling()).max_length if self.task is None else self.data.max_length
-        longest = min(limit or self.config.max_position_embeddings, self.config.max_position_embeddings)
-        lengths, batch_sizes = ([*BUCKETS, longest] if lengths is None else list(lengths)), list(batch_sizes)
+        max_length = min(limit or self.config.max_position_embeddings, self.config.max_position_embeddings)
+        lengths, batch_sizes = ([*BUCKETS, max_length] if lengths is None else list(lengths)), list(batch_sizes)
         for name, counts in (("lengths", lengths), ("batch_sizes", batch_sizes)):
             for count in counts:
                 check_count(f"one of {name}", count)
         self.embed([]) if self.task is None else self.predict([])  # prepares the tokenizer
-        for length in sorted({min(length, longest) for length in lengths}):
+        for length in sorted({min(length, max_length) for length in lengths}):
             for rows in batch_sizes:
                 self._forward.warm_up(rows, length)
 
@@ -250,7 +250,9 @@ class Pretrained(ModelBundle):
         predictions = task.predict(self.outputs(features, batch_size), features, examples)
         answers = task.format_predictions(predictions, examples)
         if len(answers) != len(inputs):
-            raise UserError(f"{task.name} gave {len(answers)} answers to {len(inputs)} inputs: fix that task's methods")
+            raise UserError(
+                f"{task.name} returned {len(answers)} answers for {len(inputs)} inputs: correct its methods"
+            )
         return answers
 
     def require_task(self) -> Task:
@@ -259,8 +261,7 @@ class Pretrained(ModelBundle):
             return self.task
         if self.problem_type is not None:
             raise UserError(
-                f"{self.source} is fine-tuned for {self.problem_type}, which bert predict does not answer: "
-                "name another model"
+                f"{self.source} is fine-tuned for {self.problem_type}, which is not supported: use another model"
             )
         raise UserError(
             f"{self.source} is not fine-tuned for a task: fine-tune it first with bert finetune --init {self.source}"
@@ -359,8 +360,8 @@ class Pretrained(ModelBundle):
         return scoring.TextScorer(self.config, self._device_params, self.tokenizer, jnp.dtype(self.dtype))
 
     def _features(self, texts: Sequence[Text], max_length: int | None = None) -> TokenRows:
-        longest = self.config.max_position_embeddings
-        return tokenize(self.tokenizer, list(texts), min(longest, max_length or longest))
+        positions = self.config.max_position_embeddings
+        return tokenize(self.tokenizer, list(texts), min(positions, max_length or positions))
 
     def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[TokenRows, Pooling]:
         texts = [as_text_or_pair(text, index) for index, text in enumerate(as_list(inputs), 1)]

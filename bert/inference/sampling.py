@@ -72,8 +72,6 @@ def control_logits(
         logits: logits of the next token, or log-probabilities.
         tokens: prompt and continuation so far. The last token is at the last true entry of ``is_token``.
         is_token: false for padding and unused positions.
-        position: number of new tokens so far.
-        decoding: decoding settings.
     """
     rows = jnp.arange(len(logits))[:, None]
     vocabulary = jnp.zeros(logits.shape, bool)
@@ -148,8 +146,8 @@ def filter_logits(
     size = logits.shape[-1]
     order = _ordered(logits)
     count = jnp.clip(top_k, 1, size)
-    least = _largest(lambda t: jnp.sum(order >= t[:, None], axis=-1) >= count, logits.shape[0])
-    among_k = order >= least[:, None]
+    threshold = _largest(lambda t: jnp.sum(order >= t[:, None], axis=-1) >= count, logits.shape[0])
+    among_k = order >= threshold[:, None]
     kept = jax.lax.cond(
         jnp.asarray(top_p) < 1, lambda: among_k & _most_likely(logits, order, among_k, top_p), lambda: among_k
     )
@@ -166,13 +164,13 @@ def _most_likely(
         return jnp.sum(jnp.where(order < limit[:, None], probabilities, 0), axis=-1)
 
     rows, rest = len(logits), 1 - top_p
-    least = jnp.minimum(_largest(lambda t: below(t) <= rest, rows), order.max(-1))  # the last token to keep
-    equal = order == least[:, None]
+    threshold = jnp.minimum(_largest(lambda t: below(t) <= rest, rows), order.max(-1))  # the last token to keep
+    equal = order == threshold[:, None]
     share = jnp.max(jnp.where(equal, probabilities, 0), axis=-1)
-    dropped = jnp.clip(jnp.floor((rest - below(least)) / share), 0, equal.sum(-1) - 1)
+    dropped = jnp.clip(jnp.floor((rest - below(threshold)) / share), 0, equal.sum(-1) - 1)
     ids = jnp.arange(logits.shape[-1], dtype=jnp.uint32)
     first = _largest(lambda t: jnp.sum(equal & (ids < t[:, None]), axis=-1) <= dropped, rows)
-    return (order > least[:, None]) | (equal & (ids >= first[:, None]))
+    return (order > threshold[:, None]) | (equal & (ids >= first[:, None]))
 
 
 def _ordered(x: Float[Array, "B V"]) -> UInt32[Array, "B V"]:

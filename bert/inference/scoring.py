@@ -91,10 +91,8 @@ class TextScorer:
         Special tokens in texts are read as ordinary characters.
 
         Args:
-            texts: texts of any length.
             stride: number of tokens between the starts of windows, at most the number of positions. Each token has at
                 least positions - ``stride`` tokens of context, if the text is long enough.
-            batch_size: number of windows per batch.
         """
         end = special_ids(self._tokenizer).end
         ids = [np.append(np.int32(end), text) for text in plain_ids(self._tokenizer, texts, literal=True)]
@@ -110,9 +108,9 @@ class TextScorer:
         return [TextScore(float(total), len(text) - 1) for total, text in zip(sums, ids, strict=True)]
 
     def _windows(self, number: int, tokens: np.ndarray, stride: int) -> list[_Window]:
-        longest, windows, scored = self._config.max_position_embeddings, list[_Window](), 0
+        positions, windows, scored = self._config.max_position_embeddings, list[_Window](), 0
         for start in range(0, len(tokens) - 1, stride):
-            inside = tokens[start : start + longest + 1]
+            inside = tokens[start : start + positions + 1]
             last = start + len(inside) - 1
             windows.append(_Window(number, inside, last - scored))
             scored = last

@@ -22,7 +22,6 @@ from bert.tasks.text_pairs import read_queries
 TEXTS_AT_ONCE = 4096
 """Maximum number of documents and of queries per block, for 64 MiB of similarities."""
 
-
 TINY = np.finfo(np.float32).tiny
 """Replacement for the length of a zero vector in divisions."""
 
@@ -148,7 +147,6 @@ def find_nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], top_k: int) 
     """Returns the ``top_k`` documents with the highest cosine similarity. Ties keep their order.
 
     Args:
-        queries: [Q, D] vectors.
         blocks: [n, D] vectors of the documents in order.
         top_k: K, at most the number of documents.
     """

@@ -93,7 +93,6 @@ class ModelBundle:
 OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
 """Number of outputs of heads without labels: start and end, or one score per choice."""
 
-
 MODULE_HOMES = {
     "BertForPreTraining": pretraining,
     "BertForMaskedLM": pretraining,

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from bert.config import Decoding, ModelConfig
 from bert.data.encoding import target_boundaries
 from bert.errors import UserError, WarningText
-from bert.files import read_json
+from bert.files import read_json, read_json_object
 from bert.interchange.bundle import ModelBundle
 from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
@@ -55,7 +55,6 @@ NOT_APPLIED = {
 }
 """Keys that change the output only in transformers, and their neutral values."""
 
-
 PLAIN_DECODING = {
     **{"num_beams": 1, "length_penalty": 1.0, "do_sample": False, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0},
     **{"min_length": 0, "min_new_tokens": None, "max_length": 20, "max_new_tokens": None, "stop_strings": None},
@@ -72,7 +71,7 @@ def read_target_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None
         return tokenizer
     if config.decoder_vocab_size is not None:
         raise UserError(
-            f"{place} does not exist, and the decoder has {config.decoder_vocab_size} tokens where the encoder has "
+            f"{place} does not exist, but the decoder has {config.decoder_vocab_size} tokens and the encoder "
             f"{config.vocab_size}: put the files of the decoder's tokenizer there"
         )
     return None
@@ -81,24 +80,17 @@ def read_target_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None
 def read_decoding(folder: Path, tokenizer: Tokenizer, log: Callable[[str], None]) -> Decoding:
     """Reads generation settings from generation_config.json or, in older folders, from config.json.
 
-    Args:
-        folder: folder of the model.
-        tokenizer: tokenizer of the target.
-        log: called for settings that are not applied.
-
     Raises:
         UserError: a value is invalid, or the start or end token differs from the tokenizer's.
     """
     file = folder / GENERATION_CONFIG
     file = file if file.is_file() else folder / "config.json"
-    content = read_json(file)
-    if not isinstance(content, dict):
-        raise UserError(f"{file} holds no JSON object: copy it again")
-    for key, ours in zip(("decoder_start_token_id", "eos_token_id"), target_boundaries(tokenizer), strict=True):
-        if (theirs := content.get(key, ours)) not in (ours, [ours], None):
+    content = read_json_object(file)
+    for key, expected in zip(("decoder_start_token_id", "eos_token_id"), target_boundaries(tokenizer), strict=True):
+        if (value := content.get(key, expected)) not in (expected, [expected], None):
             raise UserError(
-                f"{file}: {key} is {theirs!r}, and targets have {tokenizer.id_to_token(ours)} ({ours}) there: name "
-                "another model"
+                f"{file}: {key} is {value!r}, but the tokenizer of targets has {tokenizer.id_to_token(expected)} "
+                f"({expected}): use another model"
             )
     for key, value in NOT_APPLIED.items():
         if content.get(key, value) not in (value, None):
@@ -134,8 +126,8 @@ def _checked(values: dict[str, Any], file: Path) -> Decoding:
         decoding.check()
     except UserError as error:
         message = str(error)
-        for theirs, ours in {**KEYS, **CONTROL_KEYS}.items():
-            message = re.sub(rf"\b{ours}\b", theirs, message)
+        for key, field in {**KEYS, **CONTROL_KEYS}.items():
+            message = re.sub(rf"\b{field}\b", key, message)
         raise UserError(f"{file}: {message}") from None
     return dataclasses.replace(
         decoding,
@@ -171,15 +163,15 @@ def generation_config(model: ModelBundle) -> dict[str, Any]:
         return content
     content["max_length"] = decoding.max_tokens + 1  # includes the start token
     if decoding.beams > 1:
-        content |= {theirs: getattr(decoding, ours) for theirs, ours in KEYS.items()}
+        content |= {key: getattr(decoding, field) for key, field in KEYS.items()}
     if decoding.temperature > 0:
         content |= {"do_sample": True, "num_return_sequences": decoding.num_samples}
         content |= {**{key: getattr(decoding, key) for key in SAMPLING_KEYS}, "top_k": decoding.top_k or 0}
     default = Decoding()
-    changed = {theirs: getattr(decoding, ours) for theirs, ours in CONTROL_KEYS.items()}
-    return content | {
-        theirs: value for theirs, value in changed.items() if value not in (getattr(default, CONTROL_KEYS[theirs]), [])
-    }
+    for key, field in CONTROL_KEYS.items():
+        if (value := getattr(decoding, field)) not in (getattr(default, field), []):
+            content[key] = value
+    return content
 
 
 def unexpressed_decoding(decoding: Decoding | None) -> str | None:

@@ -93,7 +93,7 @@ def _at_revision(name: str) -> tuple[str, str | None]:
 
 def announce(name: str) -> None:
     """Warns that a third-party model is about to be used."""
-    LOGGER.warning(f"{name} is not a folder here: taking it from the Hugging Face hub")
+    LOGGER.warning(f"{name} is not a local folder: downloading it from the Hugging Face hub")
 
 
 def download(name: str, weights: bool = True) -> Path:
@@ -119,8 +119,8 @@ def download(name: str, weights: bool = True) -> Path:
             folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the client raises its own exceptions, and those from httpx and the OS
         raise UserError(
-            f"{name} is not a folder here and cannot be had from the Hugging Face hub ({first_line(error)}): "
-            "name an existing folder, or fix the name or the network"
+            f"{name} is not a local folder and cannot be downloaded from the Hugging Face hub ({first_line(error)}): "
+            "use an existing folder, or correct the name or the network"
         ) from None
     return folder
 
@@ -131,8 +131,6 @@ def upload(save: Callable[[Path], None], name: str, private: bool, message: str)
     Args:
         save: writes the folder of a model, with the placeholder PATH in its model card.
         name: ``organisation/name``, or ``name`` in the user's namespace. The repository is created if necessary.
-        private: whether a new repository is private.
-        message: commit message.
 
     Raises:
         UserError: the name is invalid, or there is no access or network. Errors from ``save`` are passed on.
@@ -140,7 +138,7 @@ def upload(save: Callable[[Path], None], name: str, private: bool, message: str)
     from huggingface_hub import HfApi
 
     if not re.fullmatch(r"([\w-][\w.-]*/)?[\w-][\w.-]*", name):
-        raise UserError(f"{name!r} is no name of a repository on the hub: use organisation/name")
+        raise UserError(f"{name!r} is not a repository name on the hub: use organisation/name")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, name.rpartition("/")[2])
         save(folder)  # before the repository is created
@@ -152,6 +150,6 @@ def upload(save: Callable[[Path], None], name: str, private: bool, message: str)
             return client.upload_folder(repo_id=repository, folder_path=folder, commit_message=message).commit_url
         except Exception as error:  # the client raises its own exceptions, and those from httpx and the OS
             raise UserError(
-                f"{name} cannot be written on the Hugging Face hub ({first_line(error)}): sign in with hf auth login, "
-                "or fix the name or the network"
+                f"{name} cannot be uploaded to the Hugging Face hub ({first_line(error)}): sign in with hf auth login, "
+                "or correct the name or the network"
             ) from None

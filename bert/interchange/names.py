@@ -63,7 +63,6 @@ ENCODER_MODULES = {
 }
 """Modules of both encoders and decoders."""
 
-
 MODULES = {
     **ENCODER_MODULES,
     **{path.replace(ENCODER, DECODER, 1): kind for path, kind in ENCODER_MODULES.items()},
@@ -88,7 +87,6 @@ MODULES = {
 Arrays = Mapping[str, tuple[tuple[str, str, bool], ...]]
 """Arrays per kind of module: parameter suffix, file suffix, and whether the array is transposed in the file."""
 
-
 HF_ARRAYS: Arrays = {
     "table": (("/embedding", ".weight", False),),
     "dense": (("/kernel", ".weight", True), ("/bias", ".bias", False)),
@@ -104,8 +102,6 @@ class Tensor(NamedTuple):
 
     Attributes:
         paths: paths of its parameters. Several parameters are concatenated along their last axis.
-        name: name in the file.
-        transposed: whether it is transposed in the file.
     """
 
     paths: tuple[str, ...]
@@ -194,12 +190,7 @@ def check_tensors(
     """Returns the parts in a file. Raises UserError if a part is incomplete or its shapes differ from config.json.
 
     Args:
-        table: names of the tensors in the file.
         arrays: parameters by path, as read from the file.
-        source: the file, for messages.
-        config: configuration from config.json.
-        architecture: a key of `bert.model.names.ARCHITECTURES`.
-        num_labels: number of labels, for `ARCHITECTURES_WITH_LABELS`.
     """
     tensors = table.tensors(config.num_distinct_layers, architecture, config.decoder.num_distinct_layers)
     parts = {tensor.part for tensor in tensors if tensor.paths[0] in arrays}
@@ -233,20 +224,13 @@ def check_tensors(
 
 INNER_LAYER = "/layer_1/"
 
-
 ARCHITECTURES_WITH_LABELS = ("BertForSequenceClassification", "BertForTokenClassification")
 """Architectures with one output per label."""
 
 
 @lru_cache(maxsize=16)
 def expected_shapes(config: ModelConfig, architecture: str, num_labels: int) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter in `Names.tensors`, by path.
-
-    Args:
-        config: configuration of the encoder.
-        architecture: a key of `bert.model.names.ARCHITECTURES`.
-        num_labels: number of labels, for `ARCHITECTURES_WITH_LABELS`.
-    """
+    """Returns the shape of every parameter in `Names.tensors`, by path."""
     # All layers have the same shapes, except that the first may lack a LayerNorm.
     shallow = dataclasses.replace(config, num_hidden_layers=2, layer_groups=None, decoder_layers=None)
     ids = jnp.zeros((1, 1), jnp.int32)

@@ -76,10 +76,6 @@ def encoder_folder(folder: Path) -> Path:
 def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
     """Reads the modules that modules.json of a sentence-transformers folder declares.
 
-    Args:
-        folder: a sentence-transformers folder, or any other folder.
-        log: called for settings that are not applied.
-
     Returns:
         None if there is no modules.json, or if it belongs to a cross-encoder.
 
@@ -135,12 +131,6 @@ def fit_to_model(
     pooling: Pooling | None, config: ModelConfig, folder: Path, log: Callable[[str], None]
 ) -> Pooling | None:
     """Checks the pooling against the model, and completes its maximum length from tokenizer_config.json.
-
-    Args:
-        pooling: result of `read_pooling`.
-        config: configuration of the encoder.
-        folder: folder of the encoder.
-        log: called if the maximum length exceeds the model's.
 
     Raises:
         UserError: the input width of a dense layer differs from the output width of the previous one.
@@ -277,10 +267,6 @@ def _inside(file: Path, path: Any) -> Path:
 def _read_dense(folder: Path, log: Callable[[str], None]) -> PooledDense:
     """Reads a Dense module.
 
-    Args:
-        folder: folder of the module.
-        log: called for keys that are not applied.
-
     Raises:
         UserError: an activation or setting is not supported by `PooledDense`, or the weights have wrong shapes.
     """
@@ -326,10 +312,7 @@ def read_score_activation(
     """Returns the PyTorch class that a sentence-transformers cross-encoder applies to its score; None for none.
 
     Args:
-        folder: folder of the model.
-        content: content of its config.json.
         num_labels: number of outputs. The activation is read only if it is 1.
-        log: called for an activation that is not applied.
     """
     file, declared = folder / "config.json", content.get("sbert_ce_default_activation_function")
     if isinstance(nested := content.get(CROSS_ENCODER), dict):

@@ -59,21 +59,21 @@ def _read_shards(index: Path, read: Any) -> dict[str, np.ndarray]:
     content = read_json(index)
     file_of = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(file_of, dict) or not all(isinstance(name, str) for name in file_of.values()):
-        raise UserError(f"{index} has no weight_map of tensors and their files: copy it again")
+        raise UserError(f"{index} has no weight_map from tensors to files: copy it again")
     arrays: dict[str, np.ndarray] = {}
     for name in sorted(set(file_of.values())):
         if name in ("", ".", "..") or "/" in name or "\\" in name:
-            raise UserError(f"{index} names {name!r}, which may be outside of the folder: use a file next to it")
+            raise UserError(f"{index} lists {name!r}, which may be outside of the folder: use a file next to it")
         shard = index.parent / name
         if not shard.is_file():
-            raise UserError(f"{index} names {name}, which is not there: copy it as well")
+            raise UserError(f"{index} lists {name}, which does not exist: copy it as well")
         tensors = read(shard)
         if twice := sorted(set(tensors) & set(arrays)):
-            raise UserError(f"{shard} holds {twice[0]}, which another file holds as well: copy the folder again")
+            raise UserError(f"{shard} holds {twice[0]}, which is also in another file: copy the folder again")
         if missing := sorted(
             tensor for tensor, file_name in file_of.items() if file_name == name and tensor not in tensors
         ):
-            raise UserError(f"{shard} lacks {missing[0]}, which {index.name} says is there: copy the folder again")
+            raise UserError(f"{shard} lacks {missing[0]}, which {index.name} lists: copy the folder again")
         arrays |= tensors
     return arrays
 
@@ -90,7 +90,7 @@ def _read_pickle(file: Path) -> dict[str, np.ndarray]:
     except ImportError:
         raise UserError(
             f"{file} is a pickle, which can run code when read: install PyTorch to read it safely "
-            "(pip install 'bert-jax[torch]'), or have its model saved as model.safetensors "
+            "(pip install 'bert-jax[torch]'), or save the model as model.safetensors "
             "(transformers: from_pretrained, then save_pretrained)"
         ) from None
     if _version(torch.__version__) < SAFE_PYTORCH:
@@ -102,16 +102,16 @@ def _read_pickle(file: Path) -> dict[str, np.ndarray]:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # the loader raises UnpicklingError, RuntimeError, EOFError and others
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{file} is not a file of tensors alone ({reason[0][:120]}): name another model") from None
+        raise UserError(f"{file} contains more than tensors ({reason[0][:120]}): use another model") from None
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
     ):
-        raise UserError(f"{file} is not a file of named tensors alone: name another model")
+        raise UserError(f"{file} is not a dictionary of named tensors: use another model")
     arrays = {}
     for name, tensor in state.items():
         if tensor.layout is not torch.strided or str(tensor.dtype).startswith("torch.float8"):
             raise UserError(
-                f"{file}: {name} is {tensor.dtype}, {tensor.layout}, which is not read: convert it to float32"
+                f"{file}: {name} is {tensor.dtype}, {tensor.layout}, which is not supported: convert it to float32"
             )
         half = tensor.dtype in (torch.float16, torch.bfloat16)
         arrays[name] = (tensor.float() if half else tensor).detach().numpy()

@@ -143,7 +143,7 @@ def test_a_download_is_announced_before_it_starts(made, hub: Path, capsys, monke
         raise OSError(capsys.readouterr().err)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(UserError, match="some-bert is not a folder here: taking it from the Hugging Face hub"):
+    with pytest.raises(UserError, match="some-bert is not a local folder"):
         bert.load("someone/some-bert")
 
 
@@ -192,9 +192,9 @@ def test_no_network_no_model_and_a_mistyped_path_are_one_sentence(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     to = str(tmp_path / "out")
     error = fails(export, "a/b", to)
-    assert "a/b is not a folder here and cannot be had from the Hugging Face hub (no route to the host)" in error
+    assert "a/b is not a local folder and cannot be downloaded from the Hugging Face hub (no route to" in error
     init = ["--config=sst2", "--init=a/b", f"--data.dir={sst2}", f"--output_dir={tmp_path / 'run'}"]
-    assert "cannot be had" in fails(finetune, *init)
+    assert "cannot be downloaded" in fails(finetune, *init)
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     assert "model/typo does not exist" in fails(export, "model/typo", to)
@@ -205,7 +205,7 @@ def test_the_client_itself_offline_is_one_sentence(tmp_path: Path, monkeypatch, 
     """The real client in offline mode, with an empty cache."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    assert "cannot be had from the Hugging Face hub" in fails(export, "nobody/nothing", str(tmp_path / "out"))
+    assert "cannot be downloaded from the Hugging Face hub" in fails(export, "nobody/nothing", str(tmp_path / "out"))
 
 
 @pytest.fixture
@@ -242,13 +242,12 @@ def test_a_model_is_pushed_with_its_card_and_read_again(made, written: Path) -> 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("a/b/c", "'a/b/c' is no name of a repository on the hub: use organisation/name"),
-        ("others/x", "others/x cannot be written on the Hugging Face hub (403 Forbidden): sign in with hf auth login, "
-         "or fix the name or the network"),
+        ("a/b/c", "'a/b/c' is not a repository name"),
+        ("others/x", "others/x cannot be uploaded to the Hugging Face hub (403 Forbidden)"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_pushed_is_one_sentence(made, written: Path, name: str, sentence: str) -> None:
     with pytest.raises(UserError) as error:
         made("BertForMaskedLM").push_to_hub(name)
-    assert str(error.value) == sentence
+    assert str(error.value).startswith(sentence) and "\n" not in str(error.value)
     assert not written.exists()

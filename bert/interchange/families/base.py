@@ -191,7 +191,6 @@ def encoder_names(prefix: str, without: tuple[str, ...] = ()) -> dict[str, str]:
     """Returns the parameter names of embeddings, layers and task outputs that BERT's descendants share.
 
     Args:
-        prefix: prefix of the names in files.
         without: embeddings that the family lacks, for example ``segment``.
     """
     embeddings, layer = f"{prefix}.embeddings", f"{prefix}.encoder.layer.{{}}"

@@ -14,7 +14,7 @@ from flax import traverse_util
 from bert.config import ModelConfig
 from bert.config.model import Activation
 from bert.errors import UserError, WarningText, log_message, shorten
-from bert.files import read_json
+from bert.files import read_json_object
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers, expected_shapes
@@ -30,7 +30,6 @@ Log = Callable[[str], None]
 
 CONFIG = "bert_config.json"
 CHECKPOINT = "bert_model.ckpt"
-
 
 OPTIMIZER = re.compile(
     r".+/(adam_[mv]|lamb_[mv]|(\w+Optimizer|Ada\w+|Momentum|RMSProp|Ftrl|Lion|ExponentialMovingAverage)(_\d+)?)"
@@ -86,10 +85,6 @@ def read_google_model(folder: Path, log: Log = log_message) -> ModelBundle:
 def read_params(folder: Path, log: Log = log_message) -> tuple[ModelConfig, Params]:
     """Reads the encoder, and the heads in the checkpoint.
 
-    Args:
-        folder: folder with ``bert_config.json`` and one checkpoint.
-        log: called with what was read and what was skipped.
-
     Returns:
         The configuration, and a nested dict of float32 arrays: ``bert``, and the heads of the
         checkpoint: ``predictions``, ``seq_relationship``, ``classifier``, ``qa_outputs``.
@@ -103,8 +98,8 @@ def read_params(folder: Path, log: Log = log_message) -> tuple[ModelConfig, Para
     entries = {key: entry for key, entry in bundle.entries.items() if not _is_of_training(key, entry.shape)}
     if any("/.ATTRIBUTES/" in key for key in entries):
         raise UserError(
-            f"{name} is one of TensorFlow 2's object graphs, not a checkpoint of google-research/bert: name a folder "
-            "whose checkpoint holds bert/embeddings/word_embeddings and its like"
+            f"{name} is an object graph of TensorFlow 2, not a checkpoint of google-research/bert: use a folder with a "
+            "checkpoint that holds bert/embeddings/word_embeddings and similar names"
         )
     architecture = next((head for head, sign in HEADS.items() if sign in entries), "BertForPreTraining")
     check_layers(config.num_hidden_layers, len(entries), name, CONFIG)
@@ -120,13 +115,13 @@ def read_params(folder: Path, log: Log = log_message) -> tuple[ModelConfig, Para
         expected = shapes[tensor.paths[0]][:: -1 if tensor.transposed else 1]
         if (shape := entries[tensor.name].shape) != expected:
             wrong.append(f"{tensor.name} {list(shape)} instead of {list(expected)}")
-    _raise_if_any(name, "has other shapes than the configuration says,", wrong)
+    _raise_if_any(name, "has shapes that differ from the configuration,", wrong)
 
     arrays: dict[str, np.ndarray] = {}
     for tensor in table:
         array = bundle.read(tensor.name)
         if array.dtype.kind == "i":
-            raise UserError(f"{name}: {tensor.name} holds whole numbers, not weights: name a checkpoint of BERT")
+            raise UserError(f"{name}: {tensor.name} holds whole numbers, not weights: use a checkpoint of BERT")
         arrays |= tensor.split(array)
     params = traverse_util.unflatten_dict(arrays, sep="/")
     count = sum(array.size for array in arrays.values())
@@ -145,29 +140,29 @@ def read_config(file: Path, log: Log = log_message) -> ModelConfig:
         UserError: the file is missing or malformed, a size is missing, or a value is not supported.
     """
     if not file.exists():
-        raise UserError(f"{file} does not exist: copy it from where the checkpoint came from")
-    given = read_json(file)
-    if not isinstance(given, dict):
-        raise UserError(f"{file} is not a JSON object: copy it again from where the checkpoint came from")
-    _raise_if_any(str(file), "lacks", (key for key in _SIZES if key not in given))
-    unknown = sorted(given.keys() - {*_SIZES, *_RATES, "hidden_act"})
+        raise UserError(f"{file} does not exist: copy it from the source of the checkpoint")
+    content = read_json_object(file)
+    _raise_if_any(str(file), "lacks", (key for key in _SIZES if key not in content))
+    unknown = sorted(content.keys() - {*_SIZES, *_RATES, "hidden_act"})
     if others := [key for key in unknown if not key.startswith(_WITHOUT_EFFECT)]:
         log(WarningText(f"not loaded from {file}: {', '.join(others)}"))
     for key in (*_SIZES, *_RATES):
         whole = key in _SIZES
-        value = given.get(key, 0.0)
+        value = content.get(key, 0.0)
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             raise UserError(
-                f"{file}: {key} is {shorten(value)}, which is not a {'whole ' if whole else ''}number: fix it"
+                f"{file}: {key} is {shorten(value)}, which is not a {'whole ' if whole else ''}number: correct it"
             )
-    _raise_if_any(str(file), "has sizes below 1,", (key for key in _SIZES if given[key] < 1))
-    act = given.get("hidden_act", "gelu")
+    _raise_if_any(str(file), "has sizes below 1,", (key for key in _SIZES if content[key] < 1))
+    act = content.get("hidden_act", "gelu")
     if not isinstance(act, str) or act.lower() not in ACTIVATIONS:
-        raise UserError(f"{file}: hidden_act is {shorten(act)}, which is not one of {', '.join(ACTIVATIONS)}: fix it")
+        raise UserError(
+            f"{file}: hidden_act is {shorten(act)}, which is not one of {', '.join(ACTIVATIONS)}: correct it"
+        )
     config = ModelConfig(
         hidden_act=ACTIVATIONS[act.lower()],
         pooler_dropout=False,
-        **{key: given[key] for key in (*_SIZES, *_RATES) if key in given},
+        **{key: content[key] for key in (*_SIZES, *_RATES) if key in content},
     )
     try:
         config.check()
@@ -181,11 +176,6 @@ def read_tokenizer(folder: Path, config: ModelConfig, log: Log = log_message) ->
 
     Google's files do not state whether texts are lower-cased. This is read from ``tokenizer.json`` or
     ``tokenizer_config.json`` if present, and otherwise inferred from the folder's name or the tokens.
-
-    Args:
-        folder: folder with ``vocab.txt``.
-        config: configuration with the ``vocab_size`` that the vocabulary must fit.
-        log: called with whether texts are lower-cased, and why.
 
     Raises:
         UserError: the vocabulary is missing or malformed, or has more tokens than the embedding has rows.
@@ -211,7 +201,7 @@ def _checkpoint(folder: Path) -> Path:
         prefixes = [prefix for prefix in prefixes if newest and prefix.name == newest[1]] or prefixes
     if len(prefixes) != 1:
         what = f"{len(prefixes)} checkpoints" if prefixes else "no checkpoint"
-        raise UserError(f"{folder} holds {what}: a folder of Google's holds one, {CHECKPOINT}.index and its data files")
+        raise UserError(f"{folder} holds {what}: use a folder with one, {CHECKPOINT}.index and its data files")
     return prefixes[0]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bert.errors import UserError
-from bert.files import read_json
+from bert.files import read_json_object
 from bert.interchange.families import Family
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.interchange.pooling import encoder_folder
@@ -47,8 +47,6 @@ class Adapter:
     """A LoRA adapter.
 
     Attributes:
-        folder: folder of the adapter.
-        base: folder of the base model.
         settings: content of adapter_config.json.
         tensors: tensors of the adapter, by module name.
     """
@@ -104,7 +102,9 @@ class Adapter:
     def _delta(self, a: np.ndarray, b: np.ndarray | None, module: str) -> np.ndarray:
         """Computes the scaled product of A [r, in] and B [out, r], in the layout of the base model's tensor."""
         if b is None or a.ndim != 2 or b.ndim != 2 or b.shape[1] != a.shape[0]:
-            raise UserError(f"{self.folder / WEIGHTS}: lora_A and lora_B of {module} do not fit: copy it again")
+            raise UserError(
+                f"{self.folder / WEIGHTS}: the shapes of lora_A and lora_B of {module} do not match: copy it again"
+            )
         rank = math.sqrt(len(a)) if self.settings.get("use_rslora") else len(a)
         delta = self.settings["lora_alpha"] / rank * (b.astype(np.float64) @ a.astype(np.float64))
         return delta.T if self.settings.get("fan_in_fan_out") else delta
@@ -125,10 +125,6 @@ def tokenizer_folder(folder: Path) -> Path:
 def read_adapter(folder: Path, log: Callable[[str], None]) -> Adapter:
     """Reads an adapter and locates its base model.
 
-    Args:
-        folder: folder with both files.
-        log: called with what was read.
-
     Raises:
         UserError: the adapter is not supported, a file is missing or damaged, or the base model is not available.
     """
@@ -145,7 +141,7 @@ def read_adapter(folder: Path, log: Callable[[str], None]) -> Adapter:
         plain = re.sub(r"^base_model\.model\.|\.base_layer(?=\.)|\.modules_to_save(\.default)?(?=\.)", "", name)
         if ".lora_" in plain and not plain.endswith((".lora_A.weight", ".lora_B.weight")):
             raise UserError(
-                f"{weights} holds {name}, which is not read: merge the adapter with PEFT's merge_and_unload"
+                f"{weights} holds {name}, which is not supported: merge the adapter with PEFT's merge_and_unload"
             )
         tensors[plain] = array
     log(f"read {weights}: an adapter of {base}, added to its weights ({len(tensors)} tensors)")
@@ -153,20 +149,20 @@ def read_adapter(folder: Path, log: Callable[[str], None]) -> Adapter:
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    settings = read_json(file)
-    if not isinstance(settings, dict):
-        raise UserError(f"{file} holds no JSON object: copy it again")
+    settings = read_json_object(file)
     fix = "merge the adapter with PEFT's merge_and_unload"
     if settings.get("peft_type") != "LORA":
-        raise UserError(f"{file}: peft_type is {str(settings.get('peft_type'))[:40]!r}, and LORA is read: {fix}")
+        raise UserError(
+            f"{file}: peft_type is {str(settings.get('peft_type'))[:40]!r}, and only LORA is supported: {fix}"
+        )
     if used := next((key for key in NOT_READ if settings.get(key)), None):
-        raise UserError(f"{file}: {used} is {str(settings[used])[:60]}, which is not read: {fix}")
+        raise UserError(f"{file}: {used} is {str(settings[used])[:60]}, which is not supported: {fix}")
     start = settings.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(CHANGED_BASE):
         raise UserError(f"{file}: init_lora_weights is {start!r}, which changes the base model: {fix}")
     alpha = settings.get("lora_alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise UserError(f"{file}: lora_alpha is {str(alpha)[:40]!r}: set it to the number that was trained with")
+        raise UserError(f"{file}: lora_alpha is {str(alpha)[:40]!r}: set it to the value used in training")
     return settings
 
 
@@ -181,6 +177,6 @@ def _base(folder: Path, settings: dict[str, Any]) -> Path:
             except (OSError, ValueError):  # the path is too long or contains a null character
                 break
     raise UserError(
-        f"{folder / CONFIG}: base_model_name_or_path is {str(name)[:80]!r}, which is no folder of a model here: "
+        f"{folder / CONFIG}: base_model_name_or_path is {str(name)[:80]!r}, which is not a local folder of a model: "
         "download the base model, and set base_model_name_or_path to its folder"
     )

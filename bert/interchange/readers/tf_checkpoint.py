@@ -54,10 +54,8 @@ class Entry:
 
     Attributes:
         dtype: TensorFlow's number of the type.
-        shape: shape of the tensor.
         shard: number of the data file.
         offset: offset in the data file, in bytes.
-        size: size in bytes.
         checksum: masked CRC-32C of the bytes.
         partitioned: whether the tensor is stored in several parts, each with a separate entry.
     """
@@ -90,10 +88,10 @@ class Bundle:
         if not self._index.is_file():
             if prefix.is_file():
                 raise UserError(
-                    f"{prefix} is a checkpoint in TensorFlow's old format (V1), which is not read: restore it and save "
-                    "it again in TensorFlow, whose Saver writes the newer one"
+                    f"{prefix} is a checkpoint in TensorFlow's old format (V1), which is not supported: restore it in "
+                    "TensorFlow and save it again in the newer one"
                 )
-            raise UserError(f"{self._index} does not exist: copy it from where the checkpoint came from")
+            raise UserError(f"{self._index} does not exist: copy it from the source of the checkpoint")
         try:
             table = dict(_read_table(require(_read(self._index), str(self._index))))
             if b"" not in table:
@@ -118,8 +116,8 @@ class Bundle:
         if dtype is None or entry.partitioned:
             reason = "is stored in parts" if entry.partitioned else f"has TensorFlow's type number {entry.dtype}"
             raise UserError(
-                f"{self._index}: {name} {reason}, which is not read: store it whole, as one of float32, "
-                "float64, float16, bfloat16, int32, int64"
+                f"{self._index}: {name} {reason}, which is not supported: store it whole, as one of "
+                "float32, float64, float16, bfloat16, int32, int64"
             )
         if entry.size != math.prod(entry.shape) * dtype.itemsize or entry.shard >= self._shards:
             _fail(self._index, f"the entry of {name} contradicts itself")
@@ -135,7 +133,7 @@ class Bundle:
 
 
 def _fail(file: Path, fault: str) -> NoReturn:
-    raise UserError(f"{file} is damaged ({fault}): copy it again from where the checkpoint came from") from None
+    raise UserError(f"{file} is damaged ({fault}): copy it again from the source of the checkpoint") from None
 
 
 def _read(file: Path, offset: int = 0, size: int | None = None) -> np.ndarray | None:
@@ -146,7 +144,7 @@ def _read(file: Path, offset: int = 0, size: int | None = None) -> np.ndarray | 
             return None
         return np.fromfile(file, np.uint8, -1 if size is None else size, offset=offset)
     except FileNotFoundError:
-        raise UserError(f"{file} does not exist: copy it from where the checkpoint came from") from None
+        raise UserError(f"{file} does not exist: copy it from the source of the checkpoint") from None
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): fix its permissions or copy it again") from None
 
@@ -195,11 +193,13 @@ def _read_block(content: bytes, handle: tuple[int, int]) -> Iterator[tuple[bytes
     """Yields keys and values of one block, given its offset and size. Each key stores only its new suffix."""
     begin, end = handle[0], sum(handle)
     if end + _TRAILER > len(content) - _FOOTER:
-        raise _Damaged("it is shorter than it says")
+        raise _Damaged("it is shorter than its index entry")
     if _masked_crc32c(content[begin : end + 1]) != int.from_bytes(content[end + 1 : end + _TRAILER], "little"):
         raise _Damaged("a checksum is wrong")
     if content[end] != _NO_COMPRESSION:
-        raise _Unsupported("is compressed, which is not read: let TensorFlow's Saver write it, which does not compress")
+        raise _Unsupported(
+            "is compressed, which is not supported: save it with TensorFlow's Saver, which does not compress"
+        )
     # The block ends with a list of offsets for binary search, and its length.
     restarts = int.from_bytes(content[end - 4 : end], "little")
     end -= 4 * restarts + 4
@@ -231,7 +231,7 @@ def _parse_header(message: bytes) -> tuple[int, bool]:
     needed = last_value(parse_message(last_value(fields, 3, b"")), 2, 0)
     if needed > _VERSION:
         raise _Unsupported(
-            f"needs a reader of version {needed}, this is one of {_VERSION}: save it with an older TensorFlow"
+            f"needs a reader of version {needed}, but this one has version {_VERSION}: save it with an older TensorFlow"
         )
     return last_value(fields, 1, 0), last_value(fields, 2, 0) == _BIG_ENDIAN
 

@@ -8,7 +8,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ from bert.data.encoding import tokenize
 from bert.errors import UserError, WarningText, first_line
 from bert.files import atomic_directory
 from bert.interchange import ExportError
-from bert.interchange.bundle import ModelBundle, build_module
+from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import Family, family_of
 from bert.interchange.families.base import Limit
 from bert.interchange.generation_files import (
@@ -41,13 +40,13 @@ from bert.interchange.writers.hf_files import (
     save_published_tokenizer,
 )
 from bert.interchange.writers.onnx import lacking_key
+from bert.interchange.writers.signature import make_forward, parameters
 from bert.model import names
 from bert.model.positions import sinusoidal_position_table
 from bert.tokenizer.library import special_ids
 
 TOLERANCE = 1e-4
 """Maximum difference between our logits and transformers'."""
-
 
 SCALED = ("kernel", "scale")
 """Names of parameters that may have a bias."""
@@ -223,53 +222,45 @@ def _verify(model: ModelBundle, folder: Path) -> str:
         again = to_transformers_compatible(hf.read_hf_model(folder, lambda text: None))
     except UserError as error:
         raise ExportError(f"{model.source}: its export does not read back ({error}): not exported") from None
-    ours, theirs = (traverse_util.flatten_dict(params, sep="/") for params in (model.params, again.params))
-    wrong = sorted(set(ours) ^ set(theirs))
-    wrong += [key for key in set(ours) & set(theirs) if not np.array_equal(ours[key], theirs[key])]
-    ours, theirs = (
+    written, read = (traverse_util.flatten_dict(m.params, sep="/") for m in (model, again))
+    wrong = sorted(set(written) ^ set(read))
+    wrong += [key for key in set(written) & set(read) if not np.array_equal(written[key], read[key])]
+    settings = [
         (m.labels, m.problem_type, m.label_thresholds, m.texts_per_input, m.classifier_dropout, m.pooling)
         for m in (model, again)
-    )
+    ]
     # pooler_dropout has no key in config.json and only affects training.
     configs = [dataclasses.replace(m.config.resolved, pooler_dropout=None) for m in (model, again)]
-    if wrong or configs[0] != configs[1] or ours != theirs:
+    if wrong or configs[0] != configs[1] or settings[0] != settings[1]:
         what = ", ".join(wrong[:5]) or "settings"
         raise ExportError(f"{model.source}: its export does not read back as it was, {what} differ: not exported")
-    said = f"verified: {len(jax.tree.leaves(again.params))} tensors read back identical"
+    verified = f"verified: {len(jax.tree.leaves(again.params))} tensors read back identical"
     try:
         difference = logits_difference(model, folder)
     except Exception as error:  # the library raises various exceptions
         raise ExportError(f"{model.source}: transformers does not run its export ({first_line(error)})") from error
     if difference is None:
-        return f"{said}; transformers is not installed, so its logits were not compared"
+        return f"{verified}; transformers is not installed, so its logits were not compared"
     if not difference <= TOLERANCE:  # also catches NaN
-        raise ExportError(f"{model.source}: transformers' logits differ by {difference:.2g} from ours: not exported")
+        raise ExportError(f"{model.source}: transformers' logits differ by {difference:.2g}: not exported")
     for tokenizer, place in published_tokenizers(model, folder):
         if (text := find_tokenizer_mismatch(tokenizer, place, model.config.max_position_embeddings)) is not None:
-            raise ExportError(
-                f"{model.source}: transformers' tokenizer reads {text!r} otherwise than ours: not exported"
-            )
-    return f"{said}, logits within {difference:.1g} of transformers', token ids equal"
+            raise ExportError(f"{model.source}: transformers' tokenizer returns other ids for {text!r}: not exported")
+    return f"{verified}, logits within {difference:.1g} of transformers', token ids equal"
 
 
-def find_tokenizer_mismatch(tokenizer: Tokenizer, folder: Path, longest: int) -> str | None:
-    """Returns the first test text for which transformers' tokenizer makes other ids; None if all ids are equal.
-
-    Args:
-        tokenizer: this package's tokenizer.
-        folder: folder with its files.
-        longest: maximum number of tokens per row.
-    """
+def find_tokenizer_mismatch(tokenizer: Tokenizer, folder: Path, max_length: int) -> str | None:
+    """Returns the first test text for which transformers' tokenizer makes other ids; None if all ids are equal."""
     import transformers
 
-    tokens = sorted(tokenizer.get_vocab())
-    some = np.random.default_rng(0).choice(len(tokens), (4, 12))
-    texts = [*SAMPLES, *(" ".join(tokens[i] for i in row) for row in some)]
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    ours = tokenize(tokenizer, texts, longest)
-    expected = theirs(texts, truncation=True, max_length=longest)["input_ids"]
-    rows = zip(texts, expected, ours.offsets, ours.offsets[1:], strict=False)
-    return next((text for text, ids, start, end in rows if ids != ours.ids[start:end].tolist()), None)
+    vocabulary = sorted(tokenizer.get_vocab())
+    some = np.random.default_rng(0).choice(len(vocabulary), (4, 12))
+    texts = [*SAMPLES, *(" ".join(vocabulary[i] for i in row) for row in some)]
+    reference = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens = tokenize(tokenizer, texts, max_length)
+    expected = reference(texts, truncation=True, max_length=max_length)["input_ids"]
+    rows = zip(texts, expected, tokens.offsets, tokens.offsets[1:], strict=False)
+    return next((text for text, ids, start, end in rows if ids != tokens.ids[start:end].tolist()), None)
 
 
 @contextlib.contextmanager
@@ -316,24 +307,11 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
     if names.has_decoder(model.architecture):
         inputs["decoder_input_ids"] = random.integers(0, config.decoder.known_vocab_size, shape)
     with torch.no_grad():
-        expected = reference(**{name: torch.tensor(array) for name, array in inputs.items()})
-    params = model.params["bert"] if model.architecture == "Bert" else model.params
-    second = inputs["decoder_input_ids"] if names.has_decoder(model.architecture) else segments
-    ours = jax.device_get(build_module(model).apply({"params": params}, ids, second, mask))
-    pairs: list[tuple[np.ndarray, Any]]
-    if model.architecture == "Bert":
-        pairs = [(ours.last_hidden_state, expected.last_hidden_state)]
-        if ours.pooled_output is not None:
-            pairs.append((ours.pooled_output, expected.pooler_output))
-    elif model.architecture == "BertForPreTraining":
-        pairs = list(zip((ours.prediction_logits, ours.seq_relationship_logits), expected.to_tuple(), strict=False))
-    elif model.architecture == "BertForQuestionAnswering":
-        pairs = [(ours[..., 0], expected.start_logits), (ours[..., 1], expected.end_logits)]
-    else:
-        pairs = [(ours, expected.logits)]
-    differences = []
-    for mine, theirs in pairs:
-        apart = np.abs(mine - theirs.numpy())
-        real = mask.astype(bool)
-        differences.append(apart[real].max() if apart.shape[: mask.ndim] == mask.shape else apart.max())
-    return float(max(differences))
+        expected = reference(**{name: torch.tensor(array) for name, array in inputs.items()}).to_tuple()
+    outputs = jax.device_get(make_forward(model)(parameters(model), inputs))
+    differences, is_token = [], mask.astype(bool)
+    for output, reference_output in zip(outputs.values(), expected, strict=False):
+        difference = np.abs(output - reference_output.numpy())
+        per_token = difference.shape[: mask.ndim] == mask.shape
+        differences.append(difference[is_token].max() if per_token else difference.max())
+    return float(np.max(differences))  # NaN if one of them is

@@ -83,7 +83,6 @@ def save_published_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int
     """Writes tokenizer.json, the vocabulary, tokenizer_config.json and special_tokens_map.json.
 
     Args:
-        max_length: maximum number of tokens per row.
         segments: whether the model reads token_type_ids, which most transformers tokenizers make.
     """
     save_tokenizer(tokenizer, folder)

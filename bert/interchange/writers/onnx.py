@@ -47,7 +47,6 @@ FLOAT_FOLDER = "float"
 LARGEST = 2**31 - 2**24
 """Maximum bytes of weights inside the graph's file, whose format is limited to 2 GiB. More are stored separately."""
 
-
 CALL = "dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs)))"
 """Python expression for the graph's outputs by name."""
 
@@ -64,9 +63,6 @@ def export(
     """Writes ``out`` atomically: the graph, config.json, tokenizer files, signature.json and README.md.
 
     Args:
-        model: model to export. The outputs depend on its architecture.
-        out: a new or empty folder.
-        log: called with what was written, and the difference between the outputs.
         accept: if given, weights are written in 8 bits. It is called with the files of the float and the int8 graph,
             compares them, and returns a paragraph for README.md or raises ExportError.
 
@@ -75,19 +71,19 @@ def export(
         ExportError: ONNX Runtime does not load the graph, or its outputs differ.
     """
     check_exportable(model)
-    given = signature(model)
+    ports = signature(model)
     with atomic_directory(out) as draft:
         folder = draft if accept is None else draft / FLOAT_FOLDER
         folder.mkdir(exist_ok=True)
-        _write_verified(model, folder / GRAPH, given, log)
-        text = _usage(model, given)
+        _write_verified(model, folder / GRAPH, ports, log)
+        text = _usage(model, ports)
         if accept is not None:
             write_int8(folder / GRAPH, draft / GRAPH)
             comparison = accept(folder / GRAPH, draft / GRAPH)
             shutil.rmtree(folder)
             log(comparison)
             text += ["Its weights have 8 bits. Next to float weights, on the machine of the export:", comparison]
-        write_metadata_files(model, draft, given, "int64", text)
+        write_metadata_files(model, draft, ports, "int64", text)
         config = json.dumps(published_config(model), indent=2, ensure_ascii=False)
         write_atomic(draft / "config.json", config + "\n")
     log(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
@@ -108,7 +104,7 @@ def check_exportable(model: ModelBundle) -> None:
         raise UserError(f"{model.source} has model.{key} {value}, which the ONNX graph lacks: use format stablehlo")
 
 
-def _write_verified(model: ModelBundle, file: Path, given: Signature, log: Callable[[str], None]) -> None:
+def _write_verified(model: ModelBundle, file: Path, ports: Signature, log: Callable[[str], None]) -> None:
     """Writes the float graph and compares its outputs in ONNX Runtime. Raises ExportError."""
     import onnx
 
@@ -116,9 +112,9 @@ def _write_verified(model: ModelBundle, file: Path, given: Signature, log: Calla
     onnx.save_model(build(model), file, save_as_external_data=large, location=WEIGHTS if large else None)
     session = _session(model, file)
     output_names = [output.name for output in session.get_outputs()]
-    longest = model.config.max_position_embeddings
-    sizes = ((1, longest), (3, (longest + 1) // 2))
-    samples = (sample_inputs(model.config, given.inputs, *size, np.int64) for size in sizes)
+    positions = model.config.max_position_embeddings
+    sizes = ((1, positions), (3, (positions + 1) // 2))
+    samples = (sample_inputs(model.config, ports.inputs, *size, np.int64) for size in sizes)
     log(verify_outputs(model, samples, lambda inputs: dict(zip(output_names, session.run(None, inputs), strict=True))))
 
 
@@ -160,11 +156,11 @@ def _session(model: ModelBundle, file: Path) -> onnxruntime.InferenceSession:
 def build(model: ModelBundle) -> onnx.ModelProto:
     """Returns the graph with its weights included, regardless of size."""
     graph = Graph(parameters(model))
-    given = signature(model)
-    results = _outputs(graph, model, given)
-    for name, result in zip(given.outputs, results, strict=True):
+    ports = signature(model)
+    results = _outputs(graph, model, ports)
+    for name, result in zip(ports.outputs, results, strict=True):
         graph.node("Identity", result, output=name)
-    return graph.proto(given)
+    return graph.proto(ports)
 
 
 class Graph:
@@ -230,26 +226,26 @@ class Graph:
         self._constants["first"] = np.asarray(0, np.int64)
         return self.node("Gather", x, "first", axis=1)
 
-    def proto(self, given: Signature) -> onnx.ModelProto:
+    def proto(self, ports: Signature) -> onnx.ModelProto:
         """Returns the graph as a protocol buffer."""
         from onnx import TensorProto, helper, numpy_helper
 
         graph = helper.make_graph(
             self._nodes,
             "bert",
-            [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name, shape in given.inputs.items()],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in given.outputs.items()],
+            [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name, shape in ports.inputs.items()],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in ports.outputs.items()],
             [numpy_helper.from_array(array, name) for name, array in self._constants.items()],
         )
         opset = helper.make_opsetid("", OPSET)
         return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="bert-jax")
 
 
-def _outputs(graph: Graph, model: ModelBundle, given: Signature) -> list[str]:
+def _outputs(graph: Graph, model: ModelBundle, ports: Signature) -> list[str]:
     """Returns the graph's outputs in the order of its signature."""
     config, architecture = model.config, model.architecture
-    inputs = {name: name for name in given.inputs}
-    if CHOICES in given.inputs["input_ids"]:  # each choice is a row: [B, C, T] -> [B * C, T]
+    inputs = {name: name for name in ports.inputs}
+    if CHOICES in ports.inputs["input_ids"]:  # each choice is a row: [B, C, T] -> [B * C, T]
         length = graph.node("Shape", "input_ids", start=2)
         rows = graph.node("Concat", graph.constant([-1]), length, axis=0)
         inputs = {name: graph.node("Reshape", name, rows) for name in inputs}
@@ -259,7 +255,7 @@ def _outputs(graph: Graph, model: ModelBundle, given: Signature) -> list[str]:
         return graph.activation(graph.dense(graph.first_token(hidden), "bert/pooler"), config.pooler_act)
 
     if architecture == "Bert":
-        return [hidden, *([pooled()] if "pooler_output" in given.outputs else [])]
+        return [hidden, *([pooled()] if "pooler_output" in ports.outputs else [])]
     if architecture == "BertForPreTraining":
         return [_masked_lm(graph, config, hidden), graph.dense(pooled(), "seq_relationship")]
     if architecture == "BertForMaskedLM":
@@ -357,17 +353,17 @@ def _masked_lm(graph: Graph, config: ModelConfig, hidden: str) -> str:
     return graph.node("Add", logits, graph.weight("predictions/bias")) if config.prediction_bias else logits
 
 
-def _usage(model: ModelBundle, given: Signature) -> list[str]:
+def _usage(model: ModelBundle, ports: Signature) -> list[str]:
     """Returns the paragraphs of README.md that show how to run the graph."""
-    shape = tuple(2 if dim == CHOICES else 1 if i == 0 else 8 for i, dim in enumerate(given.inputs["input_ids"]))
+    shape = tuple(2 if dim == CHOICES else 1 if i == 0 else 8 for i, dim in enumerate(ports.inputs["input_ids"]))
     return [
         f"An ONNX graph of operator set {OPSET}; rows and tokens may be any number, tokens up to max_length of "
         "signature.json:",
         "```python\n"
         "import numpy as np, onnxruntime\n"
         f'session = onnxruntime.InferenceSession("{GRAPH}")\n'
-        f"inputs = {{name: np.ones({shape}, np.int64) for name in {json.dumps(list(given.inputs))}}}\n"
+        f"inputs = {{name: np.ones({shape}, np.int64) for name in {json.dumps(list(ports.inputs))}}}\n"
         "outputs = session.run(None, inputs)\n"
         "```",
-        *(() if CHOICES in given.inputs["input_ids"] else text_usage(model, "int64", CALL)),
+        *(() if CHOICES in ports.inputs["input_ids"] else text_usage(model, "int64", CALL)),
     ]

@@ -76,10 +76,10 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
         "BertForMultipleChoice": {"logits": (BATCH, CHOICES)},
         "BertForSequenceToSequence": {"logits": (*target, config.decoder.known_vocab_size)},
     }
-    given = outputs[model.architecture]
+    named = outputs[model.architecture]
     if "pooler" not in model.params["bert"]:
-        given.pop("pooler_output", None)
-    return Signature(inputs, given)
+        named.pop("pooler_output", None)
+    return Signature(inputs, named)
 
 
 def resolve_shape(shape: Shape, sizes: Mapping[str, Size]) -> tuple[int | Size, ...]:
@@ -93,13 +93,13 @@ def parameters(model: ModelBundle) -> dict[str, np.ndarray]:
     Raises:
         UserError: the model has no weights for the architecture's head.
     """
-    wanted = {names.ENCODER, *names.parts_of(model.architecture, model.config)}
+    parts = {names.ENCODER, *names.parts_of(model.architecture, model.config)}
     flat = traverse_util.flatten_dict(model.params, sep="/")
-    found = {path: array for path, array in flat.items() if names.part_of(path) in wanted}
-    missing = wanted - set(map(names.part_of, found)) - ({names.POOLER} if model.architecture == "Bert" else set())
+    arrays = {path: array for path, array in flat.items() if names.part_of(path) in parts}
+    missing = parts - set(map(names.part_of, arrays)) - ({names.POOLER} if model.architecture == "Bert" else set())
     if missing:
         raise UserError(f"{model.source} has no weights of {', '.join(sorted(missing))}: fine-tune it first")
-    return {path: np.asarray(array, np.float32) for path, array in found.items()}
+    return {path: np.asarray(array, np.float32) for path, array in arrays.items()}
 
 
 def make_forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
@@ -111,15 +111,15 @@ def make_forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
         tree = traverse_util.unflatten_dict(params, sep="/")
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         second = inputs.get("decoder_input_ids" if names.has_decoder(architecture) else "token_type_ids")
-        given = module.apply({"params": tree["bert"] if architecture == "Bert" else tree}, ids, second, mask)
+        output = module.apply({"params": tree["bert"] if architecture == "Bert" else tree}, ids, second, mask)
         if architecture == "Bert":
-            values = (given.last_hidden_state, given.pooled_output)[: len(outputs)]
+            values = (output.last_hidden_state, output.pooled_output)[: len(outputs)]
         elif architecture == "BertForPreTraining":
-            values = (given.prediction_logits, given.seq_relationship_logits)
+            values = (output.prediction_logits, output.seq_relationship_logits)
         elif architecture == "BertForQuestionAnswering":
-            values = (given[..., 0], given[..., 1])
+            values = (output[..., 0], output[..., 1])
         else:
-            values = (given,)
+            values = (output,)
         return dict(zip(outputs, values, strict=True))
 
     return call
@@ -156,21 +156,21 @@ def verify_outputs(
     Raises:
         ExportError: an output is missing, has another shape, or differs by more than `TOLERANCE`.
     """
-    ours, params, largest = jax.jit(make_forward(model)), parameters(model), 0.0
+    forward, params, largest = jax.jit(make_forward(model)), parameters(model), 0.0
     for inputs in samples:
-        expected, given = jax.device_get(ours(params, inputs)), run(inputs)
-        if {name: x.shape for name, x in given.items()} != {name: x.shape for name, x in expected.items()}:
+        expected, outputs = jax.device_get(forward(params, inputs)), run(inputs)
+        if {name: x.shape for name, x in outputs.items()} != {name: x.shape for name, x in expected.items()}:
             raise ExportError(
-                f"{model.source}: its graph's outputs are not of the model's names and shapes: not exported"
+                f"{model.source}: names or shapes of the graph's outputs differ from the model's: not exported"
             )
         for name, array in expected.items():
-            difference = float(np.abs(np.asarray(given[name]) - array).max())
+            difference = float(np.abs(np.asarray(outputs[name]) - array).max())
             if not difference <= TOLERANCE:  # also catches NaN
                 raise ExportError(
                     f"{model.source}: its graph's {name} differs by {difference:.2g} from the model's: not exported"
                 )
             largest = max(largest, difference)
-    return f"verified: the outputs are within {largest:.1g} of ours"
+    return f"verified: the outputs are within {largest:.1g} of the model's"
 
 
 def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = None) -> list[str]:
@@ -178,7 +178,6 @@ def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = N
 
     Args:
         model: exported model, not for multiple choice and without a decoder.
-        dtype: type of the inputs.
         call: expression for the outputs by name, with the inputs by name as ``inputs``.
         length: tokens per row; None for the number of tokens of the longest text.
     """
@@ -203,8 +202,8 @@ def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = N
     paragraphs = ["From text:", _code(lines)]
     if pooling is not None:
         prompts = {"queries": pooling.query_prompt, "documents": pooling.document_prompt}
-        given = [f"{kind} begin with {prompt!r}" for kind, prompt in prompts.items() if prompt]
-        note = f" Texts of {' and '.join(given)}." if given else ""
+        notes = [f"{kind} begin with {prompt!r}" for kind, prompt in prompts.items() if prompt]
+        note = f" Texts of {' and '.join(notes)}." if notes else ""
         if not pooling.include_prompt:
             note += " Tokens of a prompt are not pooled: set their attention_mask to 0 after the call."
         paragraphs += [f"Embeddings of the texts:{note}", _code(_embedding_lines(pooling))]
@@ -256,12 +255,12 @@ def check_no_dense(model: ModelBundle) -> None:
         raise UserError(f"{model.source} has a Dense module after its pooling, which a graph lacks: use format hf")
 
 
-def write_metadata_files(model: ModelBundle, folder: Path, given: Signature, dtype: str, text: list[str]) -> None:
+def write_metadata_files(model: ModelBundle, folder: Path, ports: Signature, dtype: str, text: list[str]) -> None:
     """Writes the files next to a graph: signature.json, the tokenizer files, and README.md with ``text``."""
     content: dict[str, Any] = {
         "architecture": model.architecture,
-        "inputs": [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape in given.inputs.items()],
-        "outputs": [{"name": name, "shape": list(shape), "dtype": "float32"} for name, shape in given.outputs.items()],
+        "inputs": [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape in ports.inputs.items()],
+        "outputs": [{"name": name, "shape": list(shape), "dtype": "float32"} for name, shape in ports.outputs.items()],
         "max_length": model.longest_text,
     }
     if model.labels:

@@ -54,9 +54,6 @@ def export(
     """Writes ``out`` atomically: graph, weights, tokenizer files, signature.json and README.md.
 
     Args:
-        model: model to export. The outputs depend on its architecture.
-        out: a new or empty folder.
-        log: called with what was written, and the difference between the outputs.
         length: T of every input; None for the model's maximum.
         dynamic_length: leave T free, up to the model's maximum.
 
@@ -65,36 +62,36 @@ def export(
         ExportError: the outputs of the graph, when read back, differ.
     """
     check_no_dense(model)
-    longest = model.config.max_position_embeddings
+    positions = model.config.max_position_embeddings
     if length is not None and dynamic_length:
         raise UserError(f"length is {length} and dynamic_length is set: choose one of the two")
-    if length is not None and not 1 <= length <= longest:
-        raise UserError(f"length is {length}, and the model reads 1 to {longest} tokens: choose one of these")
-    full = length or longest
-    given = signature(model, None if dynamic_length else full)
+    if length is not None and not 1 <= length <= positions:
+        raise UserError(f"length is {length}, and the model reads 1 to {positions} tokens: choose one of these")
+    full = length or positions
+    ports = signature(model, None if dynamic_length else full)
     with atomic_directory(out) as draft:
-        (draft / GRAPH).write_bytes(serialized(model, given))
+        (draft / GRAPH).write_bytes(serialized(model, ports))
         write_tensors(draft / WEIGHTS, parameters(model))
         os.chmod(draft / WEIGHTS, (draft / GRAPH).stat().st_mode)  # the library restricts its file to the owner
-        write_metadata_files(model, draft, given, "int32", _usage(model, given))
+        write_metadata_files(model, draft, ports, "int32", _usage(model, ports))
         graph = jax.jit(jax_export.deserialize(bytearray((draft / GRAPH).read_bytes())).call)
         weights = load_file(draft / WEIGHTS)
         sizes = ((1, full), (3, (full + 1) // 2 if dynamic_length else full))
-        samples = (sample_inputs(model.config, given.inputs, *size) for size in sizes)
+        samples = (sample_inputs(model.config, ports.inputs, *size) for size in sizes)
         log(verify_outputs(model, samples, lambda inputs: jax.device_get(graph(weights, inputs))))
     log(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
-def serialized(model: ModelBundle, given: Signature) -> bytes:
+def serialized(model: ModelBundle, ports: Signature) -> bytes:
     """Serializes the function from (weights by name, inputs by name) to outputs by name, for all `PLATFORMS`."""
-    named = {dim for shape in given.inputs.values() for dim in shape if isinstance(dim, str)}
+    named = {dim for shape in ports.inputs.values() for dim in shape if isinstance(dim, str)}
     free = [dim for dim in (BATCH, CHOICES, LENGTH, TARGET_LENGTH) if dim in named]
-    longest = model.config.max_position_embeddings
-    bounds = [f"{dim} <= {longest}" for dim in free if dim in (LENGTH, TARGET_LENGTH)]
+    positions = model.config.max_position_embeddings
+    bounds = [f"{dim} <= {positions}" for dim in free if dim in (LENGTH, TARGET_LENGTH)]
     scope = jax_export.SymbolicScope(bounds)
     sizes = dict(zip(free, jax_export.symbolic_shape(", ".join(free), scope=scope), strict=True))
     inputs = {
-        name: jax.ShapeDtypeStruct(resolve_shape(shape, sizes), jnp.int32) for name, shape in given.inputs.items()
+        name: jax.ShapeDtypeStruct(resolve_shape(shape, sizes), jnp.int32) for name, shape in ports.inputs.items()
     }
     weights = {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in parameters(model).items()}
     with _without_source_files():
@@ -114,13 +111,13 @@ def _without_source_files() -> Iterator[None]:
         jax.config.update(name, before)
 
 
-def _usage(model: ModelBundle, given: Signature) -> list[str]:
+def _usage(model: ModelBundle, ports: Signature) -> list[str]:
     """Returns the paragraphs of README.md that show how to call it."""
-    longest = model.config.max_position_embeddings
-    tokens = given.inputs["input_ids"][-1]
-    sizes = {BATCH: 1, CHOICES: 2, LENGTH: min(8, longest)}
-    shape = resolve_shape(given.inputs["input_ids"], sizes)
-    free = f"any up to {longest}" if tokens == LENGTH else f"{tokens}: pad the inputs to it at their end"
+    positions = model.config.max_position_embeddings
+    tokens = ports.inputs["input_ids"][-1]
+    sizes = {BATCH: 1, CHOICES: 2, LENGTH: min(8, positions)}
+    shape = resolve_shape(ports.inputs["input_ids"], sizes)
+    free = f"any up to {positions}" if tokens == LENGTH else f"{tokens}: pad the inputs to it at their end"
     lines = [
         "A function for CPUs, NVIDIA's GPUs and TPUs. It needs `pip install jax flatbuffers safetensors`, for texts "
         "also tokenizers:",
@@ -128,19 +125,19 @@ def _usage(model: ModelBundle, given: Signature) -> list[str]:
         "import jax, jax.export, numpy as np\n"
         "from safetensors.numpy import load_file\n"
         f'model = jax.jit(jax.export.deserialize(open("{GRAPH}", "rb").read()).call)\n'
-        f"inputs = {{name: np.ones({shape}, np.int32) for name in {json.dumps(list(given.inputs))}}}\n"
+        f"inputs = {{name: np.ones({shape}, np.int32) for name in {json.dumps(list(ports.inputs))}}}\n"
         f'outputs = model(load_file("{WEIGHTS}"), inputs)\n'
         "```",
         f"The number of rows is free, and compiled once for each; the number of tokens is {free}. "
         "`jax.device_put(load_file(...))` keeps the weights on the device between calls.",
     ]
-    if "decoder_input_ids" in given.inputs:
+    if "decoder_input_ids" in ports.inputs:
         lines.append(
             "`logits[:, t]` belong to the token after the first t + 1 of `decoder_input_ids`, which begin with "
             "`decoder_start_token_id` of signature.json. To generate, write the most likely token behind them and call "
             "it again, until that is `eos_token_id`. Tokens behind position t do not change `logits[:, t]`."
         )
-    elif CHOICES not in given.inputs["input_ids"]:
+    elif CHOICES not in ports.inputs["input_ids"]:
         length = None if isinstance(tokens, str) else tokens
         lines += text_usage(model, "int32", f'model(load_file("{WEIGHTS}"), inputs)', length)
     lines.append(

@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     write_folder(tmp_path, {**tensors, "bert/pooler/dense/bias": np.zeros(6, np.int32)})
     assert "bert/pooler/dense/bias holds whole numbers" in error_of(tmp_path)
     write_folder(tmp_path, {"model/layer-1/bias/.ATTRIBUTES/VARIABLE_VALUE": np.zeros(6, np.float32)})
-    assert "is one of TensorFlow 2's object graphs" in error_of(tmp_path)
+    assert "is an object graph of TensorFlow 2" in error_of(tmp_path)
 
 
 @pytest.mark.parametrize(

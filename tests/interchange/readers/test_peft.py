@@ -69,7 +69,7 @@ def test_the_original_of_a_replaced_module_is_left_out(adapter: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3', and LORA is read"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', and only LORA"),
         ({"use_dora": True}, "use_dora is True"),
         ({"alpha_pattern": {"query": 3}}, "alpha_pattern is"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
