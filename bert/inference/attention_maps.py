@@ -61,7 +61,9 @@ class AttentionTokens:
     ) -> AttentionTokens:
         """Makes the tokens from ids [T]. Without ``segments``, all are in one segment."""
         segments = np.zeros(len(ids), np.int32) if segments is None else segments
-        return cls(_tokens(tokenizer, ids), segments, np.isin(ids, special_ids(tokenizer).all), num_truncated)
+        # The leading space of byte-level tokens becomes an open box.
+        tokens = [token_text(tokenizer, int(token_id)).replace(" ", "␣") for token_id in ids]
+        return cls(tokens, segments, np.isin(ids, special_ids(tokenizer).all), num_truncated)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -114,7 +116,7 @@ def compute_attention_map(model: Pretrained, text: Text, target: str | Continuat
         return _compute_alignment(model, text, target)
     features, num_truncated = _cut(model, text)
     length = len(features.ids)
-    batch = _pad_to_bucket(model, features)
+    batch = features.batch(np.arange(1), _bucket(model, len(features.ids)), 1)
     params = {name: part for name, part in model.params["bert"].items() if name != "pooler"}
     weights = _self_attentions(
         model.config, params, batch["input_ids"], batch["token_type_ids"], batch["attention_mask"]
@@ -142,12 +144,8 @@ def _cross_attentions(
     return cast(tuple[jax.Array, ...], apply({"params": params}, *inputs, method=module.cross_attentions))
 
 
-def _pad_to_bucket(model: Pretrained, features: TokenRows) -> dict[str, np.ndarray]:
-    """Pads a row to a bucket, so that only one program is compiled per bucket."""
-    return features.batch(np.arange(1), _bucket(model, len(features.ids)), 1)
-
-
 def _bucket(model: Pretrained, length: int) -> int:
+    """Returns the padded length of a row, so that only one program is compiled per bucket."""
     return bucket_length(length, BUCKETS, model.config.max_position_embeddings)
 
 
@@ -170,7 +168,7 @@ def _compute_alignment(model: Pretrained, source: Text, target: str | Continuati
     check_inputs(whole, model.config.decoder.known_vocab_size)
     read, predicted = whole[:-1][:positions], whole[1:][:positions]
     features, num_truncated = _cut(model, source)
-    batch = _pad_to_bucket(model, features)
+    batch = features.batch(np.arange(1), _bucket(model, len(features.ids)), 1)
     # Attention is causal, so padding tokens have no effect.
     target_ids = np.pad(read, (0, _bucket(model, len(read)) - len(read)))[None]
     weights = _cross_attentions(model.config, model.params, batch["input_ids"], target_ids, batch["attention_mask"])
@@ -197,11 +195,6 @@ def _cut(model: Pretrained, text: Text) -> tuple[TokenRows, int]:
     features = tokenize(model.tokenizer, [text], model.config.max_position_embeddings)
     check_inputs(features.ids, model.config.known_vocab_size)
     return features, len(tokenize(model.tokenizer, [text], NO_LIMIT).ids) - len(features.ids)
-
-
-def _tokens(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
-    """Returns readable tokens. The leading space of byte-level tokens becomes an open box."""
-    return [token_text(tokenizer, int(token_id)).replace(" ", "␣") for token_id in ids]
 
 
 def write_html(attention: AttentionMap, path: Path) -> None:

@@ -80,7 +80,12 @@ class Int8Check:
             )
             scores = [self.task.score(each, self.examples)[name] for each in predictions]
         self._require_kept(name, *scores)
-        sizes = [_num_bytes(model.graph) for model in (float_model, int8_model)]
+        sizes = [
+            sum(
+                file.stat().st_size for file in model.graph.parent.glob(f"{model.graph.name}*")
+            )  # with external weights
+            for model in (float_model, int8_model)
+        ]
         rows = [
             ("", "float", "int8"),
             ("---", "---", "---"),
@@ -137,11 +142,6 @@ def _texts(model: Any, dev: Any) -> list[Any]:
     if not texts:
         raise UserError("dev has no texts: pass at least one")
     return texts
-
-
-def _num_bytes(graph: Path) -> int:
-    """Returns the size in bytes of a graph's file and its external weights."""
-    return sum(file.stat().st_size for file in graph.parent.glob(f"{graph.name}*"))
 
 
 def _mean_cosine(first: np.ndarray, second: np.ndarray) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,41 +40,35 @@ MIN_BATCHES = 8
 """Minimum number of batches for packing. Fewer are fast anyway, and `Pretrained.warm_up` compiles padded rows."""
 
 
-@dataclass(frozen=True)
-class PackedRows:
-    """Assignment of texts to packed rows.
-
-    Attributes:
-        length: T, the tokens per row.
-        num_rows: B, the rows per batch.
-        packs: indices of the texts in each row.
-    """
+class PackedRows(NamedTuple):
+    """Assignment of texts to packed rows: T, B, and the indices of the texts in each row."""
 
     length: int
     num_rows: int
     packs: list[list[int]]
 
-    def batches(self, features: TokenRows) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-        """Yields (indices of the texts, in the order of their tokens; batch).
 
-        A batch has ``input_ids``, ``token_type_ids``, ``example_ids`` and ``position_ids``, [B, T] int32. For the last
-        two, see `Packing`.
-        """
-        for start in range(0, len(self.packs), self.num_rows):
-            packs = self.packs[start : start + self.num_rows]
-            texts = np.concatenate([np.array(pack, np.int64) for pack in packs])
-            sizes = np.zeros((self.num_rows, 1), np.int64)
-            sizes[: len(packs), 0] = list(map(len, packs))
-            taken = np.arange(sizes.max()) < sizes
-            lengths, first_lengths = np.zeros(taken.shape, np.int64), np.zeros(taken.shape, np.int64)
-            lengths[taken], first_lengths[taken] = features.lengths[texts], features.segment_a_lengths[texts]
-            arrays = packing_arrays(lengths, first_lengths, self.length)
-            input_ids = np.full((self.num_rows, self.length), features.pad_token_id, np.int32)
-            input_ids[arrays["example_ids"] > 0] = np.concatenate(
-                [features.ids[features.offsets[text] : features.offsets[text + 1]] for text in texts.tolist()]
-            )
-            names = ("token_type_ids", "example_ids", "position_ids")
-            yield texts, {"input_ids": input_ids, **{name: arrays[name] for name in names}}
+def packed_batches(rows: PackedRows, features: TokenRows) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Yields (indices of the texts, in the order of their tokens; batch).
+
+    A batch has ``input_ids``, ``token_type_ids``, ``example_ids`` and ``position_ids``, [B, T] int32. For the last two,
+    see `Packing`.
+    """
+    for start in range(0, len(rows.packs), rows.num_rows):
+        packs = rows.packs[start : start + rows.num_rows]
+        texts = np.concatenate([np.array(pack, np.int64) for pack in packs])
+        sizes = np.zeros((rows.num_rows, 1), np.int64)
+        sizes[: len(packs), 0] = list(map(len, packs))
+        taken = np.arange(sizes.max()) < sizes
+        lengths, first_lengths = np.zeros(taken.shape, np.int64), np.zeros(taken.shape, np.int64)
+        lengths[taken], first_lengths[taken] = features.lengths[texts], features.segment_a_lengths[texts]
+        arrays = packing_arrays(lengths, first_lengths, rows.length)
+        input_ids = np.full((rows.num_rows, rows.length), features.pad_token_id, np.int32)
+        input_ids[arrays["example_ids"] > 0] = np.concatenate(
+            [features.ids[features.offsets[text] : features.offsets[text + 1]] for text in texts.tolist()]
+        )
+        names = ("token_type_ids", "example_ids", "position_ids")
+        yield texts, {"input_ids": input_ids, **{name: arrays[name] for name in names}}
 
 
 def pack_if_shorter(
@@ -239,7 +232,7 @@ class BatchedForward:
         """Yields the hidden states of each batch, with the texts concatenated to [tokens, D]."""
 
         def dispatched() -> Iterator[tuple[Any, Any]]:
-            for texts, batch in packed.batches(features):
+            for texts, batch in packed_batches(packed, features):
                 check_inputs(batch["input_ids"], self._config.known_vocab_size)
                 yield (texts, batch["example_ids"] > 0), self._packed_encoder(self._params, batch)
 

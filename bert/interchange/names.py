@@ -156,15 +156,10 @@ class Names:
             Tensor(tuple(path.format(layer) + path_end for path in paths), name.format(layer) + name_end, transposed)
             for name, paths in modules.items()
             for path_end, name_end, transposed in self.arrays[MODULES[paths[0]]]
-            for layer in range(_number_of_layers(paths[0], layers, decoder_layers))
+            for layer in range(
+                1 if "{}" not in paths[0] else decoder_layers if part_of(paths[0]) == DECODER else layers
+            )
         ]
-
-
-def _number_of_layers(path: str, layers: int, decoder_layers: int) -> int:
-    """Returns the number of layers that have the module of a path; 1 outside of layers."""
-    if "{}" not in path:
-        return 1
-    return decoder_layers if part_of(path) == DECODER else layers
 
 
 def check_layers(layers: int, num_tensors: int, source: Path | str, config: Path | str) -> None:

@@ -78,11 +78,6 @@ def _read_shards(index: Path, read: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _version(text: str) -> tuple[int, ...]:
-    """Returns the major and minor version."""
-    return tuple(int(digits) for digits in re.findall(r"\d+", text)[:2])
-
-
 def _read_pickle(file: Path) -> dict[str, np.ndarray]:
     require_content(file)
     try:
@@ -93,7 +88,7 @@ def _read_pickle(file: Path) -> dict[str, np.ndarray]:
             "(pip install 'bert-jax[torch]'), or save the model as model.safetensors "
             "(transformers: from_pretrained, then save_pretrained)"
         ) from None
-    if _version(torch.__version__) < SAFE_PYTORCH:
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < SAFE_PYTORCH:
         raise UserError(
             f"{file} is a pickle, and reading one with PyTorch {torch.__version__} can run code (CVE-2025-32434): use "
             "PyTorch 2.6 or later"

@@ -24,7 +24,6 @@ from bert.commands.reports import attention_command as main
 from bert.inference.attention_maps import (
     AttentionMap,
     AttentionTokens,
-    _tokens,
     compute_attention_map,
     write_html,
     write_png,
@@ -222,7 +221,7 @@ def test_byte_level_tokens_are_read_as_text() -> None:
     tokens = [*TRAINED_SPECIAL_TOKENS, "Ġthe", "caf", "Ã©"]
     tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, []))
     tokenizer.decoder = decoders.ByteLevel()
-    assert _tokens(tokenizer, np.array([0, 5, 6, 7, 2])) == ["<s>", "␣the", "caf", "é", "</s>"]
+    assert AttentionTokens.from_ids(tokenizer, np.array([0, 5, 6, 7, 2])).tokens == ["<s>", "␣the", "caf", "é", "</s>"]
 
 
 @pytest.mark.medium

@@ -10,7 +10,7 @@ import pytest
 
 from bert.data.rows import TokenRows
 from bert.inference import forward
-from bert.inference.forward import BUCKETS, pack_if_shorter
+from bert.inference.forward import BUCKETS, pack_if_shorter, packed_batches
 from bert.model.decoders import BertForCausalLM
 from bert.model.pooling import MODES, Pooling
 from bert.model.pretraining import BertForPreTraining
@@ -31,7 +31,7 @@ def test_padding_of_mixed_lengths_is_under_a_twentieth_and_every_token_is_there_
     features = rows_of(lengths)
     packed = pack_if_shorter(features, PUBLISHED, 32, BUCKETS)
     assert packed is not None and (packed.length, packed.num_rows) == (128, 4)
-    batches = list(packed.batches(features))
+    batches = list(packed_batches(packed, features))
     assert {array.shape for _, batch in batches for array in batch.values()} == {(4, 128)}
     computed = sum(batch["input_ids"].size for _, batch in batches)
     assert 1 - len(features.ids) / computed < 0.05

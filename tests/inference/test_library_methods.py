@@ -13,9 +13,12 @@ import bert
 from bert.analysis.inspection import summarize
 from bert.config import FinetuneConfig
 from bert.config.yaml_io import load_config
+from bert.errors import warn_once
+from bert.model.pretraining import BertForPreTraining
 from bert.runs.checkpoint import Checkpointer
 from bert.tasks.sequence_classification import CustomClassification
 from tests.helpers import REPOSITORY
+from tests.tiny_models import CONFIG, model_of
 
 
 def encode(module, **rows):
@@ -128,3 +131,19 @@ def test_the_loop_of_the_guide_learns(pretrained: Path, tmp_path: Path, monkeypa
     exec(loop, names)
     assert names["loss"] < 0.3
     assert (tmp_path / "classifier" / "model.safetensors").is_file()
+
+
+@pytest.mark.medium
+def test_the_earlier_name_of_log_is_accepted_with_one_warning(tmp_path: Path, caplog) -> None:
+    warn_once.cache_clear()
+    model = model_of(tmp_path, BertForPreTraining(CONFIG), None)
+    said: list[str] = []
+    with caplog.at_level("WARNING", "bert"):
+        for name in ("one", "two"):
+            model.save(tmp_path / name, **{"say": said.append})
+        bert.load(tmp_path / "one", **{"say": said.append})
+        model.mine_negatives([{"query": "ba", "positive": "ko"}], TEXTS[:2], num_negatives=1, **{"say": said.append})
+    assert caplog.messages == [
+        f"{name}: the argument say is now log: pass log" for name in ("save", "load", "mine_negatives")
+    ]
+    assert len(said) > 3

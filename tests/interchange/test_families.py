@@ -122,6 +122,7 @@ def test_a_graph_has_architectures_that_transformers_lacks(made) -> None:
 
 
 ARCHITECTURES = {
+    "bert": "BertForPreTraining",
     "electra": "BertForMultipleChoice",
     "gpt2": "BertForCausalLM",
     "encoder-decoder": "BertForSequenceToSequence",
@@ -292,6 +293,22 @@ def test_a_tensor_too_many_is_named(family: str, tensor: str, shape: tuple, save
 
 
 UNSUPPORTED_MODELS = {
+    "bert": (
+        "BERT",
+        [
+            {"pre_layer_norm": True},
+            {"scale_embeddings": True},
+            {"embedding_norm": False},
+            {"prediction_transform": False},
+            {"pooler_act": "gelu"},
+            {"embedding_size": 6},
+            {"norm_type": "rms"},
+            {"attention_window": 3},
+            {"gated_feed_forward": True},
+            {"pooler_type": "transform"},
+            {"pooler_input": "mean"},
+        ],
+    ),
     "roberta": ("RoBERTa", [{"hidden_act": "relu"}]),
     "roberta-prelayernorm": (
         "RoBERTa-PreLayerNorm",
@@ -336,8 +353,10 @@ UNSUPPORTED_MODELS = {
 }
 """Title, and settings that transformers' classes of the family cannot express."""
 
-WITH_ONNX = {"roberta", "roberta-prelayernorm", "distilbert", "albert"}
-"""Families whose variants have an ONNX graph."""
+WITH_ONNX = {"bert", "roberta", "roberta-prelayernorm", "distilbert", "albert"}
+"""Families whose variants have an ONNX graph, except with `WITHOUT_ONNX`."""
+
+WITHOUT_ONNX = {"norm_type", "attention_window", "gated_feed_forward", "pooler_type", "pooler_input"}
 
 
 @pytest.mark.parametrize(
@@ -348,7 +367,8 @@ def test_models_that_transformers_lacks_are_exported_in_other_formats(
 ) -> None:
     architecture = ARCHITECTURES.get(family, "BertForMaskedLM")
     [(key, value)] = changes.items()
-    title, formats = UNSUPPORTED_MODELS[family][0], "stablehlo or onnx" if family in WITH_ONNX else "stablehlo"
+    title, has_onnx = UNSUPPORTED_MODELS[family][0], family in WITH_ONNX and key not in WITHOUT_ONNX
+    formats = "stablehlo or onnx" if has_onnx else "stablehlo"
     message = rf"model\.{key} {str(value).lower()}, .*transformers' {title}\b.*: export it as {formats}$"
     with pytest.raises(UserError, match=message):
         made(architecture, dataclasses.replace(EXAMPLES[family], **changes)).save(tmp_path / "out")
@@ -357,6 +377,7 @@ def test_models_that_transformers_lacks_are_exported_in_other_formats(
 @pytest.mark.parametrize(
     ("family", "architecture", "changes", "message"),
     [
+        ("bert", "BertForPreTraining", {"hidden_act": "elu"}, "hidden_act elu, .*transformers .*stablehlo or onnx$"),
         ("albert", "BertForMaskedLM", {"embedding_size": None}, "layer_groups 2, .*BERT"),
         ("mpnet", "BertForCausalLM", {"causal": True}, "relative_attention_buckets 32, .*GPT-2"),
         ("roformer", "BertForSequenceClassification", {"pooler_act": "tanh"}, "pooler_act tanh, .*RoFormer"),

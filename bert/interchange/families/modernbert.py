@@ -140,10 +140,6 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
     }
 
 
-def _nest(content: dict[str, Any], config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
-    return {**content, "classifier_activation": content["hidden_activation"]}
-
-
 def _separate(config: ModelConfig, params: ParametersByPath, _: int) -> tuple[ModelConfig, ParametersByPath]:
     """Normalizes settings without effect to the values that ``_read_config`` returns."""
     local = any(config.is_local(number) for number in range(config.num_hidden_layers))
@@ -225,6 +221,6 @@ MODERNBERT = Family(
     has_form=lambda config, architecture: config.position_embedding_type == "rotary",
     read_config=_read_config,
     write_config=_write_config,
-    nest=_nest,
+    nest=lambda content, *_: {**content, "classifier_activation": content["hidden_activation"]},
     separate=_separate,
 )

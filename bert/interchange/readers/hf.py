@@ -26,7 +26,7 @@ from bert.interchange.families import FAMILIES, Family, family_of_classes, famil
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers, check_tensors
 from bert.interchange.pooling import encoder_folder, fit_to_model, read_pooling, read_score_activation
-from bert.interchange.readers.peft import is_adapter, read_adapter
+from bert.interchange.readers.peft import is_adapter, read_adapter, tokenizer_folder
 from bert.interchange.tensor_files import read_tensors
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.model import names
@@ -78,7 +78,7 @@ def read_hf_model(folder: Path, log: Log) -> ModelBundle:
     """
     pooling, folder = read_pooling(folder, log), encoder_folder(folder)
     adapter = read_adapter(folder, log) if is_adapter(folder) else None
-    tokenizer_folder = folder if adapter is None else adapter.tokenizer_folder
+    texts = tokenizer_folder(folder)
     folder = folder if adapter is None else adapter.base
     file = folder / "config.json"
     if not file.is_file():
@@ -93,7 +93,7 @@ def read_hf_model(folder: Path, log: Log) -> ModelBundle:
     pooling = fit_to_model(pooling, config, folder, log)
     task_settings = read_task_settings(content, architecture, file)
     label_thresholds = read_label_thresholds(content, len(labels), file)
-    tokenizer = _tokenizer(tokenizer_folder, folder, config, family, log)
+    tokenizer = _tokenizer(texts, folder, config, family, log)
     target_tokenizer, decoding = None, None
     if architecture == "BertForCausalLM":
         warn_unread_decoding(folder, log)

@@ -56,11 +56,6 @@ class Adapter:
     settings: dict[str, Any]
     tensors: dict[str, np.ndarray]
 
-    @property
-    def tokenizer_folder(self) -> Path:
-        """Folder of the tokenizer: the adapter's if it has one, otherwise the base model's."""
-        return self.folder if any((self.folder / name).is_file() for name in TOKENIZER_FILES) else self.base
-
     def config(self, content: dict[str, Any], family: Family) -> dict[str, Any]:
         """Returns the base model's config.json with the class and the number of labels of the adapter's task."""
         architecture = TASKS.get(str(self.settings.get("task_type")))

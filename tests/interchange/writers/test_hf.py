@@ -105,37 +105,6 @@ def test_a_card_names_what_is_on_the_hub_and_nothing_else(made, tmp_path: Path, 
         assert not re.search("alice|secret", card)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    [
-        ({"pre_layer_norm": True}, "tiny has model.pre_layer_norm true, which transformers' BERT cannot express"),
-        ({"scale_embeddings": True}, "tiny has model.scale_embeddings true, which transformers' BERT cannot express"),
-        ({"embedding_norm": False}, "tiny has model.embedding_norm false, which transformers' BERT cannot express"),
-        (
-            {"prediction_transform": False},
-            "tiny has model.prediction_transform false, which transformers' BERT cannot express, as its MLM head has",
-        ),
-        ({"hidden_act": "elu"}, "tiny has model.hidden_act elu, which transformers does not have: export it as"),
-        ({"pooler_act": "gelu"}, "tiny has model.pooler_act gelu, which transformers' BERT cannot express"),
-        ({"embedding_size": 6}, "tiny has model.embedding_size 6, which transformers' BERT cannot express, as its"),
-        (
-            {"norm_type": "rms"},
-            "tiny has model.norm_type rms, which transformers' BERT cannot express, as it has Layer",
-        ),
-        ({"attention_window": 3}, "tiny has model.attention_window 3, which transformers' BERT cannot express, as all"),
-        ({"gated_feed_forward": True}, "tiny has model.gated_feed_forward true, which transformers' BERT cannot"),
-        ({"pooler_type": "transform"}, "tiny has model.pooler_type transform, which transformers' BERT cannot express"),
-        ({"pooler_input": "mean"}, "tiny has model.pooler_input mean, which transformers' BERT cannot express, as its"),
-    ],
-)
-def test_what_transformers_cannot_express_is_not_exported(make, tmp_path: Path, sizes: dict, said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)) as error:
-        make("BertForPreTraining", **sizes).save(tmp_path / "out")
-    in_onnx = not {"norm_type", "attention_window", "gated_feed_forward", "pooler_type", "pooler_input"} & set(sizes)
-    assert ("stablehlo or onnx" in str(error.value)) == in_onnx
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForTokenClassification"])
 def test_positions_and_biases_that_a_model_lacks_are_written_as_zeros(make, tmp_path: Path, architecture: str) -> None:
