@@ -125,7 +125,7 @@ def lost_label(monkeypatch) -> str:
 
 def other_logits(monkeypatch) -> str:
     monkeypatch.setattr(hf, "logits_difference", lambda model, folder: float("nan"))
-    return "transformers' logits differ by nan from ours"
+    return "transformers' logits differ by nan"
 
 
 def unreadable(monkeypatch) -> str:
