@@ -35,6 +35,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 from jaxtyping import install_import_hook
 
+from tests import shape_checks
+
 # Before any of them is imported: from here on a wrong shape or type in a call of the core is an error.
 TYPED = (
     "bert.model.mask",
@@ -56,7 +58,7 @@ TYPED = (
     "bert.inference.decoding",
     "bert.inference.sampling",
 )
-install_import_hook(TYPED, "beartype.beartype")
+install_import_hook(TYPED, f"{shape_checks.__name__}.check")
 
 from collections.abc import Callable, Iterator
 from typing import Any
