@@ -15,6 +15,7 @@ import pytest
 import bert
 from bert.inference.sampling import filter_logits
 from tests.language_models import END, TOKENIZER, language_model
+from tests.real.hf_models import draw_weights
 
 pytestmark = pytest.mark.real
 
@@ -36,17 +37,14 @@ PROMPTS = [
 PROMPTS += [f"{first} {second}" for first in ("the cat", "dogs", "a mat ran") for second in ("", "sat", "to the", "zz")]
 
 
-@functools.cache
-def pair(end_bias: float, folder: Path):
-    """A model of transformers with random weights, and the same one as `bert.load` reads it."""
+def make_pair(end_bias: float, folder: Path):
+    """Returns a model of transformers with random weights, and the same one as `bert.load` reads it."""
     torch.manual_seed(1)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END)
     sizes = {"n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 3, "initializer_range": 0.3}
     config = transformers.GPT2Config(vocab_size=TOKENIZER.get_vocab_size(), **sizes, **ids)
-    model = transformers.GPT2LMHeadModel(config).eval()
+    model = draw_weights(transformers.GPT2LMHeadModel(config), 0.1)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
         words, norm = model.transformer.wte.weight, model.transformer.ln_f
         norm.bias += end_bias * words[END] / words[END].square().sum()  # adds end_bias to the end token's logit
     model.save_pretrained(folder)
@@ -54,11 +52,15 @@ def pair(end_bias: float, folder: Path):
     return model, bert.load(folder)
 
 
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory):
+    """Makes each pair once, which keeps the programs that it has compiled."""
+    return functools.cache(lambda end_bias: make_pair(end_bias, tmp_path_factory.mktemp("gpt2")))
+
+
 @pytest.fixture(params=[2.0, 5.0, 9.0])
-def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    base = tmp_path_factory.getbasetemp() / f"gpt2-{request.param}"
-    base.mkdir(exist_ok=True)
-    return pair(request.param, base)
+def both(request: pytest.FixtureRequest, pairs):
+    return pairs(request.param)
 
 
 def theirs(model, **settings):
@@ -87,8 +89,8 @@ def test_greedy_is_theirs_token_for_token(both) -> None:
     assert ours(both[1])[0] == expected
 
 
-def test_rows_end_at_different_lengths(tmp_path: Path) -> None:
-    lengths = {len(row) for bias in (2.0, 5.0, 9.0) for row in ours(pair(bias, tmp_path)[1])[0]}
+def test_rows_end_at_different_lengths(pairs) -> None:
+    lengths = {len(row) for bias in (2.0, 5.0, 9.0) for row in ours(pairs(bias)[1])[0]}
     assert {1, MOST} < lengths and len(lengths) > 5
 
 
@@ -130,26 +132,32 @@ def test_controls_are_theirs_token_for_token(both, controls, beams: int) -> None
     assert ours(both[1], **controls, **settings)[0] == expected
 
 
-def test_a_stop_text_ends_where_theirs_does(tmp_path: Path) -> None:
-    both = pair(2.0, tmp_path)
+@pytest.mark.parametrize("count", [1, None])
+def test_stop_texts_end_where_theirs_do(count: int | None, pairs) -> None:
+    """Stops at pairs of letters from our own texts: at one, and at all of them."""
+    model, mine = pairs(2.0)
+    free = mine.generate(PROMPTS, max_tokens=MOST)
+    words = [text[place : place + 2] for text in free for place in range(2, len(text) - 1)]
+    stops = [one for one in words if one.isascii() and one.isalpha() and not any(one in text for text in PROMPTS)]
+    stops = list(dict.fromkeys(stops))[:count]  # the bytes of random models are seldom letters
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)
-    compared = 0
-    for text in PROMPTS:
-        free = both[1].generate(text, max_tokens=MOST)
-        words = [free[place : place + 2] for place in range(2, len(free) - 1)]
-        stop = next((word for word in words if word.isascii() and word.isalpha() and word not in text), None)
-        if stop is None:  # the bytes of random models are seldom letters
-            continue
+    found = mine.generate(PROMPTS, max_tokens=MOST, stop=stops, details=True)
+    for text, unstopped, answer in zip(PROMPTS, free, found, strict=True):
         tokens = torch.tensor([TOKENIZER.encode(text, add_special_tokens=False).ids or [END]])
-        out = both[0].generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=MOST, do_sample=False, stop_strings=[stop],
+        out = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=MOST, do_sample=False, stop_strings=stops,
             tokenizer=wrapped,
         )  # fmt: skip
-        found = both[1].generate(text, max_tokens=MOST, stop=[stop], details=True)
-        assert list(found.token_ids) == out[0][tokens.shape[1] :].tolist()
-        assert found.text == free[: free.index(stop)]
-        compared += 1
-    assert compared
+        assert [*answer.token_ids, *([END] if answer.ended and not stopped(unstopped, stops) else [])] == (
+            out[0][tokens.shape[1] :].tolist()
+        )
+        assert answer.text == min((unstopped[: unstopped.index(stop)] for stop in stops if stop in unstopped), key=len,
+                                  default=unstopped)  # fmt: skip
+    assert any(stopped(text, stops) for text in free)
+
+
+def stopped(text: str, stops: list[str]) -> bool:
+    return any(stop in text for stop in stops)
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
