@@ -1,18 +1,25 @@
-"""Token ids equal transformers' BertTokenizer on real and on awkward text."""
+"""Token ids equal transformers' on real and on awkward text, and on vocabularies of ten languages that we trained."""
 
+import dataclasses
+import unicodedata
+
+import numpy as np
 import pytest
 
+import bert
 from bert.config import TokenizerConfig
 from bert.interchange.writers.hf_files import save_published_tokenizer
-from bert.tokenizer.vocabulary import load_tokenizer, save_tokenizer, train_tokenizer
-from tests.languages import HARD
+from bert.tokenizer.vocabulary import load_tokenizer, save_tokenizer, tokenizer_fingerprint, train_tokenizer
+from tests.interchange.hf_folders import CONFIG, random_model
+from tests.languages import HARD, PARAGRAPHS, training_texts
 
 pytestmark = pytest.mark.real
+
+transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased"])
 def test_ids_equal_transformers(shared, name):
-    transformers = pytest.importorskip("transformers", reason="pip install bert-jax[torch]")
     folder, lowercase = shared / "data/vocab" / name, name.endswith("uncased")
     theirs = transformers.BertTokenizer.from_pretrained(str(folder), do_lower_case=lowercase)
     ours = load_tokenizer(folder, TokenizerConfig(lowercase=lowercase))
@@ -41,7 +48,6 @@ def test_real_tokenizer_json_loses_its_truncation(shared):
 @pytest.mark.parametrize("way", ["PreTrainedTokenizerFast", "AutoTokenizer"])
 def test_ids_of_a_trained_byte_level_vocabulary_equal_transformers(way, shared, tmp_path):
     """From the run's tokenizer.json alone, and from the files of an exported model."""
-    transformers = pytest.importorskip("transformers", reason="pip install bert-jax[torch]")
     with open(shared / "data/pretrain/enwiki/valid.txt", encoding="utf-8", newline="\n") as file:
         lines = file.read().split("\n")[:2000]
     ours = train_tokenizer(iter(lines), TokenizerConfig(kind="byte_level", vocab_size=3000))
@@ -61,3 +67,30 @@ def test_ids_of_a_trained_byte_level_vocabulary_equal_transformers(way, shared, 
         plain = ours.encode(text, add_special_tokens=False).ids
         assert ours.decode(plain, skip_special_tokens=False) == text
         assert theirs.decode(plain, clean_up_tokenization_spaces=False) == text
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram", "byte_level"])
+@pytest.mark.parametrize("language", PARAGRAPHS)
+def test_ids_of_a_language_equal_transformers(language, kind, tmp_path):
+    ours = train_tokenizer(training_texts(language), TokenizerConfig(kind, None, 900))
+    save_published_tokenizer(ours, tmp_path, 512)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = [PARAGRAPHS[language], unicodedata.normalize("NFD", PARAGRAPHS[language]), *PARAGRAPHS.values(), *HARD]
+    for text, encoding, ids in zip(texts, ours.encode_batch(texts), theirs(texts)["input_ids"], strict=True):
+        assert encoding.ids == ids, text
+    again = load_tokenizer(tmp_path)
+    assert [encoding.ids for encoding in again.encode_batch(texts)] == theirs(texts)["input_ids"]
+    assert tokenizer_fingerprint(again) == tokenizer_fingerprint(ours)
+
+
+@pytest.mark.parametrize("language", ["th", "ko", "vi"])
+def test_an_exported_model_reads_the_language(language, tmp_path):
+    """The export compares rows and outputs with transformers' as well."""
+    save_tokenizer(train_tokenizer(training_texts(language), TokenizerConfig(vocab_size=900)), tmp_path / "vocabulary")
+    config = dataclasses.replace(CONFIG, vocab_size=900, max_position_embeddings=96)
+    model = random_model(tmp_path / "vocabulary", "BertForMaskedLM", config)
+    model.save(tmp_path / "model")
+    loaded, theirs = bert.load(tmp_path / "model"), transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    text = PARAGRAPHS[language][:60]
+    assert loaded.tokenizer.encode(text).ids == theirs(text)["input_ids"] == model.tokenizer.encode(text).ids
+    np.testing.assert_allclose(loaded.embed([text]), model.embed([text]), rtol=1e-5, atol=1e-6)
