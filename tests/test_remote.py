@@ -128,9 +128,9 @@ def test_urls_that_cannot_be_read_are_refused_before_anything_is(monkeypatch) ->
 
 
 def test_names_that_lead_out_of_the_folder_are_refused(bucket, monkeypatch) -> None:
-    found = {"/b/x/../../a": {"name": "/b/x/../../a", "type": "file"}}
+    result = {"/b/x/../../a": {"name": "/b/x/../../a", "type": "file"}}
     bucket.pipe("/b/x/a", b"one")
-    monkeypatch.setattr(type(bucket), "find", lambda *_, **__: found)
+    monkeypatch.setattr(type(bucket), "find", lambda *_, **__: result)
     with pytest.raises(UserError, match="leads out of its folder"):
         fetch("memory://b/x")
 

@@ -42,8 +42,8 @@ def model(folder: Path) -> Pretrained:
     return bert.load(folder)
 
 
-def feed(monkeypatch: pytest.MonkeyPatch, given: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+def feed(monkeypatch: pytest.MonkeyPatch, inputs: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(inputs)))
 
 
 def test_a_prompt_is_continued_as_in_python(folder: Path, model: Pretrained, tmp_path: Path, capsysbinary) -> None:
@@ -145,15 +145,15 @@ TEXT = "the cat sat\non the mat\n\n  “cats” and dogs\r\n"
 def test_a_text_is_measured_by_token_character_and_byte(folder: Path, model, tmp_path: Path, capsys) -> None:
     (tmp_path / "a.txt").write_bytes(TEXT.encode())
     assert main(["evaluate", str(folder), str(tmp_path / "a.txt"), "--stride", "6"]) == 0
-    found = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
+    result = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
     score = model.score(TEXT, stride=6)
     loss = -score.log_probability / score.num_tokens
-    assert int(found["tokens"]) == score.num_tokens
-    assert float(found["loss"]) == pytest.approx(loss, abs=1e-5)
-    assert float(found["perplexity"]) == pytest.approx(math.exp(loss), rel=1e-4)
+    assert int(result["tokens"]) == score.num_tokens
+    assert float(result["loss"]) == pytest.approx(loss, abs=1e-5)
+    assert float(result["perplexity"]) == pytest.approx(math.exp(loss), rel=1e-4)
     bits = -score.log_probability / math.log(2)
-    assert float(found["bits per character"]) == pytest.approx(bits / len(TEXT), abs=1e-5)
-    assert float(found["bits per byte"]) == pytest.approx(bits / len(TEXT.encode()), abs=1e-5)
+    assert float(result["bits per character"]) == pytest.approx(bits / len(TEXT), abs=1e-5)
+    assert float(result["bits per byte"]) == pytest.approx(bits / len(TEXT.encode()), abs=1e-5)
     rows = [json.dumps({"text": text}) for text in (TEXT, "a dog")]
     (tmp_path / "b.jsonl").write_text("\n".join(rows))
     assert main(["evaluate", str(folder), str(tmp_path / "b.jsonl")]) == 0

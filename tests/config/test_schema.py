@@ -74,9 +74,9 @@ def test_each_recipe_names_the_schema_and_is_valid(name: str) -> None:
 @pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
 def test_each_key_has_its_default_and_its_help(config_class: type) -> None:
     for key, field in keys_of(config_class).items():
-        found = property_of(config_class, key)
-        assert found["default"] == field.default
-        assert not field.choices or set(field.choices) <= {*found.get("enum", found.get("items", {}).get("enum", ()))}
+        result = property_of(config_class, key)
+        assert result["default"] == field.default
+        assert not field.choices or set(field.choices) <= {*result.get("enum", result.get("items", {}).get("enum", ()))}
     for name in fields_of(config_class):
         description = SCHEMA["$defs"][config_class.__name__]["properties"][name]["description"]
         assert description == help_texts(config_class)[name]
@@ -115,15 +115,15 @@ def test_what_the_commands_accept_is_valid(text: str) -> None:
     ],
 )
 def test_mistakes_are_found(text: str, part: str) -> None:
-    found = errors(text)
-    assert len(found) == 1 and part in found[0]
+    result = errors(text)
+    assert len(result) == 1 and part in result[0]
 
 
 def test_earlier_keys_are_deprecated() -> None:
     for name, renaming in RENAMED.items():
-        found = property_of(PretrainConfig, name)
-        assert found["deprecated"] is True and renaming.key in found["description"]
-        assert {*renaming.values, *renaming.values.values()} <= set(found["enum"])
+        result = property_of(PretrainConfig, name)
+        assert result["deprecated"] is True and renaming.key in result["description"]
+        assert {*renaming.values, *renaming.values.values()} <= set(result["enum"])
     current = [key for key in keys_of(PretrainConfig) if "deprecated" in property_of(PretrainConfig, key)]
     assert current == []
 

@@ -80,9 +80,9 @@ def test_a_graph_gives_what_the_model_gives(kind: str, models, tmp_path: Path) -
     model = models(kind)
     task = model.require_task()
     features = task.features(model.tokenizer, task.examples_from_inputs(INPUTS[kind]), model.data)
-    ours, theirs = model.outputs(features), with_graph(model, tmp_path).outputs(features)
-    assert len(ours) == len(theirs) == len(features)
-    for row, other in zip(ours, theirs, strict=True):
+    actual, expected = model.outputs(features), with_graph(model, tmp_path).outputs(features)
+    assert len(actual) == len(expected) == len(features)
+    for row, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(other, row, atol=1e-5)
 
 
@@ -109,12 +109,12 @@ def test_an_int8_folder_replaces_the_float_graph(models, tmp_path: Path, monkeyp
     model = models("embeddings")
     monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
     (tmp_path / "texts.txt").write_text("\n".join(WORDS) + "\n")
-    given = ["made", str(tmp_path / "out"), "--format=onnx", "--quantize=int8", f"--dev={tmp_path / 'texts.txt'}"]
-    refused = fails(main, *given, "--tolerance=0")
+    arguments = ["made", str(tmp_path / "out"), "--format=onnx", "--quantize=int8", f"--dev={tmp_path / 'texts.txt'}"]
+    refused = fails(main, *arguments, "--tolerance=0")
     assert has_all(refused, "int8", "1 to 0.9")
     assert "of 0 allows" in refused
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt", "vocab.txt"]
-    assert main([*given, "--tolerance=0.01"]) == 0
+    assert main([*arguments, "--tolerance=0.01"]) == 0
     printed = capsys.readouterr().out
     assert "verified: the outputs are within" in printed and "| cosine with the float model | 1.0000 |" in printed
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -172,7 +172,7 @@ def test_lower_is_better_where_the_task_says_so_and_nan_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "told"),
+    ("kind", "inputs", "told"),
     [
         ("embeddings", {"quantize": "int4"}, "quantize is 'int4': pass int8"),
         ("embeddings", {"quantize": "int8", "format": "hf"}, "quantize is for onnx"),
@@ -188,9 +188,9 @@ def test_lower_is_better_where_the_task_says_so_and_nan_is_refused() -> None:
         ("pairs", {"quantize": "int8", "dev": LABELLED}, "mrpc reads its own files"),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence(kind: str, given: dict, told: str, models, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_one_sentence(kind: str, inputs: dict, told: str, models, tmp_path: Path) -> None:
     with pytest.raises(bert.UserError, match=told):
-        models(kind).save(tmp_path / "out", **{"format": "onnx", **given})
+        models(kind).save(tmp_path / "out", **{"format": "onnx", **inputs})
     assert not (tmp_path / "out").exists()
 
 

@@ -105,8 +105,8 @@ def test_a_prompt_and_its_continuation_end_with_the_position_table() -> None:
     for beams in (1, 2):
         answer = endless.generate(prompt, max_tokens=200, beams=beams, details=True)
         assert len(answer.token_ids) == POSITIONS - len(ids_of(prompt)) and not answer.ended
-    longest = "e" * (POSITIONS - 1)
-    assert len(endless.generate(longest, details=True).token_ids) == 1
+    longest_prompt = "e" * (POSITIONS - 1)
+    assert len(endless.generate(longest_prompt, details=True).token_ids) == 1
     for count in (POSITIONS, POSITIONS + 1, 5000):
         with pytest.raises(bert.UserError, match=rf"{count}.*runs/lm reads fewer than 24"):
             endless.generate(["a", "e" * count])
@@ -154,9 +154,9 @@ def test_no_input_has_no_answer_and_a_tuple_or_array_is_a_list(model: Pretrained
 
 @pytest.mark.medium
 def test_there_are_no_more_beams_than_continuations_and_numbers_are_a_seeds(model: Pretrained) -> None:
-    found = model.generate("the cat", beams=300, num_samples=300, max_tokens=1, details=True)
-    assert len(found) == len({answer.token_ids for answer in found}) <= model.config.vocab_size
-    assert all(np.isfinite(answer.score) for answer in found)
+    result = model.generate("the cat", beams=300, num_samples=300, max_tokens=1, details=True)
+    assert len(result) == len({answer.token_ids for answer in result}) <= model.config.vocab_size
+    assert all(np.isfinite(answer.score) for answer in result)
     answers = model.generate(["a", "b"], numbers=(n for n in (3, 4)), temperature=1.0, max_tokens=2)
     assert answers == model.generate(["a", "b"], numbers=[3, 4], temperature=1.0, max_tokens=2)
     with pytest.raises(bert.UserError, match=r"numbers has an entry.*0"):

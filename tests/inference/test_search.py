@@ -48,14 +48,14 @@ def test_blocks_give_what_sorting_everything_gives(size: int, top_k: int, monkey
 
 def test_of_equal_documents_the_first_ones_are_found() -> None:
     corpus = np.array([[1, 0], [0, 1], [1, 0], [1, 0], [1, 0]], np.float32)
-    found = find_nearest(np.array([[1.0, 0]]), [corpus[:2], corpus[2:4], corpus[4:]], 3)
-    assert found.indices.tolist() == [[0, 2, 3]]
+    matches = find_nearest(np.array([[1.0, 0]]), [corpus[:2], corpus[2:4], corpus[4:]], 3)
+    assert matches.indices.tolist() == [[0, 2, 3]]
     broken = find_nearest(np.full((1, 2), np.nan), [corpus], 2)
     assert broken.indices.tolist() == [[0, 1]]
     corpus[0], corpus[2], corpus[3] = np.nan, np.inf, 0
-    found = find_nearest(np.array([[1.0, 0]]), [corpus], 5)
-    assert found.indices[0, 0] == 4 and found.scores[0, 0] == 1
-    assert np.isfinite(found.scores).all()
+    matches = find_nearest(np.array([[1.0, 0]]), [corpus], 5)
+    assert matches.indices[0, 0] == 4 and matches.scores[0, 0] == 1
+    assert np.isfinite(matches.scores).all()
 
 
 @pytest.mark.medium
@@ -68,9 +68,9 @@ def test_texts_are_searched_as_their_embeddings_are(models: dict[str, Any], monk
     assert whole.indices[0, 0] == 0 and whole.scores[0, 0] == pytest.approx(1, abs=1e-5)
     vectors = model.search(queries, model.embed(TEXTS), top_k=3)
     monkeypatch.setattr("bert.inference.search.TEXTS_AT_ONCE", 3)
-    for found in (vectors, model.search(queries, iter(TEXTS), top_k=3)):
-        np.testing.assert_array_equal(found.indices, whole.indices)
-        np.testing.assert_allclose(found.scores, whole.scores, atol=1e-5)
+    for matches in (vectors, model.search(queries, iter(TEXTS), top_k=3)):
+        np.testing.assert_array_equal(matches.indices, whole.indices)
+        np.testing.assert_allclose(matches.scores, whole.scores, atol=1e-5)
     alone = model.search("ba ko", TEXTS, top_k=100)
     assert alone.indices.shape == alone.scores.shape == (8,)
     assert model.search([], TEXTS).indices.shape == (0, 8)
@@ -118,10 +118,10 @@ def test_an_index_is_searched_as_its_vectors_are(models: dict[str, Any], library
         index = faiss.IndexHNSWFlat(unit.shape[1], 8, faiss.METRIC_INNER_PRODUCT)
         index.add(unit)
     expected = model.search(queries, vectors, top_k=3)
-    found = model.search(queries, index, top_k=3)
-    np.testing.assert_array_equal(found.indices, expected.indices)
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
-    assert (found.indices.dtype, found.scores.dtype) == (np.int64, np.float32)
+    matches = model.search(queries, index, top_k=3)
+    np.testing.assert_array_equal(matches.indices, expected.indices)
+    np.testing.assert_allclose(matches.scores, expected.scores, atol=1e-5)
+    assert (matches.indices.dtype, matches.scores.dtype) == (np.int64, np.float32)
     assert model.search("ba ko", index, top_k=100).indices.shape == (8,)
 
 
@@ -199,9 +199,9 @@ def test_negatives_are_the_nearest_documents_below_the_margin(model: bert.Pretra
     """By sorting all cosines; the positives of other rows of the query are none."""
     said: list[str] = []
     settings = {"margin": 0.01, "relative_margin": 0.02, "num_negatives": 3, "log": said.append}
-    found = model.mine_negatives(ROWS, CORPUS, **settings)
+    rows = model.mine_negatives(ROWS, CORPUS, **settings)
     left_out = 0
-    for row, mined in zip(ROWS, found, strict=True):
+    for row, mined in zip(ROWS, rows, strict=True):
         cosines = model.similarity(row["query"], CORPUS)[0]
         own = cosines[CORPUS.index(row["positive"])]
         right = {other["positive"] for other in ROWS if other["query"] == row["query"]}
@@ -239,9 +239,9 @@ def test_prompts_are_those_of_the_model(model: bert.Pretrained) -> None:
     np.testing.assert_allclose(prompted.embed("ko", prompt="document"), model.embed("b ko"), atol=1e-6)
     np.testing.assert_array_equal(prompted.embed("ko"), model.embed("ko"))
     np.testing.assert_array_equal(model.embed("ko", prompt="query"), model.embed("ko"))
-    found = prompted.search("ko", CORPUS, top_k=3)
+    matches = prompted.search("ko", CORPUS, top_k=3)
     expected = model.search("a ko", [f"b {text}" for text in CORPUS], top_k=3)
-    np.testing.assert_array_equal(found.indices, expected.indices)
+    np.testing.assert_array_equal(matches.indices, expected.indices)
     mined = prompted.mine_negatives([{"query": "ko", "positive": "ri"}], CORPUS, relative_margin=0)[0]
     assert mined["score"][0] == pytest.approx(model.similarity("a ko", "b ri")[0, 0], abs=1e-5)
     with pytest.raises(bert.UserError, match="prompt is 'passage'"):
@@ -285,13 +285,13 @@ def test_the_command_writes_rows(model: bert.Pretrained, bucket, tmp_path: Path,
     rows, corpus = tmp_path / "rows.jsonl", tmp_path / "corpus.txt"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     corpus.write_text("".join(f"{text}\n" for text in CORPUS))
-    given = ["made", str(rows), "--corpus", str(corpus), "--num_negatives", "2"]
-    assert main([*given, "--output", str(tmp_path / "out.jsonl")]) == 0
+    arguments = ["made", str(rows), "--corpus", str(corpus), "--num_negatives", "2"]
+    assert main([*arguments, "--output", str(tmp_path / "out.jsonl")]) == 0
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert written == model.mine_negatives(ROWS, CORPUS, num_negatives=2)
     table = tmp_path / "corpus.jsonl"
     table.write_text("".join(json.dumps({"text": text}) + "\n" for text in CORPUS))
-    assert main([*given[:2], "--corpus", str(table), "--num_negatives=2", "--output", str(tmp_path / "same")]) == 0
+    assert main([*arguments[:2], "--corpus", str(table), "--num_negatives=2", "--output", str(tmp_path / "same")]) == 0
     assert (tmp_path / "same").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
     for file in (rows, corpus):
         bucket.pipe(f"/b/{file.name}", file.read_bytes())
@@ -300,14 +300,14 @@ def test_the_command_writes_rows(model: bert.Pretrained, bucket, tmp_path: Path,
     assert (tmp_path / "again").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr("bert.inference.load.load", None)  # a missing folder is reported before mining starts
-        assert "none is not a folder" in fails(main, *given, "--output", str(tmp_path / "none" / "out.jsonl"))
-    assert "exists already" in fails(main, *given, "--output", str(tmp_path / "out.jsonl"))
+        assert "none is not a folder" in fails(main, *arguments, "--output", str(tmp_path / "none" / "out.jsonl"))
+    assert "exists already" in fails(main, *arguments, "--output", str(tmp_path / "out.jsonl"))
     corpus.write_text("ba\n\nko\n")
-    assert "corpus.txt, line 2: the document is empty" in fails(main, *given)
+    assert "corpus.txt, line 2: the document is empty" in fails(main, *arguments)
     table.write_text('{"title": "a"}\n')
-    unnamed = fails(main, *given[:2], "--corpus", str(table))
+    unnamed = fails(main, *arguments[:2], "--corpus", str(table))
     assert "line 1: no 'text' among 'title'" in unnamed
-    assert "does not exist" in fails(main, *given[:2], "--corpus", str(tmp_path / "none"))
+    assert "does not exist" in fails(main, *arguments[:2], "--corpus", str(tmp_path / "none"))
 
 
 def test_the_margin_of_negative_scores_is_below_them() -> None:

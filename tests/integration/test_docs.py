@@ -58,25 +58,25 @@ class Block(NamedTuple):
 
     def commands(self) -> list[list[str]]:
         """The words of each command of this package's, from its name on."""
-        found = []
+        result = []
         for line in self.text.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\|", line):
                 words = shlex.split(part, comments=True)
                 for place, word in enumerate(words):
                     if Path(word).name in ("pretrain.py", "finetune.py"):
-                        found.append([Path(word).stem, *words[place + 1 :]])
+                        result.append([Path(word).stem, *words[place + 1 :]])
                         break
                     if word == "bert" and (place == 0 or "=" in words[place - 1] or words[place - 1] == "srun"):
-                        found.append(words[place + 1 :])
+                        result.append(words[place + 1 :])
                         break
-        return found
+        return result
 
 
 def blocks_of(page: Path) -> list[Block]:
-    found = re.finditer(
+    matches = re.finditer(
         r"(?:<!-- ([^\n]*?) -->\n)?^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
-    return [Block(page, match[1], match[2]) for match in found]
+    return [Block(page, match[1], match[2]) for match in matches]
 
 
 KEY = re.compile(r"(?<![\w./-])(data|model|training|optimizer|tokenizer)\.([\w.]*\w)(?![\w(/])")
@@ -127,13 +127,13 @@ def test_commands_options_and_recipes_exist(block: Block) -> None:
 
 
 def inline_code() -> list[tuple[Path, str]]:
-    found = []
+    codes = []
     for page in PAGES:
         prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         if page.name.startswith("from_"):  # the first column of its tables is another library's
             prose = re.sub(r"^\|[^|]*\|", "|", prose, flags=re.MULTILINE)
-        found += [(page, code) for code in re.findall(r"`([^`\n]+)`", prose)]
-    return found
+        codes += [(page, code) for code in re.findall(r"`([^`\n]+)`", prose)]
+    return codes
 
 
 def test_options_and_keys_in_the_prose_exist() -> None:
@@ -215,11 +215,11 @@ def test_pages_that_files_name_exist() -> None:
 
 
 def test_what_is_yaml_is_read() -> None:
-    found = 0
+    count = 0
     for page in PAGES:
         for text in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-            found += len(list(yaml.safe_load_all(text)))
-    assert found >= 5
+            count += len(list(yaml.safe_load_all(text)))
+    assert count >= 5
 
 
 def test_hosts_are_launched_with_options_that_exist() -> None:
@@ -254,8 +254,8 @@ def lengths_of_sentences(page: Path) -> list[int]:
 
 def test_sentences_are_short() -> None:
     lengths = {page: lengths_of_sentences(page) for page in PAGES}
-    assert {page.name: max(found) for page, found in lengths.items() if max(found) > 35} == {}
-    assert np.mean([length for found in lengths.values() for length in found]) <= 18
+    assert {page.name: max(of_page) for page, of_page in lengths.items() if max(of_page) > 35} == {}
+    assert np.mean([length for of_page in lengths.values() for length in of_page]) <= 18
 
 
 def run_python(page: str, mark: str, replaced: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict:

@@ -123,9 +123,9 @@ def test_gpt2_reads_pairs_with_its_end_token_between(
     content = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (content["architectures"], content["pad_token_id"]) == (["GPT2ForSequenceClassification"], 256)
     pairs = [("ba ri", "ko"), ("ko ba", "ri tu")]
-    ours, again = model.predict(pairs), bert.load(tmp_path / "out").predict(pairs)
-    assert [answer.label for answer in ours] == [answer.label for answer in again]
-    for one, other in zip(ours, again, strict=True):
+    of_run, again = model.predict(pairs), bert.load(tmp_path / "out").predict(pairs)
+    assert [answer.label for answer in of_run] == [answer.label for answer in again]
+    for one, other in zip(of_run, again, strict=True):
         np.testing.assert_allclose(list(one.probabilities.values()), list(other.probabilities.values()), rtol=1e-5)
 
 
@@ -148,8 +148,8 @@ def test_gpt2_tags_words_and_answers_questions(task: str, tmp_path: Path, monkey
     assert finetune([*arguments, f"--output_dir={tmp_path / 'run'}"]) == 0
     model = bert.load(tmp_path / "run")
     model.save(tmp_path / "out")
-    given = ["ba ko" if task == "conll2003" else ("ba?", "ri ko ba")]
-    assert bert.load(tmp_path / "out").predict(given) == model.predict(given)
+    inputs = ["ba ko" if task == "conll2003" else ("ba?", "ri ko ba")]
+    assert bert.load(tmp_path / "out").predict(inputs) == model.predict(inputs)
 
 
 def test_other_models_and_tasks_are_refused(

@@ -37,14 +37,14 @@ def sentences(text: str) -> list[str]:
     """The sentences of prose and lists and the rows of tables; no code, no block marked as published or estimated."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"`[^`\n]*`", "", text)
-    found = []
+    parts = []
     for block in re.split(r"\n\s*\n", text):
         mark = re.search(r"<!-- (estimated|published): ?(.*?) -->", block)
         if mark and (mark[1] == "estimated" or PUBLISHED.search(mark[2])):
             continue
         for part in re.split(r"\n(?=[-|#<]|\d+\. |\w+: |Measured|bert )", block):
-            found += [part] if part.startswith("|") else re.split(r"(?<=[.:;])\s+(?=[A-Z*\[(])", " ".join(part.split()))
-    return found
+            parts += [part] if part.startswith("|") else re.split(r"(?<=[.:;])\s+(?=[A-Z*\[(])", " ".join(part.split()))
+    return parts
 
 
 def read(file: Path) -> list[str]:
@@ -56,12 +56,12 @@ def read(file: Path) -> list[str]:
 
 def sections(text: str) -> dict[str, str]:
     """The text below each heading up to the next one of its level, by the heading's anchor."""
-    found, headings = {}, list(re.finditer(r"^(#+) (.+)$", text, re.MULTILINE))
+    text_by_anchor, headings = {}, list(re.finditer(r"^(#+) (.+)$", text, re.MULTILINE))
     for number, heading in enumerate(headings):
         ends = [later.start() for later in headings[number + 1 :] if len(later[1]) <= len(heading[1])]
         anchor = re.sub(r"[^\w -]", "", heading[2].lower()).replace(" ", "-")
-        found[anchor] = text[heading.start() : ends[0] if ends else len(text)]
-    return found
+        text_by_anchor[anchor] = text[heading.start() : ends[0] if ends else len(text)]
+    return text_by_anchor
 
 
 def numbers(text: str) -> set[Decimal]:

@@ -140,7 +140,7 @@ def test_a_bert_becomes_encoder_and_decoder(
     assert main([f"--config={config}", *last_of(options)]) == 0
     said = capsys.readouterr().out
     assert "randomly initialized: cross-attention" in said
-    source, found = bert.load(pretrained).params, bert.load(tmp_path / "run").params
+    source, trained = bert.load(pretrained).params, bert.load(tmp_path / "run").params
     word = ("embeddings", "word", "embedding")
     layer = ("encoder", "layer_0", "attention", "query", "kernel")
 
@@ -150,14 +150,16 @@ def test_a_bert_becomes_encoder_and_decoder(
         return np.asarray(params)
 
     same = np.testing.assert_array_equal if more else partial(np.testing.assert_allclose, atol=1e-6)
-    same(leaf(found, "bert", *word), leaf(source, "bert", *word))
+    same(leaf(trained, "bert", *word), leaf(source, "bert", *word))
     np.testing.assert_allclose(
-        leaf(found, "predictions", "transform", "kernel"), leaf(source, "predictions", "transform", "kernel"), atol=1e-6
+        leaf(trained, "predictions", "transform", "kernel"),
+        leaf(source, "predictions", "transform", "kernel"),
+        atol=1e-6,
     )
     stack = "bert" if share == "all" else "decoder"
-    np.testing.assert_allclose(leaf(found, stack, *layer), leaf(source, "bert", *layer), atol=1e-6)
-    assert "cross_attention" in found[stack]["encoder"]["layer_0"]
-    assert ("embeddings" in found.get("decoder", {})) == (share == "none")
+    np.testing.assert_allclose(leaf(trained, stack, *layer), leaf(source, "bert", *layer), atol=1e-6)
+    assert "cross_attention" in trained[stack]["encoder"]["layer_0"]
+    assert ("embeddings" in trained.get("decoder", {})) == (share == "none")
 
 
 @pytest.mark.slow

@@ -315,8 +315,8 @@ def test_a_loss_far_above_its_start_is_reported_once(start, losses, reported) ->
     divergence = Divergence([], None)
     if start is not None:
         divergence.start(start)
-    found = [loss for step, loss in enumerate(losses, 1) if divergence.update(step, {"loss": loss})]
-    assert found == reported
+    result = [loss for step, loss in enumerate(losses, 1) if divergence.update(step, {"loss": loss})]
+    assert result == reported
 
 
 def test_a_resumed_run_compares_with_its_first_line_and_with_token_frequencies() -> None:

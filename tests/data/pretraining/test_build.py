@@ -161,7 +161,7 @@ def test_bytes_do_not_depend_on_workers_or_on_the_kind_of_file(small_shards, pla
     packed = tmp_path / "corpus.txt.gz"
     packed.write_bytes(gzip.compress((place / "corpus.txt").read_bytes()))
     three = build_examples(config_of(place, train=str(packed)), tokenizer, tmp_path / "three")
-    files = [[pair for pair in digest(found) if pair[0] != "index.json"] for found in (one, three)]
+    files = [[pair for pair in digest(result) if pair[0] != "index.json"] for result in (one, three)]
     assert files[0] == files[1]
 
 

@@ -209,8 +209,8 @@ def test_fixed_positions_and_absent_segments_are_written_as_tables(made, tmp_pat
 @pytest.mark.medium
 def test_the_encoder_of_a_folder_reads_texts(folder: Path, made) -> None:
     texts = ["a b c", "d"]
-    ours, again = made(ARCHITECTURE, SIZES), bert.load(folder)
-    np.testing.assert_array_equal(ours.embed(texts), again.embed(texts))
+    own_model, again = made(ARCHITECTURE, SIZES), bert.load(folder)
+    np.testing.assert_array_equal(own_model.embed(texts), again.embed(texts))
 
 
 @pytest.mark.medium

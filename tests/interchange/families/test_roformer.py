@@ -31,10 +31,10 @@ def test_narrow_embeddings_in_and_out(architecture: str, made, tmp_path: Path) -
 def test_features_that_are_rotated_together_stand_next_to_each_other(made, tmp_path: Path) -> None:
     model = made("BertForMaskedLM", ROFORMER)
     model.save(tmp_path / "out")
-    theirs = load_file(tmp_path / "out/model.safetensors")["roformer.encoder.layer.1.attention.self.key.bias"]
-    ours = model.params["bert"]["encoder"]["layer_1"]["attention"]["key"]["bias"]
+    expected = load_file(tmp_path / "out/model.safetensors")["roformer.encoder.layer.1.attention.self.key.bias"]
+    actual = model.params["bert"]["encoder"]["layer_1"]["attention"]["key"]["bias"]
     first_head = [0, 4, 1, 5, 2, 6, 3, 7]
-    np.testing.assert_array_equal(theirs[:8], np.asarray(ours)[first_head])
+    np.testing.assert_array_equal(expected[:8], np.asarray(actual)[first_head])
 
 
 @pytest.mark.parametrize("activation", ["relu", "silu"])

@@ -52,8 +52,8 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
     tree = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs))["params"]
     tree = {"bert": tree} if architecture == "Bert" else tree
     expected = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
-    found = {path: array.shape for path, array in traverse_util.flatten_dict(model.params, sep="/").items()}
-    assert found == expected
+    actual = {path: array.shape for path, array in traverse_util.flatten_dict(model.params, sep="/").items()}
+    assert actual == expected
     for family in families.FAMILIES:
         if architecture not in family.classes or family.limits["causal"].value != sizes.causal:
             continue

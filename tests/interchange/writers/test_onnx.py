@@ -75,22 +75,22 @@ def test_answers_as_we_do(make, answer, case):
     names = [port.name for port in session.get_outputs()]
     inputs = inputs_of(session, architecture)
     # Ours always runs at one size, with what the graph is not given masked: one compilation
-    ours = jax.jit(lambda params, inputs: answer(model, params, inputs))
+    compiled = jax.jit(lambda params, inputs: answer(model, params, inputs))
     padded = np.arange(LONGEST) < np.arange(2, 2 + MOST).reshape(MOST, *[1] * (inputs["input_ids"].ndim - 1))
     masks = {"full": inputs["attention_mask"], "padded": inputs["attention_mask"] * padded}
     for batch in (1, 3, MOST):
         for length in (SHORTER, LONGEST):
             for mask in masks.values():
                 within = mask * (np.arange(LONGEST) < length)
-                expected = ours(model.params, {**inputs, "attention_mask": within})
+                expected = compiled(model.params, {**inputs, "attention_mask": within})
                 feed = {**inputs, "attention_mask": mask}
-                given = session.run(None, {name: array[:batch, ..., :length] for name, array in feed.items()})
+                outputs = session.run(None, {name: array[:batch, ..., :length] for name, array in feed.items()})
                 assert set(names) == set(expected)
-                for name, array in zip(names, given, strict=True):
-                    wanted = np.asarray(expected[name])[:batch]
-                    if wanted.ndim > 1 and wanted.shape[1] == LONGEST:
-                        wanted = wanted[:, :length]
-                    np.testing.assert_allclose(array, wanted, rtol=0, atol=1e-5)
+                for name, array in zip(names, outputs, strict=True):
+                    expected_values = np.asarray(expected[name])[:batch]
+                    if expected_values.ndim > 1 and expected_values.shape[1] == LONGEST:
+                        expected_values = expected_values[:, :length]
+                    np.testing.assert_allclose(array, expected_values, rtol=0, atol=1e-5)
 
 
 def test_every_head_is_among_the_cases():
@@ -149,7 +149,7 @@ def test_the_folder(make, tmp_path, monkeypatch, capsys):
     session = onnxruntime.InferenceSession(out / "model.onnx")
     ports = {"inputs": session.get_inputs(), "outputs": session.get_outputs()}
     assert {kind: [(port["name"], port["shape"]) for port in signature[kind]] for kind in ports} == {
-        kind: [(port.name, port.shape) for port in given] for kind, given in ports.items()
+        kind: [(port.name, port.shape) for port in values] for kind, values in ports.items()
     }
     assert [port.name for port in ports["inputs"]] == ["input_ids", "attention_mask", "token_type_ids"]
     assert {port.type for port in ports["inputs"]} == {"tensor(int64)"}
@@ -210,7 +210,7 @@ def test_the_lines_of_the_readme_compute_embeddings(mode: str, make, tmp_path, m
     for format in ("onnx", "stablehlo") if mode == "weightedmean" else ("onnx",):
         model.save(tmp_path / format, format)
         blocks = (tmp_path / format / "README.md").read_text().split("```python\n")[1:]
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         monkeypatch.chdir(tmp_path / format)
-        exec("".join(block.split("```")[0] for block in blocks), found)
-        np.testing.assert_allclose(found["embeddings"], model.embed(["one text", "another text"]), atol=1e-5)
+        exec("".join(block.split("```")[0] for block in blocks), result)
+        np.testing.assert_allclose(result["embeddings"], model.embed(["one text", "another text"]), atol=1e-5)

@@ -89,13 +89,13 @@ def test_answers_as_we_do(make, answer, tmp_path, architecture, sizes, shapes):
         inputs = rows(shape, names, segments=model.config.type_vocab_size)
         if "decoder_input_ids" in inputs:
             inputs["decoder_input_ids"] = inputs["decoder_input_ids"][:, :5]
-        expected, given = (
+        expected, answers = (
             jax.jit(lambda params, inputs=inputs: answer(model, params, inputs))(model.params),
             graph(inputs),
         )
-        assert set(given) == set(expected)
+        assert set(answers) == set(expected)
         for name, array in expected.items():
-            np.testing.assert_allclose(given[name], array, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(answers[name], array, rtol=0, atol=1e-5)
 
 
 @pytest.mark.medium
@@ -152,7 +152,7 @@ def test_weights_are_beside_the_graph(make):
 def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fails):
     other = make("BertForNextSentencePrediction", hidden_act="relu")
     written = stablehlo.serialized(other, stablehlo.signature(other, 12))
-    monkeypatch.setattr(stablehlo, "serialized", lambda model, given: written)
+    monkeypatch.setattr(stablehlo, "serialized", lambda model, inputs: written)
     model = make("BertForNextSentencePrediction")
     monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
     error = fails(main, "tiny", str(tmp_path / "out"), "--format=stablehlo")
