@@ -92,6 +92,7 @@ NSP_RUN = [
     "--model.position_embedding_type=learned",
     "--model.pooler_act=tanh",
     "--optimizer.learning_rate=3e-3",
+    "--embedding_init=random",
     "--transfer=null",
 ]
 """Next-sentence pairs by BERT's own form, from the recipe that commands take by default, without its transfer."""

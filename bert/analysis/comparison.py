@@ -166,10 +166,12 @@ def _final_scores(results: dict[str, Any]) -> dict[str, float]:
 
 def _transfer_scores(results: dict[str, Any]) -> dict[str, list[float]]:
     """Returns the scores of a pretraining run's ``transfer`` by initial weights, one per seed."""
-    transfer = results.get("transfer") or {}
+    transfer = results.get("transfer") or []
+    tasks = [transfer] if isinstance(transfer, dict) else transfer  # older runs have one task
     return {
-        f"transfer to {transfer['task']}, {transfer['metric']}, {name.replace('_', ' ')}": start["scores"]
-        for name, start in transfer.items()
+        f"transfer to {task['task']}, {task['metric']}, {name.replace('_', ' ')}": start["scores"]
+        for task in tasks
+        for name, start in task.items()
         if isinstance(start, dict)
     }
 

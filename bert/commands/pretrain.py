@@ -17,6 +17,10 @@ DESCRIPTION = """Pretrains a model on a corpus. Without arguments, it trains a t
 installed packages, in a few minutes on two CPU cores. The same command with the same output_dir resumes a run."""
 
 
+COMPARED = ("pretrained", "random_weights", "bag_of_words")
+"""The columns of the table of ``transfer``."""
+
+
 @run_command
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
@@ -72,7 +76,7 @@ def _show(results: dict[str, Any], path: str) -> None:
     print(
         f"\n{results['seconds']:.0f} seconds; {path} holds checkpoints, {vocabulary}, metrics.jsonl, curves.png, "
         "results.json"
-        f"\nnext:{_next(path, results)}"
+        f"{', export (for transformers)' if Path(path, 'export').is_dir() else ''}\nnext:{_next(path, results)}"
     )
 
 
@@ -83,15 +87,21 @@ def _show_filled_masks(filled_masks: list[dict[str, Any]]) -> None:
         print(f"  {filled['text']}\n    -> {guesses}   (truth: {filled['truth']})")
 
 
-def _show_transfer(transfer: dict[str, Any]) -> None:
-    """Prints one line for each encoder and baseline."""
-    metric, rows = transfer["metric"], f"{transfer['train_rows']:,} labelled rows, {transfer['dev_rows']:,} held out"
-    print(f"\ntransfer to {transfer['task']} ({rows}), {metric}:")
-    for name, row in transfer.items():
-        if isinstance(row, dict):
-            deviation, count = row["standard_deviation"], len(row["scores"])
-            seeds = "" if deviation is None else f" +- {deviation:.3f} ({count} seeds)"
-            print(f"  {name.replace('_', ' '):30}{_number(row['mean'], 3):>6}{seeds}")
+def _show_transfer(transfer: list[dict[str, Any]]) -> None:
+    """Prints a row for each task."""
+    from bert.runs.report import align_columns
+
+    seeds = len(transfer[0]["pretrained"]["scores"])
+    print(f"\nfine-tuned, scores on held-out modules{f' (means of {seeds} seeds)' if seeds > 1 else ''}:")
+    header = ("", *(name.replace("_", " ") for name in COMPARED))
+    rows = [
+        (
+            f"{task['task'].replace('_', ' ')} ({task['train_rows']:,} labels), {task['metric'].replace('_', ' ')}",
+            *(_number(task[name]["mean"], 3) if name in task else "" for name in COMPARED),
+        )
+        for task in transfer
+    ]
+    print("\n".join(align_columns([header, *rows])))
 
 
 def _next(path: str, results: dict[str, Any]) -> str:
@@ -103,6 +113,10 @@ def _next(path: str, results: dict[str, Any]) -> str:
         text = filled_masks[0]["text"]
         code = f"import bert; print(bert.load({path!r}).fill_mask({text!r}))"
         lines = [f"python -c {shlex.quote(code)}", f"bert attention {run} {shlex.quote(text)} --output attention.html"]
+    for task in results.get("transfer", ())[1:2]:
+        name = task["task"]
+        data = f"--data.dir {run}/transfer/{name} " if Path(path, "transfer", name).is_dir() else ""
+        lines.append(f"{command_name('finetune')} --config {name} --init {run} {data}--output_dir runs/{name}")
     lines.append(f"bert inspect {run}")
     if "remarks" not in results:
         lines.append(f"{command_name('finetune')} --help   # to fine-tune from this run: --init {run}")

@@ -86,13 +86,17 @@ class PretrainConfig:
     mlm_bias_init: Literal["unigram", "zeros"] = "unigram"
     """Initial output bias of the MLM head, if it has one: log frequencies of the tokens (unigram), or zeros, as in
     BERT."""
+    embedding_init: Literal["random", "cooccurrence"] = "random"
+    """Initial word embeddings without init: random numbers (random), or vectors computed from the tokens that occur
+    next to each other in the training rows (cooccurrence), with which a short run learns faster."""
     phases: list[PhaseConfig] | None = None
     """Consecutive phases of the run with their own rows and batches: in YAML a list, each phase with some of the keys
     below. null: one phase; on the command line, this drops the phases of a recipe."""
     transfer: str | None = None
-    """Fine-tuning recipe, or YAML file, to run at the end: from the pretrained encoder and, as controls, from random
-    weights of the same sizes and with TF-IDF and a linear model. Scores are in results.json, runs in transfer/ in the
-    run's folder. null: none. A recipe's transfer is dropped if data.train is set elsewhere."""
+    """Fine-tuning recipe or YAML file to run at the end, or several separated by commas: from the pretrained encoder
+    and, as controls, from random weights of the same sizes and with a linear model on words. Scores are in
+    results.json, rows of the recipes without data (word_order, parameters, returns) in transfer/ in the run's folder.
+    null: none. A recipe's transfer is dropped if data.train is set elsewhere."""
     loggers: list[LoggerName] | None = None
     """Loggers of metrics besides metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow, or several separated by
     commas; [] for none. Defaults to tensorboard if tensorboardX is installed."""

@@ -63,7 +63,7 @@ FROZEN_WEIGHTS = "frozen.safetensors"
 """File with the frozen weights of a run with adapters (LoRA), which its checkpoints do not contain."""
 
 TRANSFER = "transfer"
-"""Folder of a pretraining run with one fine-tuning run for each encoder, and their output."""
+"""Folder of a pretraining run with the rows of the tasks that it is fine-tuned on."""
 
 ROWS = "rows"
 """Folder of a run with training rows that were passed in memory."""

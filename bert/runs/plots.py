@@ -40,17 +40,15 @@ SPLITS = {"train": "training", "eval": "evaluation"}
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart next to the curves.
+    """A bar chart next to the curves, instead of the learning rate.
 
     Attributes:
         title: title of the chart.
-        metric: metric of the bars.
-        scores: name of a bar -> mean and standard deviation; None for a single score.
+        groups: name of a group -> name of a bar -> mean and standard deviation; None for a single score.
     """
 
     title: str
-    metric: str
-    scores: Mapping[str, tuple[float, float | None]]
+    groups: Mapping[str, Mapping[str, tuple[float, float | None]]]
 
 
 @dataclass(frozen=True)
@@ -107,6 +105,8 @@ def make_curves(lines: list[dict[str, Any]], subject: Subject) -> Figure | None:
         "score": _scores(lines, subject),
         "learning rate": [name for name in metric_names(lines) if name == "learning_rate"],
     }
+    if subject.bars is not None:
+        del panels["learning rate"]
     panels = {title: members for title, members in panels.items() if members}
     count = len(panels) + (subject.bars is not None)
     figure = _new_figure(5.2 * count, 3.9) if panels else None
@@ -239,20 +239,31 @@ def style_handles(drawn: Container[str], baseline: str) -> list[Any]:
     return [Line2D([], [], color=GREY, label=labels[style], **look) for style, look in STYLES.items() if style in drawn]
 
 
+BAR_COLOURS = (COLOURS[0], "#BBBBBB", "#777777", "#DDDDDD")
+"""Colours of the bars of a group; the first bar stands out."""
+
+
 def _draw_bars(axes: Any, bars: Bars) -> None:
-    names = [*bars.scores][::-1]  # the first one at the top
-    means, deviations = zip(*(bars.scores[name] for name in names), strict=True)
-    drawn = axes.barh(
-        [name.replace("_", " ") for name in names],
-        means,
-        xerr=[deviation or 0 for deviation in deviations],
-        color=["#BBBBBB"] * (len(names) - 1) + [COLOURS[0]],
-    )
-    axes.bar_label(drawn, fmt="%.3f", padding=4, fontsize=9)
-    axes.margins(x=0.2)
+    names = list(dict.fromkeys(name for group in bars.groups.values() for name in group))
+    width = 0.8 / max(len(names), 1)
+    for number, name in enumerate(names):
+        has_bar = [index for index, group in enumerate(bars.groups.values()) if name in group]
+        scores = [group[name] for group in bars.groups.values() if name in group]
+        drawn = axes.bar(
+            [index + (number - (len(names) - 1) / 2) * width for index in has_bar],
+            [mean for mean, _ in scores],
+            width,
+            yerr=[deviation or 0 for _, deviation in scores],
+            color=BAR_COLOURS[number % len(BAR_COLOURS)],
+            label=name.replace("_", " "),
+        )
+        axes.bar_label(drawn, fmt="%.2f", padding=2, fontsize=8)
+    axes.set_xticks(range(len(bars.groups)), list(bars.groups), parse_math=False)
+    axes.set_ylim(0, 1)
     axes.set_title(bars.title, fontsize=10, parse_math=False)
-    axes.set_xlabel(bars.metric.replace("_", " "))
     axes.spines[["top", "right"]].set_visible(False)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, LEGEND_TOP), "ncols": len(names)}
+    axes.legend(frameon=False, fontsize=9, **below)
 
 
 def _add_legend(axes: Any, colours: Mapping[str, str], drawn: list[str], baseline: str) -> int:

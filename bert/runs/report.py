@@ -22,6 +22,10 @@ QUIET_SECONDS = 30
 """Maximum seconds without a line if there is no bar, since steps may be slow or log lines rare."""
 
 
+MILESTONES = 4
+"""Minimum number of lines of a run without a bar, if there are as many log lines. Others follow after QUIET_SECONDS."""
+
+
 class Progress:
     """Progress of a run: a bar on a terminal, otherwise a message at most every ``every`` steps."""
 
@@ -29,6 +33,7 @@ class Progress:
         self.total_steps, self.label, self.every = total_steps, label, every
         self._step = self._last_line = start_step
         self._last_time: float | None = None
+        self._metrics: dict[str, Any] = {}  # the newest ones
         self._since: tuple[float, int] | None = None  # (time, step) of the first update, after compilation
         self._bar = _bar() if are_printed() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
         if self._bar is not None:
@@ -54,6 +59,7 @@ class Progress:
     def update(self, step: int, metrics: dict[str, Any] | None = None) -> None:
         """Records that ``step`` steps are done, and shows new metrics."""
         self._step, now = step, time.monotonic()
+        self._metrics = self._metrics if metrics is None else metrics
         if self._since is None:
             self._since, self._last_time = (now, step), now
         (began, first), left = self._since, ""
@@ -69,7 +75,7 @@ class Progress:
         ):
             self._last_line, self._last_time = (self._last_line if metrics is None else step), now
             percent = 100 * step // max(self.total_steps, 1)
-            texts = [f"step {step}/{self.total_steps} ({percent}%)", *_format_metrics(metrics or {}), left]
+            texts = [f"step {step}/{self.total_steps} ({percent}%)", *_format_metrics(self._metrics), left]
             LOGGER.info("  ".join(text for text in texts if text))
 
 
@@ -275,7 +281,7 @@ class RunReport(Report):
         lines = read_metrics(folder)
         self._divergence = Divergence(lines, baseline)
         self._written = {(line["step"], line["split"]) for line in lines}
-        self._progress = Progress(total_steps, start_step, every=log_every)
+        self._progress = Progress(total_steps, start_step, every=max(log_every, total_steps // MILESTONES))
         self._draw_again = time.monotonic() + PLOT_INTERVAL_SECONDS
 
     def __enter__(self) -> Self:

@@ -74,6 +74,8 @@ class Task(ABC):
     """Name of the baseline whose scores `baseline_scores` returns, such as ``majority_class``; "" for none."""
     windows: ClassVar[bool] = False
     """Whether long inputs become several rows; otherwise they are truncated to ``data.max_length``."""
+    best_score: ClassVar[float] = 1.0
+    """Main metric of perfect answers."""
     tuned_at_each_evaluation: ClassVar[bool] = False
     """Whether `tune` is applied at every evaluation of dev; otherwise only for the best checkpoint."""
     class_weights: tuple[float, ...] = ()
@@ -146,6 +148,13 @@ class Task(ABC):
         ``to_config`` stores them. The returned task reads the other splits.
         """
         return self
+
+    def bag_of_words(self, train: Any, dev: Any) -> tuple[str, dict[str, float]] | None:
+        """Returns name and scores on dev of a linear model on words; None if the task has none.
+
+        Call this on the task fitted to ``train``.
+        """
+        return None
 
     def tune(self, outputs: Outputs, features: Any, examples: Any) -> Task:
         """Returns the task with values tuned on dev, such as a threshold, for the best checkpoint.

@@ -17,13 +17,14 @@ from bert.model.electra import MaskedTokens
 from bert.model.heads import HEADS
 from bert.model.pretraining import PermutedTokens
 from bert.tasks import TASKS
+from bert.tasks.docstring_tasks import DOCSTRING_TASKS
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.training.loop import count_parameters
 from bert.training.pretraining.objectives import build_model_and_loss
 
-FINETUNING = sorted(set(recipe_names()) & set(TASKS))
-PRETRAINING = sorted(set(recipe_names()) - set(TASKS))
+FINETUNING = sorted(set(recipe_names()) & {*TASKS, *DOCSTRING_TASKS})
+PRETRAINING = sorted(set(recipe_names()) - {*FINETUNING})
 PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428,
               "large": 336_226_108}  # fmt: skip
 ROBERTA = {"roberta": 124_697_433, "roberta_mini": 5_463_040}
@@ -52,13 +53,13 @@ def test_there_is_a_recipe_for_every_size_and_task() -> None:
     counted = {*ELECTRA, *ROBERTA, *HOURS, *STUDENT, *ALBERT, *MPNET, *MODERN, *GPT, *PARAMETERS}
     assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *counted}
     # Benchmarks and custom tasks have recipes, kinds of file have none.
-    assert set(FINETUNING) == set(TASKS) - {"ner", "multiple_choice"}
+    assert set(FINETUNING) == {*TASKS, *DOCSTRING_TASKS} - {"ner", "multiple_choice"}
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_the_head_says_command_hardware_time_and_score(name: str) -> None:
     head = re.match(r"(#.*\n)+", (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8"))[0]
-    command = "finetune" if name in TASKS else "pretrain"
+    command = "finetune" if name in FINETUNING else "pretrain"
     given = "" if name == "quickstart" else f" --config {name} "
     assert f"\n# bert {command}{given}" in head
     assert "python " not in head

@@ -129,7 +129,7 @@ def source_state(source: str) -> tuple[str, int]:
     digest = hashlib.blake2b(f"{sys.version} {split}".encode(), digest_size=16)
     digest.update(Path(__file__).read_bytes())  # the rules
     newest = 0
-    for module in _modules(packages):
+    for module in installed_modules(packages):
         stat = module.path.stat()
         digest.update(f"{module.name}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}\n".encode())
         newest = max(newest, stat.st_mtime_ns)
@@ -146,7 +146,7 @@ def read_prose(packages: frozenset[str]) -> tuple[ModuleProse, ...]:
     Raises:
       UserError: a package is not installed.
     """
-    modules = sorted(_modules(packages), key=lambda module: (module.split, module.name))
+    modules = sorted(installed_modules(packages), key=lambda module: (module.split, module.name))
     parsed = _parse_modules(modules)
     paragraphs = [paragraph for docstrings in parsed for docstring in docstrings for paragraph in docstring]
     is_new = iter(_find_new(paragraphs))
@@ -172,7 +172,7 @@ def parse_source(source: str) -> tuple[frozenset[str], str | None]:
     return frozenset(filter(None, names.split(","))), split or None
 
 
-def _modules(packages: frozenset[str]) -> list[Module]:
+def installed_modules(packages: frozenset[str] = frozenset()) -> list[Module]:
     """Returns the modules of some packages (an empty set: all), at most PACKAGE_BYTES of each."""
     every = _installed()
     missing = sorted(packages - every.keys() - {STDLIB})

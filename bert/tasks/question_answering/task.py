@@ -17,6 +17,7 @@ from bert.config import TaskDataConfig
 from bert.data.inputs import as_texts, check_count
 from bert.data.rows import pad_and_stack
 from bert.errors import UserError, WarningText, require
+from bert.tasks.bag_of_words import best_sentences
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.columns import KEYS, ColumnFilesTask
 from bert.tasks.question_answering.span_features import (
@@ -78,6 +79,7 @@ class QuestionAnsweringTask(Task):
     """Whether misplaced answers are an error."""
     data_keys: ClassVar[tuple[str, ...]] = QUESTION_KEYS
     kind: ClassVar[str] = "question_answering"
+    best_score: ClassVar[float] = 100.0
     answer_type: ClassVar[type] = AnswerPrediction
     windows: ClassVar[bool] = True
     num_labels = 2
@@ -200,6 +202,13 @@ class QuestionAnsweringTask(Task):
         expected = references(examples.examples)
         scores = metrics.squad_metrics(dict.fromkeys(expected, ""), expected, v2=True)
         return {**scores, "best_f1": scores["f1"], "best_exact": scores["exact"]}
+
+    def bag_of_words(self, train: Dataset, dev: Dataset) -> tuple[str, dict[str, float]] | None:
+        """Returns the scores of choosing a whole sentence of the context; None for v2.0."""
+        if self.may_be_impossible:
+            return None
+        answers = best_sentences(train.examples, dev.examples)
+        return "sentence_logistic_regression", metrics.squad_metrics(answers, references(dev.examples), v2=False)
 
     def is_degenerate(self, predictions: Answers, examples: Dataset) -> bool:
         """Returns whether no answer shares a word with a reference, or for v2.0 if never answering is as good."""

@@ -17,6 +17,7 @@ from bert.data.records import Records
 from bert.data.rows import TokenRows
 from bert.errors import UserError, require
 from bert.runs.plots import draw_confusion_matrix
+from bert.tasks.bag_of_words import INVERSE_REGULARISATION
 from bert.tasks.base import Outputs, Task
 from bert.tasks.columns import Columns, label_text
 from bert.tasks.sequence_classification.base import Examples, LabelTask, SequenceClassificationTask, file_prefix
@@ -226,25 +227,24 @@ def _exact(score: np.floating) -> str:
     return np.format_float_positional(score, trim="-")
 
 
-INVERSE_REGULARISATION = 10.0
-"""C of the logistic regression. scikit-learn's default, 1, regularizes too strongly on a few hundred short texts."""
-
-
-def lexical_baseline(task: Task, train: Any, dev: Any) -> tuple[str, dict[str, float]] | None:
+def lexical_baseline(task: Task, train: Any, dev: Any, max_ngram: int = 1) -> tuple[str, dict[str, float]] | None:
     """Returns name and scores on dev of TF-IDF with logistic regression, or with ridge regression for scores.
 
-    Returns None for other tasks, for texts that have no word of two letters, and for a single label.
+    Returns None for texts that have no word of two letters, and for a single label. For other tasks, returns the result
+    of their ``bag_of_words``.
 
     Args:
       task: the task, fitted to ``train``.
+      train, dev: the examples of the splits.
+      max_ngram: maximum number of adjacent words that are counted together.
     """
     if not isinstance(task, ClassificationTask | MultilabelTask | RegressionTask):
-        return None
+        return task.bag_of_words(train, dev)
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.multiclass import OneVsRestClassifier
 
-    vectorizer = TfidfVectorizer(sublinear_tf=True)
+    vectorizer = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, max_ngram))
     analyze = vectorizer.build_analyzer()
     if not any(map(analyze, itertools.chain(*_columns(train)))):
         return None

@@ -20,6 +20,7 @@ from bert.data.rows import pad_and_stack
 from bert.errors import UserError, require, without_surrogates
 from bert.files import write_tsv
 from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, Spelling, convert, is_span_tag, join_tag, split_tag
+from bert.tasks.bag_of_words import WINDOWS, window_tags
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.splits import SplitNames, find_split_file, splits_in
 from bert.tasks.token_classification import conll, word_features
@@ -222,6 +223,13 @@ class TokenClassificationTask(Task):
         """Returns the scores of each word's most frequent training tag, or the most frequent tag for new words."""
         unknown = OUTSIDE if self.marks_entities else self.most_frequent_tag
         return self._scores([[self.lexicon.get(word, unknown) for word in words] for words in examples.words], examples)
+
+    def bag_of_words(self, train: Sentences, dev: Sentences) -> tuple[str, dict[str, float]] | None:
+        """Returns the scores of the best of `window_tags`; None if the training words have one tag."""
+        if len({tag for tags in require(train.tags, "the tags") for tag in tags}) < 2:
+            return None
+        scores = [self._scores(window_tags(train, dev, window), dev) for window in WINDOWS]
+        return "window_logistic_regression", max(scores, key=lambda score: score[self.main_metric])
 
     def is_degenerate(self, predictions: Tagged, examples: Sentences) -> bool:
         """Returns whether all words have one tag (B- and I- count as one), or no entity is correct."""

@@ -11,11 +11,13 @@ import numpy as np
 from flax import traverse_util
 
 from bert.config import ModelConfig
+from bert.data.pretraining.dataset import PretrainingDataset, open_rows
 from bert.errors import UserError
 from bert.metrics import unigram_log_probabilities
 from bert.model.names import PROJECTIONS
 from bert.runs.checkpoint import Checkpointer, Checkpoints
 from bert.training.initialization import Log, Params
+from bert.training.pretraining.cooccurrence import cooccurrence_embeddings
 from bert.training.pretraining.distillation import Teacher
 
 
@@ -91,6 +93,31 @@ def init_mlm_bias(method: str, counts: np.ndarray, head: Sequence[str], params: 
     bias[: len(counts)] = unigram_log_probabilities(counts)
     bias[len(counts) :] = bias[: len(counts)].min()  # rows of the embedding beyond the vocabulary
     return traverse_util.unflatten_dict({**flat, path: bias})
+
+
+SAMPLED_ROWS = 65_536
+"""Maximum number of training rows in which neighbouring tokens are counted."""
+
+
+def init_embeddings(examples: PretrainingDataset, ignored: Sequence[int], params: Params) -> Params:
+    """Sets the word embeddings of the encoder to `cooccurrence_embeddings` of the training rows.
+
+    Tokens without neighbours keep their random vectors.
+
+    Args:
+        examples: the training rows.
+        ignored: ids of the special tokens.
+        params: random weights.
+    """
+    rows = open_rows(examples.train)
+    if not len(rows):  # a stream
+        return params
+    sample = rows.take(np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED_ROWS)).astype(int)))
+    flat, path = traverse_util.flatten_dict(params), VOCAB_PARAMS[0]
+    random = np.asarray(flat[path])
+    vectors = cooccurrence_embeddings(sample["input_ids"], np.array(ignored), *random.shape, float(random.std()))
+    has_neighbours = np.abs(vectors).max(axis=1, keepdims=True) > 1e-6
+    return traverse_util.unflatten_dict({**flat, path: np.where(has_neighbours, vectors, random)})
 
 
 LAYER_FIELDS = (

@@ -130,6 +130,10 @@ def remarks(name: str, loss: float | None, baselines: Mapping[str, Any], diverge
     return sentences
 
 
+EXPORT = "export"
+"""Folder of a run with ``transfer`` that holds the model for Hugging Face transformers."""
+
+
 def write_results(
     run: RunFolder[PretrainConfig], data: PretrainingData, state: TrainState, divergence: str | None, start_time: float
 ) -> dict[str, Any]:
@@ -161,6 +165,8 @@ def write_results(
     baselines = objective.baselines(last.eval_batches(), input_format, counts, scores)
     loss = scores[objective.perplexity_loss]
     sentences = remarks(objective.perplexity_loss, loss, baselines, divergence)
+    if run.config.transfer is not None and loss is not None and not (run.path / EXPORT).exists():
+        model.save(run.path / EXPORT, say=lambda message: None)
     results: dict[str, Any] = {
         "steps": step,
         **({"teacher": {"source": config.teacher, "checksum": config.checksum}} if config.teacher else {}),
@@ -186,17 +192,30 @@ def _counts_of_text(data: PhaseData) -> dict[str, int]:
 
 
 def add_transfer(
-    run: RunFolder[PretrainConfig], results: Mapping[str, Any], transfer: Mapping[str, Any], start_time: float
+    run: RunFolder[PretrainConfig],
+    results: Mapping[str, Any],
+    transfer: Sequence[Mapping[str, Any]],
+    start_time: float,
 ) -> dict[str, Any]:
     """Adds the scores of `measure_transfer` to results.json and to the curves, and returns the new content."""
     seconds = round(time.perf_counter() - start_time, 1)
     results = {**results, "transfer": transfer, "seconds": seconds}
     metrics_log.write_results(run.path, results)
-    plot_curves(run.path, final_subject(run.config, results))
+    subject = curves_subject(run.config, results["baselines"])
+    plot_curves(run.path, dataclasses.replace(subject, bars=transfer_bars(transfer)))
     return dict(metrics_log.to_jsonable(results))
 
 
-def transfer_bars(transfer: Mapping[str, Any]) -> Bars:
-    """Returns mean and standard deviation of each encoder and baseline."""
-    scores = {name: (row["mean"], row["standard_deviation"]) for name, row in transfer.items() if isinstance(row, dict)}
-    return Bars(f"{transfer['task']}, {transfer['train_rows']:,} labelled rows", transfer["metric"], scores)
+COMPARED = ("pretrained", "random_weights", "bag_of_words")
+"""The scores of a task that the table and the picture of ``transfer`` compare."""
+
+
+def transfer_bars(transfer: Sequence[Mapping[str, Any]]) -> Bars:
+    """Returns the bars of each task."""
+    groups = {}
+    for task in transfer:
+        name = f"{task['task'].replace('_', ' ')}\n({task['metric']}, {task['train_rows']:,} labels)"
+        groups[name] = {
+            start: (task[start]["mean"], task[start]["standard_deviation"]) for start in COMPARED if start in task
+        }
+    return Bars("fine-tuned on held-out modules", groups)

@@ -19,12 +19,18 @@ from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
 from bert.runs.report import make_report
 from bert.runtime.interrupts import InterruptHandler
+from bert.tokenizer.library import special_ids
 from bert.training.initialization import Initializable, Log, Params, initialize_state
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.pretraining.data import PhaseData, PretrainingData, build_data, predictable_counts
 from bert.training.pretraining.evaluation import PretrainingEvaluator
-from bert.training.pretraining.initialization import init_mlm_bias, restore_branched, start_from_teacher
+from bert.training.pretraining.initialization import (
+    init_embeddings,
+    init_mlm_bias,
+    restore_branched,
+    start_from_teacher,
+)
 from bert.training.pretraining.objectives import OBJECTIVES, CompileLoss, build_with_teacher
 from bert.training.pretraining.results import add_transfer, curves_subject, log_summary, unigram_loss, write_results
 from bert.training.pretraining.setup import Setup, find_branch_source, has_begun, resolve_setup, save_setup
@@ -84,7 +90,7 @@ def pretrain(run: RunFolder[PretrainConfig], log: Log = log_info, callbacks: Seq
     results = multihost.broadcast_from_main(partial(write_results, run, data, state, report.divergence, start_time))
     if run.config.transfer is None:
         return dict(results)
-    transfer = measure_transfer(run, log)
+    transfer = measure_transfer(run, int(state.step), log)
     return dict(multihost.broadcast_from_main(partial(add_transfer, run, results, transfer, start_time)))
 
 
@@ -200,6 +206,8 @@ def _initialize(
 
     def prepare(params: Params) -> Params:
         params = params if teacher is None else start_from_teacher(params, config.model, teacher, log)
+        if config.embedding_init == "cooccurrence" and source is None and teacher is None:
+            params = init_embeddings(first.examples, sorted(special_ids(data.tokenizer).all), params)
         return init_mlm_bias(config.mlm_bias_init, counts, objective.mlm_head, params)
 
     state = initialize_state(

@@ -1,13 +1,12 @@
-"""Transfer of a pretrained encoder to a small labelled task, compared with random weights and other baselines."""
+"""Transfer of a pretrained encoder to small labelled tasks, compared with random weights and bags of words."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import json
 import os
 import statistics
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +15,48 @@ from bert.config.data import DOCSTRINGS_PREFIX
 from bert.config.sources import with_micro_batches
 from bert.config.yaml_io import load_config
 from bert.errors import UserError, require
+from bert.files import atomic_write, load_json
 from bert.parallel import multihost
-from bert.runs import metrics_log
-from bert.runs.folder import TRANSFER, RunFolder, has_ended, open_run
-from bert.runs.loggers import RunCallbacks
+from bert.runs.folder import TRANSFER, RunFolder
 from bert.tasks import make_task
+from bert.tasks.docstring_tasks import DOCSTRING_TASKS, write_docstring_task
 from bert.tasks.sequence_classification import lexical_baseline
 from bert.tasks.splits import read_splits
-from bert.training.finetuning.run import finetune, finetune_seeds
+from bert.training.finetuning.starts import PRETRAINED, RANDOM, StartComparison
 from bert.training.initialization import Log
 
-PRETRAINED, RANDOM = "pretrained", "random_weights"
+BAG_OF_WORDS = "bag_of_words"
+
+SCORES_FILE = "scores.json"
+
+MAX_NGRAMS = (1, 2)
+"""Numbers of adjacent words that the bag of words of a classification task counts; the best one is reported."""
 
 
-def transfer_config(config: PretrainConfig) -> FinetuneConfig:
-    """Returns the configuration of the fine-tuning run of ``transfer``, which starts from the pretrained encoder.
+def transfer_names(config: PretrainConfig) -> list[str]:
+    """Returns the recipes and files of ``transfer``."""
+    return [] if config.transfer is None else [name.strip() for name in config.transfer.split(",")]
+
+
+def transfer_config(config: PretrainConfig, name: str) -> FinetuneConfig:
+    """Returns the configuration of a fine-tuning run of ``transfer``, which starts from the pretrained encoder.
 
     Raises:
         UserError: the recipe or file does not exist, or contains an invalid value.
     """
-    name, run = require(config.transfer, "transfer"), require(config.output_dir, "output_dir")
+    run = require(config.output_dir, "output_dir")
     path = recipe_folder() / f"{name}.yaml" if name in recipe_names() else Path(name)
     recipe = with_micro_batches(load_config(FinetuneConfig, path))
+    folder = os.path.join(run, TRANSFER, path.stem)
     if recipe.data.dir is None and recipe.data.train is None:
-        raise UserError(
-            f"transfer {name} names no data: copy {path} to a file of yours, set data.dir in it, and pass that file"
-        )
-    recipe = dataclasses.replace(recipe, init=run, output_dir=os.path.join(run, TRANSFER, PRETRAINED))
+        if name not in DOCSTRING_TASKS:
+            raise UserError(
+                f"transfer {name} names no data: copy {path} to a file of yours, set data.dir in it, and pass that file"
+            )
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, dir=folder))
+    if recipe.data.sample_seed is None:  # the same rows for all seeds and baselines
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, sample_seed=recipe.seed))
+    recipe = dataclasses.replace(recipe, init=run, output_dir=folder)
     recipe.check()
     make_task(recipe)
     if recipe.data.max_length > config.model.max_position_embeddings:
@@ -55,60 +69,67 @@ def transfer_config(config: PretrainConfig) -> FinetuneConfig:
 
 def check_transfer(config: PretrainConfig) -> None:
     """Raises UserError if a recipe is invalid or its files cannot be read."""
-    recipe = transfer_config(config)
-    if not (recipe.data.dir or "").startswith(DOCSTRINGS_PREFIX):
-        read_splits(make_task(recipe), recipe)
+    for name in transfer_names(config):
+        recipe = transfer_config(config, name)
+        if name not in DOCSTRING_TASKS and not (recipe.data.dir or "").startswith(DOCSTRINGS_PREFIX):
+            read_splits(make_task(recipe), recipe)
 
 
-def measure_transfer(run: RunFolder[PretrainConfig], log: Log) -> dict[str, Any]:
-    """Fine-tunes the run's model, and random weights of the same sizes, and returns their scores on dev.
+def measure_transfer(run: RunFolder[PretrainConfig], step: int, log: Log) -> list[dict[str, Any]]:
+    """Fine-tunes the run's model, and random weights of the same sizes, on each task of ``transfer``.
 
-    Completed runs are not repeated.
+    The scores of a task are kept in its folder, and are not measured again for the same step and recipe.
+
+    Args:
+        step: the last step of the run.
 
     Returns:
-        Task, metric and numbers of rows; for each encoder and baseline ``mean``, ``standard_deviation`` (None for a
-        single score) and ``scores``.
+        For each task its name, kind, metric and numbers of rows, and for each start and baseline ``mean``,
+        ``standard_deviation`` (None for a single score) and ``scores``, as shares of a perfect score.
 
     Raises:
-        UserError: the recipe's data cannot be used.
-        Interrupted: a signal was received; the state of the current fine-tuning run is saved.
+        UserError: the data of a recipe cannot be used.
+        Interrupted: a signal was received.
     """
-    recipe = transfer_config(run.config)
-    if recipe.data.sample_seed is None:  # the same rows for all seeds and baselines
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, sample_seed=recipe.seed))
-    splits = read_splits(make_task(recipe), recipe)
-    task, train, dev = splits.task, splits.examples["train"], splits.examples["dev"]
-    folder = os.path.join(require(run.config.output_dir, "output_dir"), TRANSFER, RANDOM)
-    random = dataclasses.replace(recipe, init="none", architecture_from=recipe.init, output_dir=folder)
-    results: dict[str, Any] = {"task": task.name, "metric": task.main_metric}
+    return [_read_or_measure(run, name, step, log) for name in transfer_names(run.config)]
+
+
+def _read_or_measure(run: RunFolder[PretrainConfig], name: str, step: int, log: Log) -> dict[str, Any]:
+    recipe = transfer_config(run.config, name)
+    path = run.path / TRANSFER / Path(name).stem / SCORES_FILE
+    measured = load_json(json.dumps({"step": step, "recipe": dataclasses.asdict(recipe)}))
+    found = multihost.broadcast_from_main(lambda: load_json(path.read_bytes()) if path.is_file() else {})
+    if {key: found.get(key) for key in measured} != measured:
+        found = {**measured, "scores": _measure(run, recipe, name, log)}
+        if run.is_writer:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as temporary:
+                temporary.write_text(json.dumps(found), encoding="utf-8")
+    return dict(found["scores"])
+
+
+def _measure(run: RunFolder[PretrainConfig], recipe: FinetuneConfig, name: str, log: Log) -> dict[str, Any]:
+    if name in DOCSTRING_TASKS and run.is_writer:
+        write_docstring_task(name, Path(recipe.data.dir or ""))
+    multihost.broadcast_from_main(lambda: None)  # the files are written
+    comparison = StartComparison(recipe, lambda message: None)
+    task, splits = comparison.setup.task, comparison.setup.splits
+    train, dev = splits["train"].examples, splits["dev"].examples
+    log(f"{Path(name).stem}: {recipe.num_seeds} seeds on {len(train):,} labelled rows, pretrained and random weights")
+
+    def summary(scores: list[float]) -> Mapping[str, Any]:
+        return _summarize([score / task.best_score for score in scores])
+
+    results: dict[str, Any] = {"task": Path(name).stem, "kind": task.kind, "metric": task.main_metric}
     results |= {"train_rows": len(train), "dev_rows": len(dev)}
-    for name, config in ((PRETRAINED, recipe), (RANDOM, random)):
-        log(f"transfer: {task.name} from {name.replace('_', ' ')}, {config.num_seeds} seeds on {len(train):,} rows")
-        results[name] = _summarize(_finetune(config, run))
-    if lexical := lexical_baseline(task, train, dev):
-        results[lexical[0]] = _summarize([lexical[1][task.main_metric]])
+    results |= {start: summary(list(comparison.scores(start))) for start in (PRETRAINED, RANDOM)}
+    lexical = [found for size in MAX_NGRAMS if (found := lexical_baseline(task, train, dev, size))]
+    if lexical:
+        best = max(lexical, key=lambda found: found[1][task.main_metric])
+        results[BAG_OF_WORDS] = {**summary([best[1][task.main_metric]]), "model": best[0]}
     if task.baseline:
-        results[task.baseline] = _summarize([task.baseline_scores(dev)[task.main_metric]])
+        results[task.baseline] = summary([task.baseline_scores(dev)[task.main_metric]])
     return results
-
-
-def _finetune(config: FinetuneConfig, within: RunFolder[PretrainConfig]) -> list[float]:
-    """Returns the main metric of each seed. Output of the runs is appended to log.txt."""
-    log_file = within.path / TRANSFER / "log.txt"
-    log_file.parent.mkdir(exist_ok=True)
-    with (
-        open_run(config, within.mirror) as run,
-        open(log_file, "a", encoding="utf-8") as file,
-        contextlib.redirect_stdout(file),
-    ):
-        if run.resumed and multihost.broadcast_from_main(partial(has_ended, run)):
-            results = multihost.broadcast_from_main(lambda: metrics_log.read_results(run.path))
-        elif config.num_seeds > 1:
-            results = finetune_seeds(run)
-        else:
-            with RunCallbacks(run) as ending:
-                results = ending.results = finetune(run, callbacks=ending.callbacks)
-    return [one["dev"][results["main_metric"]] for one in results.get("runs", [results])]
 
 
 def _summarize(scores: list[float]) -> Mapping[str, Any]:

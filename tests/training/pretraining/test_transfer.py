@@ -1,4 +1,4 @@
-"""Transfer at the end of pretraining, at a tiny size: runs, controls, results, curves, resume."""
+"""Transfer at the end of pretraining, at a tiny size: scores, controls, table, curves, export, resume."""
 
 import json
 import statistics
@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+import bert
 from bert.commands.pretrain import main
 from bert.config import FinetuneConfig, PretrainConfig
+from bert.data.corpus.docstrings import installed_modules
 from bert.runs.folder import RunFolder, has_ended
 from bert.runs.metrics_log import write_results
-from bert.runs.plots import Bars, Subject, plot_curves
-from bert.training.pretraining.transfer import PRETRAINED, RANDOM
+from bert.runs.plots import Bars, Subject, make_curves
+from bert.tasks import docstring_tasks
+from bert.training.finetuning.starts import PRETRAINED, RANDOM
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of
 
@@ -49,37 +52,40 @@ def run(arguments: list[str]) -> Path:
 
 @pytest.mark.medium
 def test_results_have_both_encoders_and_the_baselines(run: Path) -> None:
-    results = json.loads((run / "results.json").read_text())["transfer"]
-    assert results | {"task": "classification", "metric": "accuracy", "train_rows": 16, "dev_rows": 16} == results
+    [task] = json.loads((run / "results.json").read_text())["transfer"]
+    facts = {"task": "recipe", "kind": "sequence_classification", "metric": "accuracy"}
+    assert task | facts | {"train_rows": 16, "dev_rows": 16} == task
     for name in (PRETRAINED, RANDOM):
-        row = results[name]
-        seeds = [json.loads((run / "transfer" / name / f"seed-{seed}" / "results.json").read_text()) for seed in (0, 1)]
-        assert row["scores"] == [one["dev"]["accuracy"] for one in seeds]
-        assert row["mean"] == pytest.approx(statistics.fmean(row["scores"]))
-        assert row["standard_deviation"] == pytest.approx(statistics.stdev(row["scores"]))
-    assert results["tf_idf_logistic_regression"]["scores"] == [1.0]
-    assert results["majority_class"] == {"mean": 0.5, "standard_deviation": None, "scores": [0.5]}
+        assert len(task[name]["scores"]) == 2
+        assert task[name]["mean"] == pytest.approx(statistics.fmean(task[name]["scores"]))
+        assert task[name]["standard_deviation"] == pytest.approx(statistics.stdev(task[name]["scores"]))
+    assert task["bag_of_words"]["scores"] == [1.0]
+    assert task["bag_of_words"]["model"] == "tf_idf_logistic_regression"
+    assert task["majority_class"] == {"mean": 0.5, "standard_deviation": None, "scores": [0.5]}
 
 
 @pytest.mark.medium
-def test_the_control_differs_in_its_weights_alone(run: Path) -> None:
-    texts = [(run / "transfer" / name / "config.yaml").read_text() for name in (PRETRAINED, RANDOM)]
-    different = [pair for pair in zip(*(text.splitlines() for text in texts), strict=True) if len(set(pair)) > 1]
-    keys = {line.partition(":")[0] for pair in different for line in pair}
-    assert keys == {"init", "architecture_from", "output_dir"}
+def test_scores_are_those_of_ordinary_fine_tuning(run: Path, recipe: Path, tmp_path: Path) -> None:
+    [task] = json.loads((run / "results.json").read_text())["transfer"]
+    ordinary = bert.finetune(recipe, init=run, output_dir=tmp_path / "run", overrides={"data.sample_seed": 0}).results
+    assert [one["last"]["accuracy"] for one in ordinary["runs"]] == task[PRETRAINED]["scores"]
 
 
 @pytest.mark.medium
-def test_run_again_it_repeats_nothing(run: Path, arguments: list[str], capsys) -> None:
+def test_run_again_prints_the_same_table(run: Path, arguments: list[str], capsys) -> None:
     before = json.loads((run / "results.json").read_text())["transfer"]
-    times = [path.stat().st_mtime_ns for path in sorted((run / "transfer").rglob("metrics.jsonl"))]
     assert main(arguments) == 0
     assert json.loads((run / "results.json").read_text())["transfer"] == before
-    assert [path.stat().st_mtime_ns for path in sorted((run / "transfer").rglob("metrics.jsonl"))] == times
     said = capsys.readouterr().out
-    assert "classification (16 labelled rows, 16 held" in said
-    assert "random weights" in said and "(2 seeds)" in said
-    assert "seed 1" not in said  # in log.txt
+    assert all(column in said for column in ("pretrained", "random weights", "bag of words"))
+    assert "recipe (16 labels), accuracy" in said
+
+
+@pytest.mark.medium
+def test_the_export_has_the_weights_of_the_run(run: Path) -> None:
+    text = "ba ri [MASK] du ko"
+    exported, ours = (bert.load(folder).fill_mask(text, top_k=3) for folder in (run / "export", run))
+    assert [guess.token for guess in exported] == [guess.token for guess in ours]
 
 
 def test_a_wrong_recipe_fails_before_training(corpus: Path, recipe: Path, tmp_path: Path, fails) -> None:
@@ -97,14 +103,13 @@ def test_a_wrong_recipe_fails_before_training(corpus: Path, recipe: Path, tmp_pa
 
 
 @pytest.mark.medium
-def test_bars_are_a_panel_of_the_curves(run: Path) -> None:
-    def width_of(subject: Subject) -> int:
-        path = plot_curves(run, subject)
-        return int.from_bytes(path.read_bytes()[16:20], "big")
-
-    assert lines_of(run)
-    bars = Bars("a task", "accuracy", {"pretrained": (0.5, 0.1), "majority_class": (0.3, None)})
-    assert width_of(Subject(bars=bars)) > width_of(Subject())
+def test_bars_replace_the_learning_rate(run: Path) -> None:
+    lines = lines_of(run)
+    bars = Bars("tasks", {"a task": {"pretrained": (0.5, 0.1), "bag_of_words": (0.3, None)}, "another": {}})
+    panels = [[axes.get_ylabel() for axes in make_curves(lines, Subject(bars=given)).axes] for given in (None, bars)]
+    assert "learning rate" in panels[0]
+    assert "learning rate" not in panels[1]
+    assert len(panels[1]) == len(panels[0])
 
 
 @pytest.mark.parametrize("recipe", ["sst2", "file"])
@@ -126,3 +131,33 @@ def test_a_run_has_ended_with_all_its_seeds_and_its_transfer(tmp_path: Path) -> 
     assert ended({"steps": 6, "transfer": {}}, PretrainConfig(transfer="packages"))
     assert ended({"runs": [{}, {}]}, FinetuneConfig(num_seeds=2))
     assert not ended({"runs": [{}, {}]}, FinetuneConfig(num_seeds=3))
+
+
+QUICK = [
+    *("--training.steps=8", "--training.batch_size=8", "--training.eval_every=4", "--training.checkpoint_every=8"),
+    *("--training.log_every=4", "--tokenizer.vocab_size=300", "--data.num_workers=1"),
+    *("--model.hidden_size=16", "--model.num_attention_heads=2", "--model.intermediate_size=32"),
+    *("--model.max_position_embeddings=64",),
+]
+
+
+@pytest.mark.medium
+def test_the_quickstart_fine_tunes_on_three_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """The default recipe with tiny budgets, on the docstrings of a few packages."""
+    monkeypatch.setattr(docstring_tasks, "TRAIN_ROWS", 32)
+    monkeypatch.setattr(docstring_tasks, "DEV_ROWS", 8)
+    monkeypatch.setattr(docstring_tasks, "installed_modules", lambda: installed_modules(frozenset({"numpy", "jax"})))
+    run = tmp_path / "run"
+    tasks = "--transfer=word_order,parameters,returns"
+    assert main([f"--output_dir={run}", "--data.train=docstrings:json,email:train", tasks, *QUICK]) == 0
+    results = json.loads((run / "results.json").read_text())
+    assert [task["task"] for task in results["transfer"]] == ["word_order", "parameters", "returns"]
+    for task in results["transfer"]:
+        for name in ("pretrained", "random_weights", "bag_of_words"):
+            assert 0 <= task[name]["mean"] <= 1
+        assert len(task["pretrained"]["scores"]) == 3
+        assert (run / "transfer" / task["task"] / "train.jsonl").is_file()
+    said = capsys.readouterr().out
+    assert "random weights" in said and "bert finetune --config parameters" in said
+    assert len(results["filled_masks"]) == 3
+    assert len(said[: said.index("held-out text after")].splitlines()) <= 25
