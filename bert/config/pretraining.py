@@ -95,8 +95,8 @@ class PretrainConfig:
     transfer: str | None = None
     """Fine-tuning recipe or YAML file to run at the end, or several separated by commas: from the pretrained encoder
     and, as controls, from random weights of the same sizes and with a linear model on words. Scores are in
-    results.json, rows of the recipes without data (word_order, parameters, returns) in transfer/ in the run's folder.
-    null: none. A recipe's transfer is dropped if data.train is set elsewhere."""
+    results.json, rows of the recipes without data (word_order, parameters, which_parameter) in transfer/ in the run's
+    folder. null: none. A recipe's transfer is dropped if data.train is set elsewhere."""
     loggers: list[LoggerName] | None = None
     """Loggers of metrics besides metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow, or several separated by
     commas; [] for none. Defaults to tensorboard if tensorboardX is installed."""

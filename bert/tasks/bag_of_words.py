@@ -43,6 +43,32 @@ def _neighbours(words: Sequence[str], window: int) -> list[dict[str, str]]:
     return [{str(offset): padded[index + offset] for offset in offsets} for index in range(len(words))]
 
 
+def best_words(train: Sequence[Any], dev: Sequence[Any], window: int) -> dict[str, str]:
+    """Returns an answer to each question of dev: the word of its context that is most likely the first of the answer.
+
+    The likelihood is that of a logistic regression on a word and its neighbours, with their positions.
+
+    Args:
+        train, dev: the questions, each with ``question``, ``context``, ``answer`` and ``id``.
+        window: number of neighbours on either side.
+    """
+    from sklearn.feature_extraction import DictVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    vectorizer = DictVectorizer()
+    inputs = vectorizer.fit_transform([f for one in train for f in _neighbours(one.context.split(), window)])
+    starts = [match.start() == one.answer.start for one in train for match in re.finditer(r"\S+", one.context)]
+    if len(set(starts)) == 1:
+        return {one.id: one.context.split()[0] for one in dev}
+    model = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=300).fit(inputs, starts)
+    answers = {}
+    for one in dev:
+        words = one.context.split()
+        scores = model.decision_function(vectorizer.transform(_neighbours(words, window)))
+        answers[one.id] = words[int(np.argmax(scores))]
+    return answers
+
+
 def best_sentences(train: Sequence[Any], dev: Sequence[Any]) -> dict[str, str]:
     """Returns an answer to each question of dev: the sentence of its context that is most likely the answer.
 

@@ -1,12 +1,10 @@
 """Small labelled tasks from the source code of installed packages, written as the files that a user would have.
 
-=============  ================  ===========================================================================
-task           kind              label
-=============  ================  ===========================================================================
-`word_order`   classification    whether the words of a sentence are in their order, or shuffled
-`parameters`   tagging           which words of a sentence are parameters of the function that it describes
-`returns`      question          which of several descriptions is that of the returned value
-=============  ================  ===========================================================================
+=================  ==================  ==================================================================
+`word_order`       classification      whether the words of a sentence are in their order, or shuffled
+`parameters`       tagging             which words of a sentence are parameters of the function it describes
+`which_parameter`  question answering  the only parameter that a sentence names
+=================  ==================  ==================================================================
 
 The labels follow from the source code and are exact. Dev has modules that ``docstrings::train`` leaves out, so that
 pretraining has not seen them.
@@ -39,9 +37,8 @@ ROWS_PER_MODULE = 6
 MAX_WORDS = 20
 """Maximum number of words of a sentence, so that it fits into short rows."""
 
-QUESTION = "what does it return?"
-
 _WORD = re.compile(r"\w+(?:[-']\w+)*|[^\w\s]")
+_NAME_PART = re.compile(r"[^\W_]+")
 _ROLE = re.compile(r":[\w:]+:`~?([^`]*)`")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
@@ -78,28 +75,22 @@ def parameters(functions: list[Function], rng: random.Random) -> Iterator[Row]:
                     yield {"words": words, "tags": tags}
 
 
-def returns(functions: list[Function], rng: random.Random) -> Iterator[Row]:
-    """Yields three descriptions in random order. The answer is the description of the returned value."""
+def which_parameter(functions: list[Function], rng: random.Random) -> Iterator[Row]:
+    """Yields questions about sentences that name one parameter of their function, once. The answer is its name."""
     for function in functions:
-        parts = function.docstring
-        texts = [next(plain_sentences(text), "") for text in (parts.returns, *parts.prose[:1], *parts.parameters)]
-        answer, *others = (text if text.endswith(".") else f"{text}." for text in texts)
-        others = [text for text in dict.fromkeys(others) if _is_short(text) and answer not in text]
-        if _is_short(answer) and len(others) >= 2:
-            chosen = [answer, *rng.sample(others, 2)]
-            rng.shuffle(chosen)
-            start = sum(len(text) + 1 for text in chosen[: chosen.index(answer)])
-            yield {"question": QUESTION, "context": " ".join(chosen), "answer": answer, "answer_start": start}
-
-
-def _is_short(text: str) -> bool:
-    return 3 <= len(text.split()) <= MAX_WORDS // 2 + 2
+        asked = f"which parameter of {' '.join(_NAME_PART.findall(function.name.lower()))}?"
+        for row in parameters([function], rng):
+            if row["tags"].count("B-PARAMETER") == 1:
+                words, index = row["words"], row["tags"].index("B-PARAMETER")
+                start = sum(len(word) + 1 for word in words[:index])
+                context = " ".join(words)
+                yield {"question": asked, "context": context, "answer": words[index], "answer_start": start}
 
 
 DOCSTRING_TASKS: dict[str, Callable[[list[Function], random.Random], Iterator[Row]]] = {
     "word_order": word_order,
     "parameters": parameters,
-    "returns": returns,
+    "which_parameter": which_parameter,
 }
 """Functions that yield the rows of a module, by the name of the recipe that trains on them."""
 
@@ -134,7 +125,7 @@ def collect_rows(name: str) -> dict[str, list[Row]]:
         split = rows[module.split]
         if len(split) < wanted[module.split]:
             for row in _of_module(name, module):
-                words = " ".join(sorted(_WORD.findall(str(row.get("words") or row.get("text") or row["answer"]))))
+                words = " ".join(sorted(_WORD.findall(str(row.get("words") or row.get("text") or row["context"]))))
                 if words not in seen and len(split) < wanted[module.split]:
                     seen.add(words)
                     split.append(row)

@@ -106,7 +106,7 @@ def make_train_step(
 
 
 def make_grad_fn(
-    loss: Loss, seed: int, dropout_rng: str = "hash", axis: str | None = AXIS
+    loss: Loss, seed: int | jax.Array, dropout_rng: str = "hash", axis: str | None = AXIS
 ) -> Callable[[Any, jax.Array, dict[str, jax.Array]], tuple[Any, WeightedSums]]:
     """Returns the first half of a step, (params, step, batch) -> the result of `compute_gradients`."""
 

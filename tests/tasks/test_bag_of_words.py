@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from bert.tasks.bag_of_words import best_sentences, window_tags
+from bert.tasks.bag_of_words import best_sentences, best_words, window_tags
 
 
 def sentences(*texts: str) -> SimpleNamespace:
@@ -21,7 +21,8 @@ def test_a_window_sees_the_neighbours() -> None:
 
 
 def question(id: str, context: str, answer: str) -> SimpleNamespace:
-    return SimpleNamespace(id=id, question="what?", context=context, answers=[SimpleNamespace(text=answer)])
+    answers = [SimpleNamespace(text=answer, start=context.index(answer))]
+    return SimpleNamespace(id=id, question="what?", context=context, answers=answers, answer=answers[0])
 
 
 def test_the_sentence_with_the_words_of_answers_is_chosen() -> None:
@@ -35,3 +36,10 @@ def test_the_sentence_with_the_words_of_answers_is_chosen() -> None:
 def test_contexts_of_one_sentence_are_answered_with_it() -> None:
     one = [question("a", "the sum.", "the sum.")]
     assert best_sentences(one, one) == {"a": "the sum."}
+
+
+def test_the_word_after_those_before_answers_is_chosen() -> None:
+    train = [question(str(number), f"sum of n{number} is", f"n{number}") for number in range(9)]
+    dev = [question("a", "the sum of many values", "many")]
+    assert best_words(train, dev, 1) == {"a": "many"}
+    assert best_words([question("a", "one", "one")], dev, 1) == {"a": "the"}

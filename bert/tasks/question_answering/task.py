@@ -17,7 +17,7 @@ from bert.config import TaskDataConfig
 from bert.data.inputs import as_texts, check_count
 from bert.data.rows import pad_and_stack
 from bert.errors import UserError, WarningText, require
-from bert.tasks.bag_of_words import best_sentences
+from bert.tasks.bag_of_words import WINDOWS, best_sentences, best_words
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.columns import KEYS, ColumnFilesTask
 from bert.tasks.question_answering.span_features import (
@@ -204,11 +204,15 @@ class QuestionAnsweringTask(Task):
         return {**scores, "best_f1": scores["f1"], "best_exact": scores["exact"]}
 
     def bag_of_words(self, train: Dataset, dev: Dataset) -> tuple[str, dict[str, float]] | None:
-        """Returns the scores of choosing a whole sentence of the context; None for v2.0."""
+        """Returns the scores of choosing a sentence or a word of the context, whichever is better; None for v2.0."""
         if self.may_be_impossible:
             return None
-        answers = best_sentences(train.examples, dev.examples)
-        return "sentence_logistic_regression", metrics.squad_metrics(answers, references(dev.examples), v2=False)
+        known = [example for example in train.examples if example.answer is not None]
+        answers = [("sentence_logistic_regression", best_sentences(known, dev.examples))]
+        answers += [("window_logistic_regression", best_words(known, dev.examples, window)) for window in WINDOWS]
+        expected = references(dev.examples)
+        scored = [(name, metrics.squad_metrics(texts, expected, v2=False)) for name, texts in answers]
+        return max(scored, key=lambda named: named[1][self.main_metric])
 
     def is_degenerate(self, predictions: Answers, examples: Dataset) -> bool:
         """Returns whether no answer shares a word with a reference, or for v2.0 if never answering is as good."""

@@ -115,7 +115,8 @@ def init_embeddings(examples: PretrainingDataset, ignored: Sequence[int], params
     sample = rows.take(np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED_ROWS)).astype(int)))
     flat, path = traverse_util.flatten_dict(params), VOCAB_PARAMS[0]
     random = np.asarray(flat[path])
-    vectors = cooccurrence_embeddings(sample["input_ids"], np.array(ignored), *random.shape, float(random.std()))
+    (vocab_size, width), deviation = random.shape, float(random.std())
+    vectors = cooccurrence_embeddings(sample["input_ids"], np.array(ignored), vocab_size, width, deviation)
     has_neighbours = np.abs(vectors).max(axis=1, keepdims=True) > 1e-6
     return traverse_util.unflatten_dict({**flat, path: np.where(has_neighbours, vectors, random)})
 

@@ -148,10 +148,10 @@ def test_the_quickstart_fine_tunes_on_three_tasks(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(docstring_tasks, "DEV_ROWS", 8)
     monkeypatch.setattr(docstring_tasks, "installed_modules", lambda: installed_modules(frozenset({"numpy", "jax"})))
     run = tmp_path / "run"
-    tasks = "--transfer=word_order,parameters,returns"
+    tasks = "--transfer=word_order,parameters,which_parameter"
     assert main([f"--output_dir={run}", "--data.train=docstrings:json,email:train", tasks, *QUICK]) == 0
     results = json.loads((run / "results.json").read_text())
-    assert [task["task"] for task in results["transfer"]] == ["word_order", "parameters", "returns"]
+    assert [task["task"] for task in results["transfer"]] == ["word_order", "parameters", "which_parameter"]
     for task in results["transfer"]:
         for name in ("pretrained", "random_weights", "bag_of_words"):
             assert 0 <= task[name]["mean"] <= 1
