@@ -46,7 +46,7 @@ def _neighbours(words: Sequence[str], window: int) -> list[dict[str, str]]:
 def best_words(train: Sequence[Any], dev: Sequence[Any], window: int) -> dict[str, str]:
     """Returns an answer to each question of dev: the word of its context that is most likely the first of the answer.
 
-    The likelihood is that of a logistic regression on a word and its neighbours, with their positions.
+    A logistic regression on a word and its neighbours, with their positions, estimates the likelihood.
 
     Args:
         train, dev: the questions, each with ``question``, ``context``, ``answer`` and ``id``.

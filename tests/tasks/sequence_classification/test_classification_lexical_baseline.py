@@ -40,7 +40,7 @@ def test_pairs_are_compared_word_by_word() -> None:
 
 
 def test_other_tasks_have_none() -> None:
-    assert lexical_baseline(TASKS["squad"], None, None) is None
+    assert lexical_baseline(TASKS["squad2"], None, None) is None
 
 
 def test_without_words_or_with_one_label_there_is_none() -> None:
