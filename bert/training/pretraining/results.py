@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from bert import metrics
 from bert.config import PretrainConfig
 from bert.data.pretraining.input_formats import INPUT_FORMATS
+from bert.errors import UserError, log_info
 from bert.inference.pretrained import Pretrained
 from bert.model.names import PROJECTIONS, pretraining_architecture
 from bert.parallel.backends import Parallelism
@@ -165,8 +168,8 @@ def write_results(
     baselines = objective.baselines(last.eval_batches(), input_format, counts, scores)
     loss = scores[objective.perplexity_loss]
     sentences = remarks(objective.perplexity_loss, loss, baselines, divergence)
-    if run.config.transfer is not None and loss is not None and not (run.path / EXPORT).exists():
-        model.save(run.path / EXPORT, say=lambda message: None)
+    if run.config.transfer is not None and loss is not None:
+        _export(model, run.path / EXPORT)
     results: dict[str, Any] = {
         "steps": step,
         **({"teacher": {"source": config.teacher, "checksum": config.checksum}} if config.teacher else {}),
@@ -181,6 +184,15 @@ def write_results(
     metrics_log.write_results(run.path, results)
     plot_curves(run.path, curves_subject(run.config, results["baselines"]))
     return dict(metrics_log.to_jsonable(results))
+
+
+def _export(model: Pretrained, folder: Path) -> None:
+    """Writes the model for Hugging Face transformers; logs why, if transformers has no such model."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        model.save(folder, log=lambda message: None)
+    except UserError as error:
+        log_info(f"{folder.name} is not written: {error}")
 
 
 def _counts_of_text(data: PhaseData) -> dict[str, int]:

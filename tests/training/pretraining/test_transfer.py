@@ -88,6 +88,15 @@ def test_the_export_has_the_weights_of_the_run(run: Path) -> None:
     assert [guess.token for guess in exported[0]] == [guess.token for guess in ours[0]]
 
 
+@pytest.mark.medium
+def test_a_model_without_an_export_is_scored(corpus: Path, recipe: Path, tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    options = ["--model.position_embedding_type=rotary", "--model.pre_layer_norm=true"]
+    assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *options, f"--transfer={recipe}"]) == 0
+    assert "export is not written" in capsys.readouterr().out
+    assert json.loads((run / "results.json").read_text())["transfer"]
+
+
 def test_a_wrong_recipe_fails_before_training(corpus: Path, recipe: Path, tmp_path: Path, fails) -> None:
     folder = tmp_path / "run"
     arguments = [f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN]
