@@ -113,6 +113,7 @@ SMALL_RUN = [
     "--optimizer.schedule=linear",
 ]
 
+PERMUTED = ["--training.objective=plm", "--data.input_format=full_sentences"]
 REPLACED = [
     "--training.objective=rtd",
     "--data.input_format=full_sentences",
@@ -305,6 +306,17 @@ def finetuned(pretrained: Path, sst2: Path, made_once) -> Path:
         assert main(["--config=sst2", f"--init={pretrained}", *arguments, "--training.batch_size=8"]) == 0
 
     return made_once("finetuned", train)
+
+
+@pytest.fixture(scope="session")
+def permuted(corpus: Path, made_once) -> Path:
+    """The folder of a finished run of six steps of permuted prediction."""
+    from bert.commands.pretrain import main
+
+    def train(folder: Path) -> None:
+        assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *PERMUTED]) == 0
+
+    return made_once("permuted", train)
 
 
 @pytest.fixture(scope="session")

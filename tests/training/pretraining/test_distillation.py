@@ -313,7 +313,7 @@ def test_a_published_teacher_without_a_head(corpus: Path, pretrained: Path, tmp_
     [
         (["--tokenizer.path=vocabulary"], "vocabulary has another vocabulary than the teacher"),
         (["--data.sequence_length=40", "--model.max_position_embeddings=40"], "reads at most 32 tokens"),
-        (["--distillation.student_layers=1"], "distillation.teacher_layers None: set both"),
+        (["--distillation.student_layers=1"], "distillation.teacher_layers is null"),
         (["--distillation.student_layers=[1,1]", "--distillation.teacher_layers=[0,1]"], "list each layer once"),
         (["--distillation.student_layers=[]", "--distillation.teacher_layers=[]"], "list each layer once"),
         (["--distillation.student_layers=2", "--distillation.teacher_layers=1"], "student_layers has layer 2"),

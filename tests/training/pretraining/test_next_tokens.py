@@ -26,7 +26,7 @@ from bert.training.pretraining.results import curves_subject
 from bert.training.step import TrainState, make_train_step
 from bert.training.token_losses import make_next_token_loss
 from tests.conftest import NEXT, SMALL_RUN
-from tests.helpers import assert_same_but_for_rounding, lines_of, state_of
+from tests.helpers import lines_of
 from tests.tiny_training import CONFIG, T, V, assert_same_gradients, batch_of, sharded_gradients
 
 SIZES = dataclasses.replace(
@@ -159,48 +159,6 @@ def test_a_vocabulary_that_alters_texts_has_no_bits_per_byte(corpus: Path, tmp_p
     assert scores["perplexity"] == pytest.approx(np.exp(scores["lm_loss"]))
 
 
-@pytest.mark.medium
-def test_a_run_resumes_bit_for_bit(continued: Path, corpus: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(continued, run)
-    shutil.rmtree(run / "checkpoints" / "6")
-    (run / "results.json").unlink()
-    assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *NEXT]) == 0
-    assert lines_of(run) == lines_of(continued)
-    jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(continued))
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ["--training.gradient_accumulation_steps=4"],
-        pytest.param(["--training.mesh=1x2x1", "--training.remat=full"], marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_over_devices_or_micro_batches_ends_the_same(continued, corpus, tmp_path, monkeypatch, changes) -> None:
-    monkeypatch.setenv("BERT_NUM_DEVICES", "2")
-    folder = tmp_path / "run"
-    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *NEXT, *changes]) == 0
-    assert_same_but_for_rounding(folder, continued)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--model.prediction_transform=true", "--model.prediction_bias=true", "--model.embedding_size=8"],
-        ["--training.preset=fast"],
-        ["--training.scan_layers=true", "--training.pad_vocab_to_multiple_of=64"],
-        ["--data.input_format=full_sentences", "--model.tie_word_embeddings=false", "--model.pre_layer_norm=false"],
-    ],
-)
-def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[str]) -> None:
-    folder = tmp_path / "run"
-    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *NEXT, *more]) == 0
-    assert all(np.isfinite(line["loss"]) for line in lines_of(folder))
-
-
 @pytest.mark.slow
 def test_masked_tokens_of_blocks(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -272,35 +230,3 @@ def test_inspect_counts_the_decoder_at_every_position(continued, tmp_path, capsy
 def test_plan_compiles_the_step(capsys) -> None:
     assert plan([*SMALL_RUN, *NEXT, "--memory=1GiB"]) == 0
     assert "suggested: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model.causal=false"], "model.causal is false, but training.objective is clm"),
-        (["--training.objective=mlm"], "model.causal is true, but training.objective is mlm"),
-        (["--training.objective=rtd"], "model.causal is true, but training.objective is rtd"),
-        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective is clm"),
-        (["--data.packing=true"], "data.packing is true, but data.input_format is blocks"),
-        (
-            ["--data.whole_word_masking=true"],
-            "data.whole_word_masking is true, but training.objective clm",
-        ),
-        (
-            ["--data.max_predictions_per_sequence=5"],
-            "data.max_predictions_per_sequence is 5, but training.objective clm",
-        ),
-        (["--training.label_smoothing=1"], "training.label_smoothing is 1.0: it must be at least 0 and below 1"),
-        (["--data.language=german"], "data.language"),
-    ],
-)
-def test_settings_that_cannot_work_are_one_sentence(corpus, tmp_path, fails, arguments, message) -> None:
-    options = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *NEXT, *arguments]
-    assert message in fails(main, *options)
-
-
-def test_label_smoothing_is_for_next_tokens_alone(corpus, tmp_path, fails) -> None:
-    arguments = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN]
-    assert "training.label_smoothing is 0.1, but training.objective is mlm" in fails(
-        main, *arguments, "--training.label_smoothing=0.1"
-    )

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import shutil
 from pathlib import Path
 
 import jax
@@ -20,11 +19,10 @@ from bert.parallel.backends import PmapParallelism
 from bert.training.losses import Loss, make_permuted_token_loss, make_pretraining_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step
-from tests.conftest import SMALL_RUN
-from tests.helpers import assert_same_but_for_rounding, lines_of, state_of
+from tests.conftest import PERMUTED, SMALL_RUN
+from tests.helpers import lines_of
 from tests.tiny_training import CONFIG, B, P, assert_same_gradients, batch_of, sharded_gradients
 
-PERMUTED = ["--training.objective=plm", "--data.input_format=full_sentences"]
 CLS, SEP, MASK, NEW, YORK, LOS, ANGELES = 2, 3, 4, 5, 6, 7, 8
 CITIES = ModelConfig(
     9, 16, 1, 2, 32, max_position_embeddings=4, type_vocab_size=0, hidden_dropout_prob=0.0,
@@ -105,26 +103,19 @@ def test_devices_and_micro_batches_do_not_matter(devices: int, micro_batches: in
         np.testing.assert_allclose(sums[name], pair, rtol=2e-6, err_msg=name)
 
 
-@pytest.fixture(scope="module")
-def permuted_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("permuted") / "run"
-    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *PERMUTED]) == 0
-    return folder
-
-
 @pytest.mark.medium
-def test_a_run_is_evaluated_and_is_a_masked_language_model(permuted_run: Path, corpus: Path, capsys) -> None:
-    assert lines_of(permuted_run)[0]["loss"] == lines_of(permuted_run)[0]["plm_loss"]
-    results = json.loads((permuted_run / "results.json").read_text())
+def test_a_run_is_evaluated_and_is_a_masked_language_model(permuted: Path, corpus: Path, capsys) -> None:
+    assert lines_of(permuted)[0]["loss"] == lines_of(permuted)[0]["plm_loss"]
+    results = json.loads((permuted / "results.json").read_text())
     assert results["eval"]["perplexity"] == pytest.approx(np.exp(results["eval"]["plm_loss"]))
     assert 0 <= results["eval"]["plm_accuracy"] < 1
     assert results["baselines"]["unigram"]["loss"] > 0
     assert results["filled_masks"]
-    model = bert.load(permuted_run)
+    model = bert.load(permuted)
     assert model.architecture == "BertForMaskedLM"
     assert len(model.fill_mask("Ba [MASK].")[0]) == 5
     capsys.readouterr()
-    assert inspect([str(permuted_run)]) == 0
+    assert inspect([str(permuted)]) == 0
     assert "2 P tokens" in capsys.readouterr().out
     assert examples([f"--data.train={corpus}", *SMALL_RUN, *PERMUTED, "--show=1"]) == 0
     said = capsys.readouterr().out
@@ -132,66 +123,9 @@ def test_a_run_is_evaluated_and_is_a_masked_language_model(permuted_run: Path, c
 
 
 @pytest.mark.slow
-def test_a_run_resumes_bit_for_bit(permuted_run: Path, corpus: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(permuted_run, run)
-    shutil.rmtree(run / "checkpoints" / "6")
-    (run / "results.json").unlink()
-    assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *PERMUTED]) == 0
-    assert lines_of(run) == lines_of(permuted_run)
-    jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(permuted_run))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", ["--training.gradient_accumulation_steps=4", "--training.mesh=1x2x1"])
-def test_a_run_over_devices_or_micro_batches_ends_the_same(
-    permuted_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    monkeypatch.setenv("BERT_NUM_DEVICES", "2")
-    assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *PERMUTED, change]) == 0
-    assert_same_but_for_rounding(tmp_path / "run", permuted_run)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--data.input_format=doc_sentences", "--data.packing=true", "--model.relative_attention_buckets=8"],
-        ["--training.preset=fast", "--data.whole_word_masking=true"],
-        ["--training.scan_layers=true", "--data.input_format=blocks", "--model.position_embedding_type=rotary"],
-    ],
-)
-def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[str]) -> None:
-    assert main([f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *PERMUTED, *more]) == 0
-    assert all(np.isfinite(line["loss"]) for line in lines_of(tmp_path / "run"))
-
-
-@pytest.mark.slow
-def test_masked_runs_start_from_permuted_ones_and_back(
-    permuted_run: Path, corpus: Path, tmp_path: Path, capsys
-) -> None:
+def test_masked_runs_start_from_permuted_ones_and_back(permuted: Path, corpus: Path, tmp_path: Path, capsys) -> None:
     more = [f"--data.train={corpus}", *SMALL_RUN, "--training.steps=2"]
-    assert main([*more, f"--output_dir={tmp_path / 'masked'}", f"--init={permuted_run}"]) == 0
+    assert main([*more, f"--output_dir={tmp_path / 'masked'}", f"--init={permuted}"]) == 0
     assert "bert, predictions (" in capsys.readouterr().out
     assert main([*more, f"--output_dir={tmp_path / 'again'}", f"--init={tmp_path / 'masked'}", *PERMUTED]) == 0
     assert "bert, predictions (" in capsys.readouterr().out
-
-
-CUDNN = ["--training.attention_implementation=cudnn", "--training.dtype=bfloat16"]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective is plm"),
-        (["--model.causal=true"], "model.causal is true, but training.objective is plm"),
-        (
-            [*CUDNN, "--model.attention_probs_dropout_prob=0"],
-            "training.objective is plm, which training.attention_implementation cudnn",
-        ),
-    ],
-)
-def test_settings_that_cannot_work_are_one_sentence(
-    corpus: Path, tmp_path: Path, fails, more: list[str], message: str
-) -> None:
-    assert message in fails(main, f"--data.train={corpus}", f"--output_dir={tmp_path}", *SMALL_RUN, *PERMUTED, *more)

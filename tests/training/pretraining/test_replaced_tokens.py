@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from bert.training.optimizer import make_optimizer
 from bert.training.pretraining.results import curves_subject
 from bert.training.step import TrainState, make_train_step
 from tests.conftest import REPLACED, SMALL_RUN
-from tests.helpers import assert_same_but_for_rounding, lines_of, state_of
+from tests.helpers import lines_of
 from tests.tiny_training import CONFIG, B, P, assert_same_gradients, batch_of, sharded_gradients
 
 SIZES = dataclasses.replace(CONFIG, embedding_size=8)
@@ -172,45 +171,6 @@ def test_fill_mask_answers_by_the_generator(detected: Path) -> None:
 
 
 @pytest.mark.medium
-def test_a_run_resumes_bit_for_bit(detected: Path, corpus: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(detected, run)
-    shutil.rmtree(run / "checkpoints" / "6")
-    (run / "results.json").unlink()
-    assert main([f"--data.train={corpus}", f"--output_dir={run}", *SMALL_RUN, *REPLACED]) == 0
-    assert lines_of(run) == lines_of(detected)
-    jax.tree.map(np.testing.assert_array_equal, state_of(run), state_of(detected))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [["--training.gradient_accumulation_steps=4"], ["--training.mesh=1x2x1", "--training.remat=full"]],
-)
-def test_a_run_over_devices_or_micro_batches_ends_the_same(detected, corpus, tmp_path, monkeypatch, changes) -> None:
-    monkeypatch.setenv("BERT_NUM_DEVICES", "2")
-    folder = tmp_path / "run"
-    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *REPLACED, *changes]) == 0
-    assert_same_but_for_rounding(folder, detected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--data.input_format=doc_sentences", "--data.packing=true"],
-        ["--training.preset=fast"],
-        ["--model.embedding_size=null", "--model.pre_layer_norm=true", "--model.tie_word_embeddings=false"],
-        ["--training.scan_layers=true", "--training.pad_vocab_to_multiple_of=64", "--data.whole_word_masking=true"],
-    ],
-)
-def test_other_options_train_as_well(corpus: Path, tmp_path: Path, more: list[str]) -> None:
-    folder = tmp_path / "run"
-    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *REPLACED, *more]) == 0
-    assert all(np.isfinite(line["loss"]) for line in lines_of(folder))
-
-
-@pytest.mark.medium
 def test_fine_tuning_takes_the_discriminator(detected: Path, sst2: Path, tmp_path: Path, capsys) -> None:
     arguments = [f"--init={detected}", f"--data.dir={sst2}", f"--output_dir={tmp_path}", "--data.max_length=32"]
     sizes = ["--data.buckets=32", "--training.batch_size=8", "--training.epochs=1"]
@@ -232,38 +192,3 @@ def test_other_runs_start_from_the_discriminator(detected, corpus, tmp_path, cap
     said = capsys.readouterr().out
     assert f"from {detected}, step 6: bert (" in said
     assert "not loaded: discriminator_predictions, generator" in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--data.input_format=nsp"], "data.input_format is nsp, but training.objective is rtd"),
-        (
-            ["--electra.generator_hidden_size=0"],
-            "electra.generator_hidden_size is 0.0: it must be above 0",
-        ),
-        (["--electra.generator_hidden_size=1.5"], "electra.generator_hidden_size is 1.5: it must be"),
-        (
-            ["--electra.generator_hidden_size=0.01"],
-            "generator_hidden_size is 0.01, but model.hidden_size is 16",
-        ),
-        (
-            ["--model.prediction_transform=false", "--model.embedding_size=16"],
-            "model.prediction_transform is false, but training.objective is rtd: remove it",
-        ),
-        (
-            ["--model.position_embedding_type=rotary", "--electra.generator_hidden_size=0.19"],
-            "makes heads of 3 features, but model.position_embedding_type is rotary",
-        ),
-        (["--electra.disc_weight=0"], "electra.disc_weight is 0.0: it must be above 0"),
-        (["--electra.disc_weight=nan"], "electra.disc_weight is nan"),
-        (["--electra.generator=0.5"], "--electra.generator"),
-        (
-            ["--training.objective=mlm"],
-            "electra.generator_hidden_size is 0.5, but training.objective is mlm: remove it",
-        ),
-    ],
-)
-def test_settings_that_cannot_work_are_one_sentence(corpus, tmp_path, fails, arguments, message) -> None:
-    options = [f"--data.train={corpus}", f"--output_dir={tmp_path / 'run'}", *SMALL_RUN, *REPLACED, *arguments]
-    assert message in fails(main, *options)
