@@ -35,11 +35,11 @@ class DamagedLoader(TinyLoader):
         return batch
 
 
-def train(folder: Path, bad: set[int], devices: int = 1, most: int = 10, params=None, optimizer=OPTIMIZER):
+def train(folder: Path, bad: set[int], devices: int = 1, max_skipped: int = 10, params=None, optimizer=OPTIMIZER):
     """Eight steps, those in ``bad`` with a damaged batch, as commands run them; returns the state that is saved."""
     parallel = PmapParallelism(jax.devices()[:devices])
     intervals = {"log_every": 2, "checkpoint_every": 3, "eval_every": STEPS}
-    config = TrainingConfig(steps=STEPS, batch_size=B, max_consecutive_nonfinite_steps=most, **intervals)
+    config = TrainingConfig(steps=STEPS, batch_size=B, max_consecutive_nonfinite_steps=max_skipped, **intervals)
     params = initial_params() if params is None else params
     state = TrainState.create(params, optimizer, OBJECTIVE.metrics)
     with Checkpointer(folder / "checkpoints", 2, print) as checkpoints, InterruptHandler() as stop:
@@ -132,7 +132,7 @@ def test_every_device_decides_alike() -> None:
 def test_too_many_in_a_row_end_the_run_with_a_diagnosis_and_the_state_before(tmp_path: Path) -> None:
     bad = {1, 3, 4, 5, 6, 7}
     with pytest.raises(UserError) as caught:
-        train(tmp_path, bad, most=3)
+        train(tmp_path, bad, max_skipped=3)
     assert "\n" not in str(caught.value)
     for words in ("last 3 steps up to step 6 were skipped", "the loss is nan", "nonfinite/", "step 6"):
         assert words in str(caught.value)
@@ -140,9 +140,9 @@ def test_too_many_in_a_row_end_the_run_with_a_diagnosis_and_the_state_before(tmp
     assert (int(state.step), state.skipped.tolist()) == (6, [3, 4])
     jax.tree.map(np.testing.assert_array_equal, state.params, without(bad).params)
     with pytest.raises(UserError, match="last 4 steps up to step 7"):  # tried again, it does not begin to count again
-        train(tmp_path, bad, most=3)
+        train(tmp_path, bad, max_skipped=3)
     assert saved(tmp_path).skipped.tolist() == [4 + 1, 5 + 1]
-    assert int(train(tmp_path, bad, most=10).step) == STEPS
+    assert int(train(tmp_path, bad, max_skipped=10).step) == STEPS
 
 
 @pytest.mark.medium
@@ -150,7 +150,7 @@ def test_weights_that_are_not_finite_are_told_from_a_bad_batch(tmp_path: Path) -
     params = jax.tree.map(np.array, initial_params())
     params["bert"]["encoder"]["layer_0"]["output"]["kernel"][0, 0] = np.inf
     with pytest.raises(UserError, match=r"last 3 steps.*step 3 were"):
-        train(tmp_path, set(), most=3, params=params)
+        train(tmp_path, set(), max_skipped=3, params=params)
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_an_update_that_is_not_finite_is_skipped_though_the_gradient_is(tmp_path
         return jax.tree.map(lambda leaf: leaf / 0.0, updates), state
 
     with pytest.raises(UserError, match=r"are finite .* optimizer's update is not"):
-        train(tmp_path, set(), most=2, optimizer=optax.GradientTransformation(OPTIMIZER.init, update))
+        train(tmp_path, set(), max_skipped=2, optimizer=optax.GradientTransformation(OPTIMIZER.init, update))
     jax.tree.map(np.testing.assert_array_equal, saved(tmp_path).params, initial_params())
 
 

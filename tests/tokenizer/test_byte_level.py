@@ -54,8 +54,8 @@ def test_special_tokens_and_bytes_come_first(tokenizer: Tokenizer) -> None:
     assert (special.cls, special.pad, special.sep, special.unk, special.mask) == (0, 1, 2, 3, 4)
     assert tokenizer.get_vocab_size() <= 330
     assert "Ġlow" in tokenizer.get_vocab()
-    least = train_tokenizer(iter(TEXTS), TokenizerConfig(kind="byte_level", vocab_size=261))
-    assert len(literal_tokenizer(least).encode(HARD, add_special_tokens=False).ids) == len(HARD.encode())
+    smallest = train_tokenizer(iter(TEXTS), TokenizerConfig(kind="byte_level", vocab_size=261))
+    assert len(literal_tokenizer(smallest).encode(HARD, add_special_tokens=False).ids) == len(HARD.encode())
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -177,8 +177,8 @@ def test_a_run_goes_on_with_new_words(pretrained, corpus, tmp_path, capsys, monk
     arguments = [data, *SMALL_RUN, f"--init={pretrained}", f"--tokenizer.path={longer}", folder]
     capsys.readouterr()
     assert pretrain(arguments) == 0
-    said = capsys.readouterr().out
-    assert has_all(said, "2 new", "'bakoritunelosami'")
+    output = capsys.readouterr().out
+    assert has_all(output, "2 new", "'bakoritunelosami'")
     source, run = bert.load(pretrained), bert.load(tmp_path / "a")
     old, new = source.config.vocab_size, run.config.vocab_size
     assert new == old + 2

@@ -193,7 +193,7 @@ def test_a_cased_vocabulary_that_is_lower_cased_is_said(tmp_path, capsys):
     """Whether by tokenizer.path or in a published folder; a folder of Google's keeps the case."""
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "Berlin", "berlin"]))
     assert load_tokenizer(tmp_path / "vocab.txt", TokenizerConfig()).encode("Berlin").tokens[1] == "berlin"
-    assert "text is lower-cased, though" in (said := capsys.readouterr().err) and "'Berlin'" in said
+    assert "text is lower-cased, though" in (output := capsys.readouterr().err) and "'Berlin'" in output
     assert load_tokenizer(tmp_path, TokenizerConfig(lowercase=False)).encode("Berlin").tokens[1] == "Berlin"
     assert load_tokenizer(tmp_path, detect_casing=True).encode("Berlin").tokens[1] == "Berlin"
     capsys.readouterr()

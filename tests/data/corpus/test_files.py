@@ -189,8 +189,8 @@ def test_json_under_the_name_of_plain_text_is_an_error(tmp_path, name, content, 
 def test_other_json_and_markup_under_the_name_of_plain_text_is_a_warning(tmp_path, capsys, content, warning) -> None:
     (tmp_path / "a.txt").write_text(content)
     assert list(documents(str(tmp_path))) == [content.strip().split("\n")] or warning
-    said = capsys.readouterr().err
-    assert re.search(warning, said) if warning else not said
+    output = capsys.readouterr().err
+    assert re.search(warning, output) if warning else not output
 
 
 def test_a_file_that_disappears_is_named(tmp_path) -> None:

@@ -61,9 +61,9 @@ def test_the_commands_report_what_is_lost(marks, tmp_path, capsys):
     assert ("normalizer removes 22." in capsys.readouterr().err) == lost
     arguments = ["--data.cache_dir", str(tmp_path / "cache"), "--data.num_workers", "1", "--statistics"]
     assert examples(["--config", "tiny", "--phases", "null", *keys, *arguments]) == 0
-    said = capsys.readouterr()
-    assert ("normalizer removes 22." in said.err) == lost
-    assert ("removed marks" in said.out) and ("0.000% of the characters of a sample" in said.out)
+    output = capsys.readouterr()
+    assert ("normalizer removes 22." in output.err) == lost
+    assert ("removed marks" in output.out) and ("0.000% of the characters of a sample" in output.out)
 
 
 def test_a_vocabulary_far_smaller_than_asked_for_is_reported(tmp_path, capsys):

@@ -39,11 +39,11 @@ def test_half_of_the_pairs_are_random_where_there_is_a_choice_and_all_where_ther
     assert all(pair.a_start in starts for pair in pairs if pair.b_end - pair.b_start + pair.a_end - pair.a_start < 125)
 
 
-@pytest.mark.parametrize(("fewest", "most", "share"), [(100, 100, 0.52), (1, 15, 0.59), (1, 1, 1.0)])
-def test_short_documents_have_more_random_pairs_than_half(fewest, most, share):
+@pytest.mark.parametrize(("minimum", "maximum", "share"), [(100, 100, 0.52), (1, 15, 0.59), (1, 1, 1.0)])
+def test_short_documents_have_more_random_pairs_than_half(minimum, maximum, share):
     """The shares in docs/how_it_works.md: the last sentence of a document, where it is alone, has no next one."""
-    draw = make_rng("lengths", fewest, most)
-    counts = [fewest + int(draw.random() * (most - fewest + 1)) for _ in range(20_000 // (fewest + most))]
+    draw = make_rng("lengths", minimum, maximum)
+    counts = [minimum + int(draw.random() * (maximum - minimum + 1)) for _ in range(20_000 // (minimum + maximum))]
     sentences, documents = corpus([[3 + int(draw.random() * 40) for _ in range(count)] for count in counts])
     pairs = [pair.label == IS_RANDOM for pair in sentence_pairs(sentences, documents, 128, 0.1, make_rng(1))]
     assert sum(pairs) / len(pairs) == pytest.approx(share, abs=0.02)

@@ -119,8 +119,8 @@ def test_passes_are_those_that_are_asked_for(place) -> None:
     ],
 )
 def test_fewer_predictions_than_the_share_are_told(values: dict, allowed: str | None) -> None:
-    said = PretrainConfig(data=DataConfig(**values)).capped_predictions()
-    assert said is None if allowed is None else allowed in said
+    output = PretrainConfig(data=DataConfig(**values)).capped_predictions()
+    assert output is None if allowed is None else allowed in output
     assert (
         PretrainConfig(data=DataConfig(**values), training=TrainingConfig(objective="clm")).capped_predictions() is None
     )

@@ -25,18 +25,20 @@ def lengths_like_wikipedia(count: int, max_length: int, seed: int = 0) -> np.nda
     return np.where(random.random(count) < 0.5, max_length, short)
 
 
-def least_rows(lengths: np.ndarray, max_length: int, most: int) -> int:
+def min_rows(lengths: np.ndarray, max_length: int, max_count: int) -> int:
     """Fewer rows cannot hold these examples: by their tokens, by their number, by those no two of which fit."""
     short = lengths[lengths < max_length]
     full = len(lengths) - len(short)
-    return full + max(-(-int(short.sum()) // max_length), -(-len(short) // most), int((2 * short > max_length).sum()))
+    return full + max(
+        -(-int(short.sum()) // max_length), -(-len(short) // max_count), int((2 * short > max_length).sum())
+    )
 
 
-def one_by_one(lengths: np.ndarray, max_length: int, most: int) -> list[list[int]]:
+def one_by_one(lengths: np.ndarray, max_length: int, max_count: int) -> list[list[int]]:
     """The same strategy on single examples: from the longest on, into the pack with the most room."""
     packs: list[list[int]] = []
     for length in sorted(lengths.tolist(), reverse=True):
-        open_packs = [pack for pack in packs if len(pack) < most]
+        open_packs = [pack for pack in packs if len(pack) < max_count]
         roomiest = min(open_packs, key=sum, default=[max_length])
         if sum(roomiest) + length <= max_length:
             roomiest.append(length)
@@ -59,24 +61,24 @@ def test_a_worked_example() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_histogram_gives_what_one_example_at_a_time_gives(seed: int) -> None:
     random = np.random.default_rng(seed)
-    max_length, most = int(random.integers(8, 40)), int(random.integers(2, 6))
+    max_length, max_count = int(random.integers(8, 40)), int(random.integers(2, 6))
     lengths = random.integers(1, max_length + 1, 150)
-    groups = shortest_pack_first(np.bincount(lengths, minlength=max_length + 1), most)
+    groups = shortest_pack_first(np.bincount(lengths, minlength=max_length + 1), max_count)
     actual = sorted((sum(pack), len(pack)) for count, pack in groups for _ in range(count))
-    expected = one_by_one(lengths, max_length, most)
+    expected = one_by_one(lengths, max_length, max_count)
     assert len(actual) == len(expected)
     assert [total for total, _ in actual] == sorted(map(sum, expected))
 
 
-@pytest.mark.parametrize(("max_length", "most", "rate"), [(512, 8, 1.02), (512, 3, 1.05), (128, 8, 1.02)])
-def test_every_example_once_no_row_too_long_and_few_rows(max_length: int, most: int, rate: float) -> None:
+@pytest.mark.parametrize(("max_length", "max_count", "rate"), [(512, 8, 1.02), (512, 3, 1.05), (128, 8, 1.02)])
+def test_every_example_once_no_row_too_long_and_few_rows(max_length: int, max_count: int, rate: float) -> None:
     lengths = lengths_like_wikipedia(5000, max_length)
-    packs = assign_packs(lengths, max_length, most)
+    packs = assign_packs(lengths, max_length, max_count)
     assert sorted(itertools.chain.from_iterable(packs)) == list(range(5000))
     assert max(int(lengths[pack].sum()) for pack in packs) <= max_length
-    assert max(map(len, packs)) <= most
-    assert least_rows(lengths, max_length, most) <= len(packs) <= rate * least_rows(lengths, max_length, most)
-    assert assign_packs(lengths, max_length, most) == packs
+    assert max(map(len, packs)) <= max_count
+    assert min_rows(lengths, max_length, max_count) <= len(packs) <= rate * min_rows(lengths, max_length, max_count)
+    assert assign_packs(lengths, max_length, max_count) == packs
     assert [pack[0] for pack in packs] == sorted(pack[0] for pack in packs)
 
 
@@ -147,14 +149,14 @@ def owners_of_predictions(batch: dict[str, np.ndarray]) -> np.ndarray:
     return np.stack([((owners == number + 1) & used).sum(axis=1) for number in range(K)], axis=1)
 
 
-@pytest.mark.parametrize("most", [20, 4])
-def test_each_example_predicts_its_15_percent_and_none_is_lost(most: int) -> None:
-    masking = Masking(V, MASK, SPECIAL, max_predictions=most)
+@pytest.mark.parametrize("limit", [20, 4])
+def test_each_example_predicts_its_15_percent_and_none_is_lost(limit: int) -> None:
+    masking = Masking(V, MASK, SPECIAL, max_predictions=limit)
     rows = pack_rows(columns_of(lengths_like_wikipedia(4000, T)), K, pad=0)
     batch = masked(rows, masking)
     lengths = rows[EXAMPLE_LENGTH]
     maskable = np.maximum(lengths - 3, 0)
-    expected = np.where(lengths > 0, np.clip(np.floor(maskable * 0.15 + 0.5), 1, most), 0)
+    expected = np.where(lengths > 0, np.clip(np.floor(maskable * 0.15 + 0.5), 1, limit), 0)
     np.testing.assert_array_equal(owners_of_predictions(batch), expected)
     assert batch["masked_lm_positions"].shape == (len(lengths), masking.predictions_per_row(T, K))
     used = batch["masked_lm_weights"] > 0
@@ -212,16 +214,16 @@ def test_an_example_that_fills_its_row_is_masked_as_unpacked_rows_are() -> None:
     assert not actual["masked_lm_weights"][:, 9:].any()
 
 
-@pytest.mark.parametrize(("length", "most", "cap"), [(14, 3, 20), (20, 3, 2), (12, 2, 20)])
-def test_places_for_predictions_are_as_many_as_a_row_can_want(length: int, most: int, cap: int) -> None:
+@pytest.mark.parametrize(("length", "max_count", "cap"), [(14, 3, 20), (20, 3, 2), (12, 2, 20)])
+def test_places_for_predictions_are_as_many_as_a_row_can_want(length: int, max_count: int, cap: int) -> None:
     masking = Masking(V, MASK, SPECIAL, max_predictions=cap, prob=0.3)
     expected = [int(masking.predictions_of[max(size - 2, 0)]) for size in range(length + 1)]
     best = max(
         sum(expected[size] for size in sizes)
-        for sizes in itertools.product(range(length + 1), repeat=most)
+        for sizes in itertools.product(range(length + 1), repeat=max_count)
         if sum(sizes) <= length
     )
-    assert masking.predictions_per_row(length, most) == best
+    assert masking.predictions_per_row(length, max_count) == best
     assert masking.predictions_per_row(length) == cap
 
 
@@ -259,7 +261,7 @@ def test_a_packed_set_has_the_examples_of_the_unpacked_one(input_format, small_s
         ]
         answers = rows.get(label, np.zeros_like(rows[EXAMPLE_LENGTH]))
         assert sorted(taken_apart({**rows, "next_sentence_label": answers})) == sorted(examples_alone)
-        assert len(rows["length"]) <= 1.1 * least_rows(lengths, T, 8) + 1
+        assert len(rows["length"]) <= 1.1 * min_rows(lengths, T, 8) + 1
 
 
 @pytest.mark.medium

@@ -132,12 +132,12 @@ def test_examples_are_shown_and_counted(place, tmp_path, capsys):
     arguments = arguments_of(place, tmp_path)
     arguments += ["--data.max_predictions_per_sequence=5", "--show", "3", "--statistics"]
     assert main(arguments) == 0
-    said = capsys.readouterr().out
-    assert said.count("[CLS]") == 3
-    assert "[MASK]{d" in said
-    assert "B follows A" in said or "B is from another document" in said
+    output = capsys.readouterr().out
+    assert output.count("[CLS]") == 3
+    assert "[MASK]{d" in output
+    assert "B follows A" in output or "B is from another document" in output
     for fact in ("documents  57", "unknown tokens", "padding", "percentile", "% consecutive"):
-        assert fact in said
+        assert fact in output
     assert main([*arguments, "--data.input_format=doc_sentences"]) == 0
     assert "no label" in capsys.readouterr().out
     of_teacher = [argument for argument in arguments if "tokenizer.path" not in argument]
@@ -157,8 +157,8 @@ def test_on_a_terminal_segments_and_predicted_tokens_are_told_by_colour(place, t
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "500"}.items():
         monkeypatch.setenv(name, value)
     assert main([*arguments_of(place, tmp_path), "--show=3"]) == 0
-    said = capsys.readouterr().out
-    tokens = re.findall(r"(?:\x1b\[([\d;]+)m)?([^\s\x1b]+)(?:\x1b\[0m)? ", said[said.index("row 0") :])
+    output = capsys.readouterr().out
+    tokens = re.findall(r"(?:\x1b\[([\d;]+)m)?([^\s\x1b]+)(?:\x1b\[0m)? ", output[output.index("row 0") :])
     styles = {style for style, token in tokens if "{" in token}
     assert styles == {"1;7", "1;7;36"}, "predicted tokens of both segments"
     assert {style for style, token in tokens if token in ("[CLS]", "[SEP]")} == {"2"}
@@ -169,16 +169,16 @@ def test_packed_rows_are_shown_by_example_and_counted_before_and_after(place, tm
     arguments = arguments_of(place, tmp_path, length=64)
     arguments += ["--data.packing=true", "--data.short_seq_prob=0.9", "--data.max_predictions_per_sequence=9"]
     assert main([*arguments, "--show", "4", "--statistics"]) == 0
-    said = capsys.readouterr().out
-    shown = re.findall(r"row (\d+), example (\d): (\d+) of 64 tokens, (\d+) predicted; B", said)
+    output = capsys.readouterr().out
+    shown = re.findall(r"row (\d+), example (\d): (\d+) of 64 tokens, (\d+) predicted; B", output)
     assert len({row for row, *_ in shown}) == 4
-    assert len(shown) == said.count("[CLS]") > 4
+    assert len(shown) == output.count("[CLS]") > 4
     assert all(int(predicted) == max(1, int((int(tokens) - 3) * 0.15 + 0.5)) for *_, tokens, predicted in shown)
     for row in {row for row, *_ in shown}:
         assert sum(int(tokens) for other, _, tokens, _ in shown if other == row) <= 64
-    after, before = map(float, re.search(r"train: padding +([\d.]+)% of all .* a row ([\d.]+)%", said).groups())
+    after, before = map(float, re.search(r"train: padding +([\d.]+)% of all .* a row ([\d.]+)%", output).groups())
     assert after < before / 2
-    assert re.search(r"train: rows .* of up to 64 tokens and \d examples, \d+ in all", said)
+    assert re.search(r"train: rows .* of up to 64 tokens and \d examples, \d+ in all", output)
 
 
 @pytest.mark.parametrize(

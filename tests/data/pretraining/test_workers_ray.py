@@ -34,7 +34,7 @@ def test_a_task_gives_the_files_of_a_worker(place, tokenizer, tmp_path, monkeypa
     whole = build_examples(config, tokenizer, tmp_path / "local")
     built: list[str] = []
 
-    def in_this_process(tasks, tokenizer, work, most, say):
+    def in_this_process(tasks, tokenizer, work, max_tasks, log):
         for group in workers.groups_of(tasks):
             text = workers.text_of(group)
             assert [task.name for task in group] == [task.name for task in text.tasks]
@@ -74,7 +74,7 @@ def test_the_words_that_tasks_count_train_and_extend_as_one_process(place, tmp_p
     monkeypatch.setattr(vocabulary, "SHARD_BYTES", 4000)
     calls = []
 
-    def in_this_process(function, inputs, shared, most, say):
+    def in_this_process(function, inputs, shared, max_tasks, log):
         for number, (name, value) in reversed(list(enumerate(inputs))):
             calls.append(name)
             yield number, pickle.loads(pickle.dumps(function))(value, pickle.loads(pickle.dumps(shared)))
