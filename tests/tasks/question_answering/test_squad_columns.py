@@ -87,15 +87,15 @@ def test_a_split_to_predict_has_no_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"question": " "}, "question is empty: write it or remove the line"),
-        ({"answer_start": "x"}, "answer_start is 'x': it must be a whole number"),
-        ({"answer_start": float("inf")}, "answer_start is inf: it must be a whole number"),
-        ({"answer_start": 2.7}, "answer_start is 2.7: it must be a whole number"),
-        ({"answer_start": None}, "answer_start is None: it must be a whole number"),
-        ({"answer": 3}, "answer is '3': it must be a text, or empty"),
+        ({"question": " "}, "question is empty"),
+        ({"answer_start": "x"}, "answer_start is 'x'"),
+        ({"answer_start": float("inf")}, "answer_start is inf"),
+        ({"answer_start": 2.7}, "answer_start is 2.7"),
+        ({"answer_start": None}, "answer_start is None"),
+        ({"answer": 3}, "answer is '3'"),
         (
             {"answer": ["Ann", "Ann"], "answer_start": [7]},
-            "answer has 2 texts, answer_start is [7]: give one for each",
+            "answer has 2 texts, answer_start is [7]",
         ),
         ({"id": "q1"}, "id 'q1' is on line 1 already"),
     ],
