@@ -47,6 +47,7 @@ GROUPS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             "other benchmarks",
             ("squad", "squad2", "swag", "commonsenseqa", "conll2003", "wnut17", "aeslc", "multi30k"),
         ),
+        ("labels from installed packages", ("word_order", "parameters", "which_parameter", "packages")),
     ),
 }
 """Command -> title and recipes of each group. Other recipes are listed in a last group."""

@@ -102,8 +102,12 @@ def curves_subject(config: PretrainConfig, baselines: Mapping[str, Any] | None =
 
 
 def final_subject(config: PretrainConfig, results: Mapping[str, Any]) -> Subject:
-    """Returns the subject of the curves for the content of results.json, with bars if the encoder was transferred."""
-    bars = transfer_bars(results["transfer"]) if "transfer" in results else None
+    """Returns the subject of the curves for the content of results.json, with bars if the encoder was transferred.
+
+    Runs of earlier versions have one task, as a dictionary.
+    """
+    transfer = results.get("transfer")
+    bars = transfer_bars([transfer] if isinstance(transfer, dict) else transfer) if transfer else None
     return dataclasses.replace(curves_subject(config, results.get("baselines")), bars=bars)
 
 
