@@ -25,7 +25,17 @@ GROUPS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "pretrain": (
         (
             "minutes to hours of a CPU",
-            ("quickstart", "hours", "student", "roberta_mini", "modern_mini", "electra_mini", "gpt_tiny", "gpt_mini"),
+            (
+                "quickstart",
+                "paper",
+                "hours",
+                "student",
+                "roberta_mini",
+                "modern_mini",
+                "electra_mini",
+                "gpt_tiny",
+                "gpt_mini",
+            ),
         ),
         ("sizes of BERT", ("tiny", "mini", "small", "medium", "base", "large", "budget24h")),
         (
@@ -42,6 +52,7 @@ GROUPS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
                 *("summarization", "translation"),
             ),
         ),
+        ("rows that the quickstart writes", ("word_order", "parameters", "which_parameter")),
         ("GLUE", ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")),
         (
             "other benchmarks",

@@ -51,7 +51,7 @@ def pretraining(name: str) -> PretrainConfig:
 
 def test_there_is_a_recipe_for_every_size_and_task() -> None:
     counted = {*ELECTRA, *ROBERTA, *HOURS, *STUDENT, *ALBERT, *MPNET, *MODERN, *GPT, *PARAMETERS}
-    assert set(PRETRAINING) == {"quickstart", "budget24h", "domain", *counted}
+    assert set(PRETRAINING) == {"quickstart", "paper", "budget24h", "domain", *counted}
     # Benchmarks and custom tasks have recipes, kinds of file have none.
     assert set(FINETUNING) == {*TASKS, *DOCSTRING_TASKS} - {"ner", "multiple_choice"}
 

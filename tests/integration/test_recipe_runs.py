@@ -11,9 +11,10 @@ import pytest
 
 from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
-from bert.config import PretrainConfig, recipe_folder, recipe_names
+from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config.yaml_io import load_config
 from bert.tasks import TASKS
+from bert.tasks.docstring_tasks import DOCSTRING_TASKS
 from tests.conftest import SMALL_MODEL
 from tests.helpers import lines_of, questions, results_of, words
 
@@ -204,7 +205,7 @@ def assert_learned(name: str, run: Path, loss: float) -> None:
         assert loss == pytest.approx(LOSSES[name], rel=2e-3)
 
 
-@pytest.mark.parametrize("name", sorted(set(recipe_names()) - set(TASKS)))
+@pytest.mark.parametrize("name", sorted(set(recipe_names()) - {*TASKS, *DOCSTRING_TASKS}))
 def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     recipe = load_config(PretrainConfig, recipe_folder() / f"{name}.yaml")
@@ -221,7 +222,7 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
         "--optimizer.warmup_steps=2",
     ]
     # which otherwise start where ten steps do not lead away from
-    if name == "quickstart" or name.startswith(("albert", "roberta", "modern")):
+    if name in ("quickstart", "paper") or name.startswith(("albert", "roberta", "modern")):
         arguments += ["--transfer=null", "--mlm_bias_init=zeros", "--embedding_init=random"]
     if name == "domain":
         arguments += [f"--init={pretrained}"]
@@ -245,11 +246,12 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
     assert len(phases) == (2 if phased else 1)
 
 
-@pytest.mark.parametrize("name", sorted(set(recipe_names()) & set(TASKS)))
+@pytest.mark.parametrize("name", sorted(set(recipe_names()) & {*TASKS, *DOCSTRING_TASKS}))
 def test_ten_steps_of_finetuning(name: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
+    task = load_config(FinetuneConfig, recipe_folder() / f"{name}.yaml").task
     if name != "packages":  # its data is what is installed
-        files(tmp_path / "data", name)
+        files(tmp_path / "data", task)
     data = "docstrings:asyncio,email" if name == "packages" else tmp_path / "data"
     arguments = [f"--config={name}", f"--data.dir={data}", f"--output_dir={run}", "--init=none", *SHORT,
                  *SMALL_MODEL, "--num_seeds=1", "--model.initializer_range=0.2", "--tokenizer.vocab_size=64",
@@ -259,7 +261,7 @@ def test_ten_steps_of_finetuning(name: str, tmp_path: Path) -> None:
         arguments += ["--training.tokens_per_batch=null", "--decoding.max_tokens=8", "--decoding.beams=2"]
     if name == "translation":
         arguments.append("--tokenizer.vocab_size=300")  # of bytes
-    if name in ("squad", "squad2", "span"):
+    if task in ("squad", "squad2", "span"):
         arguments += ["--data.max_query_length=8", "--data.doc_stride=8"]
     assert finetune(arguments) == 0
     results = results_of(run)
