@@ -1,32 +1,31 @@
-"""Models that transformers draws at random, and what they and ours answer to the same rows."""
+"""Random models of transformers, and the outputs of theirs and ours for the same rows."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 from safetensors import safe_open
+from safetensors.numpy import load_file
 
 import bert
 from bert.data.encoding import tokenize
 from bert.interchange import families
 from bert.interchange.bundle import build_module
 from bert.model.encoder import Bert
-from tests.helpers import english
+from tests.real.vocabularies import PIECES, VOCABULARIES, write_wordpiece
 
 torch = pytest.importorskip("torch", reason="needs the extra `torch`")
 transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
 
-PIECES = 1013
 AUTO = {
     "Bert": "AutoModel",
-    "BertForPreTraining": "AutoModelForPreTraining",
-    "BertForMaskedLM": "AutoModelForMaskedLM",
-    "BertForNextSentencePrediction": "AutoModelForNextSentencePrediction",
     "BertForReplacedTokenDetection": "AutoModelForPreTraining",
-    "BertForSequenceClassification": "AutoModelForSequenceClassification",
-    "BertForTokenClassification": "AutoModelForTokenClassification",
-    "BertForQuestionAnswering": "AutoModelForQuestionAnswering",
-    "BertForMultipleChoice": "AutoModelForMultipleChoice",
 }
+"""The classes of transformers whose names do not follow from the architecture's."""
 ARGUMENTS = ("input_ids", "token_type_ids", "attention_mask")
 LABELS = ("wrong", "right", "neither")
 HOSTILE = [
@@ -43,8 +42,20 @@ HOSTILE = [
 ]
 
 
-def drawn(folder, architecture: str, family: str = "bert", **settings):
-    """A model of odd sizes with every parameter random, saved to the folder by transformers."""
+WIDTH = 33
+"""Tokens per row. Most operations are compiled for one shape: eight rows, or two with four choices each."""
+
+
+def draw_weights(model, deviation: float = 0.05):
+    """Adds random numbers to every parameter: biases and LayerNorm of a new model are zeros and ones."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(deviation * torch.randn_like(parameter))
+    return model.eval()
+
+
+def drawn(folder: Path, architecture: str, family: str = "bert", adjust: Callable | None = None, **settings: Any):
+    """Returns a model of odd sizes with every parameter random, saved to the folder with a vocabulary."""
     torch.manual_seed(0)
     sizes = {
         "vocab_size": PIECES,
@@ -60,96 +71,117 @@ def drawn(folder, architecture: str, family: str = "bert", **settings):
         sizes["id2label"] = dict(enumerate(LABELS))
         sizes["label2id"] = {label: number for number, label in enumerate(LABELS)}
     config = transformers.AutoConfig.for_model(family, **{**sizes, **settings})
-    model = getattr(transformers, families.family_of_type(family).classes[architecture])(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # biases and LayerNorm as well: fresh ones are zeros and ones
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    model = getattr(transformers, families.family_of_type(family).classes[architecture])(config)
+    draw_weights(model)
+    if adjust is not None:
+        with torch.no_grad():
+            adjust(model)
     model.save_pretrained(folder)
     model.path = folder / "model.safetensors"
-    if family != "roberta":
-        (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in english(PIECES)), encoding="utf-8")
+    VOCABULARIES.get(family, write_wordpiece)(folder)
     return model
 
 
-def inputs(architecture: str, padded: bool, segments: int = 3, first: int = 0) -> dict[str, np.ndarray]:
+def inputs(
+    architecture: str, padded: bool, segments: int = 3, first: int = 0, padding: int = 0, words: int = PIECES
+) -> dict[str, np.ndarray]:
+    """Returns random rows without the token of padding, unless that is BERT's."""
     random = np.random.default_rng(1)
-    shape = (2, 3, 33) if architecture == "BertForMultipleChoice" else (4, 33)
+    shape = (2, 4, WIDTH) if architecture == "BertForMultipleChoice" else (8, WIDTH)
     mask = np.ones(shape, int)
     if padded:
         mask[1, ..., 20:] = mask[-1, ..., 5:] = 0
-    ids = random.integers(first, PIECES, shape)
-    ids[mask == 0] = max(first - 1, 0)
+    ids = random.integers(first, words, shape)
+    ids[(ids == padding) & (padding > 0)] -= 1
+    ids[mask == 0] = padding
     return {"input_ids": ids, "token_type_ids": random.integers(0, segments, shape), "attention_mask": mask}
 
 
-def real_inputs(folder, model: bert.Pretrained, texts: list, architecture: str) -> dict[str, np.ndarray]:
-    """Texts, or pairs of them, as our tokenizer makes them, which is as transformers' makes them."""
-    longest = model.config.max_position_embeddings
-    features = tokenize(model.tokenizer, texts, longest)
-    batch = features.batch(np.arange(len(texts)), int(features.lengths.max()), len(texts))
+def real_inputs(folder: Path, model: bert.Pretrained, texts: list, architecture: str) -> dict[str, np.ndarray]:
+    """Returns texts or pairs in the rows of our tokenizer, which must equal the rows of transformers' tokenizer."""
+    features = tokenize(model.tokenizer, texts, WIDTH)
+    batch = features.batch(np.arange(len(texts)), WIDTH, len(texts))
     assert features.lengths.min() < features.lengths.max(), "some rows are padded"
     columns = (texts,) if isinstance(texts[0], str) else tuple(map(list, zip(*texts, strict=True)))
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    given = theirs(*columns, padding=True, truncation=True, max_length=longest)
+    given = theirs(*columns, padding="max_length", truncation=True, max_length=WIDTH)
     for name, expected in given.items():
         np.testing.assert_array_equal(batch[name], expected)
     shape = (2, len(texts) // 2, -1) if architecture == "BertForMultipleChoice" else (len(texts), -1)
     return {name: batch[name].reshape(shape) for name in ARGUMENTS}
 
 
+def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns one batch with the rows of all: tracing a model takes longer than running it."""
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in ARGUMENTS}
+
+
 def answers(reference, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Every hidden state, then the outputs, of transformers' model."""
+    """Returns every hidden state, then the outputs, of transformers' model."""
     with torch.no_grad():
-        output = reference(
-            **{name: torch.tensor(array) for name, array in batch.items()},
-            output_hidden_states=True,
-        )
+        tensors = {name: torch.tensor(array) for name, array in batch.items()}
+        output = reference(**tensors, output_hidden_states=True)
     names = ("pooler_output", "prediction_logits", "seq_relationship_logits", "sop_logits", "logits")
     names += ("start_logits", "end_logits")
-    found = [getattr(output, name, None) for name in names]
-    return [array.numpy() for array in (*output.hidden_states, *(a for a in found if a is not None))]
+    heads = [getattr(output, name, None) for name in names]
+    return [array.numpy() for array in (*output.hidden_states, *(head for head in heads if head is not None))]
 
 
 def our_answers(model: bert.Pretrained, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
-    args = [batch[name] for name in ARGUMENTS]
-    flat = [array.reshape(-1, array.shape[-1]) for array in args]
-    encoder = Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
-    encoded = encoder.apply({"params": model.params["bert"]}, *flat, intermediates=True)
-    if model.architecture == "Bert":
-        heads = [] if encoded.pooled_output is None else [encoded.pooled_output]
+    """Returns every hidden state, then the outputs, of our model, which is traced once."""
+    encoded: list[Any] = []
+
+    def record(call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+        if not isinstance(context.module, Bert) or context.method_name != "__call__":
+            return call(*args, **kwargs)
+        encoded.append(call(*args, **{**kwargs, "intermediates": True}))
+        return encoded[-1]
+
+    bare = model.architecture == "Bert"
+    params = model.params["bert"] if bare else model.params
+    with nn.intercept_methods(record):
+        output = build_module(model).apply({"params": params}, *(batch[name] for name in ARGUMENTS))
+    [states] = encoded
+    if bare:
+        heads = [] if states.pooled_output is None else [states.pooled_output]
+    elif model.architecture == "BertForQuestionAnswering":
+        heads = [output[..., 0], output[..., 1]]
     else:
-        output = build_module(model).apply({"params": model.params}, *args)
         heads = jax.tree.leaves(output)
-        if model.architecture == "BertForQuestionAnswering":
-            heads = [output[..., 0], output[..., 1]]
-    return [*encoded.hidden_states, *heads]
+    return [*states.hidden_states, *heads]
 
 
-def assert_alike(ours: list, theirs: list, mask: np.ndarray) -> None:
+def assert_alike(ours: list, theirs: list, mask: np.ndarray, tolerance: float = 1e-4) -> None:
     assert len(ours) == len(theirs)
     flat = mask.reshape(-1, mask.shape[-1]).astype(bool)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.shape == other.shape
-        if mine.shape[:2] == flat.shape:  # nothing is promised about padding
+        if mine.shape[:2] == flat.shape:  # outputs of padding may differ
             mine, other = mine[flat], other[flat]
-        np.testing.assert_allclose(mine, other, atol=1e-4)
+        np.testing.assert_allclose(mine, other, rtol=0, atol=tolerance)
 
 
-def assert_export(model: bert.Pretrained, reference, auto: str, folder) -> None:
-    """The export loads in an Auto class of transformers as the model it came from, tensors and labels."""
-    said: list[str] = []
-    model.save(folder, log=said.append)
-    assert "logits within" in said[0]
+def assert_export(model: bert.Pretrained, reference, folder: Path, name: str, unused: tuple[str, ...] = ()) -> None:
+    """Asserts that an Auto class of transformers loads the export as the class ``name``, with equal tensors and labels.
+
+    ``unused`` are tensors that transformers saves, or creates, and never reads.
+    """
+    lines: list[str] = []
+    model.save(folder, log=lines.append)
+    assert "logits within" in lines[0] and lines[0].endswith("token ids equal"), lines[0]
+    auto = AUTO.get(model.architecture, f"AutoModelFor{model.architecture.removeprefix('BertFor')}")
     again = getattr(transformers, auto).from_pretrained(folder).eval()
-    assert type(again) is type(reference)
-    expected = reference.state_dict()
-    for name, tensor in again.state_dict().items():
-        assert torch.equal(tensor, expected[name]), name
+    assert type(again).__name__ == name
+    state, expected = again.state_dict(), reference.state_dict()
+    assert state.keys() == expected.keys()
+    for name in state.keys() - set(unused):
+        assert torch.equal(state[name], expected[name]), name
     if model.labels:
         assert model.labels == LABELS
         assert again.config.id2label == dict(enumerate(LABELS))
-    with safe_open(folder / "model.safetensors", "np") as ours, safe_open(reference.path, "np") as theirs:
-        assert sorted(ours.keys()) == sorted(theirs.keys())
-        assert ours.metadata() == {"format": "pt"}
-        for name in ours.keys():  # noqa: SIM118
-            np.testing.assert_array_equal(ours.get_tensor(name), theirs.get_tensor(name))
+    ours, theirs = load_file(folder / "model.safetensors"), load_file(reference.path)
+    assert ours.keys() - set(unused) == theirs.keys() - set(unused)
+    with safe_open(folder / "model.safetensors", "np") as file:
+        assert file.metadata() == {"format": "pt"}
+    for name in ours.keys() - set(unused):
+        np.testing.assert_array_equal(ours[name], theirs[name])

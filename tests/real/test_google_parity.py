@@ -3,27 +3,28 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
 
 import bert
 from bert.config import ModelConfig
-from bert.data.encoding import tokenize
 from bert.errors import UserError
 from bert.interchange.families import GOOGLE_NAMES
 from bert.interchange.readers.google import read_params
 from bert.interchange.readers.tf_checkpoint import Bundle
-from bert.model.encoder import Bert
-from bert.model.pretraining import BertForPreTraining
-from tests.helpers import english
 
 pytestmark = pytest.mark.real
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", reason="needs the extra `tf`")
+
+
+def tensorflow() -> Any:
+    """Imports TensorFlow in the worker that needs it, instead of in every worker that collects the tests."""
+    return pytest.importorskip("tensorflow", reason="needs the extra `tf`")
+
 
 SIZES = {
     "vocab_size": 1013,
@@ -62,6 +63,7 @@ def google_tensors(state: dict) -> dict[str, np.ndarray]:
 
 def save(folder: Path, tensors: dict[str, np.ndarray], act: str = "gelu") -> None:
     """Saves like google-research/bert's training: TensorFlow 1's Saver, with the optimizer's slots and the step."""
+    tf = tensorflow()
     folder.mkdir(exist_ok=True)
     (folder / "bert_config.json").write_text(json.dumps({**SIZES, "hidden_act": act}))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -75,6 +77,7 @@ def save(folder: Path, tensors: dict[str, np.ndarray], act: str = "gelu") -> Non
 
 
 def save_v2(prefix: Path, tensors: dict[str, np.ndarray], slices: dict[str, str] | None = None) -> None:
+    tf = tensorflow()
     tf.raw_ops.SaveV2(
         prefix=str(prefix),
         tensor_names=list(tensors),
@@ -85,6 +88,7 @@ def save_v2(prefix: Path, tensors: dict[str, np.ndarray], slices: dict[str, str]
 
 def assert_all_equal(prefix: Path, tensors: dict[str, np.ndarray]) -> None:
     """Against what was written, and against TensorFlow's own reader."""
+    tf = tensorflow()
     bundle, reader = Bundle(prefix), tf.train.load_checkpoint(str(prefix))
     assert sorted(bundle.entries) == sorted(tensors) == sorted(reader.get_variable_to_shape_map())
     for name, array in tensors.items():
@@ -95,70 +99,54 @@ def assert_all_equal(prefix: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize(("act", "theirs"), [("gelu", "gelu_new"), ("relu", "relu")])
-def test_a_bert_that_tensorflow_saved(tmp_path: Path, shared: Path, act: str, theirs: str) -> None:
-    """The same arrays, and with them transformers' hidden states and logits, with the tanh form where it says gelu."""
-    torch = pytest.importorskip("torch", reason="needs the extra `torch`")
-    transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
-    torch.manual_seed(0)
-    reference = transformers.BertForPreTraining(transformers.BertConfig(**SIZES, hidden_act=theirs)).eval()
-    with torch.no_grad():
-        for parameter in reference.parameters():  # biases and LayerNorm as well: fresh ones are zeros and ones
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    tensors = google_tensors(reference.state_dict())
-    save(tmp_path, tensors, act)
+def test_a_bert_that_tensorflow_saved(tmp_path: Path, mrpc_texts, act: str, theirs: str) -> None:
+    """The arrays are equal, and so are transformers' hidden states and logits, with the tanh form for ``gelu``."""
+    hf_models = pytest.importorskip("tests.real.hf_models", reason="needs the extra `torch`")
+    reference = hf_models.drawn(tmp_path / "hf", "BertForPreTraining", hidden_act=theirs)
+    tensors, folder = google_tensors(reference.state_dict()), tmp_path / "google"
+    save(folder, tensors, act)
 
-    said: list[str] = []
-    config, params = read_params(tmp_path, said.append)
+    log: list[str] = []
+    config, params = read_params(folder, log.append)
     assert config == ModelConfig(**SIZES, hidden_act="gelu_tanh" if act == "gelu" else act)
-    assert said[1].startswith(f"not loaded from {tmp_path / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of")
+    assert log[1].startswith(f"not loaded from {folder / 'bert_model.ckpt'}: {2 * len(tensors) + 1} tensors of")
     known = {
         tensor.paths[0]: tensor
         for head in ("BertForSequenceClassification", "BertForQuestionAnswering")
         for tensor in GOOGLE_NAMES.tensors(config.num_hidden_layers, head)
     }
-    found = {}
+    read = {}
     for path, array in traverse_util.flatten_dict(params, sep="/").items():
         tensor = known[path]
-        found[tensor.name] = array.T if tensor.transposed else array
-    assert found.keys() == tensors.keys()
+        read[tensor.name] = array.T if tensor.transposed else array
+    assert read.keys() == tensors.keys()
     for name, array in tensors.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(read[name], array)
 
-    random = np.random.default_rng(0)
-    ids, segments = random.integers(0, 1013, (4, 33)), random.integers(0, 3, (4, 33))
-    mask = np.ones((4, 33), int)
-    mask[1, 20:] = mask[2, 5:] = 0
-    with torch.no_grad():
-        expected = reference(*map(torch.tensor, (ids, mask, segments)), output_hidden_states=True)
-    inputs = tuple(map(jnp.asarray, (ids, segments, mask)))
-    logits = BertForPreTraining(config).apply({"params": params}, *inputs)
-    encoded = Bert(config).apply({"params": params["bert"]}, *inputs, intermediates=True)
-    real = mask.astype(bool)
-    for mine, other in zip(encoded.hidden_states, expected.hidden_states, strict=True):
-        np.testing.assert_allclose(mine[real], other.numpy()[real], atol=1e-4)
-    np.testing.assert_allclose(logits.prediction_logits[real], expected.prediction_logits.numpy()[real], atol=1e-4)
-    np.testing.assert_allclose(logits.seq_relationship_logits, expected.seq_relationship_logits.numpy(), atol=1e-4)
-
-    (tmp_path / "vocab.txt").write_text(
-        "".join(f"{token}\n" for token in english(SIZES["vocab_size"])), encoding="utf-8"
-    )
-    model = bert.load(tmp_path)
-    lines = (shared / "data/glue/MRPC/dev.tsv").read_text("utf-8-sig").splitlines()[1:9]
-    pairs = [tuple(" ".join(text.split()[:5]) for text in line.split("\t")[3:]) for line in lines]
-    features = tokenize(model.tokenizer, pairs, SIZES["max_position_embeddings"])
-    batch = features.batch(np.arange(len(pairs)), int(features.lengths.max()), len(pairs))
-    ids, mask, segments = (batch[name] for name in ("input_ids", "attention_mask", "token_type_ids"))
-    assert segments.any()
-    with torch.no_grad():
-        expected = reference.bert(*(torch.tensor(array, dtype=torch.long) for array in (ids, mask, segments)))
-    encoded, real = model.encode(pairs), mask.astype(bool)
-    np.testing.assert_array_equal(encoded.attention_mask, mask)
-    np.testing.assert_allclose(encoded.last_hidden_state[real], expected.last_hidden_state.numpy()[real], atol=1e-4)
+    (folder / "vocab.txt").write_bytes((tmp_path / "hf" / "vocab.txt").read_bytes())
+    model = bert.load(folder)
+    assert model.architecture == "BertForPreTraining"
+    batches = [hf_models.inputs(model.architecture, padded) for padded in (False, True)]
+    batches.append(hf_models.real_inputs(tmp_path / "hf", model, mrpc_texts[1], model.architecture))
+    assert batches[-1]["token_type_ids"].any()
+    every = hf_models.joined(batches)
+    ours, expected = hf_models.our_answers(model, every), hf_models.answers(reference, every)
+    hf_models.assert_alike(ours, expected, every["attention_mask"])
+    encoded = model.encode(mrpc_texts[1])
+    rows = model.tokenize(mrpc_texts[1])
+    real = rows["attention_mask"].astype(bool)
+    np.testing.assert_array_equal(encoded.attention_mask[:, : real.shape[1]], real)
+    with hf_models.torch.no_grad():
+        given = {name: hf_models.torch.tensor(array, dtype=hf_models.torch.long) for name, array in rows.items()}
+        expected = reference.bert(**given)
+    states = encoded.last_hidden_state[:, : real.shape[1]]
+    np.testing.assert_allclose(states[real], expected.last_hidden_state.numpy()[real], atol=1e-4)
     np.testing.assert_allclose(encoded.pooled_output, expected.pooler_output.numpy(), atol=1e-4)
 
 
 def test_every_type_and_many_blocks(tmp_path: Path) -> None:
     """Many names make an index of several blocks, whose keys share most of their bytes."""
+    tf = tensorflow()
     random = np.random.default_rng(0)
     tensors = {
         f"bert/encoder/layer_{number}/attention/output/dense/kernel/of/a/long/name": np.float32(random.normal())
@@ -178,6 +166,7 @@ def test_every_type_and_many_blocks(tmp_path: Path) -> None:
 
 
 def test_several_data_files(tmp_path: Path) -> None:
+    tf = tensorflow()
     random = np.random.default_rng(0)
     tensors = {f"part_{number}/kernel": random.normal(size=(number, 7)).astype(np.float32) for number in range(1, 10)}
     names = list(tensors)
@@ -193,6 +182,7 @@ def test_several_data_files(tmp_path: Path) -> None:
 
 def test_what_is_not_read_is_said(tmp_path: Path) -> None:
     """Partitioned variables, TensorFlow 2's object graphs, and the format before 2017."""
+    tf = tensorflow()
     (tmp_path / "bert_config.json").write_text(json.dumps(SIZES))
     prefix = tmp_path / "bert_model.ckpt"
     half = np.ones((2, 3), np.float32)

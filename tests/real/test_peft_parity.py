@@ -14,7 +14,6 @@ pytestmark = pytest.mark.real
 
 torch = pytest.importorskip("torch", reason="needs the extra `torch`")
 transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
-peft = pytest.importorskip("peft", reason="peft is not installed")
 
 TEXTS = ["a man plays the guitar", "someone makes music", "the shares fell"]
 KINDS = {
@@ -33,6 +32,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_gives_the_outputs_of_peft(kind: str, shared: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
     torch.manual_seed(0)
     source = shared / "models" / "all-MiniLM-L6-v2"
     name, settings = KINDS[kind]

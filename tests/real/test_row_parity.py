@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import bert
 from bert.commands.finetune import main
@@ -25,6 +24,8 @@ from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.dataset import open_rows
 from bert.tasks.token_classification import CLITICS, split_text
 from bert.tokenizer.vocabulary import load_tokenizer
+from tests.real.hf_models import draw_weights
+from tests.real.vocabularies import train_merges
 
 pytestmark = pytest.mark.real
 
@@ -57,15 +58,8 @@ PAIRS = [(TEXTS[i], hostile(100 + i, 1 + i % 7)) for i in range(len(TEXTS))]
 def byte_level(tmp_path_factory) -> Path:
     """RoBERTa's files: vocab.json, merges.txt."""
     folder = tmp_path_factory.mktemp("byte-level")
-    built = Tokenizer(models.BPE())
-    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=700,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    built.train_from_iterator([hostile(seed, 40) for seed in range(200)], trainer)
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    built = train_merges(700, special, [hostile(seed, 40) for seed in range(200)])
     built.model.save(str(folder))
     return folder
 
@@ -109,11 +103,8 @@ def make(shared, byte_level, tmp_path_factory) -> Make:
         }
         torch.manual_seed(0)
         name = f"{'Roberta' if roberta else 'Bert'}For{architecture}"
-        model = getattr(transformers, name)(kind(**sizes))
-        with torch.no_grad():
-            for parameter in model.parameters():  # far from zero, so that answers depend on every token
-                parameter.add_(0.2 * torch.randn_like(parameter))
-        model.save_pretrained(folder)
+        # far from zero, so that answers depend on every token
+        draw_weights(getattr(transformers, name)(kind(**sizes)), 0.2).save_pretrained(folder)
         tokenizer.model_max_length = LENGTH
         tokenizer.save_pretrained(folder)
         return folder

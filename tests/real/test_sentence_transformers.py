@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import bert
+from tests.real.family_cases import CASES
+from tests.real.hf_models import drawn, torch, transformers
 
 pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def library() -> Any:
+    return pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+
 
 TEXTS = [
     "A man plays the guitar.",
@@ -22,8 +31,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-def test_a_trained_folder_gives_the_same_embeddings(pooling: str, shared: Path, tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+def test_a_trained_folder_gives_the_same_embeddings(pooling: str, library: Any, shared: Path, tmp_path: Path) -> None:
     rows = [{"query": f"number {n}", "positive": f"the digits {n} of a number"} for n in range(16)]
     overrides = {"training.batch_size": 8, "training.steps": 2, "training.epochs": None, "data.max_length": 64,
                  "embedding.pooling": pooling, "embedding.normalize": pooling != "max",
@@ -45,22 +53,23 @@ def test_a_trained_folder_gives_the_same_embeddings(pooling: str, shared: Path, 
 
 
 @pytest.mark.parametrize("kind", ["dense", "modes", "sqrt", "weighted", "last", "prompt", "cls_prompt", "truncated"])
-def test_every_module_and_setting_gives_the_same_embeddings(kind: str, shared: Path, tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    import torch
-    from sentence_transformers import models
-
+def test_every_module_and_setting_gives_the_same_embeddings(
+    kind: str, library: Any, shared: Path, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     encoder = library.SentenceTransformer(str(shared / "models" / "all-MiniLM-L6-v2"), device="cpu")[0]
     modes = {"modes": ("weightedmean", "cls", "mean"), "sqrt": "mean_sqrt_len_tokens", "weighted": "weightedmean"}
     modes |= {"last": "lasttoken", "cls_prompt": ("cls", "max", "lasttoken"), "dense": "cls"}
-    pooling = models.Pooling(384, pooling_mode=modes.get(kind, "mean"), include_prompt="prompt" not in kind)
+    pooling = library.models.Pooling(384, pooling_mode=modes.get(kind, "mean"), include_prompt="prompt" not in kind)
     more = []
     if kind == "dense":  # as LaBSE, and a second layer without bias, as EmbeddingGemma
-        more = [models.Dense(384, 96), models.Dense(96, 48, bias=False, activation_function=torch.nn.Identity())]
+        more = [
+            library.models.Dense(384, 96),
+            library.models.Dense(96, 48, bias=False, activation_function=torch.nn.Identity()),
+        ]
     prompts = {"query": "find this: ", "document": "page: "}
     settings = {"prompts": prompts, "truncate_dim": 20 if kind == "truncated" else None, "device": "cpu"}
-    theirs = library.SentenceTransformer(modules=[encoder, pooling, *more, models.Normalize()], **settings)
+    theirs = library.SentenceTransformer(modules=[encoder, pooling, *more, library.models.Normalize()], **settings)
     theirs.save(str(tmp_path / "theirs"))
     ours = bert.load(tmp_path / "theirs")
     ours.save(tmp_path / "ours")
@@ -73,29 +82,60 @@ def test_every_module_and_setting_gives_the_same_embeddings(kind: str, shared: P
     np.testing.assert_allclose(ours.embed(many, 4, "query"), theirs.encode(many, prompt_name="query"), atol=1e-5)
 
 
-def test_an_exported_cross_encoder_ranks_alike(shared: Path, tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+def test_an_exported_cross_encoder_ranks_alike(library: Any, shared: Path, tmp_path: Path) -> None:
     rows = [{"query": f"number {n}", "positive": f"the digits {n}", "negatives": f"a {n % 3}"} for n in range(16)]
     overrides = {"training.batch_size": 8, "training.steps": 2, "training.epochs": None, "data.max_length": 64}
     model = str(shared / "models" / "all-MiniLM-L6-v2")
     run = bert.finetune("reranker", init=model, train=rows, output_dir=tmp_path / "run", overrides=overrides)
     run.model.save(tmp_path / "out")
     theirs = library.CrossEncoder(str(tmp_path / "out"), device="cpu", max_length=64)
-    import torch
-
     expected = theirs.predict([("number 3", text) for text in TEXTS], activation_fn=torch.nn.Identity())
     ranked = run.model.rank("number 3", TEXTS)
     assert [document.number for document in ranked] == np.argsort(-expected, kind="stable").tolist()
     np.testing.assert_allclose([document.score for document in ranked], -np.sort(-expected), atol=1e-5)
 
 
-def test_a_cross_encoder_has_the_same_scores(shared: Path, tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    import torch
-
+def test_a_cross_encoder_has_the_same_scores(library: Any, shared: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = library.CrossEncoder(str(shared / "models" / "all-MiniLM-L6-v2"), num_labels=1, device="cpu")
     theirs.save_pretrained(str(tmp_path / "out"))
     pairs = [("number 3", text) for text in TEXTS]
     ours = [answer.score for answer in bert.load(tmp_path / "out").predict(pairs)]
     np.testing.assert_allclose(ours, theirs.predict(pairs), atol=1e-5)
+
+
+def test_a_folder_of_an_mpnet(tmp_path: Path) -> None:
+    """In the layout of all-mpnet-base-v2: the class of an MLM is declared, a bare encoder is stored."""
+    reference = drawn(tmp_path / "model", "Bert", "mpnet", **CASES["mpnet"].settings)
+    content = json.loads((tmp_path / "model/config.json").read_text())
+    (tmp_path / "model/config.json").write_text(json.dumps({**content, "architectures": ["MPNetForMaskedLM"]}))
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    listed = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for number, (path, name) in enumerate(modules)
+    ]
+    (tmp_path / "model/1_Pooling").mkdir()
+    for name, data in {
+        "modules.json": listed,
+        "sentence_bert_config.json": {"max_seq_length": 100, "do_lower_case": False},
+        "1_Pooling/config.json": {"word_embedding_dimension": 96, "pooling_mode_mean_tokens": True},
+    }.items():
+        (tmp_path / "model" / name).write_text(json.dumps(data))
+    model = bert.load(tmp_path / "model")
+    assert (model.architecture, model.pooling.mode, model.pooling.normalize) == ("Bert", "mean", True)
+    texts = [*TEXTS, "the house of the day " * 60]
+    batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")(
+        texts, padding=True, truncation=True, max_length=100, return_tensors="pt"
+    )
+    with torch.no_grad():
+        states = reference(**batch).last_hidden_state
+    mask = batch["attention_mask"][:, :, None]
+    means = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1)).numpy()
+    np.testing.assert_allclose(model.embed(texts), means, atol=1e-4)
+    model.save(tmp_path / "out")
+    assert json.loads((tmp_path / "out/modules.json").read_text())[2]["type"].endswith("Normalize")
+    np.testing.assert_array_equal(bert.load(tmp_path / "out").embed(texts), model.embed(texts))
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    for folder in ("model", "out"):
+        theirs = library.SentenceTransformer(str(tmp_path / folder), device="cpu")
+        np.testing.assert_allclose(theirs.encode(texts), model.embed(texts), atol=1e-5)

@@ -13,6 +13,7 @@ from bert.config import ModelConfig, OptimizerConfig
 from bert.data.batching import bucket_length, epoch_batches
 from bert.data.rows import IGNORE_INDEX, TokenRows
 from bert.interchange import families
+from bert.interchange.families.base import Family
 from bert.model.decoders import BertForCausalLM
 from bert.model.dropout import Dropout
 from bert.model.heads import HEADS
@@ -22,7 +23,6 @@ from bert.training.losses import LOSSES, Loss, make_pretraining_loss, make_task_
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, compile_bucketed_train_step, make_train_step
 from bert.training.token_losses import make_next_token_loss
-from tests.helpers import params_of_transformers
 
 pytestmark = pytest.mark.real
 
@@ -73,10 +73,19 @@ def batches() -> list[dict[str, np.ndarray]]:
     return made
 
 
+def params_of(model, family: Family, architecture: str) -> dict:
+    """Returns copies of the weights of transformers' model under our names, which `test_hf_parity.py` checks."""
+    state, flat = model.state_dict(), {}
+    for tensor in family.names.tensors(LAYERS, architecture):
+        if tensor.name in state and not (tensor.name == "lm_head.weight" and model.config.tie_word_embeddings):
+            flat |= tensor.split(state[tensor.name].numpy().copy())
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
 def test_losses_of_a_hundred_steps_follow_torch() -> None:
     torch.manual_seed(0)
     reference = transformers.BertForPreTraining(transformers.BertConfig(**SIZES)).train()
-    params = jax.tree.map(np.array, params_of_transformers(reference))
+    params = params_of(reference, families.BERT, "BertForPreTraining")
     ours, theirs = our_losses(params), torch_losses(reference)
     difference = np.abs(ours - theirs) / theirs
     assert theirs[-1] < 0.8 * theirs[0], "nothing was learned: the comparison says nothing"
@@ -94,13 +103,7 @@ def test_losses_of_a_left_to_right_model_follow_torch(tied: bool) -> None:
             bos_token_id=0, eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         )
     ).train()  # fmt: skip
-    state, flat = reference.state_dict(), {}
-    for tensor in families.GPT2.names.tensors(LAYERS, "BertForCausalLM"):
-        if tied and tensor.name == "lm_head.weight":
-            continue
-        if tensor.name in state:
-            flat |= tensor.split(state[tensor.name].numpy().copy())
-    params = traverse_util.unflatten_dict(flat, sep="/")
+    params = params_of(reference, families.GPT2, "BertForCausalLM")
     settings = {name: limit.value for name, limit in families.GPT2.limits.items()}
     config = ModelConfig(
         **{**SIZES, **settings, "hidden_act": "gelu_tanh", "layer_norm_eps": 1e-5, "tie_word_embeddings": tied}
@@ -289,7 +292,7 @@ def test_parameters_of_a_tuned_head_follow_torch(
     )
     kind = "QuestionAnswering" if head == "span" else "TokenClassification"
     reference = getattr(transformers, f"BertFor{kind}")(config).train()
-    before = jax.tree.map(np.array, params_of_transformers(reference))
+    before = params_of(reference, families.BERT, f"BertFor{kind}")
     batches = head_batches(rows_of_heads(head, padded))
     params, ours = tuned(head, sizes, before, [batch for batch, _ in batches])
     if rate:
@@ -304,7 +307,8 @@ def test_parameters_of_a_tuned_head_follow_torch(
 
     np.testing.assert_allclose(ours, theirs, rtol=3e-6)
     assert theirs[-1] < 0.97 * theirs[0], "nothing was learned: the comparison says nothing"
-    for path, after in traverse_util.flatten_dict(jax.tree.map(np.array, params_of_transformers(reference))).items():
+    after_torch = params_of(reference, families.BERT, f"BertFor{kind}")
+    for path, after in traverse_util.flatten_dict(after_torch).items():
         mine, start = (traverse_util.flatten_dict(tree)[path] for tree in (params, before))
         if path[-2:] == ("key", "bias") or (head == "span" and path in ADDED_TO_EVERY_TOKEN):
             np.testing.assert_allclose(mine, after, atol=1e-4, err_msg=str(path))

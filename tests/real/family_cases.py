@@ -1,0 +1,213 @@
+"""One row for each family of transformers and each of its settings that is compared with ours."""
+
+from typing import Any, NamedTuple
+
+from bert.interchange import families
+from bert.interchange.families.base import Family
+from tests.real.vocabularies import GPT2_PIECES, MODERNBERT_ADDED, MODERNBERT_SPECIAL
+
+
+class Case(NamedTuple):
+    """Settings of one family, and what must be read from the folder of such a model."""
+
+    family: Family
+    settings: dict[str, Any]
+    read: dict[str, Any]
+    """Fields of `ModelConfig`."""
+    architectures: tuple[str, ...] = ()
+    """Defaults to every class of the family."""
+    classifier_dropout: float | None = None
+    columns: tuple[str, ...] = ("input_ids", "token_type_ids", "attention_mask")
+    """Inputs of transformers' model."""
+    magnified: tuple[str, float] | None = None
+    """A parameter, and the factor that makes an error in its use larger than the tolerance."""
+    long_rows: int = 0
+    real_rows: bool = True
+    """Whether texts are compared as well, which needs a token of padding."""
+    exported: Family | None = None
+    """The family as which it is exported, if that is another one."""
+    last_state: bool = True
+    """Whether the last hidden state in transformers' list is the output."""
+    unused: tuple[str, ...] = ()
+    """Tensors that transformers saves and does not use."""
+    tolerance: float = 1e-4
+
+    def adjust(self, model: Any) -> None:
+        """Changes a random model before it is saved."""
+        if self.magnified is not None:
+            suffix, factor = self.magnified
+            [parameter] = [value for name, value in model.named_parameters() if name.endswith(suffix)]
+            parameter.mul_(factor)
+        if self.family is families.ROFORMER:  # the position table has no gradient, but is a parameter
+            positions = getattr(model, "roformer", model).encoder.embed_positions
+            positions.weight.data = positions.create_weight()
+
+
+def without(family: Family, *architectures: str) -> tuple[str, ...]:
+    return tuple(name for name in family.classes if name not in architectures)
+
+
+ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu_tanh", "gelu": "gelu"}
+MASK_ALONE = ("input_ids", "attention_mask")
+ROBERTA = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
+CAMEMBERT = {"pad_token_id": 1, "bos_token_id": 5, "eos_token_id": 6, "type_vocab_size": 1}
+OFFSET = {"position_offset": 2, "max_position_embeddings": 38}
+DISTILBERT = {"dim": 96, "n_layers": 5, "n_heads": 3, "hidden_dim": 200, "seq_classif_dropout": 0.3}
+ALBERT = {"embedding_size": 32, "num_hidden_groups": 1, "hidden_act": "gelu_new", "classifier_dropout_prob": 0.2}
+DEBERTA = {
+    **{"type_vocab_size": 0, "relative_attention": True, "position_buckets": 16, "norm_rel_ebd": "layer_norm"},
+    **{"share_att_key": True, "pos_att_type": "p2c|c2p", "position_biased_input": False, "cls_dropout": 0.3},
+    **{"num_hidden_layers": 2, "max_relative_positions": -1, "max_position_embeddings": 60},
+}
+GPT2_END = GPT2_PIECES - 1
+GPT2 = {"vocab_size": GPT2_PIECES, "bos_token_id": GPT2_END, "eos_token_id": GPT2_END}
+MODERNBERT_IDS = {role: MODERNBERT_SPECIAL.index(f"[{role.upper()}]") for role in ("cls", "sep", "pad")}
+MODERNBERT = {
+    **{f"{role}_token_id": number for role, number in MODERNBERT_IDS.items()},
+    **{"bos_token_id": MODERNBERT_IDS["cls"], "eos_token_id": MODERNBERT_IDS["sep"]},
+    **{"vocab_size": GPT2_PIECES + len(MODERNBERT_ADDED)},
+    **{"max_position_embeddings": 48, "local_attention": 8},
+    "attn_implementation": "eager",
+}
+MODERNBERT_VARIANTS = {
+    "mean, biases": {
+        **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True),
+        "classifier_pooling": "mean",
+    },
+    "all global, no bias": {"global_attn_every_n_layers": 1, "decoder_bias": False, "tie_word_embeddings": False},
+    "all local, swiglu": {
+        "layer_types": ["sliding_attention"] * 5,
+        "hidden_activation": "silu",
+        "classifier_activation": "silu",
+        "classifier_pooling": "mean",
+    },
+    "other bases, odd window": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 77.0},
+        },
+        "local_attention": 11,
+        "global_attn_every_n_layers": 2,
+    },
+}
+
+CASES = {
+    **{
+        f"bert, {act}": Case(families.BERT, {"hidden_act": act}, {"hidden_act": ours})
+        for act, ours in ACTIVATIONS.items()
+    },
+    "roberta": Case(families.ROBERTA, ROBERTA, OFFSET),
+    # the MLM heads of transformers' RoBERTa and ELECTRA have no other activation than gelu
+    **{
+        f"roberta, {act}": Case(
+            families.ROBERTA,
+            {**ROBERTA, "hidden_act": act, "type_vocab_size": segments},
+            OFFSET,
+            without(families.ROBERTA, "BertForMaskedLM"),
+        )
+        for act, segments in (("relu", 3), ("gelu_new", 1))
+    },
+    **{
+        f"electra of width {width}, {act}": Case(
+            families.ELECTRA,
+            {"hidden_act": act, "embedding_size": width},
+            {"embedding_size": None if width == 96 else width, "pooler_act": "gelu"},
+            without(families.ELECTRA, *(() if act == "gelu" else ("BertForMaskedLM",))),
+        )
+        for width in (40, 96)
+        for act in ("gelu", "relu")
+    },
+    **{
+        f"distilbert, {act}": Case(
+            families.DISTILBERT,
+            {**DISTILBERT, "activation": act},
+            {"type_vocab_size": 0, "pooler_act": "relu"},
+            classifier_dropout=0.3,
+            columns=MASK_ALONE,
+        )
+        for act in ("gelu", "relu")
+    },
+    "roberta-prelayernorm": Case(
+        families.ROBERTA_PRELAYERNORM, ROBERTA, {"position_offset": 2, "pre_layer_norm": True}, last_state=False
+    ),
+    "deberta": Case(
+        families.DEBERTA,
+        DEBERTA,
+        {
+            **{"position_embedding_type": "disentangled", "relative_attention_buckets": 32},
+            **{"pooler_act": "gelu", "type_vocab_size": 0},
+        },
+        classifier_dropout=0.3,
+        magnified=("encoder.LayerNorm.weight", 3),
+    ),
+    # more positions than the distance beyond which all distances share a bucket
+    "mpnet": Case(
+        families.MPNET,
+        {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "max_position_embeddings": 152},
+        {
+            **{"relative_attention_buckets": 32, "position_offset": 2},
+            **{"type_vocab_size": 0, "max_position_embeddings": 150},
+        },
+        columns=MASK_ALONE,
+        magnified=("encoder.relative_attention_bias.weight", 20),
+        long_rows=150,
+    ),
+    **{
+        f"roformer of width {width}": Case(
+            families.ROFORMER, {"embedding_size": width}, {"position_embedding_type": "rotary"}
+        )
+        for width in (40, 96)
+    },
+    "albert": Case(families.ALBERT, ALBERT, {"position_offset": 0, "layer_groups": 1}),
+    "albert of five groups": Case(
+        families.ALBERT,
+        {**ALBERT, "num_hidden_groups": 5, "hidden_act": "relu"},
+        {"position_offset": 0, "layer_groups": 5},
+        ("BertForMaskedLM",),
+    ),
+    "xlm-roberta": Case(families.XLM_ROBERTA, ROBERTA, {"position_offset": 2, "layer_groups": None}),
+    "camembert": Case(
+        families.CAMEMBERT,
+        CAMEMBERT,
+        {"position_offset": 2, "layer_groups": None},
+        exported=families.XLM_ROBERTA,
+    ),
+    "modernbert": Case(families.MODERNBERT, MODERNBERT, {"attention_window": 4}, columns=MASK_ALONE, tolerance=2e-5),
+    **{
+        f"modernbert, {name}": Case(
+            families.MODERNBERT,
+            {**MODERNBERT, **settings},
+            {"gated_feed_forward": True},
+            # a class with the head of the MLM, and one with the pooler: others differ in their last layer only
+            architectures=("BertForMaskedLM", "BertForSequenceClassification"),
+            columns=MASK_ALONE,
+            unused=() if settings.get("decoder_bias", True) else ("decoder.bias",),
+            tolerance=2e-5,
+        )
+        for name, settings in MODERNBERT_VARIANTS.items()
+    },
+    **{
+        f"gpt2, {name}": Case(
+            families.GPT2,
+            {**GPT2, **settings},
+            {"causal": True},
+            architectures=("BertForCausalLM",),
+            columns=MASK_ALONE,
+            real_rows=False,
+        )
+        for name, settings in {
+            "as published": {},
+            "relu": {"n_inner": 100, "activation_function": "relu", "layer_norm_epsilon": 1e-3},
+            "untied": {"tie_word_embeddings": False, "reorder_and_upcast_attn": True},
+        }.items()
+    },
+    # transformers finds the last token of a row by the id of padding: GPT-2 has none, so its end token fills rows
+    "gpt2, heads": Case(
+        families.GPT2,
+        {**GPT2, "pad_token_id": GPT2_END},
+        {"causal": True},
+        architectures=without(families.GPT2, "Bert", "BertForCausalLM"),
+        columns=MASK_ALONE,
+        real_rows=False,
+    ),
+}

@@ -1,0 +1,149 @@
+"""Small vocabularies in the files of each family of transformers, trained on the README."""
+
+import json
+from collections.abc import Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from bert.config import TokenizerConfig
+from bert.tokenizer.unigram import TRAINED_SPECIAL_TOKENS
+from bert.tokenizer.vocabulary import load_tokenizer, train_tokenizer
+from tests.helpers import REPOSITORY, english
+
+transformers = pytest.importorskip("transformers", reason="needs the extra `torch`")
+
+PIECES = 1013
+GPT2_PIECES = 700
+END_OF_TEXT = "<|endoftext|>"
+MODERNBERT_SPECIAL = ["<|padding|>", END_OF_TEXT, "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+MODERNBERT_ADDED = ["   ", "  ", "|||IP_ADDRESS|||"]
+UNIGRAM = {
+    "albert": ("AlbertTokenizer", ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"], []),
+    "camembert": (
+        "CamembertTokenizer",
+        ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"],
+        ["<mask>"],
+    ),
+    "xlm-roberta": ("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]),
+    "deberta-v2": ("DebertaV2Tokenizer", ["[PAD]", "[CLS]", "[SEP]", "[UNK]"], ["[MASK]"]),
+}
+"""The tokenizer class of a family with a Unigram vocabulary, its first tokens and its last ones."""
+
+
+def readme() -> list[str]:
+    return (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()
+
+
+def train_merges(vocab_size: int, special_tokens: Sequence[str] = (), lines: Sequence[str] = ()) -> Tokenizer:
+    """Trains a byte-level vocabulary, on the README by default."""
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special_tokens),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words.train_from_iterator(lines or readme(), trainer)
+    return words
+
+
+@cache
+def unigram_pieces() -> tuple[tuple[str, float], ...]:
+    trained = train_tokenizer(readme(), TokenizerConfig(kind="unigram", vocab_size=500, lowercase=False))
+    pairs = json.loads(trained.to_str())["model"]["vocab"]
+    return tuple((token, score) for token, score in pairs if token not in TRAINED_SPECIAL_TOKENS)
+
+
+def write_lines(folder: Path, tokens: Sequence[str]) -> None:
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
+
+
+def write_wordpiece(folder: Path) -> None:
+    write_lines(folder, english(PIECES))
+
+
+def write_mpnet(folder: Path) -> None:
+    write_lines(folder, ["<s>", "<pad>", "</s>", "<unk>", *english(PIECES - 5), "<mask>"])
+
+
+def write_roformer(folder: Path) -> None:
+    """Names BERT's tokenizer, because RoFormer's needs the package rjieba."""
+    write_wordpiece(folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+
+
+@cache
+def roberta_merges() -> Tokenizer:
+    return train_merges(PIECES, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+
+
+def write_roberta(folder: Path) -> None:
+    """Writes tokenizer.json only."""
+    words = roberta_merges()
+    words.model.save(str(folder))
+    load_tokenizer(folder).save(str(folder / "tokenizer.json"))
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).unlink()
+    assert json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"] == words.get_vocab()
+
+
+def write_unigram(family: str, folder: Path) -> None:
+    name, first, last = UNIGRAM[family]
+    scored = lambda tokens: [(token, 0.0) for token in tokens]  # noqa: E731
+    tokenizer = getattr(transformers, name)(vocab=[*scored(first), *unigram_pieces(), *scored(last)])
+    tokenizer.save_pretrained(folder)
+
+
+@cache
+def modernbert_words() -> Tokenizer:
+    """Trains a vocabulary of the published form: NFC, bytes, BERT's special tokens, runs of spaces as added tokens."""
+    words = train_merges(GPT2_PIECES, MODERNBERT_SPECIAL)
+    words.normalizer, words.decoder = normalizers.NFC(), decoders.ByteLevel()
+    words.add_tokens(MODERNBERT_ADDED)
+    ends = [(name, words.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=ends
+    )
+    return words
+
+
+def write_modernbert(folder: Path) -> None:
+    names = {f"{role}_token": f"[{role.upper()}]" for role in ("cls", "sep", "pad", "mask", "unk")}
+    inputs = ["input_ids", "attention_mask"]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=modernbert_words(), model_input_names=inputs, **names
+    )
+    tokenizer.save_pretrained(folder)
+
+
+@cache
+def gpt2_merges() -> Tokenizer:
+    """Trains a vocabulary with one special token, the last."""
+    words = train_merges(GPT2_PIECES - 1)
+    words.add_special_tokens([END_OF_TEXT])
+    return words
+
+
+def write_gpt2(folder: Path) -> None:
+    """Writes vocab.json with the special token, merges.txt, and transformers' tokenizer.json."""
+    words = gpt2_merges()
+    files = words.model.save(str(folder))
+    assert sorted(Path(file).name for file in files) == ["merges.txt", "vocab.json"]
+    (folder / "vocab.json").write_text(json.dumps(words.get_vocab()), encoding="utf-8")
+    transformers.GPT2Tokenizer.from_pretrained(folder).save_pretrained(folder)
+
+
+VOCABULARIES = {
+    "roberta": write_roberta,
+    "roberta-prelayernorm": write_roberta,
+    "mpnet": write_mpnet,
+    "roformer": write_roformer,
+    "modernbert": write_modernbert,
+    "gpt2": write_gpt2,
+    **{family: partial(write_unigram, family) for family in UNIGRAM},
+}
+"""Writes the files of a family's vocabulary to a folder. Other families have vocab.txt."""
