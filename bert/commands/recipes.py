@@ -52,7 +52,6 @@ GROUPS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
                 *("summarization", "translation"),
             ),
         ),
-        ("rows that the quickstart writes", ("word_order", "parameters", "which_parameter")),
         ("GLUE", ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")),
         (
             "other benchmarks",
