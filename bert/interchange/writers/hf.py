@@ -40,7 +40,7 @@ from bert.interchange.writers.hf_files import (
     save_published_tokenizer,
 )
 from bert.interchange.writers.onnx import lacking_key
-from bert.interchange.writers.signature import make_forward, parameters
+from bert.interchange.writers.signature import make_forward, parameters, signature
 from bert.model import names
 from bert.model.positions import sinusoidal_position_table
 from bert.tokenizer.library import special_ids
@@ -310,8 +310,8 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
         expected = reference(**{name: torch.tensor(array) for name, array in inputs.items()}).to_tuple()
     outputs = jax.device_get(make_forward(model)(parameters(model), inputs))
     differences, is_token = [], mask.astype(bool)
-    for output, reference_output in zip(outputs.values(), expected, strict=False):
-        difference = np.abs(output - reference_output.numpy())
+    for name, reference_output in zip(signature(model).outputs, expected, strict=False):
+        difference = np.abs(outputs[name] - reference_output.numpy())
         per_token = difference.shape[: mask.ndim] == mask.shape
         differences.append(difference[is_token].max() if per_token else difference.max())
     return float(np.max(differences))  # NaN if one of them is
