@@ -124,7 +124,7 @@ def test_a_run_logs_its_scores_and_writes_its_baseline(continued: Path) -> None:
     config = load_config(PretrainConfig, continued / "config.yaml")
     drawn = curves_subject(config, results["baselines"]).baselines
     assert drawn["loss"] == drawn["lm_loss"] == unigram["loss"]
-    assert {"lm_accuracy", "lm_perplexity"} <= set(drawn)
+    assert {"lm_accuracy", "perplexity"} <= set(drawn)
     assert "filled_masks" not in results
     assert results["continuations"]
     assert all(set(sample) == {"text", "truth", "continuation"} for sample in results["continuations"])
