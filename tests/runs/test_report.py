@@ -202,14 +202,15 @@ def test_no_line_crosses_a_legend(tmp_path):
     names = ("mlm_accuracy", "nsp_accuracy", "f1", "precision", "recall")
     log_evaluations(tmp_path, **dict.fromkeys(names, 0.5), mlm_loss=3.0, nsp_loss=1.0)
     levels = {name: place / 20 for place, name in enumerate(names)} | {"mlm_loss": 2.0, "nsp_loss": 4.0}
-    bars = Bars("packages", "accuracy", {"pretrained": (0.5, 0.1), "bag_of_words": (0.3, None)})
+    scores = {"pretrained": (0.5, 0.1), "bag_of_words": (0.3, None)}
+    bars = Bars("fine-tuned", {"packages (accuracy)": scores, "tags (f1)": scores})
     figure = make_curves(
         read_metrics(tmp_path), Subject("a run", "word frequencies, majority class", levels, bars=bars)
     )
     figure.canvas.draw()
     boxes = [axes.get_window_extent() for axes in figure.axes]
     legends = [axes.get_legend().get_window_extent() for axes in figure.axes if axes.get_legend()]
-    assert len(legends) == 2
+    assert len(legends) == 3
     for place, legend in enumerate(legends):
         assert not any(legend.overlaps(box) for box in [*boxes, *legends[:place]])
         assert figure.bbox.y0 <= legend.y0

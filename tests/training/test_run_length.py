@@ -174,8 +174,8 @@ def test_a_branch_may_decay_with_other_batches_and_another_corpus(pretrain, sour
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--init={}"], "init_state needs the checkpoint"),
-        ([], "init is not set"),
+        (["--init={}"], "name the checkpoint of a pretraining run"),
+        ([], "init_state is true, but init is null"),
         (["--init={}@7"], "has no checkpoint of step 7"),
         (["--init={}@12"], "training.steps is 12"),
         (["--init={}@8", "--optimizer.name=lion"], "optimizer.name"),

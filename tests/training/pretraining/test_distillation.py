@@ -323,7 +323,7 @@ def test_a_published_teacher_without_a_head(corpus: Path, pretrained: Path, tmp_
         (["--distillation.hidden_loss=l1"], "use one of cosine, mse"),
         ([f"--distillation.{name}_weight=0" for name in ("token", "hidden", "sentence")], "are 0: set one of them"),
         (["--teacher=missing"], "missing does not exist"),
-        (REPLACED, "teacher is set, and training.objective is rtd: set it to mlm, or remove the teacher"),
+        (REPLACED, "training.objective is rtd: set the objective to mlm, or remove the teacher"),
         (["--teacher=null", "--init=none"], "init is none: remove it, pretraining starts from random weights"),
         (["--teacher=null", "--distillation.temperature=3"], "temperature is 3.0, but there is no teacher: remove it"),
     ],
