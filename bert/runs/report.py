@@ -115,12 +115,12 @@ def format_duration(seconds: float) -> str:
 
 
 def progress_lines(log: Callable[[str], None]) -> Callable[[str, int, int | None], None]:
-    """Returns a function that logs the progress of preprocessing, at most every few seconds per stage."""
+    """Returns a function that logs the start of each stage of preprocessing, then a line every ``QUIET_SECONDS``."""
     last: dict[str, float] = {}
 
     def log_progress(stage: str, done: int, total: int | None) -> None:
         now = time.monotonic()
-        if stage not in last or now - last[stage] > 5 or (total and done == total):
+        if stage not in last or now - last[stage] >= QUIET_SECONDS:
             last[stage] = now
             log(f"{stage}: {done:,}" + (f" of {total:,}" if total else "") if done else stage)
 
