@@ -274,7 +274,10 @@ def json_lines(rows: Any, name: str) -> str:
     lines = []
     for number, row in enumerate(_rows(rows, name), 1):
         if not isinstance(row, Mapping):
-            raise UserError(f"{name}, row {number} is {reprlib.repr(row)}: pass a dictionary of columns for each row")
+            raise UserError(
+                f"{name}, row {number} is {reprlib.repr(row)}: pass a dictionary of columns for each row, for "
+                "classification {'text': ..., 'label': ...}"
+            )
         lines.append(json.dumps(to_jsonable(dict(row))) + "\n")
     if not lines:
         raise UserError(f"{name} has no rows: pass at least one")

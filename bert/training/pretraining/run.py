@@ -18,7 +18,7 @@ from bert.runs.environment import make_profiler
 from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback
 from bert.runs.report import make_report
-from bert.runtime.interrupts import InterruptHandler
+from bert.runtime.interrupts import Interrupted, InterruptHandler
 from bert.tokenizer.library import special_ids
 from bert.training.initialization import Initializable, Log, Params, initialize_state
 from bert.training.loop import TrainLoop, TrainStep
@@ -90,7 +90,10 @@ def pretrain(run: RunFolder[PretrainConfig], log: Log = log_info, callbacks: Seq
     results = multihost.broadcast_from_main(partial(write_results, run, data, state, report.divergence, start_time))
     if run.config.transfer is None:
         return dict(results)
-    transfer = measure_transfer(run, int(state.step), log)
+    try:
+        transfer = measure_transfer(run, int(state.step), log)
+    except Interrupted as stop:  # its step is one of a fine-tuning run; the pretrained state is saved
+        raise Interrupted(int(state.step), stop.signal_number) from None
     return dict(multihost.broadcast_from_main(partial(add_transfer, run, results, transfer, start_time)))
 
 

@@ -1,6 +1,8 @@
 """Transfer at the end of pretraining, at a tiny size: scores, controls, table, curves, export, resume."""
 
 import json
+import shutil
+import signal
 import statistics
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from bert.data.corpus.docstrings import installed_modules
 from bert.runs.folder import RunFolder, has_ended
 from bert.runs.metrics_log import write_results
 from bert.runs.plots import Bars, Subject, make_curves
+from bert.runtime.interrupts import Interrupted
 from bert.tasks import docstring_tasks
-from bert.training.finetuning.starts import PRETRAINED, RANDOM
+from bert.training.finetuning.starts import PRETRAINED, RANDOM, StartComparison
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of
 
@@ -79,6 +82,18 @@ def test_run_again_prints_the_same_table(run: Path, arguments: list[str], capsys
     said = capsys.readouterr().out
     assert all(column in said for column in ("pretrained", "random weights", "bag of words"))
     assert "recipe (16 labels), accuracy" in said
+
+
+@pytest.mark.medium
+def test_a_signal_during_transfer_names_the_step_of_pretraining(run, arguments, tmp_path, monkeypatch, capsys) -> None:
+    def interrupt(self: StartComparison, start: str) -> None:
+        raise Interrupted(1, signal.SIGINT)
+
+    monkeypatch.setattr(StartComparison, "scores", interrupt)
+    steps = json.loads((run / "results.json").read_text())["steps"]
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("scores.json"))
+    assert main([arguments[0], f"--output_dir={tmp_path / 'run'}", *arguments[2:]]) == 130
+    assert f"saved at step {steps};" in capsys.readouterr().out
 
 
 @pytest.mark.medium
