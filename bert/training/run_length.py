@@ -269,11 +269,11 @@ class TimeBudget:
             costs: costs of all steps up to ``max_steps``.
             compilation: seconds of compiling the steps. They are compiled again when the number of steps is fixed, and
                 compiling the model for the examples of results.json takes about as long.
-            state: the training state, on the host.
+            state: the training state; its arrays may be divided over hosts.
         """
         self._max_steps, self._first, self._costs = max_steps, step, costs
         self._first_time = self._clock()
-        size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state))
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         _, _, evaluation = costs.evaluations[-1]
         reserve = RESERVE_SECONDS + RESERVE_SHARE * self._limit
         self._end_seconds = reserve + 2 * compilation + 2 * evaluation + 2 * size / BYTES_PER_SECOND
