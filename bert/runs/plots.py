@@ -416,20 +416,16 @@ def draw_confusion_matrix(path: Path, matrix: np.ndarray, names: Sequence[str], 
         share of 0.02 is visible.
       names: L labels.
     """
-    try:
-        # The Agg canvas without pyplot: no display, no global state.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.colors import PowerNorm
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
     count = len(names)
     side = min(max(2.6, 0.42 * count), 20.0)
+    figure = _new_figure(side + 2.8, side + 1.6)
+    if figure is None:
+        return None
+    from matplotlib.colors import PowerNorm
+
     font = max(3.0, min(9.0, 62 * side / count))
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     shown = [name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…" for name in names]
-    figure = Figure(figsize=(side + 2.8, side + 1.6), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
     axes.set_xticks(range(count))

@@ -78,13 +78,13 @@ def parameters(functions: list[Function], rng: random.Random) -> Iterator[Row]:
 def which_parameter(functions: list[Function], rng: random.Random) -> Iterator[Row]:
     """Yields questions about sentences that name one parameter of their function, once. The answer is its name."""
     for function in functions:
-        asked = f"which parameter of {' '.join(_NAME_PART.findall(function.name.lower()))}?"
+        question = f"which parameter of {' '.join(_NAME_PART.findall(function.name.lower()))}?"
         for row in parameters([function], rng):
             if row["tags"].count("B-PARAMETER") == 1:
                 words, index = row["words"], row["tags"].index("B-PARAMETER")
                 start = sum(len(word) + 1 for word in words[:index])
                 context = " ".join(words)
-                yield {"question": asked, "context": context, "answer": words[index], "answer_start": start}
+                yield {"question": question, "context": context, "answer": words[index], "answer_start": start}
 
 
 DOCSTRING_TASKS: dict[str, Callable[[list[Function], random.Random], Iterator[Row]]] = {
@@ -119,14 +119,14 @@ def write_docstring_task(name: str, folder: Path) -> None:
 def collect_rows(name: str) -> dict[str, list[Row]]:
     """Returns the rows of each split. Modules are read in a fixed random order, until there are enough rows."""
     rows: dict[str, list[Row]] = {"dev": [], "train": []}
-    wanted = {"dev": DEV_ROWS, "train": TRAIN_ROWS}
+    sizes = {"dev": DEV_ROWS, "train": TRAIN_ROWS}
     seen: set[str] = set()
     for module in sorted(installed_modules(), key=lambda module: (module.split, _hash(module.name))):
         split = rows[module.split]
-        if len(split) < wanted[module.split]:
+        if len(split) < sizes[module.split]:
             for row in _of_module(name, module):
                 words = " ".join(sorted(_WORD.findall(str(row.get("words") or row.get("text") or row["context"]))))
-                if words not in seen and len(split) < wanted[module.split]:
+                if words not in seen and len(split) < sizes[module.split]:
                     seen.add(words)
                     split.append(row)
     return rows

@@ -98,9 +98,9 @@ def pretrain(
         UserError: wrong arguments, keys, values or data; the message is one sentence with a fix.
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
-    given = {name: value for name, value in locals().items() if name in ARGUMENTS[PretrainConfig]}
+    arguments = {name: value for name, value in locals().items() if name in ARGUMENTS[PretrainConfig]}
     with as_library_call():
-        request = prepare_pretraining(config, overrides=overrides, **given, **unknown)
+        request = prepare_pretraining(config, overrides=overrides, **arguments, **unknown)
         run = start_or_resume(request, callbacks)
         for remark in run.results.get("remarks", ()):
             main_process_only(LOGGER.warning)(remark)
@@ -165,9 +165,9 @@ def finetune(
         UserError: wrong arguments, keys, values or data; the message is one sentence with a fix.
         KeyboardInterrupt: the run was interrupted; its state is saved.
     """
-    given = {name: value for name, value in locals().items() if name in ARGUMENTS[FinetuneConfig]}
+    arguments = {name: value for name, value in locals().items() if name in ARGUMENTS[FinetuneConfig]}
     with as_library_call():
-        request = prepare_finetuning(config, overrides=overrides, **given, **unknown)
+        request = prepare_finetuning(config, overrides=overrides, **arguments, **unknown)
         run = start_or_resume(request, callbacks)
         if run.results["collapsed"]:
             main_process_only(LOGGER.warning)(

@@ -1,4 +1,4 @@
-"""Settings stored beside the tensors: rates, labels and text processing are kept, applied or reported."""
+"""Settings stored next to the tensors: rates, labels and text processing are kept, applied or reported."""
 
 import dataclasses
 import json

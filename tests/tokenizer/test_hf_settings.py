@@ -1,4 +1,4 @@
-"""Tokenizer settings beside a vocabulary: its text steps and added tokens."""
+"""Tokenizer settings next to a vocabulary: its text steps and added tokens."""
 
 import json
 from pathlib import Path

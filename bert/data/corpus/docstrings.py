@@ -273,13 +273,17 @@ def _find_new(paragraphs: list[str]) -> list[bool]:
 
 def module_docstrings(source: bytes) -> list[str]:
     """Returns the docstrings of a module, its classes and functions in source order, none if it cannot be parsed."""
+    return [inspect.cleandoc(text) for text in _documented(syntax_tree(source))]
+
+
+def syntax_tree(source: bytes) -> ast.Module:
+    """Returns the syntax tree of a module, an empty one if it cannot be parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in the sources
-            tree = ast.parse(source)
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # some packages include broken files on purpose
-    return [inspect.cleandoc(text) for text in _documented(tree)]
+        return ast.Module([], [])  # some packages include broken files on purpose
 
 
 def _documented(node: ast.AST) -> Iterator[str]:

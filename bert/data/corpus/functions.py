@@ -6,9 +6,10 @@ import ast
 import inspect
 import itertools
 import re
-import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from bert.data.corpus.docstrings import syntax_tree
 
 SECTIONS = {
     **dict.fromkeys(("args", "arguments", "parameters", "params", "keyword args", "other parameters"), "parameters"),
@@ -66,13 +67,7 @@ class Function(NamedTuple):
 
 def module_functions(source: bytes) -> list[Function]:
     """Returns the documented functions and methods of a module in source order, none if it cannot be parsed."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in the sources
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    return list(_functions(tree))
+    return list(_functions(syntax_tree(source)))
 
 
 def _functions(node: ast.AST) -> Iterator[Function]:
@@ -150,14 +145,14 @@ def _paragraphs(lines: list[str]) -> Iterator[str]:
 def _descriptions(block: Block) -> list[str]:
     """Returns the descriptions of the entries of a section, empty for an entry without one."""
     margin = _margin(block.lines)
-    found: list[list[str]] = []
+    entries: list[list[str]] = []
     for line in filter(str.strip, block.lines):
         if _indent(line) == margin:
             entry = None if block.is_numpy else _GOOGLE_ENTRY.match(line.strip())
-            found.append([entry[1]] if entry else [])
-        elif found:
-            found[-1].append(line.strip())
-    return [" ".join(lines) for lines in found]
+            entries.append([entry[1]] if entry else [])
+        elif entries:
+            entries[-1].append(line.strip())
+    return [" ".join(lines) for lines in entries]
 
 
 def _returned(block: Block) -> str:

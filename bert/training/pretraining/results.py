@@ -217,8 +217,7 @@ def add_transfer(
     seconds = round(time.perf_counter() - start_time, 1)
     results = {**results, "transfer": transfer, "seconds": seconds}
     metrics_log.write_results(run.path, results)
-    subject = curves_subject(run.config, results["baselines"])
-    plot_curves(run.path, dataclasses.replace(subject, bars=transfer_bars(transfer)))
+    plot_curves(run.path, final_subject(run.config, results))
     return dict(metrics_log.to_jsonable(results))
 
 

@@ -98,14 +98,14 @@ def _read_or_measure(run: RunFolder[PretrainConfig], name: str, step: int, log: 
     recipe = transfer_config(run.config, name)
     path = run.path / TRANSFER / Path(name).stem / SCORES_FILE
     measured = load_json(json.dumps({"step": step, "recipe": dataclasses.asdict(recipe)}))
-    found = multihost.broadcast_from_main(lambda: load_json(path.read_bytes()) if path.is_file() else {})
-    if {key: found.get(key) for key in measured} != measured:
-        found = {**measured, "scores": _measure(run, recipe, name, log)}
+    record = multihost.broadcast_from_main(lambda: load_json(path.read_bytes()) if path.is_file() else {})
+    if {key: record.get(key) for key in measured} != measured:
+        record = {**measured, "scores": _measure(run, recipe, name, log)}
         if run.is_writer:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as temporary:
-                temporary.write_text(json.dumps(found), encoding="utf-8")
-    return dict(found["scores"])
+                temporary.write_text(json.dumps(record), encoding="utf-8")
+    return dict(record["scores"])
 
 
 def _measure(run: RunFolder[PretrainConfig], recipe: FinetuneConfig, name: str, log: Log) -> dict[str, Any]:
@@ -123,9 +123,9 @@ def _measure(run: RunFolder[PretrainConfig], recipe: FinetuneConfig, name: str, 
     results: dict[str, Any] = {"task": Path(name).stem, "kind": task.kind, "metric": task.main_metric}
     results |= {"train_rows": len(train), "dev_rows": len(dev)}
     results |= {start: summary(list(comparison.scores(start))) for start in (PRETRAINED, RANDOM)}
-    lexical = [found for size in MAX_NGRAMS if (found := lexical_baseline(task, train, dev, size))]
-    if lexical:
-        best = max(lexical, key=lambda found: found[1][task.main_metric])
+    baselines = [scored for size in MAX_NGRAMS if (scored := lexical_baseline(task, train, dev, size))]
+    if baselines:
+        best = max(baselines, key=lambda scored: scored[1][task.main_metric])
         results[BAG_OF_WORDS] = {**summary([best[1][task.main_metric]]), "model": best[0]}
     if task.baseline:
         results[task.baseline] = summary([task.baseline_scores(dev)[task.main_metric]])

@@ -327,7 +327,7 @@ def test_an_answer_of_whole_words_is_found_again(kind, script):
     st.lists(st.sampled_from([word for words in TEXTS.values() for word in words]), min_size=1, max_size=8), st.data()
 )
 def test_any_words_of_mixed_scripts_are_found_again(kind, words, data):
-    """Includes answers beside punctuation and after other white space."""
+    """Includes answers next to punctuation and after other white space."""
     first = data.draw(st.integers(0, len(words) - 1))
     last = data.draw(st.integers(first, len(words) - 1))
     gaps = [data.draw(st.sampled_from([" ", "  ", "\u00a0", "\n", " (", ") ", ", ", "» «"])) for _ in words]
