@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
         except subprocess.TimeoutExpired:
             print(f"a row of {process} took longer than there was time: it was ended")
     found = read(given.output)
-    left = [name for process in SHARES for name, _ in rows(process, SMALL if given.small else Scale())]
+    left = [name for process in SHARES for name, _ in rows(process, scale_of(given))]
     left = [name for name in left if name not in found["rows"]]
     if left:
         print(f"the budget of {given.budget:g} s has ended before {', '.join(left)}: the same command goes on")
@@ -92,12 +92,25 @@ def read(output: Path) -> dict[str, Any]:
 
 def machine() -> str:
     """Returns the processor and, if NVIDIA's tool is installed, the GPUs with their driver."""
-    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        gpus = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
-    except (OSError, subprocess.CalledProcessError):
-        gpus = []
+    gpus = gpu_properties("name,memory.total,driver_version")
     return "; ".join([hardware(), *(f"{gpu} (name, memory, driver)" for gpu in gpus)])
+
+
+def scale_of(given: argparse.Namespace) -> Scale:
+    """Returns the sizes to measure, with the memory of this machine's smallest GPU."""
+    if given.small:
+        return SMALL
+    mebibytes = [int(gpu.split()[0]) for gpu in gpu_properties("memory.total")]
+    return Scale(memory=min(mebibytes) * 2**20) if mebibytes else Scale()
+
+
+def gpu_properties(names: str) -> list[str]:
+    """Returns a line for each GPU from NVIDIA's tool; none if it is not installed. Takes no GPU memory."""
+    asked = ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
 
 
 def measure(given: argparse.Namespace, found: dict[str, Any]) -> None:
@@ -106,7 +119,7 @@ def measure(given: argparse.Namespace, found: dict[str, Any]) -> None:
         use_compilation_cache()
         device = jax.devices()[0]
         found["device"] = f"{device.device_kind}, {' '.join(device.client.platform_version.split())}"
-    for name, row in rows(given.process, SMALL if given.small else Scale()):
+    for name, row in rows(given.process, scale_of(given)):
         if "error" not in found["rows"].get(name, {"error": "not there"}):
             continue
         if time.time() > given.until:
@@ -138,7 +151,7 @@ def rows(process: str, scale: Scale) -> Iterator[Row]:
         for name, shape in ceiling_shapes(scale).items():
             yield f"matmul {name}", partial(matmul, shape, scale.steps)
         for length in scale.lengths:
-            for kind in ("written", "xla", "cudnn"):
+            for kind in ("written", "xla", "cudnn", "xla, packed", "cudnn, packed"):
                 yield f"attention T{length} {kind}", partial(attention, scale, length, batch, kind)
         for generator in ("none", "hash", "threefry", "rbg"):
             yield f"dropout {generator}", partial(dropout, scale, batch, generator)

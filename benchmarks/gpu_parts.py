@@ -58,15 +58,19 @@ def matmul(shape: tuple[int, int, int], steps: int) -> dict[str, float]:
 
 
 def attention(scale: Scale, length: int, tokens: int, kind: str) -> dict[str, float]:
-    """Times forward and backward of one layer's attention in bfloat16, with a quarter of each row padding.
+    """Times forward and backward of one layer's attention in bfloat16.
+
+    A quarter of each row is padding. If ``kind`` ends in "packed", this quarter is a second example instead.
 
     ``difference`` is the relative error of its gradients, compared with explicit attention.
     """
     _, width, heads = scale.base
     shape = (max(tokens // length, 1), length, heads, width // heads)
     query, key, value, upstream = (normal(shape, number) for number in range(4))
-    real = jnp.broadcast_to(jnp.arange(length) < 3 * length // 4, shape[:2])
-    mask = Mask(keys=real, right_padded=True)
+    kind, _, packed = kind.partition(", ")
+    first = jnp.broadcast_to(jnp.arange(length) < 3 * length // 4, shape[:2])
+    mask = Mask(examples=2 - first.astype(jnp.int32)) if packed else Mask(keys=first, right_padded=True)
+    real = jnp.ones_like(first) if packed else first
 
     def gradients(kind: str) -> Callable[..., Any]:
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:

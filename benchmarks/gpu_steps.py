@@ -53,7 +53,7 @@ class Scale:
         lengths: T in both phases.
         tokens: tokens per batch in the sweep. All other rows use the second value.
         steps: number of steps per measurement. Each row has three measurements.
-        memory: bytes of device memory; the default is an H200's.
+        memory: bytes of device memory; the default is an H100's.
     """
 
     base: tuple[int, int, int] = (12, 768, 12)
@@ -62,7 +62,7 @@ class Scale:
     lengths: tuple[int, int] = (128, 512)
     tokens: tuple[int, ...] = (32768, 65536, 131072, 262144)
     steps: int = 8
-    memory: int = 139 * 2**30
+    memory: int = 80 * 2**30
 
 
 SMALL = Scale((1, 32, 2), (2, 32, 2), 99, (16, 32), (32, 64, 256), 2, 400_000)
