@@ -142,7 +142,7 @@ class PretrainConfig:
         self.training.check_warmup(self.optimizer)
         self._check_max_minutes()
         dropout = self.model.attention_probs_dropout_prob
-        self.training.check_attention(dropout, self.data.packing)
+        self.training.check_attention(dropout)
         _check_lengths(self, "data")
         if self.data.streaming:
             self._check_streaming()

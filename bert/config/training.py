@@ -129,7 +129,7 @@ class TrainingConfig:
     pad_vocab_to_multiple_of to 64, except where they are set explicitly, and computes attention in one kernel (cuDNN on
     NVIDIA GPUs)."""
     attention_implementation: Literal["auto", "xla", "cudnn", "splash"] = "auto"
-    """Attention: compiled by XLA (xla), cuDNN's kernel (cudnn; bfloat16, no packed rows) or JAX's kernel for TPUs
+    """Attention: compiled by XLA (xla), cuDNN's kernel (cudnn; bfloat16) or JAX's kernel for TPUs
     (splash). The kernels have no dropout of attention weights. auto: chosen by preset."""
     pad_vocab_to_multiple_of: Positive = 1
     """Pad the output of the MLM head to a multiple of this number, which is faster on GPUs. The padding has no
@@ -195,7 +195,7 @@ class TrainingConfig:
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", self.mesh or "")
         return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
-    def check_attention(self, dropout: float, packing: bool = False) -> None:
+    def check_attention(self, dropout: float) -> None:
         """Raises UserError if a kernel does not support the dropout or the mask of attention."""
         kernel = self.attention_implementation
         if kernel not in ("cudnn", "splash"):
@@ -203,7 +203,6 @@ class TrainingConfig:
         for name, value, fix, wrong in (
             ("training.dtype", self.dtype, "bfloat16", kernel == "cudnn" and self.dtype != "bfloat16"),
             ("model.attention_probs_dropout_prob", dropout, "0", dropout > 0),
-            ("data.packing", "true", "false", kernel == "cudnn" and packing),
             ("training.objective", self.objective, "mlm", self.objective == "plm"),
         ):
             if wrong:

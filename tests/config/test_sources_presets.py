@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert.commands.pretrain import main as pretrain
-from bert.config import ModelConfig, PretrainConfig, TrainingConfig, apply_preset, recipe_folder
+from bert.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig, apply_preset, recipe_folder
 from bert.config.yaml_io import load_config
 from bert.errors import UserError
 from bert.model.dropout import Dropout
@@ -149,12 +149,11 @@ def test_what_is_given_beside_the_preset_wins_and_the_stored_configuration_repea
     assert printed("again.yaml", stored) == stored
 
 
-def test_one_kernel_by_name_and_packed_rows_are_not_reconciled_by_the_preset(fails, tmp_path):
-    arguments = ["--training.preset=fast", "--training.attention_implementation=cudnn"]
-    arguments += ["--data.packing=true", "--data.input_format=nsp"]
-    assert "data.packing is true, which training.attention_implementation cudnn" in fails(
-        pretrain, *arguments, f"--output_dir={tmp_path / 'run'}"
-    )
+def test_cudnns_kernel_takes_packed_rows():
+    packed = DataConfig(input_format="nsp", packing=True)
+    training = TrainingConfig(attention_implementation="cudnn", dtype="bfloat16")
+    model = ModelConfig(attention_probs_dropout_prob=0.0)
+    assert PretrainConfig(data=packed, training=training, model=model).training.attention_implementation == "cudnn"
 
 
 @pytest.mark.parametrize(
@@ -214,9 +213,9 @@ def test_the_kernel_for_tpus_is_asked_for_by_its_name() -> None:
         LayerExecution.from_config(asked, biased, [TPU])
 
 
-def test_the_kernel_for_tpus_takes_float32_and_packed_rows_and_no_dropout() -> None:
+def test_the_kernel_for_tpus_takes_float32_and_no_dropout() -> None:
     asked = TrainingConfig(attention_implementation="splash")
-    asked.check_attention(0.0, packing=True)
+    asked.check_attention(0.0)
     with pytest.raises(UserError, match=r"model.attention_probs_dropout_prob is 0.1, which training.attention_impl"):
         asked.check_attention(0.1)
     with pytest.raises(UserError, match=r"training.objective is plm, which training.attention_implementation splash"):

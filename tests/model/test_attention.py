@@ -65,17 +65,20 @@ def test_a_query_that_may_look_nowhere_gives_no_nan() -> None:
     assert np.isfinite(mixed).all()
 
 
-def compared(implementation, dtype):
+PACKED = Mask(examples=jnp.array([[1, 1, 1, 2, 2, 2, 2, 3], [1, 1, 2, 2, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]]))
+
+
+def compared(implementation, dtype, mask=MASK):
     """Values at real queries, and gradients of a sum over these, of the kernel and of attention written out."""
     random = np.random.default_rng(0)
     query, key, value, target = (jnp.asarray(random.normal(size=(3, 8, 2, 16)), dtype) for _ in range(4))
-    real = MASK.keys[:, :, None, None].astype(dtype)
+    real = (mask.examples > 0 if mask.keys is None else mask.keys)[:, :, None, None].astype(dtype)
 
     def fused(*inputs):
-        return fused_attention(*inputs, MASK, implementation)
+        return fused_attention(*inputs, mask, implementation)
 
     def written(*inputs):
-        return dot_product_attention(*inputs, MASK.booleans(8, 8))[0]
+        return dot_product_attention(*inputs, mask.booleans(8, 8))[0]
 
     def of(attend):
         loss = lambda *inputs: jnp.sum((attend(*inputs) * real * target).astype(jnp.float32))  # noqa: E731
@@ -84,8 +87,9 @@ def compared(implementation, dtype):
     return zip(*(jax.jit(lambda attend=attend: of(attend))() for attend in (fused, written)), strict=True)
 
 
-def test_the_twin_of_the_kernel_is_attention_written_out():
-    for actual, expected in compared("xla", jnp.float32):
+@pytest.mark.parametrize("mask", [MASK, PACKED], ids=["padded", "packed"])
+def test_the_twin_of_the_kernel_is_attention_written_out(mask):
+    for actual, expected in compared("xla", jnp.float32, mask):
         np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
@@ -116,10 +120,12 @@ def test_cudnns_kernel_is_asked_for_no_odd_rows_with_pairs_or_a_bias(monkeypatch
 
 
 def assert_kernel_is_attention_written_out(implementation):
-    for actual, expected in compared(implementation, jnp.bfloat16):
-        np.testing.assert_allclose(actual.astype(jnp.float32), expected.astype(jnp.float32), atol=3e-2)
+    for mask in (MASK, PACKED):
+        for actual, expected in compared(implementation, jnp.bfloat16, mask):
+            np.testing.assert_allclose(actual.astype(jnp.float32), expected.astype(jnp.float32), atol=3e-2)
 
 
+@pytest.mark.medium
 def test_cudnns_kernel_is_attention_written_out():
     """Needs an NVIDIA GPU and JAX for it. Runs in a separate process because all other tests use CPU devices."""
     plugins = [name for name in ("jax_cuda12_plugin", "jax_cuda13_plugin") if importlib.util.find_spec(name)]
