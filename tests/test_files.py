@@ -173,6 +173,8 @@ def test_a_path_with_a_null_character_is_refused(fails) -> None:
         ["attention", "run", "text", "--output", "gs://bucket/page.html"],
         ["export", URL, "out"],
         ["export", "run", URL],
+        ["benchmark", "nanobeir", URL],
+        ["benchmark", "nanobeir", "run", "--output_dir", URL],
         ["glue-zip", URL, "out.zip"],
         ["glue-zip", "run", URL],
         ["mine", URL, "input.txt"],

@@ -26,7 +26,8 @@ COMMANDS = {
     "attention": ("bert.commands.reports", "show the attention weights of a model over a text"),
     "demo": ("bert.commands.demo", "serve a web page for trying a model"),
     "export": ("bert.commands.export", "write a model as a Hugging Face folder, StableHLO or ONNX"),
-    "glue-zip": ("bert.commands.predictions", "collect test predictions for gluebenchmark.com in one zip"),
+    "benchmark": ("bert.commands.benchmark", "fine-tune on all of GLUE, or score embeddings on MTEB or NanoBEIR"),
+    "glue-zip": ("bert.commands.benchmark", "collect test predictions for gluebenchmark.com in one zip"),
 }
 """Module and summary of each command. A module of several commands has a function ``NAME_command`` for each of them, a
 module of one command has ``main``."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.commands.predictions import glue_zip_command as main
+from bert.commands.benchmark import glue_zip_command as main
 
 
 def made(folder: Path, *names: str, content: str = "index\tprediction\n0\t1\n") -> Path:

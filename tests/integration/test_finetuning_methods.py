@@ -10,8 +10,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import bert
+from bert.commands.benchmark import glue_zip_command as glue_zip
 from bert.commands.finetune import main
-from bert.commands.predictions import glue_zip_command as glue_zip
 from bert.commands.predictions import predict_command as predict
 from bert.data.rows import TokenRows
 from tests.helpers import LAYOUTS, interrupted_at, lines_of, results_of, run

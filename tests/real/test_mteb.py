@@ -11,6 +11,8 @@ import pytest
 from scipy.stats import spearmanr
 
 import bert
+from bert.commands.benchmark import benchmark_command
+from bert.inference import load
 from bert.metrics import retrieval
 from bert.model.pooling import Pooling
 from bert.model.pretraining import BertForPreTraining
@@ -40,14 +42,8 @@ def model(tmp_path: Path) -> bert.Pretrained:
     return dataclasses.replace(model_of(tmp_path, BertForPreTraining(CONFIG), None), pooling=pooling)
 
 
-def evaluated(library: Any, task: Any, encoder: Any) -> dict[str, float]:
-    found = library.evaluate(encoder, task, cache=None, co2_tracker=False, show_progress_bar=False)
-    assert found.model_name == encoder.mteb_model_meta.name
-    [scores] = found.task_results[0].scores["test"]
-    return scores
-
-
-def test_similarities_are_ours(library: Any, model: bert.Pretrained) -> None:
+def words_task() -> Any:
+    """A task of word pairs with grades."""
     from datasets import Dataset, DatasetDict
     from mteb.abstasks.sts import AbsTaskSTS
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -59,7 +55,18 @@ def test_similarities_are_ours(library: Any, model: bert.Pretrained) -> None:
             rows = {"sentence1": FIRST, "sentence2": SECOND, "score": GRADES}
             self.dataset, self.data_loaded = DatasetDict({"test": Dataset.from_dict(rows)}), True
 
-    scores = evaluated(library, Words(), bert.MtebEncoder(model))
+    return Words()
+
+
+def evaluated(library: Any, task: Any, encoder: Any) -> dict[str, float]:
+    found = library.evaluate(encoder, task, cache=None, co2_tracker=False, show_progress_bar=False)
+    assert found.model_name == encoder.mteb_model_meta.name
+    [scores] = found.task_results[0].scores["test"]
+    return scores
+
+
+def test_similarities_are_ours(library: Any, model: bert.Pretrained) -> None:
+    scores = evaluated(library, words_task(), bert.MtebEncoder(model))
     cosines = np.diagonal(model.similarity(FIRST, SECOND))
     assert scores["cosine_spearman"] == pytest.approx(spearmanr(cosines, GRADES).statistic, abs=1e-6)
     assert scores["pearson"] == pytest.approx(np.corrcoef(cosines, GRADES)[0, 1], abs=1e-4)
@@ -100,3 +107,21 @@ def test_results_are_filed_by_name_and_weights(library: Any, model: bert.Pretrai
     assert bert.MtebEncoder(unnormalized).mteb_model_meta.revision != meta.revision
     model.params["bert"]["pooler"]["bias"] += 1
     assert bert.MtebEncoder(model).mteb_model_meta.revision != meta.revision
+
+
+def test_the_command_prints_the_scores_and_keeps_them(
+    library: Any, model: bert.Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def tasks_named(tasks: list[str]) -> list[Any]:
+        return [{"Words": words_task}[name]() for name in tasks]  # a KeyError for other names, as in mteb
+
+    monkeypatch.setattr(library, "get_tasks", tasks_named)
+    monkeypatch.setattr(load, "load", lambda path, log: model)
+    arguments = ["mteb", str(tmp_path), "--tasks=Words", "--output_dir", str(tmp_path / "scores")]
+    assert benchmark_command(arguments) == 0
+    cosines = np.diagonal(model.similarity(FIRST, SECOND))
+    expected = 100 * spearmanr(cosines, GRADES).statistic
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["Words", f"{expected:.1f}"]
+    assert list((tmp_path / "scores").rglob("Words.json"))
+    with pytest.raises(bert.UserError, match="--tasks: Wrods"):
+        benchmark_command(["mteb", str(tmp_path), "--tasks=Wrods"])

@@ -1,0 +1,110 @@
+"""`bert benchmark`: a run per task of GLUE, one table, a submission, and errors before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bert.commands import benchmark
+from bert.commands.benchmark import benchmark_command as main
+from bert.runtime.interrupts import Interrupted
+from bert.training import launch
+from tests.helpers import LAYOUTS
+
+
+@pytest.fixture
+def glue(tmp_path: Path) -> Path:
+    """CoLA and RTE with eight training rows and one row to predict."""
+    for task in ("cola", "rte"):
+        folder = tmp_path / "GLUE" / benchmark.GLUE[task].folder
+        folder.mkdir(parents=True)
+        for file, (content, *_) in LAYOUTS[task].items():
+            *lines, last = content.splitlines()
+            copies = range(8 if file == "train.tsv" else 1)
+            rows = [last.replace("0\t", f"{number}\t", 1) if task == "rte" else last for number in copies]
+            (folder / file).write_text("\n".join([*lines, *rows]) + "\n", encoding="utf-8")
+    return tmp_path / "GLUE"
+
+
+def test_a_run_per_task_that_is_there(glue, tmp_path):
+    configs = benchmark.glue_configs(
+        ["--init=x", f"--data.dir={glue}", "--output_dir", str(tmp_path / "out"), "--seed=3"]
+    )
+    assert {name: config.data.dir for name, config in configs.items()} == {
+        "cola": str(glue / "CoLA"), "rte": str(glue / "RTE"),
+    }  # fmt: skip
+    assert [config.output_dir for config in configs.values()] == [str(tmp_path / "out" / name) for name in configs]
+    assert {(config.init, config.seed, config.num_seeds) for config in configs.values()} == {("x", 3, 3)}
+    [only] = benchmark.glue_configs(["--init=x", f"--data.dir={glue}", "--tasks=rte", "--num_seeds=1"]).values()
+    assert (only.task, only.num_seeds, only.output_dir) == ("rte", 1, "runs/glue/rte")
+    hub = benchmark.glue_configs(["--init=x", "--data.dir=hub:nyu-mll/glue"])
+    assert list(hub) == list(benchmark.GLUE)
+    assert {config.data.dir for config in hub.values()} == {"hub:nyu-mll/glue"}
+
+
+def test_errors(glue, tmp_path, fails):
+    assert "--data.dir DIR" in fails(main, "glue", "--init=x")
+    assert "--tasks squad is not a task of GLUE" in fails(
+        main, "glue", "--init=x", f"--data.dir={glue}", "--tasks=squad"
+    )
+    assert f"{glue / 'MNLI'} does not exist" in fails(
+        main, "glue", "--init=x", f"--data.dir={glue}", "--tasks=rte,mnli"
+    )
+    nothing = fails(main, "glue", "--init=x", f"--data.dir={tmp_path}")
+    assert f"{tmp_path / 'CoLA'} does not exist" in nothing
+    assert "argument NAME" in fails(main, "superglue", "model")
+    assert "needs --tasks" in fails(main, "mteb", "model")
+    assert "--tasks is for mteb" in fails(main, "nanobeir", "model", "--tasks=x")
+    assert "pip install 'mteb>=2'" in fails(main, "nanobeir", "model")
+
+
+def test_the_table_has_the_papers_metrics_and_means():
+    one = {"dev": {"matthews": 0.5, "accuracy": 0.8}, "baseline": "majority class", "majority class": {"matthews": 0.0}}
+    several = {
+        "dev": {"mean": {"accuracy": 0.6}, "standard_deviation": {"accuracy": 0.02}},
+        "runs": [{"baseline": "majority class", "majority class": {"accuracy": 0.5}}],
+    }
+    rows = {
+        name: benchmark.glue_scores(name, found)
+        for name, found in {"cola": one, "rte": several, "wnli": several}.items()
+    }
+    lines = [line.split() for line in benchmark.glue_table(rows)]
+    assert lines[1:] == [
+        ["cola", "matthews", "50.0", "-", "0.0", "52.1"],
+        ["rte", "accuracy", "60.0", "2.0", "50.0", "66.4"],
+        ["wnli", "accuracy", "60.0", "2.0", "50.0", "-"],
+        ["mean", "of", "2", "55.0", "59.2"],
+    ]
+
+
+def test_an_interruption_says_how_to_continue(glue, tmp_path, monkeypatch, capsys):
+    def interrupted(request, repeat):
+        raise Interrupted(7, 15)
+
+    monkeypatch.setattr(launch, "start_or_resume", interrupted)
+    assert main(["glue", "--init=none", f"--data.dir={glue}", f"--output_dir={tmp_path / 'out'}"]) == 143
+    assert "saved at step 7 of cola" in capsys.readouterr().out
+
+
+@pytest.mark.medium
+def test_glue_is_scored_submitted_and_not_trained_again(pretrained, glue, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["glue", f"--init={pretrained}", f"--data.dir={glue}", f"--output_dir={out}", "--num_seeds=2"]
+    arguments += ["--data.max_length=16", "--data.buckets=16", "--training.batch_size=8", "--training.epochs=1"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "left out" in printed and "sst2" in printed
+    results = json.loads((out / "results.json").read_text())
+    assert list(results["tasks"]) == ["cola", "rte"]
+    for name, row in results["tasks"].items():
+        run = json.loads((out / name / "results.json").read_text())
+        assert row["score"] == pytest.approx(100 * run["dev"]["mean"][row["metric"]])
+    with zipfile.ZipFile(out / "submission.zip") as archive:
+        assert archive.namelist() == ["CoLA.tsv", "RTE.tsv"]
+    assert main(arguments) == 0
+    again = capsys.readouterr().out
+    assert again.count("has ended before") == 2
+    assert again.splitlines()[-6:] == printed.splitlines()[-6:]
