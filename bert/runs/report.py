@@ -22,20 +22,25 @@ QUIET_SECONDS = 30
 """Maximum seconds without a line if there is no bar, since steps may be slow or log lines rare."""
 
 
-MILESTONES = 4
+MILESTONES = 3
 """Minimum number of lines of a run without a bar, if there are as many log lines. Others follow after QUIET_SECONDS."""
 
 
 class Progress:
     """Progress of a run: a bar on a terminal, otherwise a message at most every ``every`` steps."""
 
-    def __init__(self, total_steps: int, start_step: int = 0, label: str = "training", every: int = 1) -> None:
-        self.total_steps, self.label, self.every = total_steps, label, every
-        self._step = self._last_line = start_step
+    def __init__(
+        self, total_steps: int, start_step: int = 0, label: str = "training", every: int = 1, unit: str = "step"
+    ) -> None:
+        """Takes the name of a step, ``unit``, which is part of the bar and of each line."""
+        self.total_steps, self.every, self.unit = total_steps, every, unit
+        self._label: str | None = None  # of lines; set by `set_label`
+        self._step: float = start_step
+        self._last_line: float = start_step
         self._last_time: float | None = None
         self._metrics: dict[str, Any] = {}  # the newest ones
-        self._since: tuple[float, int] | None = None  # (time, step) of the first update, after compilation
-        self._bar = _bar() if are_printed() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
+        self._since: tuple[float, float] | None = None  # (time, step) of the first update, after compilation
+        self._bar = _bar(unit) if are_printed() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
         if self._bar is not None:
             self._task = self._bar.add_task(label, total=total_steps, completed=start_step, metrics="", left="")
 
@@ -56,8 +61,19 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, total=total_steps)
 
-    def update(self, step: int, metrics: dict[str, Any] | None = None) -> None:
-        """Records that ``step`` steps are done, and shows new metrics."""
+    def log(self, message: str) -> None:
+        """Logs a message, which counts as a line."""
+        LOGGER.info(message)
+        self._last_time = time.monotonic()
+
+    def set_label(self, label: str) -> None:
+        """Changes the description of the current work, which starts the bar or each line."""
+        self._label = label
+        if self._bar is not None:
+            self._bar.update(self._task, description=label)
+
+    def update(self, step: float, metrics: dict[str, Any] | None = None) -> None:
+        """Records that ``step`` steps are done, the last one partly if it is no integer, and shows new metrics."""
         self._step, now = step, time.monotonic()
         self._metrics = self._metrics if metrics is None else metrics
         if self._since is None:
@@ -74,12 +90,13 @@ class Progress:
             metrics is not None and (step - self._last_line >= self.every or step >= self.total_steps)
         ):
             self._last_line, self._last_time = (self._last_line if metrics is None else step), now
-            percent = 100 * step // max(self.total_steps, 1)
-            texts = [f"step {step}/{self.total_steps} ({percent}%)", *_format_metrics(self._metrics), left]
+            percent = int(100 * step / max(self.total_steps, 1))
+            count = f"{self.unit} {int(step)}/{self.total_steps} ({percent}%)"
+            texts = [self._label, count, *_format_metrics(self._metrics), left]
             LOGGER.info("  ".join(text for text in texts if text))
 
 
-def _bar() -> Any:
+def _bar(unit: str) -> Any:
     """Returns the bar of rich, not started; None if rich is not installed."""
     try:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -89,7 +106,7 @@ def _bar() -> Any:
     return Bar(
         TextColumn("{task.description}", style="bold"),
         BarColumn(bar_width=24),
-        TextColumn("step"),
+        TextColumn(unit),
         MofNCompleteColumn(),
         TextColumn("{task.fields[metrics]}", style="cyan"),
         TextColumn("{task.fields[left]}", style="dim"),
@@ -320,7 +337,7 @@ class RunReport(Report):
             if (sentence := self._divergence.update(step, metrics)) is not None:
                 LOGGER.warning(sentence)
         else:
-            LOGGER.info(format_metrics(split, step, metrics))
+            self._progress.log(format_metrics(split, step, metrics))
             if time.monotonic() > self._draw_again:
                 self._draw()
         self._call_callbacks(step, split, metrics)

@@ -114,6 +114,23 @@ def test_progress_of_a_resumed_run_counts_only_its_own_time(capsys, monkeypatch)
     assert capsys.readouterr().out == "step 4101/5000 (82%)  loss 1.000  1m30s left\n"
 
 
+def test_parts_of_models_are_reported_with_the_current_work(capsys, monkeypatch):
+    clock = iter([0.0, 35.0, 40.0, 69.0, 71.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with Progress(4, unit="model") as progress:
+        progress.update(0)
+        progress.set_label("tags, pretrained")
+        progress.update(0.5)
+        progress.log("another line")  # at 40 seconds
+        progress.update(1)
+        progress.update(1.5)
+    assert capsys.readouterr().out.splitlines() == [
+        "tags, pretrained  model 0/4 (12%)  4m05s left",
+        "another line",
+        "tags, pretrained  model 1/4 (37%)  1m58s left",
+    ]
+
+
 def test_metrics_have_the_facts_of_their_phase(tmp_path):
     with RunReport(tmp_path, 1000, 400, 100) as run:
         run.set_phase({"phase": 1, "sequence_length": 16})

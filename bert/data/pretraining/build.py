@@ -159,6 +159,15 @@ def _dataset_folder(
     return cache / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32], settings
 
 
+def examples_name(config: DataConfig, tokenizer: Tokenizer, progress: Progress) -> str:
+    """Returns the name of the set's folder, a hash of everything that determines the examples, and builds nothing.
+
+    Raises:
+      UserError: the corpus is unreadable.
+    """
+    return _dataset_folder(config, tokenizer, None, progress)[0].name
+
+
 @contextlib.contextmanager
 def _write_errors(folder: Path) -> Iterator[None]:
     """Creates the folder, and converts an OSError inside the block into UserError."""

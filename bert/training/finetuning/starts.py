@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,13 @@ class StartComparison:
         setup: the task, its rows, and the model.
     """
 
-    def __init__(self, config: FinetuneConfig, log: Log) -> None:
+    def __init__(
+        self, config: FinetuneConfig, log: Log, on_progress: Callable[[float], None] = lambda share: None
+    ) -> None:
         """Reads the rows and the initial model, which are the same for all seeds.
+
+        Args:
+            on_progress: called after each step with the completed share of the steps of one seed.
 
         Raises:
             UserError: the data and the model do not fit each other, or the configuration trains adapters.
@@ -47,7 +52,7 @@ class StartComparison:
             raise UserError("transfer trains all weights, but lora.rank is set: set it to null")
         folder = RunFolder(Path(require(config.output_dir, "output_dir")), config, resumed=False)
         self.config, self.setup = resolve_setup(folder, log)
-        self._kind, self._log = TASK_KINDS[self.setup.task.kind], log
+        self._kind, self._log, self._on_progress = TASK_KINDS[self.setup.task.kind], log, on_progress
         loaders = {seed: self._loader(seed) for seed in range(config.seed, config.seed + config.num_seeds)}
         self._loaders = {seed: loader for seed, (loader, _) in loaders.items()}
         self._steps = num_train_steps(config.training, loaders[config.seed][1])
@@ -98,6 +103,7 @@ class StartComparison:
                 )
                 state, metrics = self._update(state, *self._gradients(state.params, state.step, traced_seed, batch))
                 jax.block_until_ready(metrics)
+                self._on_progress((step + 1) / self._steps)
                 interrupts.raise_if_signalled(step)
             outputs, _ = self._evaluate(state.params, setup.dev)
             interrupts.raise_if_signalled(self._steps)

@@ -157,6 +157,13 @@ def build_data(
     return run, PretrainingData(tokenizer, open_phases(config, tokenizer, datasets, process, streams))
 
 
+def check_data_of_completed(run: RunFolder[PretrainConfig], log: Log) -> None:
+    """Raises UserError if a completed run was trained on other data. Builds and reads no examples."""
+    tokenizer, on_progress = load_tokenizer(run.path), progress_lines(log)
+    names = [build.examples_name(phase.data, tokenizer, on_progress) for phase in phase_configs(run.config)]
+    run.check_data(*dict.fromkeys(names))
+
+
 def _open_streams(
     run: RunFolder[PretrainConfig],
     tokenizer: Tokenizer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import shutil
@@ -14,19 +15,27 @@ import numpy as np
 
 from bert import metrics
 from bert.config import PretrainConfig
+from bert.config.run_file import load_run_config
 from bert.data.pretraining.input_formats import INPUT_FORMATS
 from bert.errors import UserError, log_info
 from bert.inference.pretrained import Pretrained
 from bert.model.names import PROJECTIONS, pretraining_architecture
 from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log
-from bert.runs.folder import RunFolder
+from bert.runs.checkpoint_directory import CheckpointDirectory, verify_manifest
+from bert.runs.folder import RunFolder, read_budget
 from bert.runs.plots import Bars, Subject, plot_curves
 from bert.runs.report import log_table
+from bert.training.initialization import Log
 from bert.training.loop import count_parameters
 from bert.training.means import read_eval_metrics, scores_of_line
 from bert.training.optimizer import describe_decay
-from bert.training.pretraining.data import PhaseData, PretrainingData, predictable_counts
+from bert.training.pretraining.data import (
+    PhaseData,
+    PretrainingData,
+    check_data_of_completed,
+    predictable_counts,
+)
 from bert.training.pretraining.objectives import OBJECTIVES
 from bert.training.step import TrainState
 
@@ -183,11 +192,36 @@ def write_results(
         **({"remarks": sentences} if sentences else {}),
         # A model with weights that are not finite predicts nothing.
         objective.examples_name: [] if loss is None else objective.examples(model, last.eval_rows),
+        "stopped_early": step < (read_budget(run.path).get("steps") or data.total_steps),
         "seconds": round(time.perf_counter() - start_time, 1),
     }
     metrics_log.write_results(run.path, results)
     plot_curves(run.path, curves_subject(run.config, results["baselines"]))
     return dict(metrics_log.to_jsonable(results))
+
+
+def read_completed(run: RunFolder[PretrainConfig], log: Log) -> dict[str, Any] | None:
+    """Returns the content of results.json of a run that needs no more training, else None.
+
+    Raises:
+        UserError: the run was trained on other data.
+    """
+    results = None
+    if run.resumed and run.previous is None:
+        with contextlib.suppress(UserError):  # a damaged file is written again
+            results = metrics_log.read_results(run.path)
+    if results is None or results.get("stopped_early", True):  # the key is missing in earlier versions
+        return None
+    if run.config.transfer != getattr(load_run_config(run.path), "transfer", None):
+        return None
+    if run.config.transfer is not None and "transfer" not in results and not (run.path / EXPORT).is_dir():
+        return None
+    checkpoint = CheckpointDirectory(run.checkpoints).find().get(results["steps"])
+    if checkpoint is None or verify_manifest(checkpoint) or not (run.path / "tokenizer.json").is_file():
+        return None
+    check_data_of_completed(run, log)
+    log(f"{run.config.output_dir} has ended before")
+    return results
 
 
 def _export(model: Pretrained, folder: Path) -> None:
@@ -213,8 +247,12 @@ def add_transfer(
     transfer: Sequence[Mapping[str, Any]],
     start_time: float,
 ) -> dict[str, Any]:
-    """Adds the scores of `measure_transfer` to results.json and to the curves, and returns the new content."""
-    seconds = round(time.perf_counter() - start_time, 1)
+    """Adds the scores of `measure_transfer` to results.json and to the curves, and returns the new content.
+
+    Args:
+        start_time: start of `measure_transfer`, by `time.perf_counter`. Its duration is added to ``seconds``.
+    """
+    seconds = round(results["seconds"] + time.perf_counter() - start_time, 1)
     results = {**results, "transfer": transfer, "seconds": seconds}
     metrics_log.write_results(run.path, results)
     plot_curves(run.path, final_subject(run.config, results))

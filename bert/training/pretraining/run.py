@@ -16,7 +16,7 @@ from bert.parallel.backends import Parallelism
 from bert.runs.checkpoint import Checkpointer, Checkpoints, make_checkpointer, require_space
 from bert.runs.environment import make_profiler
 from bert.runs.folder import RunFolder
-from bert.runs.loggers import Callback
+from bert.runs.loggers import Callback, RunStart
 from bert.runs.report import make_report
 from bert.runtime.interrupts import Interrupted, InterruptHandler
 from bert.tokenizer.library import special_ids
@@ -32,7 +32,14 @@ from bert.training.pretraining.initialization import (
     start_from_teacher,
 )
 from bert.training.pretraining.objectives import OBJECTIVES, CompileLoss, build_with_teacher
-from bert.training.pretraining.results import add_transfer, curves_subject, log_summary, unigram_loss, write_results
+from bert.training.pretraining.results import (
+    add_transfer,
+    curves_subject,
+    log_summary,
+    read_completed,
+    unigram_loss,
+    write_results,
+)
 from bert.training.pretraining.setup import Setup, find_branch_source, has_begun, resolve_setup, save_setup
 from bert.training.pretraining.transfer import measure_transfer
 from bert.training.run_length import StepCosts, TimeBudget, time_train_step
@@ -42,11 +49,40 @@ from bert.training.step import TrainState, make_eval_step, make_train_step
 def pretrain(run: RunFolder[PretrainConfig], log: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Runs or resumes a pretraining run, and returns the content of its results.json.
 
+    A completed run is not evaluated again, except for tasks of ``transfer`` that have no scores yet.
+
     Raises:
         UserError: the corpus, the vocabulary or a checkpoint cannot be used, or too many steps were skipped.
         Interrupted: a signal was received; the state is saved.
     """
-    start_time, log = time.perf_counter(), multihost.main_process_only(log)
+    log = multihost.main_process_only(log)
+    results = multihost.broadcast_from_main(partial(read_completed, run, log))
+    if results is None:
+        run, results = _train(run, log, callbacks)
+    elif run.is_writer:
+        for callback in callbacks:
+            callback.on_start(RunStart(run.path, run.config, results["steps"], results["steps"]))
+    if run.config.transfer is None:
+        return dict(results)
+    start_time = time.perf_counter()
+    try:
+        transfer = measure_transfer(run, results["steps"], log)
+    except Interrupted as stop:  # its step is one of a fine-tuning run; the pretrained state is saved
+        raise Interrupted(results["steps"], stop.signal_number) from None
+    if transfer == results.get("transfer"):
+        return dict(results)
+    return dict(multihost.broadcast_from_main(partial(add_transfer, run, results, transfer, start_time)))
+
+
+def _train(
+    run: RunFolder[PretrainConfig], log: Log, callbacks: Sequence[Callback]
+) -> tuple[RunFolder[PretrainConfig], dict[str, Any]]:
+    """Trains from the start or the newest checkpoint to the end.
+
+    Returns:
+        The run with its resolved configuration, and the results without ``transfer``.
+    """
+    start_time = time.perf_counter()
     config, setup = resolve_setup(run, log)
     run = save_setup(run, config)
     run, data = build_data(run, setup, log)
@@ -88,13 +124,7 @@ def pretrain(run: RunFolder[PretrainConfig], log: Log = log_info, callbacks: Seq
     # Sharded parameters become whole arrays, to be used and exported.
     state = state.replace(params=parallel.to_host(parallel.put_state(state.params)))
     results = multihost.broadcast_from_main(partial(write_results, run, data, state, report.divergence, start_time))
-    if run.config.transfer is None:
-        return dict(results)
-    try:
-        transfer = measure_transfer(run, int(state.step), log)
-    except Interrupted as stop:  # its step is one of a fine-tuning run; the pretrained state is saved
-        raise Interrupted(int(state.step), stop.signal_number) from None
-    return dict(multihost.broadcast_from_main(partial(add_transfer, run, results, transfer, start_time)))
+    return run, dict(results)
 
 
 @dataclass(frozen=True)

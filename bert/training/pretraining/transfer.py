@@ -8,7 +8,7 @@ import os
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config.data import DOCSTRINGS_PREFIX
@@ -18,6 +18,7 @@ from bert.errors import UserError, require
 from bert.files import atomic_write, load_json
 from bert.parallel import multihost
 from bert.runs.folder import TRANSFER, RunFolder
+from bert.runs.report import Progress
 from bert.tasks import make_task
 from bert.tasks.docstring_tasks import DOCSTRING_TASKS, write_docstring_task
 from bert.tasks.sequence_classification import lexical_baseline
@@ -26,6 +27,8 @@ from bert.training.finetuning.starts import PRETRAINED, RANDOM, StartComparison
 from bert.training.initialization import Log
 
 BAG_OF_WORDS = "bag_of_words"
+
+STARTS = (PRETRAINED, RANDOM)
 
 SCORES_FILE = "scores.json"
 
@@ -91,38 +94,104 @@ def measure_transfer(run: RunFolder[PretrainConfig], step: int, log: Log) -> lis
         UserError: the data of a recipe cannot be used.
         Interrupted: a signal was received.
     """
-    return [_read_or_measure(run, name, step, log) for name in transfer_names(run.config)]
+    recipes = {name: transfer_config(run.config, name) for name in transfer_names(run.config)}
+    scores = {name: _read_scores(run, name, step, recipe) for name, recipe in recipes.items()}
+    missing = {name: recipe for name, recipe in recipes.items() if scores[name] is None}
+    if missing:
+        tasks = ", ".join(Path(name).stem for name in missing)
+        log(f"fine-tunes the encoder, and random weights for comparison, on {tasks}")
+        total = sum(len(STARTS) * recipe.num_seeds for recipe in missing.values())
+        with _ModelProgress(Progress(total, label="fine-tuning", unit="model") if run.is_writer else None) as progress:
+            for name, recipe in missing.items():
+                scores[name] = measured = _measure(run, recipe, name, progress)
+                _save_scores(run, name, step, recipe, measured)
+    return [dict(require(of_task, "scores")) for of_task in scores.values()]
 
 
-def _read_or_measure(run: RunFolder[PretrainConfig], name: str, step: int, log: Log) -> dict[str, Any]:
-    recipe = transfer_config(run.config, name)
-    path = run.path / TRANSFER / Path(name).stem / SCORES_FILE
-    measured = load_json(json.dumps({"step": step, "recipe": dataclasses.asdict(recipe)}))
+class _ModelProgress:
+    """Progress over all models that are fine-tuned; shows nothing on hosts that do not write."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._done = progress, 0
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.__enter__()
+            self._progress.update(0)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(*error)
+
+    def describe(self, task: str, work: str) -> None:
+        """Sets the current work on a task."""
+        if self._progress is not None:
+            self._progress.set_label(f"{task}, {work.replace('_', ' ')}")
+        self.update(0)
+
+    def update(self, share: float) -> None:
+        """Records the completed share of the current model."""
+        if self._progress is not None:
+            self._progress.update(self._done + share)
+
+    def finish_model(self) -> None:
+        """Counts the current model as completed."""
+        self._done += 1
+        self.update(0)
+
+
+def _scores_file(run: RunFolder[PretrainConfig], name: str) -> Path:
+    return run.path / TRANSFER / Path(name).stem / SCORES_FILE
+
+
+def _key_of_scores(step: int, recipe: FinetuneConfig) -> dict[str, Any]:
+    """Returns what the scores of a task depend on, as in its file."""
+    return dict(load_json(json.dumps({"step": step, "recipe": dataclasses.asdict(recipe)})))
+
+
+def _read_scores(run: RunFolder[PretrainConfig], name: str, step: int, recipe: FinetuneConfig) -> dict[str, Any] | None:
+    """Returns the scores in the folder of a task; None if they are of another step or recipe, or missing."""
+    path, key = _scores_file(run, name), _key_of_scores(step, recipe)
     record = multihost.broadcast_from_main(lambda: load_json(path.read_bytes()) if path.is_file() else {})
-    if {key: record.get(key) for key in measured} != measured:
-        record = {**measured, "scores": _measure(run, recipe, name, log)}
-        if run.is_writer:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as temporary:
-                temporary.write_text(json.dumps(record), encoding="utf-8")
-    return dict(record["scores"])
+    return record["scores"] if {name: record.get(name) for name in key} == key else None
 
 
-def _measure(run: RunFolder[PretrainConfig], recipe: FinetuneConfig, name: str, log: Log) -> dict[str, Any]:
+def _save_scores(
+    run: RunFolder[PretrainConfig], name: str, step: int, recipe: FinetuneConfig, scores: Mapping[str, Any]
+) -> None:
+    if run.is_writer:
+        path = _scores_file(run, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps({**_key_of_scores(step, recipe), "scores": scores}), encoding="utf-8")
+
+
+def _measure(
+    run: RunFolder[PretrainConfig], recipe: FinetuneConfig, name: str, progress: _ModelProgress
+) -> dict[str, Any]:
+    stem = Path(name).stem
+    progress.describe(stem, "rows")
     if name in DOCSTRING_TASKS and run.is_writer:
         write_docstring_task(name, Path(recipe.data.dir or ""))
     multihost.broadcast_from_main(lambda: None)  # the files are written
-    comparison = StartComparison(recipe, lambda message: None)
+    comparison = StartComparison(recipe, lambda message: None, progress.update)
     task, splits = comparison.setup.task, comparison.setup.splits
     train, dev = splits["train"].examples, splits["dev"].examples
-    log(f"{Path(name).stem}: {recipe.num_seeds} seeds on {len(train):,} labelled rows, pretrained and random weights")
 
     def summary(scores: list[float]) -> Mapping[str, Any]:
         return _summarize([score / task.best_score for score in scores])
 
-    results: dict[str, Any] = {"task": Path(name).stem, "kind": task.kind, "metric": task.main_metric}
+    results: dict[str, Any] = {"task": stem, "kind": task.kind, "metric": task.main_metric}
     results |= {"train_rows": len(train), "dev_rows": len(dev)}
-    results |= {start: summary(list(comparison.scores(start))) for start in (PRETRAINED, RANDOM)}
+    for start in STARTS:
+        progress.describe(stem, start)
+        scores = []
+        for score in comparison.scores(start):
+            scores.append(score)
+            progress.finish_model()
+        results[start] = summary(scores)
+    progress.describe(stem, BAG_OF_WORDS)
     baselines = [scored for size in MAX_NGRAMS if (scored := lexical_baseline(task, train, dev, size))]
     if baselines:
         best = max(baselines, key=lambda scored: scored[1][task.main_metric])

@@ -12,12 +12,15 @@ import bert
 from bert.commands.pretrain import main
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.data.corpus.docstrings import installed_modules
+from bert.runs import report
 from bert.runs.folder import RunFolder, has_ended
 from bert.runs.metrics_log import write_results
 from bert.runs.plots import Bars, Subject, make_curves
 from bert.runtime.interrupts import Interrupted
 from bert.tasks import docstring_tasks
 from bert.training.finetuning.starts import PRETRAINED, RANDOM, StartComparison
+from bert.training.pretraining import results, transfer
+from bert.training.pretraining import run as pretraining
 from tests.conftest import SMALL_RUN
 from tests.helpers import lines_of
 
@@ -74,14 +77,53 @@ def test_scores_are_those_of_ordinary_fine_tuning(run: Path, recipe: Path, tmp_p
     assert [one["last"]["accuracy"] for one in ordinary["runs"]] == task[PRETRAINED]["scores"]
 
 
+def fail(*_: object) -> None:
+    raise AssertionError("the run has ended")
+
+
 @pytest.mark.medium
-def test_run_again_prints_the_same_table(run: Path, arguments: list[str], capsys) -> None:
-    before = json.loads((run / "results.json").read_text())["transfer"]
+def test_run_again_prints_the_same_table_and_does_no_work(run, arguments, monkeypatch, capsys) -> None:
+    for module, name in ((pretraining, "_train"), (transfer, "StartComparison"), (results, "plot_curves")):
+        monkeypatch.setattr(module, name, fail)
+    before = (run / "results.json").read_bytes()
     assert main(arguments) == 0
-    assert json.loads((run / "results.json").read_text())["transfer"] == before
+    assert (run / "results.json").read_bytes() == before
     said = capsys.readouterr().out
     assert all(column in said for column in ("pretrained", "random weights", "bag of words"))
     assert "recipe (16 labels), accuracy" in said
+
+
+@pytest.mark.medium
+def test_a_finished_run_is_not_repeated_with_other_data(run, corpus, arguments, tmp_path, fails) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    text = corpus.read_text()
+    other = tmp_path / "other.txt"
+    other.write_text(text)
+    same = [f"--data.train={other}", f"--output_dir={tmp_path / 'run'}", *arguments[2:]]
+    assert "data.train" in fails(main, *same)
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    (tmp_path / "run" / "config.yaml").write_text(config.replace(str(corpus), str(other)))
+    assert main(same) == 0
+    other.write_text(text + "\none more document\n")
+    assert "the data is not what the run" in fails(main, *same)
+
+
+@pytest.mark.medium
+def test_a_run_killed_in_transfer_only_measures_the_rest(run, arguments, tmp_path, monkeypatch, capsys) -> None:
+    finished = json.loads((run / "results.json").read_text())
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("scores.json", "export"))
+    pretrained = {name: value for name, value in finished.items() if name != "transfer"} | {"seconds": 1000.0}
+    write_results(tmp_path / "run", pretrained)
+    arguments = [arguments[0], f"--output_dir={tmp_path / 'run'}", *arguments[2:]]
+    shutil.copytree(run / "export", tmp_path / "run" / "export")
+    monkeypatch.setattr(pretraining, "_train", fail)
+    monkeypatch.setattr(report, "QUIET_SECONDS", 0)
+    assert main(arguments) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["transfer"] == finished["transfer"] and 1000 < results["seconds"] < 1300
+    lines = [line for line in capsys.readouterr().out.splitlines() if " left" in line]
+    assert any(line.startswith("recipe, pretrained  model 0/4 (12%)") for line in lines)
+    assert any(line.startswith("recipe, random weights  model 3/4 ") for line in lines)
 
 
 @pytest.mark.medium
