@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from bert.config.model import ModelConfig, PairTruncation, TokenizerConfig
+from bert.config.model import LongTextMode, ModelConfig, PairTruncation, TokenizerConfig
 from bert.config.options import Decoding, EmbeddingConfig, LoraConfig, RerankerConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
@@ -37,11 +37,11 @@ class ColumnsConfig:
     id: str | None = None
     """Unique identifier of a row in predictions. Defaults to the row number, from 0."""
     words: str | None = None
-    """Tagging: the list of a sentence's words (JSONL), or the column with the word (TSV, CSV). Defaults to words or
-    tokens, in TSV and CSV otherwise to the first column."""
+    """Tagging: the list of a sentence's words (JSONL), or the column with the word (TSV, CSV). Defaults to words, in
+    TSV and CSV otherwise to the first column."""
     tags: str | None = None
-    """Tagging: the list of tags, or the column with the tag. Defaults to tags or ner_tags, in TSV and CSV otherwise to
-    the last column. For texts: the list of entities; defaults to entities or spans."""
+    """Tagging: the list of tags, or the column with the tag. Defaults to tags, in TSV and CSV otherwise to the last
+    column."""
     question: str = "question"
     """Spans: the question."""
     context: str = "context"
@@ -72,9 +72,8 @@ class TaskDataConfig:
     """Folder with the task's original files (train.tsv, dev.tsv, test.tsv; JSON for SQuAD, and so on) or with a data
     set saved by datasets; or a data set on the hub, hub:ORG/NAME[:CONFIG], such as hub:nyu-mll/glue."""
     train: str | None = None
-    """Custom tasks, like all keys from here to columns: training file in data.dir, or its path (.parquet, or .tsv, .csv
-    or .jsonl, also as .gz, .bz2, .xz or .zst); for a data set, the split. Defaults to train with any of these
-    suffixes."""
+    """Custom tasks, like all keys from here to columns: training file in data.dir, or its path (.tsv, .csv or .jsonl,
+    also as .gz, .bz2, .xz or .zst); for a data set, the split. Defaults to train with any of these suffixes."""
     dev: str | None = None
     """File or split for evaluation and for the choice of checkpoints. Defaults to dev with any suffix, or the split
     validation; if there is none, dev_fraction of the training rows are held out."""
@@ -83,9 +82,6 @@ class TaskDataConfig:
     exists."""
     column_names: list[str] | None = None
     """Names of the columns of TSV and CSV files without a header line."""
-    bad_rows: Literal["error", "skip"] = "error"
-    """Rows without a text or a label are an error (error), or are skipped with a warning and counted in results.json
-    (skip). Both report the number of such rows and the first line numbers."""
     metrics: list[str] | None = None
     """Scores; the first one selects the best checkpoint. Classification: accuracy, f1 (of the second of two labels),
     macro_f1, matthews. Multilabel: micro_f1, macro_f1. Regression: pearson, spearman. Defaults to accuracy, or both."""
@@ -113,6 +109,13 @@ class TaskDataConfig:
     google-research/bert. longest_first: an odd token stays in the longer text, in the second if they are equal, as in
     transformers. Defaults to the rule of init: longest_first for a Hugging Face model, else google.
     """
+    long_texts: LongTextMode = "cut"
+    """Texts longer than max_length, for tasks that classify or score texts, and for embeddings. cut: keep the first
+    tokens. head_tail: keep the first and the last tokens, 128 and 382 of 510 or in that proportion (Sun et al. 2019).
+    windows: read the whole text through windows and average their logits or vectors."""
+    max_train_windows: Positive = 8
+    """long_texts windows: maximum number of windows of a text in a training step, which bounds the memory. Windows of a
+    longer text are spread evenly over it. Evaluation and prediction read all windows."""
     max_target_length: Annotated[int, Range(minimum=2)] | None = None
     """Sequence to sequence: maximum length of a target in training, in tokens with its start or end token; longer ones
     are truncated. At most max_length, which is the default."""
@@ -139,7 +142,8 @@ class TaskDataConfig:
     """Tagging: word endings such as 's and n't that are separate words in the texts of bert predict. Defaults to the
     ones that are separate words in the training data."""
     doc_stride: Positive = 128
-    """SQuAD: tokens between the starts of two windows of a long context."""
+    """SQuAD, and long_texts windows: tokens between the starts of two windows of a long text, at most a window's
+    tokens."""
     max_query_length: Positive = 64
     """SQuAD: maximum length of a question in tokens; longer ones are truncated."""
     max_answer_length: Positive = 30
@@ -254,6 +258,8 @@ class FinetuneConfig:
         if self.training.tokens_per_batch is not None and self.training.tokens_per_batch < self.data.max_length:
             fix = "raise the first or lower the second, so that a row fits"
             raise conflict(self, "training.tokens_per_batch", "data.max_length", fix)
+        if self.data.long_texts == "windows":
+            self._check_windows()
         self.training.check_attention(self.model.attention_probs_dropout_prob)
         if self.init is None:
             raise UserError(
@@ -323,6 +329,14 @@ class FinetuneConfig:
             if getattr(self, key) is not None:
                 fix = "remove one of the two, since lora.rank freezes the whole encoder"
                 raise conflict(self, "lora.rank", key, fix)
+
+    def _check_windows(self) -> None:
+        """Raises UserError for settings that need one row per text."""
+        if self.training.tokens_per_batch is not None:
+            fix = "set training.batch_size instead, because texts have different numbers of windows"
+            raise conflict(self, "training.tokens_per_batch", "data.long_texts", fix)
+        if self.language_model_weight:
+            raise conflict(self, "language_model_weight", "data.long_texts", "set data.long_texts to cut or head_tail")
 
     def check_model(self) -> None:
         """Raises UserError if the model, whose sizes are known now, does not fit the other settings."""

@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from bert.config import FinetuneConfig
-from bert.data.rows import Rows
+from bert.data.rows import Rows, row_sizes
+from bert.data.windows import row_shape
 
 BATCHES_A_WINDOW = 16
 """Number of batches within which rows are sorted by length: enough to save padding, too few to order an epoch."""
@@ -121,7 +122,11 @@ class TrainingBatches(Protocol):
 
 @dataclass(frozen=True)
 class RowBatches:
-    """Batches of ``batch_size`` rows (`epoch_batches`)."""
+    """Batches of ``batch_size`` rows (`epoch_batches`).
+
+    Attributes:
+        lengths: [R] tokens of each row, over all its windows.
+    """
 
     lengths: np.ndarray
     batch_size: int
@@ -178,9 +183,8 @@ def make_batches(rows: Rows, config: FinetuneConfig, row_shares: int, by_length:
     """
     training, data = config.training, config.data
     if training.tokens_per_batch is None:
-        return RowBatches(rows.lengths, training.batch_size, config.seed, by_length)
-    one_row = rows.batch(np.arange(1), int(rows.lengths[0]), 1)["input_ids"]
-    sequences = math.prod(one_row.shape[:-1])  # a row with choices occupies several rows
+        return RowBatches(row_sizes(rows), training.batch_size, config.seed, by_length)
+    sequences = math.prod(row_shape(rows))  # a row with choices occupies several rows
     lengths, length_of_row = np.unique(rows.lengths, return_inverse=True)
     padded = [bucket_length(int(length), data.buckets, data.max_length) for length in lengths]
     sizes = {length: max(training.tokens_per_batch // (length * sequences), 1) for length in padded}
@@ -220,6 +224,12 @@ class FinetuningLoader:
     def padded_length(self, step: int) -> int:
         """Returns the length to which the rows of a step's batch are padded."""
         return self._padded_length(self._all_rows(step))
+
+    def largest_row(self, step: int) -> tuple[int, int]:
+        """Returns the size of the largest row of a step's batch with its windows, and the padded length of the rows."""
+        rows = self._all_rows(step)
+        length = self._padded_length(rows)
+        return max(length, int(row_sizes(self._features)[rows].max())), length
 
     def _padded_length(self, rows: np.ndarray) -> int:
         data, length = self._config.data, int(self._features.lengths[rows].max())

@@ -17,8 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config.model import PairTruncation
-from bert.data.batching import bucket_length
-from bert.data.rows import ChoiceRows, QueryDocumentRows, SourceTargetRows, TokenRows, number_texts
+from bert.data.rows import SourceTargetRows, TokenRows
 from bert.errors import UserError
 from bert.tokenizer.hf_settings import NO_LIMIT, truncation_side
 from bert.tokenizer.library import ROBERTA_TOKENS, encode_batch, special_ids
@@ -250,10 +249,14 @@ def _prose_tokenizer(tokenizer: Tokenizer, tokens: int) -> tuple[Tokenizer, bool
     return untrimmed, trims
 
 
-def window_starts(tokens: int, room: int) -> np.ndarray:
-    """Returns the first token of each window. They are ``room // 2`` apart, and the last window ends with the text."""
+def window_starts(tokens: int, room: int, stride: int | None = None) -> np.ndarray:
+    """Returns the first token of each window of ``room`` tokens. The last window ends with the text.
+
+    Args:
+        stride: tokens between the starts of two windows, at most ``room``; None for half of ``room``.
+    """
     last = max(tokens - room, 0)
-    return np.array([*range(0, last, max(room // 2, 1)), last])
+    return np.array([*range(0, last, max(room // 2 if stride is None else min(stride, room), 1)), last])
 
 
 def widest_windows(starts: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -318,34 +321,3 @@ def target_boundaries(tokenizer: Tokenizer) -> tuple[int, int]:
             names = "[CLS] and [SEP], <s> and </s>, or <|endoftext|>"
             raise UserError(f"the target vocabulary has no {name} token ({names}): use one that has it")
     return int(boundaries["start"] or 0), int(boundaries["end"] or 0)
-
-
-def tokenize_queries(
-    tokenizer: Tokenizer,
-    queries: Sequence[str],
-    documents: Sequence[Sequence[str]],
-    scores: np.ndarray | None,
-    max_length: int,
-    buckets: Sequence[int],
-    has_loss: bool = True,
-) -> QueryDocumentRows:
-    """Encodes queries and their documents as rows.
-
-    Args:
-      documents: one or more documents for each of R queries.
-      scores: [R] float32, or None.
-      max_length: maximum tokens of a text, special tokens included.
-      buckets: lengths to which batches are padded.
-    """
-    flat = [text for texts in documents for text in texts]
-    offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
-    rows = tokenize(tokenizer, queries, max_length, scores)
-    max_query_length = bucket_length(int(rows.lengths.max(initial=0)), buckets, max_length)
-    return QueryDocumentRows(
-        rows,
-        ChoiceRows(tokenize(tokenizer, flat, max_length), offsets, None),
-        number_texts(queries),
-        number_texts(flat),
-        max_query_length,
-        has_loss,
-    )

@@ -91,15 +91,15 @@ class TokenRows:
 
     def digest(self) -> str:
         """Returns a hash of the tokens and labels."""
-        return _digest(self.ids, self.offsets, self.segment_a_lengths, self.labels)
+        return digest_of(self.ids, self.offsets, self.segment_a_lengths, self.labels)
 
 
 @dataclass(frozen=True)
 class ChoiceRows:
     """R rows of two or more choices each; each choice is a sequence."""
 
-    sequences: TokenRows
-    """The choices of all rows, concatenated, without labels."""
+    sequences: Rows
+    """The choices of all rows, concatenated, without labels: `TokenRows`, or `bert.data.windows.WindowedRows`."""
     offsets: np.ndarray
     """[R + 1] int64: the choices of row r are the sequences offsets[r] to offsets[r + 1] - 1."""
     labels: np.ndarray | None
@@ -114,6 +114,11 @@ class ChoiceRows:
         """[R] number of tokens of the longest choice of each row."""
         return np.maximum.reduceat(self.sequences.lengths, self.offsets[:-1])
 
+    @property
+    def sizes(self) -> np.ndarray:
+        """[R] number of tokens of the choice that occupies most of a training batch."""
+        return np.maximum.reduceat(row_sizes(self.sequences), self.offsets[:-1])
+
     @cached_property
     def choices(self) -> np.ndarray:
         """[R] number of choices of each row."""
@@ -126,7 +131,8 @@ class ChoiceRows:
           input_ids, token_type_ids, attention_mask [B, C, T] int32; choice_mask [B, C] int32, 0 for choices that only
           fill a row; labels [B] int32, or grades [B, C] float32 (0 without labels); weights [B] float32, 0 for fill
           rows. A filled choice copies the first one of its row, a fill row copies the first row, because attention
-          needs at least one token.
+          needs at least one token. If choices have W windows, the arrays are [B, C, W, T] and [B, C, W]
+          (`WindowedRows.batch`).
         """
         rows = np.asarray(rows)
         if len(rows) > batch_size:
@@ -136,14 +142,14 @@ class ChoiceRows:
         has = columns < self.choices[filled][:, None]
         sequence = self.offsets[filled][:, None] + np.where(has, columns, 0)
         flat = self.sequences.batch(sequence.ravel(), length, sequence.size)
-        names = ("input_ids", "token_type_ids", "attention_mask")
+        names = [name for name in flat if name not in ("labels", "weights")]
         labels = np.zeros(batch_size, np.int32)
         if self.labels is not None and self.labels.dtype == np.float32:
             labels = np.where(has, self.labels[sequence], np.float32(0))
         elif self.labels is not None:
             labels[: len(rows)] = self.labels[rows]
         return {
-            **{name: flat[name].reshape(*has.shape, length) for name in names},
+            **{name: flat[name].reshape(*has.shape, *flat[name].shape[1:]) for name in names},
             "choice_mask": has.astype(np.int32),
             "labels": labels,
             "weights": (np.arange(batch_size) < len(rows)).astype(np.float32),
@@ -151,7 +157,7 @@ class ChoiceRows:
 
     def digest(self) -> str:
         """Returns a hash of the tokens, choices and labels."""
-        return _digest(np.frombuffer(self.sequences.digest().encode(), np.uint8), self.offsets, self.labels)
+        return digest_of(np.frombuffer(self.sequences.digest().encode(), np.uint8), self.offsets, self.labels)
 
 
 @dataclass(frozen=True)
@@ -217,8 +223,8 @@ class QueryDocumentRows:
     program per length instead of per pair of lengths.
     """
 
-    queries: TokenRows
-    """Labels are the scores of the rows, [R] float32, or None."""
+    queries: Rows
+    """`TokenRows`, or `bert.data.windows.WindowedRows`. Labels are the scores of the rows, [R] float32, or None."""
     documents: ChoiceRows
     query_numbers: np.ndarray
     """[R] int32: equal texts have equal numbers."""
@@ -244,13 +250,19 @@ class QueryDocumentRows:
         """[R] number of tokens of the longest text of each row."""
         return np.maximum(self.queries.lengths, self.documents.lengths)
 
+    @property
+    def sizes(self) -> np.ndarray:
+        """[R] number of tokens of the text that occupies most of a training batch."""
+        return np.maximum(row_sizes(self.queries), self.documents.sizes)
+
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
         """Returns the batch of some rows, with C documents padded to T = ``length`` and B = ``batch_size`` rows.
 
         Returns:
           input_ids, token_type_ids, attention_mask [B, Q] int32 of the queries; document_ids, document_types,
           document_mask [B, C, T] int32; query_numbers [B] and document_numbers [B, C] int32, -1 for documents that only
-          fill a row; labels [B] float32, the scores or 0; weights [B] float32, 0 for fill rows.
+          fill a row; labels [B] float32, the scores or 0; weights [B] float32, 0 for fill rows. With windows, there are
+          further axes, window_mask and document_windows (`WindowedRows.batch`).
         """
         rows = np.asarray(rows)
         used = slice(0, len(rows))
@@ -268,6 +280,7 @@ class QueryDocumentRows:
             "document_ids": documents["input_ids"],
             "document_types": documents["token_type_ids"],
             "document_mask": documents["attention_mask"],
+            **({"document_windows": documents["window_mask"]} if "window_mask" in documents else {}),
             "query_numbers": query_numbers,
             "document_numbers": document_numbers,
         }
@@ -275,6 +288,14 @@ class QueryDocumentRows:
     def digest(self) -> str:
         """Returns a hash of the tokens and scores."""
         return self.queries.digest() + self.documents.digest()
+
+    def join(self, queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the vectors [D] of each row's query and documents, concatenated. Missing documents are zero."""
+        choices = self.documents.choices
+        texts = np.zeros((len(self), 1 + choices.max(), np.shape(queries)[-1]), np.float32)
+        texts[:, 0] = queries
+        texts[:, 1:][np.arange(texts.shape[1] - 1) < choices[:, None]] = documents
+        return list(texts.reshape(len(texts), -1))
 
 
 def number_texts(texts: Sequence[str]) -> np.ndarray:
@@ -293,12 +314,18 @@ def pad_and_stack(arrays: Sequence[np.ndarray], empty: Sequence[int] = (0,)) -> 
     return stacked
 
 
-def _digest(*arrays: np.ndarray | None) -> str:
+def digest_of(*arrays: np.ndarray | None) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         if array is not None:
             digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def row_sizes(rows: Rows) -> np.ndarray:
+    """Returns [R] the number of tokens that each row occupies in a training batch; without windows, its length."""
+    sizes: np.ndarray = getattr(rows, "sizes", rows.lengths)
+    return sizes
 
 
 class Rows(Protocol):

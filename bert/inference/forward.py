@@ -18,6 +18,7 @@ from bert.data.batching import bucket_length, evaluation_batches
 from bert.data.inputs import check_count
 from bert.data.pretraining.packing import assign_packs, packing_arrays
 from bert.data.rows import QueryDocumentRows, Rows, TokenRows
+from bert.data.windows import WindowedRows, outputs_of_texts
 from bert.errors import UserError, require
 from bert.model.encoder import Bert, EncoderOutput
 from bert.model.heads import HEADS
@@ -179,14 +180,28 @@ class BatchedForward:
         return self._run(self.encoder, features, batch_size)
 
     def embed(
-        self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None = None
+        self,
+        features: TokenRows | WindowedRows,
+        pooling: Pooling,
+        batch_size: int,
+        skipped: np.ndarray | None = None,
     ) -> np.ndarray:
         """Computes the embeddings of rows, [R, E] float32. Many short rows are packed to avoid padding.
+
+        The embedding of a text with several windows is the mean of their embeddings, scaled to length 1 if ``pooling``
+        normalizes.
 
         Args:
             skipped: [R] number of leading tokens of each row to leave out of the pooling; None for 0.
         """
         check_count("batch_size", batch_size)
+        if isinstance(features, WindowedRows):
+            of_windows = None
+            if skipped is not None:  # a prompt is in the first window
+                of_windows = np.zeros(len(features.windows), np.int64)
+                of_windows[features.offsets[:-1]] = skipped
+            vectors = features.pool(list(self.embed(features.windows, pooling, batch_size, of_windows)))
+            return pooling.scaled(np.array(vectors), features.counts > 1)
         width = pooling.embedding_size(self._config.hidden_size)
         embeddings = np.zeros((len(features), width), np.float32)
         packed = pack_if_shorter(features, self._config, batch_size, BUCKETS) if self.packs_texts else None
@@ -194,7 +209,7 @@ class BatchedForward:
             for texts, hidden in self._encode_packed(packed, features):
                 left_out = None if skipped is None else skipped[texts]
                 embeddings[texts] = pooling.of_sequences(hidden, features.lengths[texts], left_out)
-                check_finite(texts, embeddings[texts])
+                check_finite(features.input_numbers[texts], embeddings[texts])
             return embeddings
         for rows, output in self.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows)]
@@ -204,12 +219,7 @@ class BatchedForward:
 
     def embed_groups(self, groups: QueryDocumentRows, pooling: Pooling, batch_size: int) -> Outputs:
         """Computes the concatenated embeddings of each row's query and documents. Missing documents are zero."""
-        documents = groups.documents
-        queries, flat = (self.embed(rows, pooling, batch_size) for rows in (groups.queries, documents.sequences))
-        texts = np.zeros((len(groups), 1 + documents.choices.max(), queries.shape[1]), np.float32)
-        texts[:, 0] = queries
-        texts[:, 1:][np.arange(texts.shape[1] - 1) < documents.choices[:, None]] = flat
-        return list(texts.reshape(len(texts), -1))
+        return outputs_of_texts(groups, lambda rows: list(self.embed(rows, pooling, batch_size)), pooling.normalize)
 
     def encode_all(self, features: TokenRows, pooling: Pooling, batch_size: int) -> EncodeOutput:
         """Computes hidden states, pooled outputs and embeddings of all rows, padded to the longest row."""
@@ -245,7 +255,12 @@ class BatchedForward:
         return logits
 
     def apply_head(self, features: Rows, batch_size: int) -> Outputs:
-        """Returns the outputs of the task head, one array per row (see `bert.tasks.base.Outputs`)."""
+        """Returns the outputs of the task head, one array per row (see `bert.tasks.base.Outputs`).
+
+        A text with several windows has the mean of the outputs of its windows.
+        """
+        if isinstance(features, WindowedRows):
+            return outputs_of_texts(features, lambda rows: self.apply_head(rows, batch_size))
         outputs: list[np.ndarray] = [np.zeros(0)] * len(features)
         for rows, batch in self._run(self.head, features, batch_size):
             for row, output in zip(rows, batch, strict=False):

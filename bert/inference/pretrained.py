@@ -14,9 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert.config import Decoding, TaskDataConfig
+from bert.config.model import LongTextMode
 from bert.data.encoding import row_template, tokenize
 from bert.data.inputs import Text, as_list, as_text_or_pair, check_count
+from bert.data.long_texts import LongTexts, encode_texts, with_long_texts
 from bert.data.rows import QueryDocumentRows, Rows, SourceTargetRows, TokenRows
+from bert.data.windows import WindowedRows
 from bert.errors import UserError, on_one_line
 from bert.inference import export, scoring
 from bert.inference import generate as generation
@@ -114,7 +117,7 @@ class Pretrained(ModelBundle):
             return [np.array(best.token_ids, np.int32) for best, *_ in results]
         if isinstance(features, QueryDocumentRows):
             return self._forward.embed_groups(features, self.pooling or Pooling(), batch_size)
-        if self.task is not None and "embed" in self.task.calls and isinstance(features, TokenRows):
+        if self.task is not None and "embed" in self.task.calls and isinstance(features, TokenRows | WindowedRows):
             return list(self._forward.embed(features, self.pooling or Pooling(), batch_size))
         return self._forward.apply_head(features, batch_size)
 
@@ -157,10 +160,17 @@ class Pretrained(ModelBundle):
         Raises:
             UserError: an input is not a text or a pair of texts, or ``batch_size`` is below 1.
         """
-        features, pooling = self._features_to_pool(texts)
-        return self._forward.encode_all(features, pooling, batch_size)
+        rows, pooling = self._texts_to_pool(texts)
+        return self._forward.encode_all(self._features(rows, pooling.max_length), pooling, batch_size)
 
-    def embed(self, texts: str | Sequence[Text], batch_size: int = 32, prompt: PromptName | None = None) -> np.ndarray:
+    def embed(
+        self,
+        texts: str | Sequence[Text],
+        batch_size: int = 32,
+        prompt: PromptName | None = None,
+        *,
+        long_texts: LongTextMode | None = None,
+    ) -> np.ndarray:
         """Returns the embeddings of texts, [B, E] float32, or [E] for a string.
 
         At most two batches of hidden states are in memory at a time. Many short texts are packed into shared rows, in
@@ -170,12 +180,14 @@ class Pretrained(ModelBundle):
             texts: texts, or pairs of texts as tuples.
             batch_size: number of texts per batch.
             prompt: ``query`` or ``document`` to prepend the model's prompt of that name, if it has one.
+            long_texts: how texts that are too long are read: cut, head_tail or windows, as ``data.long_texts``; None:
+                as in training, or cut for a model that does not declare it.
 
         Raises:
-            UserError: see `encode`; also if ``prompt`` has another value.
+            UserError: see `encode`; also if ``prompt`` or ``long_texts`` has another value.
         """
         if isinstance(texts, str):
-            return self.embed([texts], batch_size, prompt)[0]
+            return self.embed([texts], batch_size, prompt, long_texts=long_texts)[0]
         if prompt not in (None, *get_args(PromptName)):
             raise UserError(f"prompt is {prompt!r}: pass {' or '.join(get_args(PromptName))}, or None for none")
         texts, pooling, skipped = as_list(texts), self.pooling or Pooling(), None
@@ -183,11 +195,15 @@ class Pretrained(ModelBundle):
             start = getattr(pooling, f"{prompt}_prompt")
             if start and not pooling.include_prompt:
                 # Like sentence-transformers, count the tokens of the prompt without the special token at its end.
-                features, _ = self._features_to_pool([start])
-                count = len(features.ids) - bool(row_template(self.tokenizer, pair=False).suffix)
+                [prefix], _ = self._texts_to_pool([start])
+                prefix_ids = self._features([prefix], pooling.max_length).ids
+                count = len(prefix_ids) - bool(row_template(self.tokenizer, pair=False).suffix)
                 skipped = np.array([count * isinstance(text, str) for text in texts], int)
             texts = [start + text if isinstance(text, str) else text for text in texts]
-        return self._forward.embed(*self._features_to_pool(texts), batch_size, skipped)
+        rows, pooling = self._texts_to_pool(texts)
+        data = with_long_texts(self.data, long_texts)
+        settings = LongTexts.of(data)._replace(max_length=self.longest_text)
+        return self._forward.embed(encode_texts(self.tokenizer, rows, settings), pooling, batch_size, skipped)
 
     similarity = retrieval.similarity
     search = retrieval.search
@@ -206,6 +222,7 @@ class Pretrained(ModelBundle):
         doc_stride: int | None = None,
         max_answer_length: int | None = None,
         n_best: int | None = None,
+        long_texts: LongTextMode | None = None,
     ) -> Any:
         """Returns one answer per input, in order, as a named tuple of the task.
 
@@ -224,6 +241,8 @@ class Pretrained(ModelBundle):
             doc_stride: number of tokens between the starts of the windows of a long context.
             max_answer_length: maximum number of tokens of an answer.
             n_best: return a list of up to this many different answers, most likely first.
+            long_texts: for classification and regression, how texts that are too long are read: cut, head_tail or
+                windows, as ``data.long_texts``; None: as in training, or cut for a model that does not declare it.
 
         Raises:
             UserError: the model has no task that supports prediction, an input does not fit the task, or a setting is
@@ -232,9 +251,10 @@ class Pretrained(ModelBundle):
         values = (null_score_diff_threshold, doc_stride, max_answer_length, n_best)
         settings: dict[str, Any] = dict(zip(ANSWER_SETTINGS, values, strict=True))
         if isinstance(inputs, str):
-            return self.predict([inputs], batch_size, **settings)[0]
+            return self.predict([inputs], batch_size, long_texts=long_texts, **settings)[0]
         task = self.with_answer_settings(settings)
         data = self.data if doc_stride is None else dataclasses.replace(self.data, doc_stride=doc_stride)
+        data = with_long_texts(data, long_texts, task)
         return self.answers(task, as_list(inputs), batch_size, data)
 
     def with_answer_settings(self, settings: Mapping[str, Any]) -> Task:
@@ -363,9 +383,10 @@ class Pretrained(ModelBundle):
         positions = self.config.max_position_embeddings
         return tokenize(self.tokenizer, list(texts), min(positions, max_length or positions))
 
-    def _features_to_pool(self, inputs: str | Sequence[Text]) -> tuple[TokenRows, Pooling]:
+    def _texts_to_pool(self, inputs: str | Sequence[Text]) -> tuple[list[Text], Pooling]:
+        """Returns the texts as the model of embeddings reads them, and its pooling."""
         texts = [as_text_or_pair(text, index) for index, text in enumerate(as_list(inputs), 1)]
         pooling = self.pooling or Pooling()
         if pooling.lowercase:
             texts = [text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower()) for text in texts]
-        return self._features(texts, pooling.max_length), pooling
+        return texts, pooling

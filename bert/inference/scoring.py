@@ -14,9 +14,11 @@ from jax.typing import DTypeLike
 from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
+from bert.config.model import LongTextMode
 from bert.data.batching import bucket_length
 from bert.data.encoding import plain_ids, tokenize
 from bert.data.inputs import Text, as_filled_texts, as_list, as_text_or_pair, as_texts, check_count, shown
+from bert.data.long_texts import with_long_texts
 from bert.data.rows import TokenRows
 from bert.errors import UserError
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
@@ -221,21 +223,25 @@ def zero_shot(
     template: str = TEMPLATE,
     multi_label: bool = False,
     batch_size: int = 32,
+    *,
+    long_texts: LongTextMode | None = None,
 ) -> Any:
     """Chooses among labels on which an entailment model (MNLI) was not trained.
 
     Args:
-        text: a text, whose answer is a `Label`, or a list of texts for a list of answers. Long texts are truncated.
+        text: a text, whose answer is a `Label`, or a list of texts for a list of answers.
         labels: candidate labels.
         template: a sentence about the text, with {} for the label. The model predicts whether the text entails it.
         multi_label: whether several labels may apply. Each label then has a separate probability.
         batch_size: number of (text, label) pairs per batch.
+        long_texts: how texts that are too long are read: cut, head_tail or windows, as ``data.long_texts``; None: as in
+            training, or cut for a model that does not declare it.
 
     Raises:
         UserError: the model lacks the labels entailment and contradiction, or a text, label or template is invalid.
     """
     if isinstance(text, str):
-        return zero_shot(model, [text], labels, template, multi_label, batch_size)[0]
+        return zero_shot(model, [text], labels, template, multi_label, batch_size, long_texts=long_texts)[0]
     if model.task is None:
         raise UserError(f"{model.source} is no entailment model: use zero_shot with a model fine-tuned on MNLI")
     if labels is not None and not isinstance(labels, str):
@@ -244,7 +250,8 @@ def zero_shot(
     entailed, opposite = entailment_labels(task, model.source)
     sentences = _hypotheses(labels, template)
     pairs = [(each, sentence) for each in as_filled_texts("text", text) for sentence in sentences]
-    features = task.features(model.tokenizer, task.examples_from_inputs(pairs), model.data)
+    data = with_long_texts(model.data, long_texts, task)
+    features = task.features(model.tokenizer, task.examples_from_inputs(pairs), data)
     logits = np.array(model.outputs(features, batch_size)).reshape(-1, len(sentences), task.num_labels)
     return [best_label(of_text, labels, entailed, opposite, multi_label) for of_text in logits]
 

@@ -187,12 +187,14 @@ class BertForEmbedding(nn.Module):
 
     Attributes:
         pooling: mean, cls or max, as in `bert.model.pooling.Pooling`.
+        normalize: whether the embeddings of a long text's windows are scaled to length 1 before they are averaged.
     """
 
     config: ModelConfig
     dtype: Dtype = jnp.float32
     pooling: str = "mean"
     execution: LayerExecution = LayerExecution()
+    normalize: bool = False
 
     def setup(self) -> None:
         self.bert = Bert(self.config, self.dtype, add_pooling_layer=False, execution=self.execution)

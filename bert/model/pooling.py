@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Float, Int, Num
 from bert.config import ModelConfig
 from bert.errors import require
 from bert.model.array_types import Array, PaddingMask
+from bert.model.dropout import Dropout
 from bert.model.mask import Packing
 
 
@@ -66,6 +68,37 @@ def pool(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMask, mode
     if mode == "max":
         return jnp.max(jnp.where(mask, hidden_states, jnp.finfo(hidden_states.dtype).min), axis=1)
     return jnp.sum(jnp.where(mask, hidden_states, 0), axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
+
+
+def mean_over_windows(
+    apply: Callable[..., Any],
+    inputs: tuple[Int[Array, "*B W T"], ...],
+    window_mask: Int[Array, "*B W"],
+    dropout: Dropout | None,
+    normalize: bool = False,
+    row_stride: int | None = None,
+) -> Float[Array, "*B L"]:
+    """Returns the mean of a model's outputs over the windows of each text.
+
+    Args:
+        apply: (inputs [N, T], ..., dropout=...) -> outputs [N, L].
+        window_mask: 1 for the windows of a text, and 0 for windows that only fill the array.
+        dropout: the source for rows [*B]; each window has its own dropout.
+        normalize: scale the outputs of texts with several windows to length 1 before they are averaged.
+        row_stride: distance between the dropout rows of two texts, at least W; None for W.
+    """
+    shape = window_mask.shape
+    if dropout is not None:
+        rows = dropout.rows[:, None] * (row_stride or shape[-1]) + jnp.arange(shape[-1])
+        dropout = dropout.replace(rows=rows.reshape(-1))
+    flat = apply(*(array.reshape(-1, array.shape[-1]) for array in inputs), dropout=dropout)
+    outputs = flat.reshape(*shape, -1)
+    weights = window_mask[..., None].astype(outputs.dtype)
+    counts = jnp.sum(weights, axis=-2, keepdims=True)
+    if normalize:
+        squares = jnp.sum(jnp.square(outputs), axis=-1, keepdims=True)
+        outputs = jnp.where(counts > 1, outputs * jax.lax.rsqrt(jnp.maximum(squares, 1e-24)), outputs)
+    return jnp.sum(outputs * weights, axis=-2) / jnp.maximum(counts, 1)[..., 0, :]
 
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
@@ -161,6 +194,13 @@ class Pooling:
             hidden_states, positions, lengths = hidden_states[kept], positions[kept], lengths - skipped
         parts = [_pool_sequences(mode, hidden_states, lengths, positions) for mode in self.modes]
         return self._finish(np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0])
+
+    def scaled(self, embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Returns embeddings [B, E] of which ``rows`` [B] bool are scaled to length 1, if the model normalizes."""
+        if self.normalize:
+            lengths = np.linalg.norm(embeddings[rows], axis=-1, keepdims=True)
+            embeddings[rows] /= np.maximum(lengths, 1e-12)
+        return embeddings
 
     def _finish(self, embeddings: np.ndarray) -> np.ndarray:
         """Applies the dense layers, normalization and truncation, [B, pooled size] -> [B, E] float32."""

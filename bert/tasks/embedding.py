@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import EmbeddingConfig, FinetuneConfig, TaskDataConfig
-from bert.data import encoding
-from bert.data.encoding import tokenize_queries
 from bert.data.inputs import as_texts
+from bert.data.long_texts import LONG_TEXT_KEYS, LongTexts, encode_texts, tokenize_queries
 from bert.data.records import Records
-from bert.data.rows import Rows, TokenRows, number_texts
+from bert.data.rows import QueryDocumentRows, Rows, TokenRows, number_texts
+from bert.data.windows import WindowedRows
 from bert.errors import UserError, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
@@ -54,7 +54,7 @@ class EmbeddingTask(ColumnFilesTask):
     architecture: ClassVar[str] = "Bert"
     answer_type: ClassVar[type] = Embedding
     baseline: str = "chance"
-    data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "score_range")
+    data_keys: ClassVar[tuple[str, ...]] = (*KEYS, *LONG_TEXT_KEYS, "score_range")
     num_labels = 0
     input_columns = ("text",)
 
@@ -90,7 +90,7 @@ class EmbeddingTask(ColumnFilesTask):
 
     def read(self, folder: Path, split: str) -> TextExamples:
         names, settings = self.data.columns, self.settings
-        records = self._for_this_loss(self.checked_records(folder, split))
+        records = self._for_this_loss(self.records(Path(folder), split))
         if not settings.has_scores:
             hint = "; of pairs with scores set embedding.loss to cosent"
             has_teacher = settings.loss == "margin_mse" and split != "test"
@@ -138,7 +138,7 @@ class EmbeddingTask(ColumnFilesTask):
         """Returns a row per text for single texts, otherwise a row per query with its documents."""
         queries = self._cased(examples.queries, self.settings.query_prompt or "")
         if examples.positives is None:
-            return encoding.tokenize(tokenizer, queries, data.max_length)
+            return encode_texts(tokenizer, queries, LongTexts.of(data))
         documents = [
             self._cased([positive, *negatives], self.settings.document_prompt or "")
             for positive, negatives in zip(examples.positives, examples.negatives, strict=True)
@@ -150,7 +150,7 @@ class EmbeddingTask(ColumnFilesTask):
         if scores is not None and scores.ndim == 2:
             scores = scores[:, : max(map(len, documents))]
         has_loss = examples.labelled and (scores is not None or self.settings.loss != "margin_mse")
-        return tokenize_queries(tokenizer, queries, documents, scores, data.max_length, data.buckets, has_loss)
+        return tokenize_queries(tokenizer, queries, documents, scores, LongTexts.of(data), data.buckets, has_loss)
 
     def _cased(self, texts: Sequence[str], prompt: str = "") -> list[str]:
         texts = [prompt + text for text in texts]
@@ -160,7 +160,7 @@ class EmbeddingTask(ColumnFilesTask):
 
     def predict(self, outputs: Outputs, features: Any, examples: TextExamples) -> Any:
         """Returns `Cosines` for rows of several texts [texts * D]; the embeddings [D] of single texts unchanged."""
-        if isinstance(features, TokenRows):
+        if not isinstance(features, QueryDocumentRows):
             return outputs
         texts = 1 + int(features.documents.choices.max())
         vectors = np.reshape(outputs, (len(outputs), texts, -1))[:, :2]
@@ -246,7 +246,7 @@ class LabelledTextsTask(EmbeddingTask):
     """Share of texts whose nearest other text has the same label."""
 
     def read(self, folder: Path, split: str) -> TextExamples:
-        records, names = self.checked_records(folder, split), self.data.columns
+        records, names = self.records(Path(folder), split), self.data.columns
         columns = read_columns(
             records,
             {names.text_a: "data.columns.text_a"},
@@ -268,12 +268,12 @@ class LabelledTextsTask(EmbeddingTask):
         none: list[list[str]] = [[] for _ in texts]
         return TextExamples(texts, None, none, labels, columns.ids, labels is not None, columns.notes)
 
-    def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> TokenRows:
+    def features(self, tokenizer: Tokenizer, examples: TextExamples, data: TaskDataConfig) -> TokenRows | WindowedRows:
         texts = self._cased(examples.queries, self.settings.query_prompt or "")
         if examples.scores is None:
-            return encoding.tokenize(tokenizer, texts, data.max_length)
+            return encode_texts(tokenizer, texts, LongTexts.of(data))
         labels = np.stack([examples.scores, number_texts(examples.queries)], axis=1)
-        return encoding.tokenize(tokenizer, texts, data.max_length, labels)
+        return encode_texts(tokenizer, texts, LongTexts.of(data), labels)
 
     def predict(self, outputs: Outputs, features: Any, examples: TextExamples) -> Outputs:
         """Returns the embeddings unchanged."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from bert.config import FinetuneConfig, TaskDataConfig
 from bert.config.model import DECODER_KEYS
 from bert.config.validation import check_unused
 from bert.data.inputs import EXPECTED_TEXTS, TEXT_OR_PAIR, Text, as_text_or_pair
+from bert.data.long_texts import LONG_TEXT_KEYS
 from bert.data.records import Records
 from bert.data.rows import TokenRows
 from bert.errors import UserError
@@ -55,7 +56,7 @@ CUSTOM_TASK_KEYS = (
 )  # fmt: skip
 """Keys of ``data`` that are read only by tasks that list them in `Task.data_keys`."""
 
-BUILT_IN_KEYS = (*TAG_KEYS, *QUESTION_KEYS)
+BUILT_IN_KEYS = (*TAG_KEYS, *QUESTION_KEYS, *LONG_TEXT_KEYS)
 """Keys of ``data`` that only some built-in tasks read; registered tasks may read all of them."""
 
 UNREAD_KEYS = {
@@ -100,17 +101,17 @@ def make_task(config: FinetuneConfig) -> Task:
     task = find_task(config.task)
     _check_data_keys(task, config.data)
     _check_sections(task, config)
-    task = task.from_config(config.data).with_settings(config)
-    if config.data.bad_rows == "error":
-        return task
-    if "skips_bad_rows" not in {field.name for field in fields(cast(Any, task))}:
-        raise UserError(f"data.bad_rows is skip, but {task.name} reads its own rows: remove it")
-    return replace(cast(Any, task), skips_bad_rows=True)
+    return task.from_config(config.data).with_settings(config)
 
 
 def _check_data_keys(task: Task, data: TaskDataConfig) -> None:
     unset = TaskDataConfig()
     is_built_in = any(task.name == other.name for other in BUILT_IN)
+    if is_built_in and "long_texts" in task.data_keys and data.long_texts != "windows":
+        for key in ("doc_stride", "max_train_windows"):
+            if getattr(data, key) != getattr(unset, key):
+                reason = f"but the task is {task.name} and data.long_texts is {data.long_texts}"
+                raise UserError(f"data.{key} is set, {reason}: remove it, or set data.long_texts to windows")
     for key in (*CUSTOM_TASK_KEYS, *(BUILT_IN_KEYS if is_built_in else ())):
         if key not in task.data_keys and getattr(data, key) != getattr(unset, key):
             readers = ", ".join(other.name for other in BUILT_IN if key in other.data_keys)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, TaskDataConfig
 from bert.data.rows import Rows
+from bert.data.windows import windowed_parts
 from bert.errors import UserError, require
 from bert.remote import fetch
 from bert.tasks.base import Task
@@ -300,8 +301,11 @@ def cut_facts(
 ) -> list[tuple[str, str]]:
     """Returns the share of rows that ``data.max_length`` truncates, for the table before training.
 
-    Returns [] if no row is truncated, or if the task splits long inputs into several rows.
+    Returns [] if no row is truncated, or if the task splits long inputs into several rows. If texts are read through
+    windows, returns the share of texts with several windows.
     """
+    if data.long_texts == "windows":
+        return _window_facts(rows, data)
     lengths = {}
     for name in ("train", "dev"):
         if task.windows or len(rows[name]) != len(examples[name]) or not hasattr(examples[name], "take"):
@@ -320,6 +324,21 @@ def cut_facts(
     if larger:
         text += f"; --data.max_length {larger[0]} cuts {cut('train', larger[0])} of train"
     return [("rows cut", text)]
+
+
+def _window_facts(rows: dict[str, Rows], data: TaskDataConfig) -> list[tuple[str, str]]:
+    """Returns the share of texts with several windows, and how many have windows that training leaves out."""
+    counts = {name: [part.counts for part in windowed_parts(rows[name])] for name in ("train", "dev")}
+    shares = {name: np.concatenate(parts) for name, parts in counts.items() if parts}
+    if not shares:
+        return []
+    facts = [
+        f"{name} {_percent(float((of_split > 1).mean()))} of texts, with up to {of_split.max()} windows"
+        for name, of_split in shares.items()
+    ]
+    if left_out := int((shares.get("train", np.zeros(0)) > data.max_train_windows).sum()):
+        facts.append(f"a training step reads {data.max_train_windows} windows of {left_out:,} longer texts")
+    return [("long texts", "; ".join(facts))]
 
 
 def _whole_lengths(task: Task, tokenizer: Tokenizer, examples: Any, rows: Rows, data: TaskDataConfig) -> np.ndarray:

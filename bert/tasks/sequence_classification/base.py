@@ -16,10 +16,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
-from bert.data import encoding
 from bert.data.inputs import EXPECTED_TEXTS, Text, as_texts
+from bert.data.long_texts import LONG_TEXT_KEYS, LongTexts, encode_texts
 from bert.data.records import Records
 from bert.data.rows import TokenRows
+from bert.data.windows import WindowedRows
 from bert.errors import UserError, WarningText, quoted, require
 from bert.files import write_tsv
 from bert.tasks.base import Task
@@ -92,8 +93,8 @@ class SequenceClassificationTask(Task):
     main_metric: str
     written_id: str = "index"
     """Name of the id column in SPLIT.tsv."""
-    skips_bad_rows: bool = False
     kind: ClassVar[str] = "sequence_classification"
+    data_keys: ClassVar[tuple[str, ...]] = LONG_TEXT_KEYS
 
     @property
     def reads_pairs(self) -> bool:
@@ -129,7 +130,7 @@ class SequenceClassificationTask(Task):
         """
 
     def read(self, folder: Path, split: str) -> Examples:
-        records = dataclasses.replace(self.records(Path(folder), split), skips_bad_rows=self.skips_bad_rows)
+        records = self.records(Path(folder), split)
         columns = self._read_columns(records, split)
         if columns.labels is None:
             records.require_sound(columns.faults)
@@ -140,8 +141,8 @@ class SequenceClassificationTask(Task):
         labels, label_words = self._encode(records, columns, split == "train")
         return dataclasses.replace(examples, labels=labels, label_words=label_words, notes=tuple(records.notes))
 
-    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> TokenRows:
-        return encoding.tokenize(tokenizer, examples.texts, data.max_length, examples.labels, data.pair_truncation)
+    def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> TokenRows | WindowedRows:
+        return encode_texts(tokenizer, examples.texts, LongTexts.of(data), examples.labels, data.pair_truncation)
 
     def sample(self, examples: Examples) -> tuple[str, ...]:
         inputs = ((text,) if isinstance(text, str) else tuple(text) for text in examples.texts)

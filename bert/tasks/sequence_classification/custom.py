@@ -21,6 +21,7 @@ import numpy as np
 
 from bert.config import DOCSTRINGS_PREFIX, TaskDataConfig
 from bert.data.corpus.docstrings import SPLITS, parse_source, read_prose
+from bert.data.long_texts import LONG_TEXT_KEYS
 from bert.data.records import Records
 from bert.errors import UserError, WarningText, quoted
 from bert.tasks.columns import KEYS, ColumnFilesTask, Columns, read_columns
@@ -59,9 +60,7 @@ class _FromColumns(ColumnFilesTask, SequenceClassificationTask):
     def _read_columns(self, records: Records, split: str) -> Columns:
         return self._read(records, split, {self.label_column: "data.columns.label"})
 
-    def _read(
-        self, records: Records, split: str, labels: dict[str, str], unlabelled: tuple[Any, ...] | None = None
-    ) -> Columns:
+    def _read(self, records: Records, split: str, labels: dict[str, str]) -> Columns:
         keys = ("data.columns.text_a", "data.columns.text_b")[: len(self.text_columns)]
         id = self.data.columns.id
         return read_columns(
@@ -70,7 +69,7 @@ class _FromColumns(ColumnFilesTask, SequenceClassificationTask):
             labels,
             None if id is None else (id, "data.columns.id"),
             needed=split != "test",
-            unlabelled=self.unlabelled if unlabelled is None else unlabelled,
+            unlabelled=self.unlabelled,
             leave_out=self.leaves_out_unlabelled,
             raise_faults=False,
         )
@@ -84,7 +83,7 @@ class _FromLabelColumn(_FromColumns, LabelTask):
     label_column: str = "label"
     labels: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
-    data_keys: ClassVar[tuple[str, ...]] = (*KEYS, "labels", "metrics", "class_weights")
+    data_keys: ClassVar[tuple[str, ...]] = (*KEYS, *LONG_TEXT_KEYS, "labels", "metrics", "class_weights")
 
     def fit(self, train: Examples) -> Self:
         labels, weights = train.label_words, self.data.class_weights
@@ -188,7 +187,7 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
 
     def _read_label_columns(self, records: Records, split: str) -> Columns:
         """Reads a column for each label, which is 1 for rows with the label."""
-        columns = self._read(records, split, dict.fromkeys(self.labels, "data.labels"), (None, ""))
+        columns = self._read(records, split, dict.fromkeys(self.labels, "data.labels"))
         if columns.labels is None:
             return columns
         faults, rows, kept = list(columns.faults), [], []
@@ -219,7 +218,7 @@ class CustomRegression(_FromColumns, RegressionTask):
     main_metric: str = "pearson"
     lowest: float = -math.inf
     highest: float = math.inf
-    data_keys = (*KEYS, "metrics", "score_range")
+    data_keys = (*KEYS, *LONG_TEXT_KEYS, "metrics", "score_range")
     allowed_metrics = ("pearson", "spearman")
 
     def from_config(self, data: TaskDataConfig) -> Self:
@@ -288,7 +287,7 @@ class Packages(CustomClassification):
     """
 
     name: str = "packages"
-    data_keys: ClassVar[tuple[str, ...]] = ("labels", "metrics")
+    data_keys: ClassVar[tuple[str, ...]] = (*LONG_TEXT_KEYS, "labels", "metrics")
 
     def from_config(self, data: TaskDataConfig) -> Packages:
         source = data.dir or ""

@@ -12,7 +12,8 @@ import numpy as np
 
 from bert.config import Decoding, FinetuneConfig
 from bert.data.batching import bucket_length, evaluation_batches, host_rows
-from bert.data.rows import Rows
+from bert.data.rows import Rows, TokenRows
+from bert.data.windows import outputs_of_texts, windowed_parts
 from bert.inference.decoding import Decoded
 from bert.inference.generate import decode_targets, max_target_tokens
 from bert.inference.sampling import DecodingArrays
@@ -24,6 +25,9 @@ from bert.tasks.base import Outputs, Task
 from bert.tasks.splits import Examples
 from bert.training.losses import Apply, TaskLoss
 from bert.training.means import accumulate_sums, compute_means
+
+INPUTS = ("input_ids", "token_type_ids", "attention_mask", "document_ids", "document_types", "document_mask")
+"""Arrays of a batch that only the model reads."""
 
 
 class Split(NamedTuple):
@@ -89,9 +93,35 @@ class TaskEvaluator(BatchedEvaluator):
     ) -> tuple[Outputs, dict[str, float]]:
         """Maps replicated parameters to one float32 array per row, and to ``loss`` if the rows have labels.
 
-        For heads with an output per token, the array [T, L] of a row is cut to the row's own tokens. ``between`` is
-        called before each batch.
+        For heads with an output per token, the array [T, L] of a row is cut to the row's own tokens. Texts with windows
+        have the mean of all of their windows, which are rows of their own here. ``between`` is called before each
+        batch.
         """
+        if windowed_parts(split.features):
+
+            def compute(rows: TokenRows) -> Outputs:
+                return self._of_rows(params, Split(split.examples, rows), between)[0]
+
+            outputs = outputs_of_texts(split.features, compute, bool(self._config.embedding.normalize))
+            return outputs, self._losses_of(outputs, split)
+        return self._of_rows(params, split, between)
+
+    def _losses_of(self, outputs: Outputs, split: Split) -> dict[str, float]:
+        """Returns the mean loss of outputs [L] on the host; {} without labels."""
+        if split.features.labels is None:
+            return {}
+        sums = []
+        for rows, length in self.batches(split):
+            batch = self._batch(split, rows, length)
+            out = np.zeros((len(batch["weights"]), len(outputs[0])), np.float32)
+            out[: len(rows)] = [outputs[row] for row in rows]
+            known = {name: array for name, array in batch.items() if name not in INPUTS}
+            sharded = self._parallel.shard_batch(host_rows({**known, "outputs": out}, self._parallel.process))
+            sums.append({self._name: self._loss(sharded.pop("outputs"), sharded)})
+        return {"loss": compute_means(accumulate_sums(sums, self._parallel))["loss"]}
+
+    def _of_rows(self, params: Any, split: Split, between: Callable[[], None]) -> tuple[Outputs, dict[str, float]]:
+        """Returns the outputs and the loss of rows without windows."""
         lengths = split.features.lengths
         outputs: list[np.ndarray] = [np.zeros(0)] * len(lengths)
         sums = []

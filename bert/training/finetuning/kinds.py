@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import flax.linen as nn
@@ -21,7 +22,7 @@ from bert.model.decoders import BertForSequenceToSequence, ClassifierWithLanguag
 from bert.model.dropout import Dropout
 from bert.model.heads import HEADS, BertForEmbedding
 from bert.model.layers import LayerExecution
-from bert.model.pooling import Pooling
+from bert.model.pooling import Pooling, mean_over_windows
 from bert.parallel.backends import Parallelism
 from bert.tasks import register_task
 from bert.tasks.base import Task
@@ -58,9 +59,12 @@ def build_head(task: Task, config: FinetuneConfig, execution: LayerExecution) ->
 
 
 def apply_head(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None) -> Any:
-    """Returns the outputs of the head."""
+    """Returns the outputs of the head; for texts with windows, the mean over the windows."""
     inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-    return model.apply(variables, *inputs, dropout=dropout)
+    apply = partial(model.apply, variables)
+    if "window_mask" in batch:
+        return mean_over_windows(apply, inputs, batch["window_mask"], dropout)
+    return apply(*inputs, dropout=dropout)
 
 
 def one_evaluator(
@@ -133,7 +137,8 @@ def _classifier_with_language_model(task: Task, config: FinetuneConfig) -> nn.Mo
 
 def _embedding_model(task: Task, config: FinetuneConfig, execution: LayerExecution) -> nn.Module:
     pooling = config.embedding.pooling or "mean"
-    return BertForEmbedding(config.model, jnp.dtype(config.training.dtype), pooling, execution)
+    normalize = bool(config.embedding.normalize)
+    return BertForEmbedding(config.model, jnp.dtype(config.training.dtype), pooling, execution, normalize)
 
 
 def _resolve_pooling(config: FinetuneConfig, declared: Pooling | None, name: str, log: Log) -> FinetuneConfig:

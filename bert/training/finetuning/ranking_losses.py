@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from bert.config import EmbeddingConfig, RerankerConfig
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
+from bert.model.pooling import mean_over_windows
 from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
 from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
 
@@ -195,24 +196,33 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
     """Returns the embeddings of the query and the C documents of each row, [B, (1 + C) * D]; [B, D] for single texts.
 
     Args:
-        batch: a batch of `bert.data.rows.QueryDocumentRows`, or of `bert.data.rows.TokenRows` for single
-            texts.
+        batch: a batch of `bert.data.rows.QueryDocumentRows`, or of `bert.data.rows.TokenRows` or `WindowedRows` for
+            single texts.
     """
+    apply = partial(model.apply, variables)
     inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-    if "document_ids" not in batch:
-        return jnp.asarray(model.apply(variables, *inputs, dropout=dropout))
-    rows, count, length = batch["document_ids"].shape
+    masks = batch.get("window_mask"), batch.get("document_windows")
+    stride = max([1, *(mask.shape[-1] for mask in masks if mask is not None)])
+    normalize = getattr(model, "normalize", False)
 
-    def embed(inputs_of_texts: tuple[Array, ...], texts: Array) -> Any:
+    def embed(inputs_of_texts: tuple[Array, ...], windows: Array | None, texts: Array | None) -> Any:
         """Encodes texts whose numbers in the batch are ``texts`` [rows, ...]; each text has its own dropout."""
-        source = None if dropout is None else dropout.replace(rows=texts.reshape(-1))
-        return model.apply(variables, *inputs_of_texts, dropout=source)
+        source = dropout if dropout is None or texts is None else dropout.replace(rows=texts.reshape(-1))
+        if windows is not None:
+            return mean_over_windows(apply, inputs_of_texts, windows, source, normalize, stride)
+        if source is not None and stride > 1:
+            source = source.replace(rows=source.rows * stride)
+        flat = (array.reshape(-1, array.shape[-1]) for array in inputs_of_texts)
+        return jnp.asarray(apply(*flat, dropout=source))
 
+    if "document_ids" not in batch:
+        return embed(inputs, masks[0], None)
+    rows, count = batch["document_ids"].shape[:2]
     first = jnp.arange(rows) if dropout is None else dropout.rows
     numbers = first[:, None] * (1 + count) + jnp.arange(1 + count)
-    queries = embed(inputs, numbers[:, 0])
-    documents = tuple(batch[f"document_{name}"].reshape(-1, length) for name in ("ids", "types", "mask"))
-    return jnp.concatenate([queries, embed(documents, numbers[:, 1:]).reshape(rows, -1)], axis=1)
+    queries = embed(inputs, masks[0], numbers[:, 0])
+    documents = tuple(batch[f"document_{name}"] for name in ("ids", "types", "mask"))
+    return jnp.concatenate([queries, embed(documents, masks[1], numbers[:, 1:]).reshape(rows, -1)], axis=1)
 
 
 def make_embedding_loss(loss: TaskLoss, apply: Apply) -> Loss:

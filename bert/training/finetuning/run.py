@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from bert.config import FinetuneConfig
+from bert.data.windows import row_shape
 from bert.errors import LOGGER, log_info, require
 from bert.inference.pretrained import Params
 from bert.model.linear import NOTHING_FROZEN, FrozenWeights
@@ -124,7 +125,7 @@ def _run_longest_batch(
     """
     first = int(state.step)
     steps = range(first, min(first + data.steps_per_epoch, data.total_steps))
-    longest = max(steps, key=data.loader.padded_length)
+    longest = max(steps, key=data.loader.largest_row)
     if longest == first:
         return
     batch = parallel.shard_batch(data.loader.batch(longest), micro_batches)
@@ -178,7 +179,7 @@ def _initialize(
         (*kind.init_modules, *head.modules),
         log,
         # Parameters do not depend on the length; the data determines whether rows have choices.
-        input_shape=(*train.batch(np.arange(1), int(train.lengths[0]), 1)["input_ids"].shape[:-1], 8),
+        input_shape=(*row_shape(train), 8),
         trained=partial(trained_params, config=config.lora, seed=config.seed),
         rows=head.rows,
     )

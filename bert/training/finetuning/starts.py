@@ -13,6 +13,7 @@ import numpy as np
 
 from bert.config import FinetuneConfig
 from bert.data.batching import FinetuningLoader, make_batches
+from bert.data.windows import row_shape
 from bert.errors import UserError, require
 from bert.runs.folder import RunFolder
 from bert.runtime.interrupts import InterruptHandler
@@ -76,7 +77,7 @@ class StartComparison:
         update = make_update_fn(self._optimizer, setup.loss.factors)
         self._gradients = setup.parallel.compile(gradients)
         self._update = setup.parallel.compile(update, donate=(0,))
-        shape = (*setup.train.batch(np.arange(1), int(setup.train.lengths[0]), 1)["input_ids"].shape[:-1], 8)
+        shape = (*row_shape(setup.train), 8)
         model = self._kind.initializable(setup.model)
         self._draw = jax.jit(lambda key: model.init(key, jnp.zeros(shape, jnp.int32))["params"])
         self._evaluate, _ = make_evaluators(
