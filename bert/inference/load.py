@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
 from bert.config.run_file import check_vocabulary, load_run_config
+from bert.data.long_texts import LongTexts
 from bert.errors import UserError, log_message, renamed_argument, shorten, system_errors_as_user_errors
 from bert.files import path_text
 from bert.inference.pretrained import Pretrained
@@ -155,6 +156,9 @@ def _load_published(folder: Path, name: str, log: Callable[[str], None]) -> Pret
     length = min(DEFAULT_QA_LENGTH, positions) if task is not None and task.windows else positions
     queries = min(TaskDataConfig.max_query_length, length // 2)
     data = TaskDataConfig(max_length=length, max_query_length=queries, pair_truncation=read.pair_truncation)
+    if (own := read.long_texts) is not None:
+        length = min(own.max_length, positions)
+        data = dataclasses.replace(data, max_length=length, long_texts=own.mode, doc_stride=own.stride)
     return Pretrained(**{**vars(read), "source": name}, task=task, data=data)
 
 
@@ -196,9 +200,18 @@ def _load_run(path: Path, step: int | None, log: Callable[[str], None]) -> Pretr
         labels=task.output_names if task is not None and architecture in ARCHITECTURES_WITH_LABELS else (),
         problem_type=None if task is None else task.problem_type,
         pair_truncation=config.data.pair_truncation if isinstance(config, FinetuneConfig) else "google",
+        long_texts=_long_texts_of_run(config, task),
         **({} if task is None else task.bundle_fields),
         **settings,
     )
+
+
+def _long_texts_of_run(config: PretrainConfig | FinetuneConfig, task: Task | None) -> LongTexts | None:
+    """Returns how a run reads long texts; None if it cuts them."""
+    if not isinstance(config, FinetuneConfig) or task is None or "long_texts" not in task.data_keys:
+        return None
+    settings = LongTexts.of(config.data)
+    return None if settings.mode == "cut" else settings
 
 
 def load_run_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -> Tokenizer:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, get_args
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, ModelConfig
-from bert.config.model import PairTruncation
+from bert.config.model import LongTextMode, PairTruncation
+from bert.data.long_texts import LongTexts
 from bert.errors import UserError, on_one_line, shorten
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.model import decoders, electra, heads, pretraining
@@ -38,6 +39,7 @@ class ModelBundle:
             cross-encoder applies to its score; None for none.
         texts_per_input: for sequence classifiers, 1, or 2 for pairs; None if unknown.
         pair_truncation: how pairs are truncated: "google" or "longest_first"; None: the tokenizer's default.
+        long_texts: how texts that are longer than a row are read; None: they are cut.
         clitics: for taggers, word endings that count as separate words; None if unknown.
         pooling: how embeddings are computed, for sentence-transformers models; None for other models.
         target_tokenizer: target vocabulary of an encoder-decoder; None if it is ``tokenizer``.
@@ -59,6 +61,7 @@ class ModelBundle:
     score_activation: str | None = None
     texts_per_input: int | None = None
     pair_truncation: PairTruncation | None = None
+    long_texts: LongTexts | None = None
     clitics: tuple[str, ...] | None = None
     pooling: Pooling | None = None
     target_tokenizer: Tokenizer | None = None
@@ -193,6 +196,27 @@ def read_label_thresholds(content: Mapping[str, Any], num_labels: int, file: Pat
     return tuple(map(float, thresholds))
 
 
+LONG_TEXT_FIELDS = {"mode": "mode", "max_length": "max_length", "stride": "doc_stride"}
+"""Fields of `LongTexts` and their names in config.json, under ``long_texts``."""
+
+
+def read_long_texts(content: Mapping[str, Any], file: Path) -> LongTexts | None:
+    """Returns ``long_texts`` of the content of config.json; None if there are none. Raises UserError."""
+    stored = content.get("long_texts")
+    if stored is None:
+        return None
+    values: dict[str, Any] = {}
+    if isinstance(stored, dict):
+        values = {name: stored.get(key) for name, key in LONG_TEXT_FIELDS.items()}
+    counts = [values.get(name) for name in ("max_length", "stride")]
+    if values.get("mode") not in get_args(LongTextMode) or not all(type(n) is int and n > 0 for n in counts):
+        raise UserError(
+            f"{file}: long_texts is {shorten(stored)}: set its mode to {', '.join(get_args(LongTextMode))}, and "
+            "max_length and doc_stride to numbers of tokens, or remove it"
+        )
+    return LongTexts(**values)
+
+
 def task_settings(model: ModelBundle) -> dict[str, Any]:
     """Returns the keys of config.json for `TASK_SETTINGS` and the thresholds. The inverse of reading them."""
     keys = ("problem_type", "null_score_diff_threshold", "label_thresholds", "texts_per_input", "pair_truncation")
@@ -201,6 +225,8 @@ def task_settings(model: ModelBundle) -> dict[str, Any]:
     reads_pairs = model.architecture in PAIR_CLASSIFIERS and model.texts_per_input != 1
     if model.pair_truncation != "google" or model.step is None or not reads_pairs:
         del values["pair_truncation"]
+    if model.long_texts is not None:
+        values["long_texts"] = {key: getattr(model.long_texts, name) for name, key in LONG_TEXT_FIELDS.items()}
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in values.items()

@@ -21,7 +21,7 @@ from bert.config import ModelConfig
 from bert.config.model import MAX_SIZE
 from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json_object
-from bert.interchange.bundle import ModelBundle, read_label_thresholds, read_task_settings
+from bert.interchange.bundle import ModelBundle, read_label_thresholds, read_long_texts, read_task_settings
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers, check_tensors
@@ -131,6 +131,7 @@ def read_hf_model(folder: Path, log: Log) -> ModelBundle:
         label_thresholds=label_thresholds if labels else (),
         score_activation=activation,
         pooling=pooling,
+        long_texts=read_long_texts(content, file),
         target_tokenizer=target_tokenizer,
         decoding=decoding,
         **task_settings,

@@ -21,6 +21,7 @@ from bert.interchange.families import family_of
 from bert.interchange.generation_files import TARGET_TOKENIZER
 from bert.interchange.hub import is_downloaded
 from bert.interchange.pooling import CROSS_ENCODER
+from bert.interchange.writers.long_texts import long_text_usage
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.model.names import has_decoder
 from bert.tokenizer.hf_settings import set_prefix_space, truncation_side
@@ -171,6 +172,7 @@ def model_card(model: ModelBundle, architecture: str) -> str:
         f"{_generation(model)}"
         "```",
         *_aggregation(model),
+        *long_text_usage(model),
     ]
     if model.labels:
         sections += ["## Labels", describe_labels(model)]

@@ -22,6 +22,7 @@ from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle, build_module
 from bert.interchange.generation_files import generation_config
 from bert.interchange.writers.hf_files import describe_labels, published_tokenizers, save_published_tokenizer
+from bert.interchange.writers.long_texts import long_text_rule
 from bert.model import names
 from bert.model.pooling import Pooling
 from bert.tokenizer.library import special_ids
@@ -288,6 +289,7 @@ def write_metadata_files(model: ModelBundle, folder: Path, ports: Signature, dty
         *text,
         "\n".join(["| name | | type | shape |", "|---|---|---|---|", *rows]),
     ]
+    parts += long_text_rule(model)
     if model.labels:
         parts.append(f"Labels, by number: {describe_labels(model)}.")
     write_atomic(folder / "README.md", "\n\n".join(parts) + "\n")
