@@ -27,12 +27,13 @@ Predicts new inputs and prints one JSON object per line: labels with their proba
 the answer to a question and its position in the context, the entities of a text, or the most likely choice.
 INPUT is one of three. (1) A text file with one input per line, or - for standard input, whose lines are answered as
 they arrive. A pair of texts, a question and its context, or a question and its choices are separated by tabs; the
-latter two may also be JSON objects ("question", "context" or "choices"). (2) A .csv, .tsv or .jsonl file, also
-compressed (.gz and others): its columns have the names that the run was trained with, and the output keeps the id.
-(3) The name of a split of the run's data, such as dev or test: its prediction file is computed again and printed.
-Long inputs are truncated or split as in training. Token classification also reads {"words": [...]}, and tables with
-one row per word. An invalid line gives {"line", "text", "error"}, and the exit status is then 2. If a published model
-does not declare its inputs, a line with a tab is a pair of texts, and other lines are single texts."""
+latter two may also be JSON objects ("question", "context" or "choices"). (2) A .parquet file, or a .csv, .tsv or
+.jsonl file, also compressed (.gz and others): its columns have the names that the run was trained with, and the
+output keeps the id. (3) The name of a split of the run's data, such as dev or test: its prediction file is computed
+again and printed. Long inputs are truncated or split as in training. Token classification also reads
+{"words": [...]}, and tables with one row per word. An invalid line gives {"line", "text", "error"}, and the exit
+status is then 2. If a published model does not declare its inputs, a line with a tab is a pair of texts, and other
+lines are single texts."""
 
 ANSWER_OPTIONS: dict[str, tuple[type, str]] = {
     "null_score_diff_threshold": (

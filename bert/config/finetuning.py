@@ -37,11 +37,11 @@ class ColumnsConfig:
     id: str | None = None
     """Unique identifier of a row in predictions. Defaults to the row number, from 0."""
     words: str | None = None
-    """Tagging: the list of a sentence's words (JSONL), or the column with the word (TSV, CSV). Defaults to words, in
-    TSV and CSV otherwise to the first column."""
+    """Tagging: the list of a sentence's words (JSONL), or the column with the word (TSV, CSV). Defaults to words or
+    tokens, in TSV and CSV otherwise to the first column."""
     tags: str | None = None
-    """Tagging: the list of tags, or the column with the tag. Defaults to tags, in TSV and CSV otherwise to the last
-    column."""
+    """Tagging: the list of tags, or the column with the tag. Defaults to tags or ner_tags, in TSV and CSV otherwise to
+    the last column. For texts: the list of entities; defaults to entities or spans."""
     question: str = "question"
     """Spans: the question."""
     context: str = "context"
@@ -72,8 +72,9 @@ class TaskDataConfig:
     """Folder with the task's original files (train.tsv, dev.tsv, test.tsv; JSON for SQuAD, and so on) or with a data
     set saved by datasets; or a data set on the hub, hub:ORG/NAME[:CONFIG], such as hub:nyu-mll/glue."""
     train: str | None = None
-    """Custom tasks, like all keys from here to columns: training file in data.dir, or its path (.tsv, .csv or .jsonl,
-    also as .gz, .bz2, .xz or .zst); for a data set, the split. Defaults to train with any of these suffixes."""
+    """Custom tasks, like all keys from here to columns: training file in data.dir, or its path (.parquet, or .tsv, .csv
+    or .jsonl, also as .gz, .bz2, .xz or .zst); for a data set, the split. Defaults to train with any of these
+    suffixes."""
     dev: str | None = None
     """File or split for evaluation and for the choice of checkpoints. Defaults to dev with any suffix, or the split
     validation; if there is none, dev_fraction of the training rows are held out."""
@@ -82,6 +83,9 @@ class TaskDataConfig:
     exists."""
     column_names: list[str] | None = None
     """Names of the columns of TSV and CSV files without a header line."""
+    bad_rows: Literal["error", "skip"] = "error"
+    """Rows without a text or a label are an error (error), or are skipped with a warning and counted in results.json
+    (skip). Both report the number of such rows and the first line numbers."""
     metrics: list[str] | None = None
     """Scores; the first one selects the best checkpoint. Classification: accuracy, f1 (of the second of two labels),
     macro_f1, matthews. Multilabel: micro_f1, macro_f1. Regression: pearson, spearman. Defaults to accuracy, or both."""

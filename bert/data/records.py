@@ -1,4 +1,4 @@
-"""Reads labelled data as records with named fields: TSV, CSV and JSONL files, plain or compressed, and data sets.
+"""Reads labelled data as records with named fields: TSV, CSV, JSONL and Parquet files, and data sets.
 
 The first line of a table names the columns, unless the configuration names them (`bert.data.tables`).
 """
@@ -18,14 +18,33 @@ from bert.errors import UserError, WarningText, quoted
 from bert.files import parse_json, read_json, require_content
 
 if TYPE_CHECKING:
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
 
 Value = TypeVar("Value")
 
 NumberedRecords = Iterator[tuple[int, Mapping[str, Any]]]
 """(number of the line or row, fields)."""
 
-SUFFIXES = (*TABLES, ".jsonl")
+RECORDS = (".jsonl", ".parquet")
+"""Suffixes of files whose rows may have lists in their fields."""
+
+SUFFIXES = (*TABLES, *RECORDS)
+
+
+class SkippedRows(WarningText):
+    """A warning about rows that are skipped because they have no text or no label."""
+
+    rows: int
+    """Number of rows left out."""
+
+    def __new__(cls, text: str, rows: int = 0) -> SkippedRows:
+        note = super().__new__(cls, text)
+        note.rows = rows
+        return note
+
+
+BAD_ROWS_FIX = "or skip such rows: data.bad_rows skip"
+"""Last part of messages about rows without a text or a label."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +62,24 @@ class Records:
     """Remarks for the user on how the file is read; complete when all records have been read."""
     declared_labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Field of class labels -> names in the order of their numbers, if the data set declares them."""
+    is_data_set: bool = False
+    """Whether the rows are a split of a data set, in which rows without a label are skipped."""
+    skips_bad_rows: bool = False
+    """Whether rows without a text or a label are skipped (``data.bad_rows``)."""
 
     def error(self, line_number: int, what: str) -> UserError:
         """Returns the error for a record, with its location."""
         return UserError(f"{self.source}, {self.unit} {line_number}: {what}")
+
+    def skip(self, line_numbers: Sequence[int]) -> None:
+        """Adds a note about rows that are left out because they have no label, or no text."""
+        if line_numbers:
+            rows = "1 row" if len(line_numbers) == 1 else f"{len(line_numbers):,} rows"
+            lacking = "a text or a label" if self.skips_bad_rows else "a label"
+            numbered = f"{self.unit} {listed_numbers(line_numbers)}"
+            self.notes.append(
+                SkippedRows(f"{self.source}: {rows} without {lacking} left out ({numbered})", len(line_numbers))
+            )
 
     def require(self, line_number: int, fields: Collection[str], required: Mapping[str, str]) -> None:
         """Raises UserError if a record, or the header, lacks a field.
@@ -63,14 +96,19 @@ class Records:
                     fix += ", or, if the first line is no header, name all columns in order as data.column_names"
                 raise self.error(line_number, f"no {name!r} among {present}: {fix}")
 
-    def read_each(self, rows: Iterable[tuple[Any, ...]], read: Callable[..., Value]) -> list[Value]:
+    def read_each(
+        self, rows: Iterable[tuple[Any, ...]], read: Callable[..., Value], faults: Sequence[tuple[int, UserError]] = ()
+    ) -> list[Value]:
         """Returns ``read(self, *row)`` of each row, a tuple that starts with the row's number.
+
+        Args:
+          faults: errors of single rows so far.
 
         Raises:
           UserError: the first error that ``read`` raises, with the numbers of all rows with errors.
         """
         values: list[Value] = []
-        faults: list[tuple[int, UserError]] = []
+        faults = list(faults)
         for row in rows:
             try:
                 values.append(read(self, *row))
@@ -102,7 +140,7 @@ def read_records(
     literal_quotes: bool = False,
     skip_short_rows: bool = False,
 ) -> Records:
-    """Returns the records of a ``.tsv`` (or ``.txt``), ``.csv`` or ``.jsonl`` file, plain or compressed.
+    """Returns the records of a ``.tsv`` (or ``.txt``), ``.csv``, ``.jsonl`` or ``.parquet`` file, plain or compressed.
 
     Args:
       header: the columns of a file whose first line does not name them.
@@ -119,6 +157,8 @@ def read_records(
         raise UserError(f"{path} has an unsupported format: {kinds}{conversion(path)}")
     if not path.is_file():
         raise UserError(f"{path} does not exist or is not a file: name one of {', '.join(SUFFIXES)}, plain or packed")
+    if suffix == ".parquet":
+        return _parquet_records(path)
     if suffix == ".jsonl":
         return Records(str(path), _json_rows(path), declared_labels=_declared_labels(path))
     rows, notes = table_rows(path, header, literal_quotes, skip_short_rows)
@@ -137,7 +177,7 @@ def read_records(
 
 
 def read_texts(path: Path, name: str) -> list[str]:
-    """Returns the texts of a file: its lines, or the column ``text`` of a ``.jsonl``, ``.csv`` or ``.tsv`` file.
+    """Returns the texts of a file: its lines, or the column ``text`` of a table, a ``.jsonl`` or a ``.parquet`` file.
 
     Args:
       name: name of a text in messages.
@@ -149,7 +189,7 @@ def read_texts(path: Path, name: str) -> list[str]:
         raise UserError(f"{path} does not exist or is not a file: name a file with one {name} a line")
     if file_suffix(path) in NOT_LINES:
         raise UserError(f"{path} does not hold one {name} a line: write them to a text, .csv, .tsv or .jsonl file")
-    if file_suffix(path) in (".jsonl", ".csv", ".tsv"):
+    if file_suffix(path) in (".csv", ".tsv", *RECORDS):
         records = read_records(path)
         numbered = []
         for line_number, fields in records.rows:
@@ -197,15 +237,33 @@ def dataset_records(source: str, splits: DatasetDict, split: str) -> Records:
     """Returns the records of one split. Class labels are replaced by their names, missing ones by None."""
     if split not in splits:
         raise UserError(f"{source} has no split {split!r} but {', '.join(splits)}: name one of these")
+    return _table_records(f"{source}, split {split}", splits[split], is_data_set=True)
+
+
+def _parquet_records(path: Path) -> Records:
+    """Returns the rows of a Parquet file, with the class labels that `datasets` or pandas stored in it."""
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UserError(f"{path} is not a Parquet file that can be read ({reason}): copy it again") from None
+    return _table_records(str(path), datasets.Dataset(table))
+
+
+def _table_records(source: str, table: Dataset, is_data_set: bool = False) -> Records:
     # Plain values, whatever format the data set was saved with; answers.text rather than answers: {text: ...}.
-    table = splits[split].with_format(None).flatten()
+    table = table.with_format(None).flatten()
     named = {name: convert for name, feature in table.features.items() if (convert := _label_namer(feature))}
     rows = (
         (row_number, {name: named[name](value) if name in named else value for name, value in row.items()})
         for row_number, row in enumerate(table, start=1)
     )
     declared = {name: names for name, feature in table.features.items() if (names := class_label_names(feature))}
-    return Records(f"{source}, split {split}", rows, tuple(table.column_names), "row", declared_labels=declared)
+    return Records(source, rows, tuple(table.column_names), "row", declared_labels=declared, is_data_set=is_data_set)
 
 
 def class_label_names(feature: Any) -> tuple[str, ...]:

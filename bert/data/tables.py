@@ -35,14 +35,13 @@ FaultyTable = Iterator[tuple[int, list[str] | str]]
 TABLES = (".tsv", ".txt", ".csv")
 """Suffixes of tables."""
 
-NOT_LINES = (".json", ".conll", ".parquet", ".arrow", ".xlsx", ".zip")
+NOT_LINES = (".json", ".conll", ".arrow", ".xlsx", ".xls", ".ods", ".zip")
 """Suffixes of files that do not have one text or row per line."""
 
 CONVERSIONS = {
     ".xlsx": "save the sheet as CSV",
     ".xls": "save the sheet as CSV",
     ".ods": "save the sheet as CSV",
-    ".parquet": "convert it, for example with pandas.read_parquet(FILE).to_csv('train.csv', index=False)",
     ".arrow": "save the whole data set with save_to_disk and set data.dir to its folder",
     ".json": "write one JSON object on each line of a .jsonl file, for example with jq -c '.[]'",
     ".zip": "unpack it",

@@ -80,6 +80,8 @@ class Task(ABC):
     """Whether `tune` is applied at every evaluation of dev; otherwise only for the best checkpoint."""
     class_weights: tuple[float, ...] = ()
     """Factor of the loss of each label [L] (`bert.training.losses.with_class_weights`); () for none."""
+    skips_bad_rows: bool = False
+    """Whether rows without a text or a label are skipped; a field of the built-in tasks (``data.bad_rows``)."""
     one_label: ClassVar[bool] = False
     """Whether each row has exactly one label."""
     data_keys: ClassVar[tuple[str, ...]] = ()

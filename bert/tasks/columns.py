@@ -11,23 +11,24 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from bert.config import TaskDataConfig
 from bert.data.corpus.files import DECOMPRESSORS
 from bert.data.records import (
+    BAD_ROWS_FIX,
+    RECORDS,
     SUFFIXES,
     Records,
     class_label_names,
     dataset_records,
     declared_labels_file,
     is_dataset_dict,
-    listed_numbers,
     open_splits,
     read_records,
 )
 from bert.data.tables import conversion, file_suffix
-from bert.errors import LOGGER, UserError, WarningText, without_surrogates
+from bert.errors import LOGGER, UserError, without_surrogates
 from bert.remote import fetch
 from bert.runs.metrics_log import to_jsonable
 from bert.tasks.base import Task
@@ -47,8 +48,7 @@ def split_names(folder: Path, data: TaskDataConfig, suffixes: Sequence[str] = SU
     source = folder.as_posix()
     named = [split for split in ("dev", "test") if getattr(data, split) is not None]
     if is_dataset_dict(source):
-        there = open_splits(source)
-        present = [split for split in ("dev", "test") if any(name in there for name in SPLITS[split])]
+        present = dataset_splits(folder)
     else:
         present = [split for split in ("dev", "test") if _split_candidates(folder, split, suffixes)]
     return ["train", *(split for split in ("dev", "test") if split in (*named, *present))]
@@ -79,12 +79,31 @@ def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequenc
 
 def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
     """Returns the rows of a split. Raises UserError if its file or the split is missing or invalid."""
+    if not is_dataset_dict(folder.as_posix()):
+        return read_records(split_path(folder, split, data), data.column_names)
+    return dataset_split(folder, split, getattr(data, split))
+
+
+def dataset_splits(folder: Path) -> list[str]:
+    """Returns the splits of a data set on the hub or in a folder, train and dev first; [] for other folders."""
     source = folder.as_posix()
     if not is_dataset_dict(source):
-        return read_records(split_path(folder, split, data), data.column_names)
+        return []
     there = open_splits(source)
-    default = next((name for name in SPLITS[split] if name in there), SPLITS[split][0])
-    return dataset_records(source, there, getattr(data, split) or default)
+    return [split for split, names in SPLITS.items() if split == "train" or any(name in there for name in names)]
+
+
+def dataset_split(folder: Path, split: str, name: str | None = None) -> Records:
+    """Returns the rows of a split of a data set; ``name`` is its name there, if it is not a usual one."""
+    source = folder.as_posix()
+    there = open_splits(source)
+    usual = next((name for name in SPLITS[split] if name in there), SPLITS[split][0])
+    return dataset_records(source, there, name or usual)
+
+
+def record_files(*stems: str) -> tuple[str, ...]:
+    """Returns names of files with a record in each row, for tasks whose benchmarks use other files."""
+    return tuple(f"{stem}{suffix}" for stem in stems for suffix in RECORDS)
 
 
 def _similar_file(folder: Path, split: str, suffixes: Sequence[str]) -> str:
@@ -140,6 +159,7 @@ def read_columns(
     may_be_empty: bool = False,
     unlabelled: Collection[Any] = (None, ""),
     leave_out: bool = False,
+    optional: Collection[str] = (),
     raise_faults: bool = True,
 ) -> Columns:
     """Reads columns of all rows. Errors of single rows are collected, so that one error names all of them.
@@ -151,6 +171,7 @@ def read_columns(
       unlabelled: values of missing labels.
       leave_out: whether rows without a label are skipped, and counted in a note, if they come from a data set or a
         column of class labels. In files, such rows are errors.
+      optional: label columns that may be empty.
       raise_faults: whether errors of rows are raised, or returned as `Columns.faults`.
 
     Raises:
@@ -159,53 +180,68 @@ def read_columns(
     columns = Columns([], [[] for _ in texts], [[] for _ in labels], [])
     line_of_id: dict[str, int] = {}
     faults: list[tuple[int, UserError]] = []
-    left_out: list[int] = []
-    may_lack = [name for name in labels if leave_out and (records.unit == "row" or name in records.declared_labels)]
+    skipped: list[int] = []
+    may_lack = [name for name in labels if leave_out and (records.is_data_set or name in records.declared_labels)]
+    filled = dict.fromkeys(texts, may_be_empty)
+    if "" in unlabelled:
+        filled |= {name: False for name in labels if name not in optional}
     rows, labelled = records.rows, bool(labels)
     if not needed:
         read = list(rows)
         cells = (fields[name] for _, fields in read for name in labels if name in fields)
         rows, labelled = iter(read), any(cell not in unlabelled for cell in cells)
+    required = {**texts, **(labels if labelled else {}), **dict([id] if id else [])}
     for index, (line_number, fields) in enumerate(rows):
-        if index == 0 or records.names is None:
-            header = 1 if records.names and records.unit == "line" else line_number
-            records.require(header, fields, {**texts, **(labels if labelled else {}), **dict([id] if id else [])})
-        if labelled and any(is_missing(fields[name]) for name in may_lack):
-            left_out.append(line_number)
+        bad = labelled and any(is_missing(fields.get(name, "")) for name in may_lack)
+        if bad or (records.skips_bad_rows and _is_bad(records, fields, filled, required)):
+            skipped.append(line_number)
             continue
         try:
+            if index == 0 or records.names is None:
+                header = 1 if records.names and records.unit == "line" else line_number
+                records.require(header, fields, required)
             texts_of_row = [_text(records, line_number, name, fields[name], may_be_empty) for name in texts]
             row_id = _row_id(records, line_number, fields, id, line_of_id) if id else str(index)
         except UserError as error:
+            if index == 0 and not set(required) <= set(fields):
+                raise
             faults.append((line_number, error))
             texts_of_row, row_id = [""] * len(texts), ""
         for column, cell in zip(columns.texts, texts_of_row, strict=True):
             column.append(cell)
-        for column, name in zip(columns.labels or (), labels if labelled else (), strict=False):
-            column.append(fields[name])
+        for values, name in zip(columns.labels or (), labels if labelled else (), strict=False):
+            values.append(fields.get(name))
         columns.ids.append(row_id)
         columns.line_numbers.append(line_number)
+    records.skip(skipped)
     if not columns.line_numbers:
-        what = "no rows with a label" if left_out else "no rows"
-        raise UserError(f"{records.source} has {what}: it needs a {records.unit} for each example")
-    if left_out:
-        records.notes.append(left_out_note(records, left_out))
+        names = f" with {', '.join(map(repr, filled))}" if skipped else ""
+        raise UserError(f"{records.source} has no rows{names}: it needs a {records.unit} for each example")
     if raise_faults:
         records.require_sound(faults)
     labels_read = columns.labels if labelled else None
     return columns._replace(labels=labels_read, notes=tuple(records.notes), faults=tuple(faults))
 
 
-def left_out_note(records: Records, numbers: Sequence[int]) -> str:
-    """Returns a warning with the numbers of rows without a label."""
-    rows = "1 row" if len(numbers) == 1 else f"{len(numbers):,} rows"
-    numbered = f"{records.unit} {listed_numbers(numbers)}"
-    return WarningText(f"{records.source}: {rows} without a label left out ({numbered})")
+def _is_bad(records: Records, fields: Mapping[str, Any], filled: Mapping[str, bool], required: Collection[str]) -> bool:
+    """Returns whether a row lacks a text or a label; ``filled`` are their columns, and whether they may be empty."""
+    if records.names is not None and not set(required) <= set(fields):
+        return False  # a table without the column, which is an error
+    return any(
+        is_blank(fields.get(name)) and not (may and fields.get(name) == "")
+        for name, may in filled.items()
+        if name in required
+    )
 
 
 def is_missing(value: Any) -> bool:
     """Returns whether a cell is null, or NaN, its value in data frames."""
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def is_blank(value: Any) -> bool:
+    """Returns whether a cell is missing, or a text without any character except white space."""
+    return is_missing(value) or (isinstance(value, str) and not value.strip())
 
 
 def _row_id(
@@ -226,7 +262,7 @@ def _text(records: Records, line_number: int, name: str, value: Any, may_be_empt
     if not isinstance(value, str):
         raise records.error(line_number, f"{name} is {json.dumps(value, default=str)[:40]}: it must be a text")
     if not (value.strip() or may_be_empty):
-        raise records.error(line_number, f"{name} is empty: write it or remove the {records.unit}")
+        raise records.error(line_number, f"{name} is empty: write it or remove the {records.unit}, {BAD_ROWS_FIX}")
     return without_surrogates(value)
 
 
@@ -246,7 +282,7 @@ def label_text(records: Records, line_number: int, name: str, value: Any) -> str
 
 
 def _missing_message(records: Records, name: str) -> str:
-    return f"{name} is missing (null): write it or remove the {records.unit}"
+    return f"{name} is missing (null): write it or remove the {records.unit}, {BAD_ROWS_FIX}"
 
 
 def table_files(rows: Any, name: str) -> dict[str, str]:
@@ -314,6 +350,8 @@ def _rows(rows: Any, name: str) -> Iterable[Any]:
         return (row for _, row in dataset_records(name, {name: rows}, name).rows)
     if _is_data_frame(rows):
         return rows.astype(object).where(rows.notna(), None).to_dict("records")
+    if isinstance(rows, Mapping) and isinstance(rows.get("data"), list):  # SQuAD's layout
+        return cast(list[Any], rows["data"])
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         fix = "pass a path, a list of dictionaries, a pandas.DataFrame or a datasets.Dataset"
         raise UserError(f"{name} is {reprlib.repr(rows)}: {fix}")
@@ -325,6 +363,7 @@ class ColumnFilesTask(Task):
     """A task whose splits are files of columns. Subclasses that override `splits` and `records` read any layout."""
 
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    skips_bad_rows: bool = False
 
     @property
     def calls(self) -> frozenset[str]:
@@ -336,6 +375,10 @@ class ColumnFilesTask(Task):
     def records(self, folder: Path, split: str) -> Records:
         """Returns the rows of a split by column."""
         return split_records(Path(folder), split, self.data)
+
+    def checked_records(self, folder: Path, split: str) -> Records:
+        """Returns the rows of a split, with the treatment of rows without a text or a label."""
+        return dataclasses.replace(self.records(Path(folder), split), skips_bad_rows=self.skips_bad_rows)
 
     @property
     def id_columns(self) -> tuple[str, ...]:

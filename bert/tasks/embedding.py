@@ -90,7 +90,7 @@ class EmbeddingTask(ColumnFilesTask):
 
     def read(self, folder: Path, split: str) -> TextExamples:
         names, settings = self.data.columns, self.settings
-        records = self._for_this_loss(self.records(Path(folder), split))
+        records = self._for_this_loss(self.checked_records(folder, split))
         if not settings.has_scores:
             hint = "; of pairs with scores set embedding.loss to cosent"
             has_teacher = settings.loss == "margin_mse" and split != "test"
@@ -246,7 +246,7 @@ class LabelledTextsTask(EmbeddingTask):
     """Share of texts whose nearest other text has the same label."""
 
     def read(self, folder: Path, split: str) -> TextExamples:
-        records, names = self.records(Path(folder), split), self.data.columns
+        records, names = self.checked_records(folder, split), self.data.columns
         columns = read_columns(
             records,
             {names.text_a: "data.columns.text_a"},

@@ -18,18 +18,21 @@ from bert.config import TaskDataConfig
 from bert.config.model import PairTruncation
 from bert.data import encoding
 from bert.data.inputs import as_texts
-from bert.data.records import read_records
+from bert.data.records import BAD_ROWS_FIX, Records, is_dataset_dict, read_records
 from bert.data.rows import ChoiceRows, TokenRows
 from bert.errors import UserError, quoted, require
 from bert.files import write_tsv
 from bert.tasks.base import Outputs, Task, json_input
-from bert.tasks.columns import label_text
+from bert.tasks.columns import FILE_STEMS, dataset_split, dataset_splits, is_blank, label_text
 from bert.tasks.splits import ExampleColumns, SplitNames, find_split_file, splits_in
 
 FILES: SplitNames = {
-    "train": ("train.csv", "train.jsonl", "train_rand_split.jsonl"),
-    "dev": ("val.csv", "dev.csv", "dev.jsonl", "val.jsonl", "dev_rand_split.jsonl"),
-    "test": ("test.csv", "test.jsonl", "test_nolabels.jsonl", "test_rand_split_no_answers.jsonl"),
+    "train": ("train.csv", "train.jsonl", "train_rand_split.jsonl", "train.parquet"),
+    "dev": (
+        *("val.csv", "dev.csv", "dev.jsonl", "val.jsonl", "dev_rand_split.jsonl"),
+        *(f"{stem}.parquet" for stem in FILE_STEMS["dev"]),
+    ),
+    "test": ("test.csv", "test.jsonl", "test_nolabels.jsonl", "test_rand_split_no_answers.jsonl", "test.parquet"),
 }
 """File names of SWAG, CommonsenseQA and data with their layout."""
 
@@ -64,7 +67,12 @@ def _answer_key(fields: Mapping[str, Any]) -> str:
 
 
 def read(path: Path, labelled: bool | None = True) -> Examples:
-    """Reads a file in the layout of SWAG or CommonsenseQA, or with a text ``question`` and a list ``choices`` per row.
+    """Reads a file in the layout of SWAG or CommonsenseQA (see `read_questions`)."""
+    return read_questions(read_records(Path(path)), labelled)
+
+
+def read_questions(records: Records, labelled: bool | None = True) -> Examples:
+    """Returns the questions of rows as in SWAG or CommonsenseQA, or with a text ``question`` and a list ``choices``.
 
     SWAG: the context is sent1; a choice is sent2 followed by one of ending0, ending1, ...
     CommonsenseQA: the context is question.stem; a choice is the text of an entry of question.choices.
@@ -73,37 +81,71 @@ def read(path: Path, labelled: bool | None = True) -> Examples:
       labelled: whether the questions have correct choices; None: if any question has one.
 
     Raises:
-      UserError: a line is invalid.
+      UserError: a row is invalid.
     """
-    records = read_records(Path(path))
-    examples, labels = Examples([], [], [], None, []), []
-    line_of_id: dict[str, int] = {}
     rows = list(records.rows)
     if labelled is None:
-        labelled = any(fields.get(_answer_key(fields)) not in (None, "") for _, fields in rows)
-    for line_number, fields in rows:
-        key = _answer_key(fields)
-        try:
-            context, choices, names = parse_question(fields)
-        except ValueError as error:
-            raise records.error(line_number, str(error)) from None
-        if labelled:
-            if key not in fields:
-                raise records.error(line_number, f"no {key!r}: give every question its right choice")
-            answer = str(fields[key]).strip()
-            if answer not in names:
-                raise records.error(line_number, f"{key} is {answer[:40]!r}: it must be one of {', '.join(names)}")
-            labels.append(names.index(answer))
-        id = label_text(records, line_number, "id", fields.get("id", len(examples)))
-        if (before := line_of_id.setdefault(id, line_number)) != line_number:
-            raise records.error(line_number, f"the id {id} is on line {before} already: give every question its own id")
-        examples.contexts.append(context)
-        examples.choices.append(choices)
-        examples.names.append(names)
-    if not len(examples):
-        raise UserError(f"{path} holds no questions: copy it again")
+        labelled = any(not is_blank(fields.get(_answer_key(fields))) for _, fields in rows)
+    if skipped := [line_number for line_number, fields in rows if _is_bad(records, fields, labelled)]:
+        rows = [row for row in rows if row[0] not in set(skipped)]
+    records.skip(skipped)
+    line_of_id: dict[str, int] = {}
+    questions = records.read_each(
+        ((line_number, fields, index, labelled, line_of_id) for index, (line_number, fields) in enumerate(rows)),
+        _read_question,
+    )
+    if not questions:
+        raise UserError(f"{records.source} holds no questions: copy it again")
+    contexts, choices, names, labels = (list(column) for column in zip(*questions, strict=True))
     right = np.array(labels, np.int32) if labelled else None
-    return replace(examples, labels=right, ids=list(line_of_id), notes=tuple(records.notes))
+    return Examples(contexts, choices, names, right, list(line_of_id), tuple(records.notes))
+
+
+def _read_question(
+    records: Records,
+    line_number: int,
+    fields: Mapping[str, Any],
+    index: int,
+    labelled: bool,
+    line_of_id: dict[str, int],
+) -> tuple[str, list[str], list[str], int]:
+    """Returns context, choices, names of the choices and correct choice (-1 without labels). Raises UserError."""
+    key = _answer_key(fields)
+    try:
+        context, choices, names = parse_question(fields)
+    except ValueError as error:
+        raise records.error(line_number, str(error)) from None
+    label = -1
+    if labelled:
+        if key not in fields or is_blank(fields[key]):
+            shown = f"no {key!r}" if key not in fields else f"{key} is empty"
+            raise records.error(line_number, f"{shown}: give every question its right choice, {BAD_ROWS_FIX}")
+        answer = str(fields[key]).strip()
+        if answer not in names:
+            raise records.error(line_number, f"{key} is {answer[:40]!r}: it must be one of {', '.join(names)}")
+        label = names.index(answer)
+    id = label_text(records, line_number, "id", fields.get("id", index))
+    if (before := line_of_id.setdefault(id, line_number)) != line_number:
+        where = f"{records.unit} {before}"
+        raise records.error(line_number, f"the id {id} is on {where} already: give every question its own id")
+    return context, choices, names, label
+
+
+def _nested(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a row with the choices as one object, which data sets divide into columns."""
+    if "choices" in fields or "choices.text" not in fields:
+        return fields
+    return {**fields, "choices": {name: fields[f"choices.{name}"] for name in ("label", "text")}}
+
+
+def _is_bad(records: Records, fields: Mapping[str, Any], labelled: bool) -> bool:
+    """Returns whether a row is skipped because it lacks its question or its label."""
+    key = _answer_key(fields)
+    if labelled and is_blank(fields.get(key)) and (records.is_data_set or key in records.declared_labels):
+        return True
+    question = fields.get("sent1", fields.get("question"))
+    question = question.get("stem") if isinstance(question, Mapping) else question
+    return records.skips_bad_rows and (is_blank(question) or (labelled and is_blank(fields.get(key))))
 
 
 def _listed_choices(listed: Any) -> list[Any]:
@@ -120,6 +162,7 @@ def parse_question(fields: Mapping[str, Any]) -> tuple[str, list[str], list[str]
     Raises:
       ValueError: the row is invalid.
     """
+    fields = _nested(fields)
     context: Any
     texts: list[Any]
     names: list[Any]
@@ -209,6 +252,7 @@ class MultipleChoiceTask(Task):
     """One correct choice per question. Each choice is a row, with a softmax over the choices of a question."""
 
     name: str
+    skips_bad_rows: bool = False
     kind: ClassVar[str] = "multiple_choice"
     main_metric: str = "accuracy"
     baseline: str = "chance"
@@ -219,11 +263,16 @@ class MultipleChoiceTask(Task):
     id_columns = ("id",)
 
     def splits(self, folder: Path) -> list[str]:
-        return splits_in(Path(folder), FILES)
+        return dataset_splits(Path(folder)) or splits_in(Path(folder), FILES)
 
     def read(self, folder: Path, split: str) -> Examples:
-        path = find_split_file(folder, FILES, split, "multiple choice")
-        return read(path, None if split == "test" else True)
+        folder = Path(folder)
+        if is_dataset_dict(folder.as_posix()):
+            records = dataset_split(folder, split)
+        else:
+            records = read_records(find_split_file(folder, FILES, split, "multiple choice"))
+        records = replace(records, skips_bad_rows=self.skips_bad_rows)
+        return read_questions(records, None if split == "test" else True)
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> ChoiceRows:
         return tokenize(tokenizer, examples, data.max_length, data.pair_truncation)

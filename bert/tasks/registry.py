@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -101,7 +101,12 @@ def make_task(config: FinetuneConfig) -> Task:
     task = find_task(config.task)
     _check_data_keys(task, config.data)
     _check_sections(task, config)
-    return task.from_config(config.data).with_settings(config)
+    task = task.from_config(config.data).with_settings(config)
+    if config.data.bad_rows == "error":
+        return task
+    if "skips_bad_rows" not in {field.name for field in fields(cast(Any, task))}:
+        raise UserError(f"data.bad_rows is skip, but {task.name} reads its own rows: remove it")
+    return replace(cast(Any, task), skips_bad_rows=True)
 
 
 def _check_data_keys(task: Task, data: TaskDataConfig) -> None:

@@ -89,7 +89,7 @@ class RerankerTask(ColumnFilesTask):
 
     def read(self, folder: Path, split: str) -> RankedExamples:
         """Groups the rows by query. The first row determines whether rows have a positive or a score."""
-        records, names = self.records(Path(folder), split), self.data.columns
+        records, names = self.checked_records(folder, split), self.data.columns
         rows = list(records.rows)
         records = dataclasses.replace(records, rows=iter(rows))
         has_scores = bool(rows) and names.positive not in rows[0][1] and self._document_column in rows[0][1]

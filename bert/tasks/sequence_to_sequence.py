@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -11,16 +12,16 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from tokenizers import Tokenizer
 
-from bert.config import TaskDataConfig
+from bert.config import ColumnsConfig, TaskDataConfig
 from bert.data.corpus.files import DECOMPRESSORS, numbered_lines
 from bert.data.encoding import tokenize_sources
 from bert.data.inputs import as_texts
-from bert.data.records import Records
+from bert.data.records import BAD_ROWS_FIX, Records, SkippedRows, is_dataset_dict, listed_numbers
 from bert.data.rows import SourceTargetRows
 from bert.errors import UserError, require, without_surrogates
 from bert.metrics import text as text_metrics
 from bert.tasks.base import Outputs
-from bert.tasks.columns import KEYS, ColumnFilesTask, read_columns
+from bert.tasks.columns import FILE_STEMS, KEYS, ColumnFilesTask, read_columns, record_files
 from bert.tasks.splits import ExampleColumns
 from bert.tokenizer.library import detokenize, lowercases
 
@@ -113,20 +114,45 @@ class SequenceToSequenceTask(ColumnFilesTask):
         return self
 
     def splits(self, folder: Path) -> list[str]:
-        if self.data.source is not None:
+        if self._is_parallel(Path(folder)):
             return parallel_splits(Path(folder), self.data)
         return super().splits(folder)
 
+    def _is_parallel(self, folder: Path) -> bool:
+        """Returns whether the rows are lines of parallel files; otherwise they are rows of a table or a data set."""
+        if self.data.source is None or is_dataset_dict(folder.as_posix()):
+            return False
+        tables = (folder / name for name in record_files(*FILE_STEMS["train"]))
+        return _find(folder, _stem(folder, "train", self.data), self.data.source) is not None or not any(
+            path.is_file() for path in tables
+        )
+
+    def _columns(self, fields: Collection[str]) -> ColumnsConfig:
+        """Returns the names of the columns: the languages ``data.source`` and ``data.target``, if these are set.
+
+        In data sets with translations, the columns of the languages are ``translation.de`` and so on.
+        """
+        columns = self.data.columns
+        if self.data.source is None:
+            return columns
+        names = (self.data.source, require(self.data.target, "data.target"))
+        source, target = (f"translation.{name}" if f"translation.{name}" in fields else name for name in names)
+        return dataclasses.replace(columns, source=source, target=target)
+
     def read(self, folder: Path, split: str) -> TextPairs:
-        if self.data.source is not None:
-            sources, targets = read_parallel(Path(folder), split, self.data)
+        folder = Path(folder)
+        if self._is_parallel(folder):
+            sources, targets, notes = read_parallel(folder, split, self.data, self.skips_bad_rows)
             references = None if targets is None else [[target] for target in targets]
-            return TextPairs(sources, references, [str(row) for row in range(len(sources))])
+            return TextPairs(sources, references, [str(row) for row in range(len(sources))], notes)
         try:
-            records = self.records(folder, split)
+            records = self.checked_records(folder, split)
         except UserError as error:
             raise UserError(f"{error}, or data.source and data.target to the ends of parallel files") from None
-        columns, names = self.data.columns, "data.columns"
+        first = next(records.rows, None)
+        rows = itertools.chain([] if first is None else [first], records.rows)
+        records = dataclasses.replace(records, rows=rows)
+        columns, names = self._columns({} if first is None else first[1]), "data.columns"
         labels = {columns.target: f"{names}.target"}
         if columns.references is not None and split != "train":
             labels[columns.references] = f"{names}.references"
@@ -137,11 +163,14 @@ class SequenceToSequenceTask(ColumnFilesTask):
             None if columns.id is None else (columns.id, f"{names}.id"),
             needed=split != "test",
             leave_out=True,
+            optional=() if columns.references is None else (columns.references,),
+            raise_faults=False,
         )
         references = None
         if split_columns.labels is not None:
-            rows = zip(split_columns.line_numbers, *split_columns.labels, strict=True)
-            references = records.read_each(rows, _references)
+            cells = zip(split_columns.line_numbers, *split_columns.labels, strict=True)
+            references = records.read_each(cells, _references, split_columns.faults)
+        records.require_sound(split_columns.faults)
         return TextPairs(split_columns.texts[0], references, split_columns.ids, split_columns.notes)
 
     def features(self, tokenizer: Tokenizer, examples: TextPairs, data: TaskDataConfig) -> SourceTargetRows:
@@ -218,7 +247,8 @@ def _references(records: Records, line_number: int, target: Any, more: Any = Non
     for text in texts:
         if not isinstance(text, str) or not text.strip():
             wrong = repr(text)[:40]
-            raise records.error(line_number, f"the target {wrong} is no text: write one, or remove the {records.unit}")
+            fix = f"write one or remove the {records.unit}, {BAD_ROWS_FIX}"
+            raise records.error(line_number, f"the target {wrong} is no text: {fix}")
     return [without_surrogates(text) for text in texts]
 
 
@@ -235,8 +265,13 @@ def parallel_splits(folder: Path, data: TaskDataConfig) -> list[str]:
     return ["train", *(["dev"] if has_dev else []), *tests]
 
 
-def read_parallel(folder: Path, split: str, data: TaskDataConfig) -> tuple[list[str], list[str] | None]:
-    """Returns the sources and the targets of a split; only splits to predict may have no targets.
+def read_parallel(
+    folder: Path, split: str, data: TaskDataConfig, skip_bad: bool = False
+) -> tuple[list[str], list[str] | None, tuple[str, ...]]:
+    """Returns the sources and the targets of a split, and notes; only splits to predict may have no targets.
+
+    Args:
+      skip_bad: whether lines that are empty in one of the files are skipped.
 
     Raises:
       UserError: a file is missing, the files have different numbers of lines, or a line is empty.
@@ -252,14 +287,37 @@ def read_parallel(folder: Path, split: str, data: TaskDataConfig) -> tuple[list[
         )
     sources = _lines(source_path)
     if target_path is None:
-        return sources, None
+        _, notes = _filled({source_path: sources}, skip_bad)
+        return list(filter(None, sources)), None, notes
     targets = _lines(target_path)
     if len(sources) != len(targets):
         raise UserError(
             f"{source_path} has {len(sources):,} lines and {target_path} {len(targets):,}: write each text and its "
             "target on the same line of both"
         )
-    return sources, targets
+    rows, notes = _filled({source_path: sources, target_path: targets}, skip_bad)
+    return [sources[row] for row in rows], [targets[row] for row in rows], notes
+
+
+def _filled(lines: Mapping[Path, Sequence[str]], skip_bad: bool) -> tuple[list[int], tuple[str, ...]]:
+    """Returns the numbers of the lines, from 0, that are empty in none of the files, and notes on the others.
+
+    Raises:
+      UserError: there are empty lines, unless they are skipped.
+    """
+    empty = {path: [row for row, line in enumerate(texts) if not line] for path, texts in lines.items()}
+    bad = sorted(set(itertools.chain.from_iterable(empty.values())))
+    rows = sorted(set(range(max(map(len, lines.values())))) - set(bad))
+    if not bad:
+        return rows, ()
+    path = next(path for path, numbers in empty.items() if numbers)
+    numbered = listed_numbers([row + 1 for row in bad])
+    if skip_bad and rows:
+        counted = "1 row" if len(bad) == 1 else f"{len(bad):,} rows"
+        return rows, (SkippedRows(f"{path}: {counted} without a text left out (line {numbered})", len(bad)),)
+    fix = f"write a text, or remove the line from both files, {BAD_ROWS_FIX}"
+    more = f"; {len(bad):,} lines are empty: {numbered}" if len(bad) > 1 else ""
+    raise UserError(f"{path}, line {empty[path][0] + 1}: an empty line: {fix}{more}")
 
 
 def _stem(folder: Path, split: str, data: TaskDataConfig) -> str:
@@ -285,14 +343,8 @@ def _find(folder: Path, stem: str, ending: str) -> Path | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """Returns the lines of a file. Raises UserError for an empty line."""
-    texts = []
-    for line_number, line in numbered_lines(path):
-        if not line.strip():
-            raise UserError(
-                f"{path}, line {line_number}: an empty line: write a text, or remove the line from both files"
-            )
-        texts.append(line.strip())
+    """Returns the lines of a file, without white space at their ends. Raises UserError if there are none."""
+    texts = [line.strip() for _, line in numbered_lines(path)]
     if not texts:
         raise UserError(f"{path} has no lines: write a text on each")
     return texts

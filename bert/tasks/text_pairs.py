@@ -14,7 +14,7 @@ from bert.config.finetuning import ColumnsConfig
 from bert.data.records import Records
 from bert.data.rows import pad_and_stack
 from bert.errors import UserError, WarningText, require, without_surrogates
-from bert.tasks.columns import read_columns
+from bert.tasks.columns import is_blank, read_columns
 from bert.tasks.splits import ExampleColumns
 
 
@@ -66,6 +66,11 @@ def read_queries(
         UserError: a row has no document or an empty text.
     """
     rows = list(records.rows)
+    if records.skips_bad_rows:
+        needed = (names.query, names.positive)
+        bad = {number for number, fields in rows if any(is_blank(fields.get(name)) for name in needed)}
+        records.skip(sorted(bad))
+        rows = [row for row in rows if row[0] not in bad]
     without = (
         f"the query has no {names.positive!r}: write the document that answers it, or remove the {records.unit}{hint}"
     )
@@ -157,12 +162,14 @@ def read_scored_pairs(
         _id(names),
         needed=needed,
         leave_out=True,
+        raise_faults=False,
     )
     scores = None
     if columns.labels is not None:
         cells = zip(columns.line_numbers, columns.labels[0], strict=True)
         rows = ((line_number, names.label, cell, limits) for line_number, cell in cells)
-        scores = np.array(records.read_each(rows, _score), np.float32)
+        scores = np.array(records.read_each(rows, _score, columns.faults), np.float32)
+    records.require_sound(columns.faults)
     texts_a, texts_b = columns.texts
     none: list[list[str]] = [[] for _ in texts_a]
     return TextExamples(texts_a, texts_b, none, scores, columns.ids, scores is not None, columns.notes)

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import datasets
+import pandas
 import pytest
 
 from bert.data.records import (
@@ -49,9 +50,35 @@ def test_quotes_are_characters_in_tsv_and_quotes_in_csv(tmp_path: Path) -> None:
 
 def test_texts_are_not_read_from_other_kinds_of_files(tmp_path: Path) -> None:
     assert read_texts(made(tmp_path, "a.ndjson", '{"text": "so"}\n'), "document") == ["so"]
-    for name in ("a.json", "a.parquet"):
-        with pytest.raises(UserError, match=f"{name} does not hold"):
+    for name, words in (
+        ("a.json", "does not hold"),
+        ("a.xlsx", "does not hold"),
+        ("a.parquet", "is not a Parquet file"),
+    ):
+        with pytest.raises(UserError, match=f"{name} {words}"):
             read_texts(made(tmp_path, name, '{"text": "so"}\n'), "document")
+
+
+def test_parquet_has_the_rows_and_labels_of_datasets_and_pandas(tmp_path: Path) -> None:
+    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["ham", "spam"])}
+    answers = {"text": datasets.List(datasets.Value("string"))}
+    rows = {"text": ["a", None], "label": [1, -1], "answers": [{"text": ["x"]}, {"text": []}]}
+    table = datasets.Dataset.from_dict(rows, features=datasets.Features({**features, "answers": answers}))
+    table.to_parquet(tmp_path / "a.parquet")
+    records = read_records(tmp_path / "a.parquet")
+    assert (records.names, records.unit) == (("text", "label", "answers.text"), "row")
+    assert records.declared_labels == {"label": ("ham", "spam")}
+    assert list(records.rows) == [
+        (1, {"text": "a", "label": "spam", "answers.text": ["x"]}),
+        (2, {"text": None, "label": None, "answers.text": []}),
+    ]
+    frame = pandas.DataFrame({"text": ["so", "no"], "label": pandas.Categorical(["x", "y"]), "count": [1, 2]})
+    frame.to_parquet(tmp_path / "b.parquet")
+    assert list(read_records(tmp_path / "b.parquet").rows) == [
+        (1, {"text": "so", "label": "x", "count": 1}),
+        (2, {"text": "no", "label": "y", "count": 2}),
+    ]
+    assert read_texts(tmp_path / "b.parquet", "document") == ["so", "no"]
 
 
 def test_columns_without_a_header_line_are_named(tmp_path: Path) -> None:

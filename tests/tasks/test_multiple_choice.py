@@ -87,7 +87,7 @@ def test_commonsenseqa(tmp_path):
         ("sent1,sent,ending0,ending1\na,b,c,d\n", "line 2: no 'question' among 'sent1', 'sent'"),
         (HEADER + '0,v,"a\nb",b,c,d,e,f,1\n0,v,a,b,c,d,e,1\n', "line 4: 8 columns where the header has 9"),
         (HEADER + "0,v,a,b,c,d,e,f,4\n", "line 2: label is '4'"),
-        (HEADER + "0,v,a,b,c,d,e,f,\n", "line 2: label is ''"),
+        (HEADER + "0,v,a,b,c,d,e,f,\n", "line 2: label is empty"),
         (HEADER + "0,v, ,b,c,d,e,f,1\n", "line 2: the question is empty"),
         (HEADER + "0,v,a,b,c,,e,f,1\n", "line 2: fewer than two choices"),
         (HEADER + '0,v,"a"x,b,c,d,e,f,1\n', "line 2: not CSV"),

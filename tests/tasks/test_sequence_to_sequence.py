@@ -5,6 +5,7 @@ import itertools
 import json
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 
@@ -168,3 +169,11 @@ def test_new_inputs_are_read_as_the_lines_of_parallel_files(folder: Path) -> Non
     parallel = task_of(PARALLEL)
     assert parallel.read(folder, "dev").sources == parallel.examples_from_inputs(["  rot "]).sources == ["rot"]
     assert task_of(TaskDataConfig(dir="data")).examples_from_inputs(["  rot "]).sources == ["  rot "], "of columns"
+
+
+def test_parquet_has_a_column_for_each_language(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"de": ["rot", "blau"], "en": ["red", "blue"]}).to_parquet(tmp_path / "train.parquet")
+    task = task_of(PARALLEL)
+    assert task.splits(tmp_path) == ["train"]
+    train = task.read(tmp_path, "train")
+    assert (list(train.sources), train.references) == (["rot", "blau"], [["red"], ["blue"]])

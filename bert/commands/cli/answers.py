@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from bert.data.corpus.files import numbered_lines
-from bert.data.records import parse_record
+from bert.data.records import parse_record, read_records
 from bert.data.tables import NOT_LINES, conversion, file_suffix, open_table
 from bert.errors import UTF8_HINT, UserError
 from bert.files import atomic_write
@@ -68,7 +68,11 @@ def read_inputs(name: str, task: Task) -> Iterator[list[Input]]:
             f"{path} does not hold one input a line: write them to a text, .csv, .tsv or .jsonl file, or name a split "
             f"of the run's data{conversion(path)}"
         )
-    if suffix in (".csv", ".tsv"):
+    inputs: Iterator[Input]
+    if suffix == ".parquet":
+        rows = read_records(path).rows
+        inputs = (_row(number, json.dumps(fields, default=str), fields, task) for number, fields in rows)
+    elif suffix in (".csv", ".tsv"):
         inputs = _without_blanks_at_end(_table_inputs(path, task))
     elif suffix == ".jsonl":
         inputs = _without_blanks_at_end(_json_input(*line, task) for line in _lines(path))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bert.config import ColumnsConfig
-from bert.data.records import Records
+from bert.data.records import BAD_ROWS_FIX, Records, SkippedRows
 from bert.errors import UserError, convert, without_surrogates
 from bert.files import parse_json, require_text, write_atomic
 from bert.tasks.columns import read_columns
@@ -58,7 +59,13 @@ class Dataset:
         return [example.id for example in self.examples if example.id not in kept]
 
 
-def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossible: bool = True) -> Dataset:
+def read(
+    path: Path,
+    strict: bool = False,
+    labelled: bool = True,
+    may_be_impossible: bool = True,
+    skip_bad: bool = False,
+) -> Dataset:
     """Reads a file in SQuAD's layout, v1.1 or v2.0.
 
     Args:
@@ -66,6 +73,7 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
       labelled: whether every question must have answers or be marked as impossible; otherwise the file is labelled if
         all questions do.
       may_be_impossible: whether a labelled file may have questions without an answer, as in v2.0.
+      skip_bad: whether empty questions, and questions without answers that are not marked as impossible, are skipped.
 
     Raises:
       UserError: the file cannot be read, or a question is invalid.
@@ -74,6 +82,7 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
     examples: list[Example] = []
     misplaced: list[str] = []
     seen: set[str] = set()
+    bad: dict[str, UserError] = {}
     for context, question, location in _questions(path):
         id = _get(question, "id", str, location)
         location = f"{path}, question {id}"
@@ -82,14 +91,18 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
         seen.add(id)
         text = _get(question, "question", str, location)
         if not text.strip():
-            raise UserError(f"{location}: the question is empty: write it or remove the entry")
+            fix = f"write it or remove the entry, {BAD_ROWS_FIX}"
+            bad[id] = UserError(f"{location}: the question is empty: {fix}")
+            continue
         impossible = "is_impossible" in question and _get(question, "is_impossible", bool, location)
         listed = _get(question, "answers", list, location) if labelled or "answers" in question else []
         answers = tuple(_answer(entry, context, location) for entry in listed)
         if impossible and answers:
             raise UserError(f"{location}: is_impossible is true but there are answers: remove one or the other")
         if labelled and not impossible and not answers:
-            raise UserError(f"{location}: no answers: list one, or set is_impossible to true")
+            fix = f"list one, or set is_impossible to true, {BAD_ROWS_FIX}"
+            bad[id] = UserError(f"{location}: no answers: {fix}")
+            continue
         wrong = next((index for index, answer in enumerate(answers) if answer.start is None), None)
         if wrong is not None:
             if strict:
@@ -100,13 +113,26 @@ def read(path: Path, strict: bool = False, labelled: bool = True, may_be_impossi
                 )
             misplaced.append(id)
         examples.append(Example(id, text, context, answers, impossible))
+    notes = _notes_on_bad(path, bad, skip_bad)
     if not examples:
         raise UserError(f"{path} holds no questions: copy it again")
     labelled = labelled or all(example.answers or example.is_impossible for example in examples)
     impossible_id = next((example.id for example in examples if example.is_impossible), None)
     if labelled and impossible_id is not None and not may_be_impossible:
         raise UserError(f"{path}, question {impossible_id}: it has no answer, as in SQuAD v2.0: use the task squad2")
-    return Dataset(examples, misplaced, labelled)
+    return Dataset(examples, misplaced, labelled, notes, impossible_id is not None)
+
+
+def _notes_on_bad(path: Path, bad: Mapping[str, UserError], skip_bad: bool) -> tuple[SkippedRows, ...]:
+    """Returns a warning about skipped questions, by id. Raises UserError unless they are skipped."""
+    if not bad:
+        return ()
+    ids = ", ".join(list(bad)[:10]) + (", ..." if len(bad) > 10 else "")
+    if not skip_bad:
+        first = next(iter(bad.values()))
+        raise first if len(bad) == 1 else UserError(f"{first}; {len(bad):,} questions have such errors: {ids}")
+    count = "1 question" if len(bad) == 1 else f"{len(bad):,} questions"
+    return (SkippedRows(f"{path}: {count} without a text or an answer left out (question {ids})", len(bad)),)
 
 
 def references(examples: Sequence[Example]) -> dict[str, list[str]]:
@@ -188,6 +214,11 @@ def read_questions(
     Raises:
       UserError: a row lacks a column, has an empty text, an answer without its start, or a repeated id.
     """
+    questions = (question for row in records.rows for question in _flat_rows(*row))
+    first = next(questions, None)
+    if first is not None:
+        names = _usual_names(first[1], names)
+        records = replace(records, rows=itertools.chain([first], questions))
     labels = {names.answer: "data.columns.answer"}
     if names.answer_start is not None:
         labels[names.answer_start] = "data.columns.answer_start"
@@ -222,6 +253,37 @@ def read_questions(
         examples.append(Example(id, question, context, answers, is_impossible=not answers))
     impossible = any(example.is_impossible for example in examples)
     return Dataset(examples, misplaced, columns.labels is not None, columns.notes, impossible)
+
+
+def _flat_rows(line_number: int, fields: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+    """Returns the questions of a row: itself, or all questions of an article in SQuAD's nested layout.
+
+    Answers in an object, or in a list of objects as in SQuAD, become the fields ``answers.text`` and
+    ``answers.answer_start``, as in data sets on the hub.
+    """
+    if isinstance(fields.get("paragraphs"), list):
+        return [
+            flat
+            for paragraph in fields["paragraphs"]
+            if isinstance(paragraph, Mapping) and isinstance(paragraph.get("qas"), list)
+            for question in paragraph["qas"]
+            if isinstance(question, Mapping)
+            for flat in _flat_rows(line_number, {"context": paragraph.get("context"), **question})
+        ]
+    answers = fields.get("answers")
+    if isinstance(answers, list) and all(isinstance(answer, Mapping) for answer in answers):
+        answers = {key: [answer.get(key) for answer in answers] for key in ("text", "answer_start")}
+    if isinstance(answers, Mapping):
+        fields = {**fields, **{f"answers.{key}": value for key, value in answers.items()}}
+    return [(line_number, fields)]
+
+
+def _usual_names(fields: Mapping[str, Any], names: ColumnsConfig) -> ColumnsConfig:
+    """Returns the names of the columns; if the answer's is missing, the names in data sets on the hub."""
+    if names.answer in fields or "answers.text" not in fields:
+        return names
+    start = "answers.answer_start" if "answers.answer_start" in fields else None
+    return replace(names, answer="answers.text", answer_start=start)
 
 
 def _answers(

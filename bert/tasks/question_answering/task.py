@@ -13,13 +13,25 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert import metrics
-from bert.config import TaskDataConfig
+from bert.config import ColumnsConfig, TaskDataConfig
 from bert.data.inputs import as_texts, check_count
+from bert.data.records import RECORDS, Records, is_dataset_dict, read_records
+from bert.data.records import SUFFIXES as RECORD_SUFFIXES
 from bert.data.rows import pad_and_stack
+from bert.data.tables import file_suffix
 from bert.errors import UserError, WarningText, require
 from bert.tasks.bag_of_words import WINDOWS, best_sentences, best_words
 from bert.tasks.base import Outputs, Task, json_input
-from bert.tasks.columns import KEYS, ColumnFilesTask
+from bert.tasks.columns import (
+    FILE_STEMS,
+    KEYS,
+    ColumnFilesTask,
+    dataset_split,
+    dataset_splits,
+    record_files,
+    split_names,
+    split_path,
+)
 from bert.tasks.question_answering.span_features import (
     Answers,
     Candidate,
@@ -77,6 +89,7 @@ class QuestionAnsweringTask(Task):
     """Number of answers per question in `format_predictions`; None for one answer instead of a list."""
     strict: bool = False
     """Whether misplaced answers are an error."""
+    skips_bad_rows: bool = False
     data_keys: ClassVar[tuple[str, ...]] = QUESTION_KEYS
     kind: ClassVar[str] = "question_answering"
     best_score: ClassVar[float] = 100.0
@@ -137,16 +150,38 @@ class QuestionAnsweringTask(Task):
     @property
     def _files(self) -> SplitNames:
         version = self.version
-        return {split: (f"{split}-v{version}.json", f"{split}-v{version}*.json", f"{split}.json") for split in SPLITS}
+        layouts = {
+            split: (f"{split}-v{version}.json", f"{split}-v{version}*.json", f"{split}.json") for split in SPLITS
+        }
+        return {split: (*names, *record_files(*FILE_STEMS[split])) for split, names in layouts.items()}
 
     def splits(self, folder: Path) -> list[str]:
-        return splits_in(Path(folder), self._files)
+        return dataset_splits(Path(folder)) or splits_in(Path(folder), self._files)
 
     def read(self, folder: Path, split: str) -> Dataset:
         """Returns the questions; for train only the questions that have a usable answer. Test needs no answers."""
+        folder = Path(folder)
+        if is_dataset_dict(folder.as_posix()):
+            return self._read_records(dataset_split(folder, split), split, ColumnsConfig(id="id"))
         path = find_split_file(folder, self._files, split, f"SQuAD v{self.version}")
-        dataset = read(path, self.strict, split != "test", self.may_be_impossible)
+        if file_suffix(path) in RECORDS:
+            return self._read_records(read_records(path), split, ColumnsConfig(id="id"))
+        return self._read_json(path, split)
+
+    def _read_json(self, path: Path, split: str) -> Dataset:
+        """Returns the questions of a file in SQuAD's layout."""
+        dataset = read(path, self.strict, split != "test", self._allows_impossible(split), self.skips_bad_rows)
         return self._kept(dataset, str(path), split)
+
+    def _read_records(self, records: Records, split: str, names: ColumnsConfig) -> Dataset:
+        """Returns the questions of records."""
+        records = replace(records, skips_bad_rows=self.skips_bad_rows)
+        dataset = read_questions(records, names, split != "test", self.strict, self._allows_impossible(split))
+        return self._kept(dataset, records.source, split)
+
+    def _allows_impossible(self, split: str) -> bool:
+        """Returns whether a question of a labelled split may have no answer."""
+        return self.may_be_impossible
 
     def _kept(self, dataset: Dataset, path: str, split: str) -> Dataset:
         """Returns the questions, for train only the questions that have a usable answer, with notes on the others."""
@@ -279,6 +314,9 @@ class QuestionAnsweringTask(Task):
 
 SPLITS = ("train", "dev", "test")
 
+SUFFIXES = (*RECORD_SUFFIXES, ".json")
+"""Suffixes of files of questions; .json is SQuAD's layout."""
+
 
 def _answer_prediction(predictions: Answers, id: str) -> AnswerPrediction:
     text = predictions.texts[id]
@@ -302,11 +340,19 @@ class CustomQuestionAnswering(ColumnFilesTask, QuestionAnsweringTask):
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
         return ((self.data.columns.question, self.data.columns.context),)
 
+    def splits(self, folder: Path) -> list[str]:
+        return split_names(Path(folder), self.data, SUFFIXES)
+
     def read(self, folder: Path, split: str) -> Dataset:
-        records = self.records(Path(folder), split)
-        may_be_impossible = self.may_be_impossible or split == "train"
-        dataset = read_questions(records, self.data.columns, split != "test", self.strict, may_be_impossible)
-        return self._kept(dataset, records.source, split)
+        folder = Path(folder)
+        if type(self).records is ColumnFilesTask.records and not is_dataset_dict(folder.as_posix()):
+            path = split_path(folder, split, self.data, SUFFIXES)
+            if file_suffix(path) == ".json":
+                return self._read_json(path, split)
+        return self._read_records(self.records(folder, split), split, self.data.columns)
+
+    def _allows_impossible(self, split: str) -> bool:
+        return self.may_be_impossible or split == "train"
 
     def fit(self, train: Dataset) -> CustomQuestionAnswering:
         return dataclasses.replace(self, may_be_impossible=self.may_be_impossible or train.may_be_impossible)

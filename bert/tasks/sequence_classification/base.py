@@ -93,6 +93,7 @@ class SequenceClassificationTask(Task):
     main_metric: str
     written_id: str = "index"
     """Name of the id column in SPLIT.tsv."""
+    skips_bad_rows: bool = False
     kind: ClassVar[str] = "sequence_classification"
     data_keys: ClassVar[tuple[str, ...]] = LONG_TEXT_KEYS
 
@@ -130,7 +131,7 @@ class SequenceClassificationTask(Task):
         """
 
     def read(self, folder: Path, split: str) -> Examples:
-        records = self.records(Path(folder), split)
+        records = dataclasses.replace(self.records(Path(folder), split), skips_bad_rows=self.skips_bad_rows)
         columns = self._read_columns(records, split)
         if columns.labels is None:
             records.require_sound(columns.faults)

@@ -60,7 +60,9 @@ class _FromColumns(ColumnFilesTask, SequenceClassificationTask):
     def _read_columns(self, records: Records, split: str) -> Columns:
         return self._read(records, split, {self.label_column: "data.columns.label"})
 
-    def _read(self, records: Records, split: str, labels: dict[str, str]) -> Columns:
+    def _read(
+        self, records: Records, split: str, labels: dict[str, str], unlabelled: tuple[Any, ...] | None = None
+    ) -> Columns:
         keys = ("data.columns.text_a", "data.columns.text_b")[: len(self.text_columns)]
         id = self.data.columns.id
         return read_columns(
@@ -69,7 +71,7 @@ class _FromColumns(ColumnFilesTask, SequenceClassificationTask):
             labels,
             None if id is None else (id, "data.columns.id"),
             needed=split != "test",
-            unlabelled=self.unlabelled,
+            unlabelled=self.unlabelled if unlabelled is None else unlabelled,
             leave_out=self.leaves_out_unlabelled,
             raise_faults=False,
         )
@@ -187,7 +189,7 @@ class CustomMultilabel(_FromLabelColumn, MultilabelTask):
 
     def _read_label_columns(self, records: Records, split: str) -> Columns:
         """Reads a column for each label, which is 1 for rows with the label."""
-        columns = self._read(records, split, dict.fromkeys(self.labels, "data.labels"))
+        columns = self._read(records, split, dict.fromkeys(self.labels, "data.labels"), (None, ""))
         if columns.labels is None:
             return columns
         faults, rows, kept = list(columns.faults), [], []

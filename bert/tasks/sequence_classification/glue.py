@@ -57,7 +57,11 @@ class GlueTask(SequenceClassificationTask):
     def _paths(self) -> SplitNames:
         """The possible paths of each split, relative to the folder of the task or of GLUE's archive."""
         return {
-            split: [path for name in names for path in (name, f"{self.folder_name}/{name}")]
+            split: [
+                path
+                for name in (*names, *(f"{Path(name).with_suffix('')}.parquet" for name in names))
+                for path in (name, f"{self.folder_name}/{name}")
+            ]
             for split, names in self.files.items()
         }
 

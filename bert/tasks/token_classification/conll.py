@@ -109,7 +109,7 @@ class Sentences:
                 f"{self.path}: the tags of {len(self.broken)} sentence(s) violate the file's scheme, {self.scheme}, "
                 f"and are read as in conlleval ({self.unit} {lines})"
             )
-        return tuple(map(WarningText, notes))
+        return tuple(note if isinstance(note, WarningText) else WarningText(note) for note in notes)
 
     def line(self, sentence: int, word: int) -> int:
         """Returns the line of a word."""

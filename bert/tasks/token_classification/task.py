@@ -16,15 +16,19 @@ from tokenizers import Tokenizer
 from bert import metrics
 from bert.config import TaskDataConfig
 from bert.data.inputs import shown
+from bert.data.records import RECORDS, Records, is_dataset_dict, read_records
 from bert.data.rows import pad_and_stack
+from bert.data.tables import file_suffix
 from bert.errors import UserError, require, without_surrogates
 from bert.files import write_tsv
 from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, Spelling, convert, is_span_tag, join_tag, split_tag
 from bert.tasks.bag_of_words import WINDOWS, window_tags
 from bert.tasks.base import Outputs, Task, json_input
+from bert.tasks.columns import dataset_split, dataset_splits, record_files
 from bert.tasks.splits import SplitNames, find_split_file, splits_in
 from bert.tasks.token_classification import conll, word_features
 from bert.tasks.token_classification.conll import Sentences
+from bert.tasks.token_classification.sentence_records import SentenceColumns, read_sentences
 from bert.tasks.token_classification.word_features import (
     CLITICS,
     WordFeatures,
@@ -34,9 +38,12 @@ from bert.tasks.token_classification.word_features import (
 )
 
 FILES: SplitNames = {
-    "train": ("train.txt", "eng.train", "train.conll", "wnut17train.conll", "train.tsv"),
-    "dev": ("valid.txt", "dev.txt", "eng.testa", "dev.conll", "valid.conll", "emerging.dev.conll", "dev.tsv"),
-    "test": ("test.txt", "eng.testb", "test.conll", "emerging.test.annotated", "test.tsv"),
+    "train": ("train.txt", "eng.train", "train.conll", "wnut17train.conll", "train.tsv", *record_files("train")),
+    "dev": (
+        *("valid.txt", "dev.txt", "eng.testa", "dev.conll", "valid.conll", "emerging.dev.conll", "dev.tsv"),
+        *record_files("dev", "valid", "validation"),
+    ),
+    "test": ("test.txt", "eng.testb", "test.conll", "emerging.test.annotated", "test.tsv", *record_files("test")),
 }
 """File names of CoNLL-2003, its copies, WNUT-17 and data with their layout."""
 
@@ -59,6 +66,8 @@ class Words(NamedTuple):
 
     words: list[dict[str, Any]]
 
+
+USUAL_COLUMNS = SentenceColumns()
 
 MAX_TAGS = 20
 """A file with more distinct tags than this, and with more tags than words, is assumed to have swapped columns."""
@@ -84,6 +93,7 @@ class TokenClassificationTask(Task):
     """The most frequent tag of each training word, for the baseline."""
     most_frequent_tag: str = field(default=OUTSIDE, repr=False, compare=False)
     """The most frequent tag of all training words, for the baseline."""
+    skips_bad_rows: bool = False
     kind: ClassVar[str] = "token_classification"
     baseline: str = "commonest_tag"
     windows: ClassVar[bool] = True
@@ -136,6 +146,11 @@ class TokenClassificationTask(Task):
         return super().higher_is_better("f1" if metric in {f"f1_{type}" for type in self.types} else metric)
 
     @property
+    def text_clitics(self) -> tuple[str, ...]:
+        """Word endings that are separate words in labelled texts, and then also in the texts of `predict`."""
+        return CLITICS if self.clitics is None else self.clitics
+
+    @property
     def bundle_fields(self) -> dict[str, Any]:
         return {"clitics": self.clitics}
 
@@ -163,7 +178,7 @@ class TokenClassificationTask(Task):
                 f"{train.path} has {len(labels):,} tags and {len(counts):,} different words: are the columns swapped? "
                 "Set data.columns.words and data.columns.tags, or list all tags as data.labels"
             )
-        clitics = self.clitics
+        clitics = self.clitics if train.texts is None else self.text_clitics
         if clitics is None:
             clitics = separate_clitics({word: sum(tags.values()) for word, tags in counts.items()})
         return replace(self, labels=labels, lexicon=lexicon, most_frequent_tag=tag, clitics=clitics)
@@ -178,14 +193,25 @@ class TokenClassificationTask(Task):
         return replace(self, labels=labels, may_be_broken=data.invalid_tags == "count", clitics=clitics)
 
     def splits(self, folder: Path) -> list[str]:
-        return splits_in(Path(folder), FILES)
+        return dataset_splits(Path(folder)) or splits_in(Path(folder), FILES)
 
     def read(self, folder: Path, split: str) -> Sentences:
         """Returns the sentences; a test file has tags if it has as many columns as the training file."""
+        if is_dataset_dict(Path(folder).as_posix()):
+            return self.read_records(dataset_split(Path(folder), split), split)
         path = find_split_file(folder, FILES, split, "CoNLL columns")
+        if file_suffix(path) in RECORDS:
+            return self.read_records(read_records(path), split)
         labelled = split != "test" or conll.width(path) == conll.width(self._train(folder))
         sentences = conll.read(path, labelled, self.reading, self.known_types)
         return replace(sentences, labels=conll.label_names(sentences) if labelled else ())
+
+    def read_records(self, records: Records, split: str, names: SentenceColumns = USUAL_COLUMNS) -> Sentences:
+        """Returns the sentences of records, which may have no tags in a test split."""
+        records = replace(records, skips_bad_rows=self.skips_bad_rows)
+        sentences = read_sentences(records, names, split != "test", self.reading, self.known_types, self.text_clitics)
+        declared = next((labels for name in names.tags if (labels := records.declared_labels.get(name))), ())
+        return replace(sentences, labels=conll.label_names(sentences, declared) if sentences.labelled else ())
 
     def features(self, tokenizer: Tokenizer, examples: Sentences, data: TaskDataConfig) -> WordFeatures:
         return word_features.tokenize(tokenizer, examples, self.labels, data.max_length)
@@ -260,7 +286,8 @@ class TokenClassificationTask(Task):
         for index, value in enumerate(inputs, 1):
             if isinstance(value, str):
                 texts.append(without_surrogates(value))
-                words_of_text, spans_of_text = split_text(texts[-1], CLITICS if self.clitics is None else self.clitics)
+                clitics = CLITICS if self.clitics is None else self.clitics
+                words_of_text, spans_of_text = split_text(texts[-1], clitics)
             else:
                 words_of_text, spans_of_text = _listed_words(self.name, value, index)
                 texts.append(" ".join(words_of_text))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from flax import traverse_util
 
 from bert.config import FinetuneConfig, TrainingConfig
+from bert.data.records import SkippedRows
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
 from bert.model.linear import FrozenWeights
@@ -204,6 +205,7 @@ def write_results(
         **({"metric_labels": dict(task.metric_labels)} if task.metric_labels else {}),
         "collapsed": scores.collapsed,
         **({"remarks": scores.remarks} if scores.remarks else {}),
+        **({"skipped_rows": skipped} if (skipped := _skipped_rows(setup.splits)) else {}),
         **({"divergence": best.divergence} if best.divergence else {}),
         **({"tuned": scores.tuned} if scores.tuned else {}),
         **({"details": scores.details} if scores.details else {}),
@@ -214,6 +216,21 @@ def write_results(
     if run.is_writer:
         metrics_log.write_results(run.path, results)
     return results
+
+
+def _skipped_rows(splits: Mapping[str, Split]) -> dict[str, int]:
+    """Returns the number of rows of each split that were skipped because they had no text or no label.
+
+    If dev is held out of train, its rows are counted for train.
+    """
+    counts: dict[str, int] = {}
+    counted = set[str]()
+    for name, split in splits.items():
+        notes = {note for note in getattr(split.examples, "notes", ()) if isinstance(note, SkippedRows)} - counted
+        counted |= notes
+        if notes:
+            counts[name] = sum(note.rows for note in notes)
+    return counts
 
 
 def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: Path, log: Log) -> list[Path]:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 from bert.commands.cli.answers import Input, read_inputs
@@ -172,3 +173,11 @@ def test_a_tagger_still_reads_a_column_of_texts(tmp_path):
 def test_words_that_are_no_list_are_an_error_of_their_line(tmp_path):
     inputs_read = inputs(tmp_path / "a.jsonl", '{"words": 3}\n{"words": []}\n', find_task("tagging"))
     assert ["words is 3" in inputs_read[0].error, "words is []" in inputs_read[1].error] == [True, True]
+
+
+def test_parquet_is_read_like_other_tables(tmp_path):
+    datasets.Dataset.from_dict({"ticket": ["7", "8"], "message": ["fine", " "]}).to_parquet(tmp_path / "a.parquet")
+    [[good, bad]] = read_inputs(str(tmp_path / "a.parquet"), tickets())
+    [same] = inputs(tmp_path / "a.jsonl", '{"ticket": "7", "message": "fine"}\n')
+    assert (good.value, good.id) == (same.value, same.id) == ("fine", {"ticket": "7"})
+    assert bad.error is not None

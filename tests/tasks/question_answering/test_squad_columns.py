@@ -13,7 +13,7 @@ from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.data.records import dataset_records, read_records
 from bert.errors import UserError
 from bert.tasks import make_task
-from bert.tasks.question_answering import Answer, Dataset, Example, read_questions
+from bert.tasks.question_answering import Answer, Dataset, Example, read, read_questions
 from tests.messages import has_all
 
 COLUMNS = ColumnsConfig(id="id")
@@ -131,3 +131,109 @@ def test_misplaced_answers_are_skipped_in_train_and_told(tmp_path: Path) -> None
     train = task.read(tmp_path, "train")
     assert [example.id for example in train.examples] == ["q2"]
     assert has_all(train.notes[0], "1 question(s)", "q1 is the first")
+
+
+ARTICLES = [
+    {
+        "title": "Ann",
+        "paragraphs": [
+            {
+                "context": ROW["context"],
+                "qas": [
+                    {"id": "q1", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 16}]},
+                    {"id": "q2", "question": "Who is it?", "answers": [{"text": "Ann", "answer_start": 7}]},
+                ],
+            },
+            {"context": "Bob.", "qas": [{"id": "q3", "question": "Who?", "answers": [], "is_impossible": True}]},
+        ],
+    }
+]
+FLAT = [
+    {"id": "q1", "question": "Who?", "context": ROW["context"], "answers": {"text": ["Ann"], "answer_start": [16]}},
+    {
+        "id": "q2",
+        "question": "Who is it?",
+        "context": ROW["context"],
+        "answers": {"text": ["Ann"], "answer_start": [7]},
+    },
+    {"id": "q3", "question": "Who?", "context": "Bob.", "answers": {"text": [], "answer_start": []}},
+]  # fmt: skip
+LISTED = [
+    {
+        **row,
+        "answers": [
+            {"text": text, "answer_start": start} for text, start in zip(*row["answers"].values(), strict=True)
+        ],
+    }
+    for row in FLAT
+]
+IN_COLUMNS = [
+    {**{name: row[name] for name in ("id", "question", "context")}, "answer": row["answers"]["text"],
+     "answer_start": row["answers"]["answer_start"]}
+    for row in FLAT
+]  # fmt: skip
+FORMS = {"articles": ARTICLES, "flat": FLAT, "lists": LISTED, "columns": IN_COLUMNS}
+
+
+def span_task(name: str = "span", **data: object):
+    columns = COLUMNS if name == "span" else ColumnsConfig()
+    return make_task(FinetuneConfig(task=name, data=TaskDataConfig(dir=".", columns=columns, **data)))
+
+
+def write_form(folder: Path, form: str, file: str) -> None:
+    rows = FORMS[form]
+    if file.endswith(".json"):
+        (folder / file).write_text(json.dumps({"version": "v2.0", "data": rows}))
+    elif file.endswith(".parquet"):
+        datasets.Dataset.from_list(rows).to_parquet(folder / file)
+    else:
+        (folder / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+CASES = [("articles", "train.json"), *((form, "train.jsonl") for form in FORMS)]
+CASES += [(form, "train.parquet") for form in FORMS]
+
+
+@pytest.mark.parametrize(("form", "file"), CASES)
+@pytest.mark.parametrize("name", ["span", "squad2"])
+def test_every_form_of_squad_has_the_same_questions(tmp_path: Path, name: str, form: str, file: str) -> None:
+    if name == "squad2" and form == "columns":
+        return  # the columns of another task
+    write_form(tmp_path, "articles", "reference.json")
+    expected = read(tmp_path / "reference.json").examples
+    write_form(tmp_path, form, file)
+    task = span_task(name)
+    dataset = task.read(tmp_path, "train")
+    assert dataset.examples == expected
+    assert task.fit(dataset).may_be_impossible
+    assert "train" in task.splits(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [{"data": ARTICLES}, ARTICLES, FLAT, LISTED, IN_COLUMNS])
+def test_questions_in_memory_have_the_forms_of_files(rows: object) -> None:
+    task = dataclasses.replace(span_task(), may_be_impossible=True)
+    examples = task.labelled_examples(rows).examples
+    assert [(example.question, example.answers) for example in examples] == [
+        ("Who?", (Answer("Ann", 16),)),
+        ("Who is it?", (Answer("Ann", 7),)),
+        ("Who?", ()),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["error", "skip"])
+@pytest.mark.parametrize("file", ["train.json", "train.jsonl"])
+def test_questions_without_a_text(tmp_path: Path, mode: str, file: str) -> None:
+    empty = [{"id": id, "question": " ", "answers": []} for id in ("e1", "e2")]
+    paragraphs = [{"context": "Bob.", "qas": empty}, *ARTICLES[0]["paragraphs"]]
+    articles = [{"title": "", "paragraphs": paragraphs}]
+    content = json.dumps({"data": articles}) if file == "train.json" else json.dumps(articles[0])
+    (tmp_path / file).write_text(content + "\n")
+    task = span_task(bad_rows=mode)
+    if mode == "skip":
+        dataset = task.read(tmp_path, "train")
+        assert [example.question for example in dataset.examples] == ["Who?", "Who is it?", "Who?"]
+        assert dataset.notes[0].rows == 2
+        return
+    with pytest.raises(UserError) as caught:
+        task.read(tmp_path, "train")
+    assert has_all(str(caught.value), file, "empty", "data.bad_rows skip")

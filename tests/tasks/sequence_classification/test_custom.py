@@ -218,7 +218,9 @@ def test_what_is_wrong_with_labels_scores_and_ids_is_one_sentence(tmp_path: Path
 
 
 def test_files_that_are_missing_or_there_twice(tmp_path: Path) -> None:
-    assert has_all(error_of(own(), tmp_path, "dev"), f"{tmp_path} has no dev", ".tsv, .txt, .csv, .jsonl: set data.dev")
+    assert has_all(
+        error_of(own(), tmp_path, "dev"), f"{tmp_path} has no dev", ".tsv, .txt, .csv, .jsonl, .parquet: set data.dev"
+    )
     assert has_all(error_of(own(dev="dev2.csv"), tmp_path, "dev"), "dev2.csv does not exist", "data.dev")
     made_files(tmp_path, dev_tsv="", dev_csv="")
     assert "dev.tsv and dev.csv: set data.dev" in error_of(own(), tmp_path, "dev")
@@ -421,7 +423,7 @@ def test_labels_that_are_never_predicted_are_named(tmp_path: Path) -> None:
         ({}, "missing", "missing does not exist: set data.dir"),
         ({"train.csv": b"text,label\n"}, "train.csv", "train.csv is a file"),
         ({"train.xlsx": b"PK\3\4"}, ".", "train.xlsx has an unsupported format; save the sheet"),
-        ({"train.parquet": b"PAR1"}, ".", "train.parquet has an unsupported format; convert"),
+        ({"train.parquet": b"PAR1"}, ".", "train.parquet is not a Parquet file"),
         ({"train.json": b"[]"}, ".", "train.json has an unsupported format; write one JSON"),
         ({"Train.csv": b"text,label\n"}, ".", "data.train to the file of train, for example Train.csv"),
         ({"train.csv": b"PK\3\4"}, ".", "a ZIP archive"),

@@ -72,6 +72,19 @@ def test_every_split_of_a_saved_data_set_is_read(tmp_path: Path, name: str) -> N
             assert [task.label_names[number] for number in examples.labels] == [labels[-1], labels[0]]
 
 
+@pytest.mark.parametrize("name", ["sst2", "mrpc", "stsb"])
+def test_parquet_files_have_the_columns_of_the_data_set(tmp_path: Path, name: str) -> None:
+    saved, task = glue_set(name), TASKS[name]
+    saved.save_to_disk(str(tmp_path / "saved"))
+    for file, split_name in (("train", "train"), ("dev", "validation"), ("test", "test")):
+        saved[split_name].to_parquet(tmp_path / f"{file}.parquet")
+    assert task.splits(tmp_path) == ["train", "dev", "test"]
+    for split_name in ("train", "dev", "test"):
+        file, expected = task.read(tmp_path, split_name), task.read(tmp_path / "saved", split_name)
+        assert (file.texts, file.ids) == (expected.texts, expected.ids)
+        np.testing.assert_array_equal(file.labels, expected.labels)
+
+
 def test_labels_go_by_their_names_whatever_their_numbers(tmp_path: Path) -> None:
     glue_set("mnli", ("contradiction", "entailment", "neutral")).save_to_disk(str(tmp_path))
     examples = TASKS["mnli"].read(tmp_path, "train")
