@@ -223,7 +223,7 @@ def squad_metrics(
     if not references:
         raise ValueError(_NO_QUESTIONS)
     v2 = not all(references.values()) if v2 is None else v2
-    exact, f1 = _squad_scores(predictions, references, v2)
+    exact, f1 = squad_answer_scores(predictions, references, v2)
     if not v2:
         return {"exact_match": _percent(exact, references), "f1": _percent(f1, references)}
     scores: dict[str, float] = {}
@@ -258,7 +258,7 @@ def best_null_threshold(
         raise ValueError(_NO_QUESTIONS)
     order = sorted((id for id in null_odds if id in references), key=null_odds.__getitem__)
     result: dict[str, float] = {}
-    for name, scores in zip(("exact", "f1"), _squad_scores(predictions, references, v2=True), strict=True):
+    for name, scores in zip(("exact", "f1"), squad_answer_scores(predictions, references, v2=True), strict=True):
         best = total = float(sum(not golds for golds in references.values()))
         threshold = 0.0
         for id in order:
@@ -312,7 +312,7 @@ def _prf(correct: int, predicted: int, support: int) -> dict[str, float]:
     return {"precision": precision, "recall": recall, "f1": 2 * correct / max(predicted + support, 1)}
 
 
-def _squad_scores(
+def squad_answer_scores(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], v2: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Computes exact match and F1 per question, 0 to 1. Raises ValueError for missing predictions in v2.0."""

@@ -84,16 +84,29 @@ def retrieval_scores(ranks: np.ndarray, positives: np.ndarray, query_numbers: np
     Args:
       ranks, positives, query_numbers: [R] results and arguments of `find_ranks`.
     """
+    return _means(retrieval_scores_of_queries(ranks, positives, query_numbers), NAMES)
+
+
+def retrieval_scores_of_queries(ranks: np.ndarray, positives: np.ndarray, query_numbers: np.ndarray) -> np.ndarray:
+    """Computes the scores of `retrieval_scores` for each query, [queries, 3]."""
     of_query: dict[int, dict[int, int]] = {}
     for query, positive, rank in zip(query_numbers.tolist(), positives.tolist(), ranks.tolist(), strict=True):
         of_query.setdefault(query, {})[positive] = rank
-    sums = np.zeros(3)
+    rows = []
     for rank_of in of_query.values():
         # The i-th positive document has i positive documents before it.
         places = [rank + i for i, rank in enumerate(sorted(rank_of.values())) if rank + i <= CUTOFF]
         gains = sum(map(_discount, places)) / _ideal(len(rank_of))
-        sums += gains, 1 / places[0] if places else 0.0, len(places) / len(rank_of)
-    return dict(zip(NAMES, (sums / len(of_query)).tolist(), strict=True))
+        rows.append((gains, 1 / places[0] if places else 0.0, len(places) / len(rank_of)))
+    return np.array(rows)
+
+
+def _means(rows: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    """Returns the means of columns by name; 0 without rows."""
+    sums = np.zeros(len(names))
+    for row in rows:
+        sums += row
+    return dict(zip(names, (sums / max(len(rows), 1)).tolist(), strict=True))
 
 
 def chance_scores(counts: Sequence[int], documents: int) -> dict[str, float]:
@@ -124,14 +137,19 @@ def reranking_scores(scores: Sequence[np.ndarray], gains: Sequence[np.ndarray]) 
       scores: [C] scores of each query's documents.
       gains: [C] relevance of each query's documents, at least 0. MRR treats any gain above 0 as relevant.
     """
-    sums, queries = np.zeros(2), 0
+    return _means(reranking_scores_of_queries(scores, gains), NAMES[:2])
+
+
+def reranking_scores_of_queries(scores: Sequence[np.ndarray], gains: Sequence[np.ndarray]) -> np.ndarray:
+    """Computes the scores of `reranking_scores` for each query with a relevant document, [queries, 2]."""
+    rows = []
     for own, relevance in zip(scores, gains, strict=True):
         if relevance.max(initial=0) > 0:
             ranked = relevance[np.lexsort((relevance, -own))][:CUTOFF]
             relevant = np.flatnonzero(ranked > 0)
-            sums += _dcg(ranked) / _dcg(np.sort(relevance)[::-1]), 1 / (1 + relevant[0]) if len(relevant) else 0.0
-            queries += 1
-    return dict(zip(NAMES[:2], (sums / max(queries, 1)).tolist(), strict=True))
+            first = 1 / (1 + relevant[0]) if len(relevant) else 0.0
+            rows.append((_dcg(ranked) / _dcg(np.sort(relevance)[::-1]), first))
+    return np.array(rows).reshape(-1, 2)
 
 
 def random_reranking_scores(gains: Sequence[np.ndarray]) -> dict[str, float]:

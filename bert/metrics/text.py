@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from itertools import chain, zip_longest
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from bert.errors import UserError
 
@@ -67,11 +69,37 @@ def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> di
     Raises:
       UserError: the references are not in Latin script (see `require_latin`).
     """
+    rows = rouge_of_rows(predictions, references)
+    return {name: 100.0 * sum(row[name] for row in rows) / len(rows) for name in ROUGE}
+
+
+def rouge_of_rows(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> list[dict[str, float]]:
+    """Computes the F1 of each ROUGE metric for each row, 0 to 1. Raises UserError like `rouge`."""
     scorer = _library("rouge1").RougeScorer(ROUGE, use_stemmer=True)
     _check_rows(predictions, references)
     require_latin(chain.from_iterable(references))
     rows = [scorer.score_multi(right, text) for text, right in zip(predictions, references, strict=True)]
-    return {name: 100.0 * sum(row[name].fmeasure for row in rows) / len(rows) for name in ROUGE}
+    return [{name: row[name].fmeasure for name in ROUGE} for row in rows]
+
+
+def corpus_score_of_weights(
+    name: Literal["bleu", "chrf"], predictions: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool
+) -> Callable[[np.ndarray], float]:
+    """Returns the BLEU or chrF of a sample as a function of the weights [R] of its rows.
+
+    Both are computed from sums of counts over the rows, as in sacreBLEU's own bootstrap (``sacrebleu.significance``).
+    """
+    library = _library(name)
+    metric = library.BLEU(lowercase=lowercase, force=True) if name == "bleu" else library.CHRF(lowercase=lowercase)
+    _check_rows(predictions, references)
+    streams = [list(stream) for stream in zip_longest(*references)]
+    statistics = np.array(metric._extract_corpus_statistics(list(predictions), streams), np.int64)
+
+    def score(weights: np.ndarray) -> float:
+        sums = (weights.astype(np.int64)[:, None] * statistics).sum(axis=0)
+        return float(metric._compute_score_from_stats(sums.tolist()).score)
+
+    return score
 
 
 def require_latin(references: Iterable[str]) -> None:

@@ -281,10 +281,15 @@ class LabelledTextsTask(EmbeddingTask):
 
     def score(self, predictions: Any, examples: TextExamples) -> dict[str, float]:
         """Returns the share of texts whose nearest other text has the same label; 0 for a single text."""
+        return {"accuracy": float(np.mean(self.nearest_has_label(predictions, examples)))}
+
+    def nearest_has_label(self, predictions: Any, examples: TextExamples) -> np.ndarray:
+        """Returns whether the nearest other text of each text has the same label, [R]; False for a single text."""
         labels = examples.known_scores
         if len(labels) < 2:
-            return {"accuracy": 0.0}
-        return {"accuracy": float(np.mean(labels[_nearest(predictions).first] == labels))}
+            return np.zeros(len(labels), bool)
+        same: np.ndarray = labels[_nearest(predictions).first] == labels
+        return same
 
     def baseline_scores(self, examples: TextExamples) -> dict[str, float]:
         """Returns the expected accuracy of a random other text."""
