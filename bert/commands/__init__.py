@@ -20,7 +20,10 @@ COMMANDS = {
     "predict": ("bert.commands.predictions", "predict new inputs with a fine-tuned model"),
     "mine": ("bert.commands.predictions", "find hard negatives for pairs of a query and its answer"),
     "generate": ("bert.commands.language_models", "continue texts with a language model"),
-    "evaluate": ("bert.commands.language_models", "measure the perplexity of a text under a language model"),
+    "evaluate": (
+        "bert.commands.language_models",
+        "score a fine-tuned model on labelled data, or a language model on a text",
+    ),
     "inspect": ("bert.commands.reports", "print parameters, FLOPs, vocabulary and origin of a run or model"),
     "compare": ("bert.commands.reports", "show curves, settings and scores of several runs side by side"),
     "attention": ("bert.commands.reports", "show the attention weights of a model over a text"),
@@ -36,7 +39,7 @@ module of one command has ``main``."""
 OPTIONS = {
     "sweep": "use the option --sweep of bert finetune or bert pretrain",
     "train": "use bert pretrain or bert finetune",
-    "eval": "use bert evaluate for a language model; the scores of a fine-tuned run are in its results.json",
+    "eval": "use bert evaluate RUN DATA",
     "test": "use bert predict RUN test",
 }
 """Replacements for names that are often mistaken for commands."""

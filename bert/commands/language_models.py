@@ -1,4 +1,4 @@
-"""Commands for language models: `bert generate` and `bert evaluate`."""
+"""`bert generate` for language models, and `bert evaluate` for language models and fine-tuned models."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import argparse
 import math
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert.commands.cli.answers import Input, check_output, open_output, read_standard_input, write_answers
 from bert.commands.cli.arguments import COMMAND_LINE, MODEL, CommandParser, log_to_stderr, run_command
 from bert.commands.cli.config_help import PLACEHOLDERS
-from bert.config import Decoding
+from bert.config import ColumnsConfig, Decoding, FinetuneConfig
 from bert.config.validation import check_fields, help_texts
+from bert.config.yaml_io import load_config
 from bert.errors import UserError, without_surrogates
-from bert.remote import fetch, readable_path, writable_path
+from bert.remote import fetch, readable_path, writable, writable_path
+
+if TYPE_CHECKING:
+    from bert.inference.pretrained import Pretrained
 
 GENERATE_DESCRIPTION = """\
 Continues a text with a left-to-right language model, or generates the target of a source with an
@@ -90,53 +94,110 @@ def _lines(item: Input, continuations: list[Any]) -> list[dict[str, Any]]:
 
 
 EVALUATE_DESCRIPTION = """\
-Measures how well a left-to-right language model predicts a text: the loss per token in nats, the
-perplexity (its exponential), and bits per character and per byte. Only the latter two compare models with different
-vocabularies. They need a byte-level vocabulary, because others lose case, spaces or characters. FILE is read verbatim,
-white space included; .jsonl and Parquet files have one text per row (text). Each token is predicted once, the first
-one after the end token. A text with more tokens than the model has positions is read in windows that start --stride
-tokens apart: a smaller stride gives more context and takes longer."""
+Scores a model on data. (1) A fine-tuned model on labelled rows: its metrics with 95% intervals (percentile bootstrap
+over the rows), the scores of each label, the confusion matrix, and the expected calibration error of classifiers.
+DATA is a labelled file in the formats of fine-tuning, a folder or hub:ORG/NAME[:CONFIG] (of which --split is read),
+or the name of a split of the run's data, such as dev, which gives the scores of the run. Columns are found by their
+usual names; otherwise name them as in fine-tuning, for example --data.columns.label stars. The labels of a published
+model are matched by name. --compare scores a second model on the same rows, with the interval of the difference
+(paired bootstrap) and, for accuracies, McNemar's exact p-value. --output_dir receives results.json, errors.tsv and
+pictures. (2) A left-to-right language model on a text: the loss per token in nats, the perplexity (its exponential),
+and bits per character and per byte. Only the latter two compare models with different vocabularies. They need a
+byte-level vocabulary, because others lose case, spaces or characters. DATA is a text, .jsonl or Parquet file. It is
+read verbatim, white space included; .jsonl and Parquet files have one text per row (text). Each token is predicted
+once, the first one after the end token. A text with more tokens than the model has positions is read in windows that
+start --stride tokens apart: a smaller stride gives more context and takes longer."""
 
 
 @run_command
 def evaluate_command(argv: list[str]) -> int:
     """Runs `bert evaluate` and returns its exit status."""
     parser = CommandParser("bert evaluate", EVALUATE_DESCRIPTION)
-    parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
+    parser.add_argument("run", type=readable_path, metavar="RUN", help=MODEL)
+    parser.add_argument("data", type=readable_path, metavar="DATA", help="Labelled rows, or a text. See above.")
     parser.add_argument(
-        "file",
-        type=readable_path,
-        metavar="FILE",
-        help="A text, .jsonl or Parquet file, also compressed (.gz and others).",
+        "--split", default="dev", metavar="NAME", help="Split of a folder or a data set of the hub. (default: dev)"
     )
-    stride = "Tokens between the starts of windows. (default: half of the model's positions)"
+    parser.add_argument("--compare", type=readable_path, metavar="MODEL", help="Score a second model on the same rows.")
+    parser.add_argument(
+        "--output_dir", type=writable_path, metavar="PATH", help="Write results.json, errors.tsv and pictures here."
+    )
+    stride = "Language models: tokens between the starts of windows. (default: half of the model's positions)"
     parser.add_argument("--stride", type=int, metavar="N", help=stride)
-    parser.add_argument(
-        "--batch_size", type=int, default=8, metavar="N", help="Number of windows per batch. (default: 8)"
-    )
+    parser.add_argument("--batch_size", type=int, metavar="N", help="Rows or windows per batch. (default: 32, or 8)")
+    for column in fields(ColumnsConfig):
+        parser.add_argument(f"--data.columns.{column.name}", metavar="NAME", help=argparse.SUPPRESS)
     arguments = parser.parse_arguments(argv)
     for name in ("stride", "batch_size"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise UserError(f"command line: --{name} is {value}: it must be at least 1")
-    file = fetch(arguments.file)
+    if arguments.output_dir is not None and Path(arguments.output_dir).is_file():
+        raise UserError(f"--output_dir {arguments.output_dir} is a file: name a folder")
+
+    from bert.inference.load import load
+
+    messages: list[str] = []
+    model = load(arguments.run, messages.append)
+    is_language_model = model.task is None and model.pooling is None
+    texts = _read_texts(arguments.data) if is_language_model else []  # an unreadable file is the only message
+    for message in messages:
+        log_to_stderr(message)
+    if is_language_model:
+        _print_text_scores(model, arguments, texts)
+        return 0
+    if arguments.stride is not None:
+        raise UserError(f"command line: --stride is for language models, but {arguments.run} is not one: remove it")
+    _evaluate_task(model, arguments)
+    return 0
+
+
+def _evaluate_task(model: Pretrained, arguments: argparse.Namespace) -> None:
+    """Prints the scores of a fine-tuned model, and writes its files."""
+    from bert.inference.evaluation import evaluate, is_split_name
+    from bert.inference.load import load
+    from bert.training.finetuning.evaluation import Split
+    from bert.training.finetuning.results import run_outputs
+
+    columns = {name: value for name, value in vars(arguments).items() if name.startswith("data.columns.") and value}
+    settings: dict[str, Any] = {"columns": {name.rpartition(".")[2]: value for name, value in columns.items()}}
+    if arguments.compare is not None:
+        settings["compare"] = load(arguments.compare, log_to_stderr)
+    if is_split_name(model, arguments.data):
+        config = load_config(FinetuneConfig, Path(model.source) / "config.yaml")
+        settings["outputs"] = lambda *split: run_outputs(model, config, Split(*split), log_to_stderr)
+    evaluation = evaluate(
+        model, arguments.data, split=arguments.split, batch_size=arguments.batch_size or 32, **settings
+    )
+    print(evaluation)
+    if arguments.output_dir is not None:
+        with writable(arguments.output_dir) as folder:
+            evaluation.write(folder)
+
+
+def _read_texts(name: str) -> list[str]:
+    """Returns the texts of a file for a language model. Raises UserError."""
+    from bert.data.corpus.files import Skipped, read_documents, require_readable_kind
+
+    file = fetch(name)
     if not Path(file).is_file():
         raise UserError(f"{file} does not exist or is not a file: name a file of text")
-
-    from bert.data.corpus.files import Skipped, read_documents, require_readable_kind
-    from bert.inference.load import load
-    from bert.tokenizer.library import keeps_spaces
-
     require_readable_kind(file)
     skipped = Skipped()
     texts = ["\n".join(document) for document in read_documents(file, skipped, verbatim=True)]
     skipped.log()
     if not any(texts):
-        raise UserError(f"{arguments.file} holds no text: name a file that does")
-    model = load(arguments.run, log_to_stderr)
-    scores = model.score_texts(texts, stride=arguments.stride, batch_size=arguments.batch_size)
+        raise UserError(f"{name} holds no text: name a file that does")
+    return texts
+
+
+def _print_text_scores(model: Pretrained, arguments: argparse.Namespace, texts: list[str]) -> None:
+    """Prints loss, perplexity and bits of texts under a language model."""
+    from bert.tokenizer.library import keeps_spaces
+
+    scores = model.score_texts(texts, stride=arguments.stride, batch_size=arguments.batch_size or 8)
     nats, tokens = -sum(score.log_probability for score in scores), sum(score.num_tokens for score in scores)
     if not tokens:
-        raise UserError(f"{arguments.file} has no token in the model's vocabulary: name a file that does")
+        raise UserError(f"{arguments.data} has no token in the model's vocabulary: name a file that does")
     print(f"tokens: {tokens:,}")
     print(f"loss: {nats / tokens:.6f}")
     print(f"perplexity: {math.exp(nats / tokens):.6g}")
@@ -144,4 +205,3 @@ def evaluate_command(argv: list[str]) -> int:
     for name, count in (("character", sum(map(len, texts))), ("byte", sum(len(text.encode()) for text in texts))):
         bits = f"{nats / math.log(2) / count:.6f}" if lossless else "none, as the vocabulary is not byte-level"
         print(f"bits per {name}: {bits}")
-    return 0

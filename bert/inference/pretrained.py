@@ -21,7 +21,7 @@ from bert.data.long_texts import LongTexts, encode_texts, with_long_texts
 from bert.data.rows import QueryDocumentRows, Rows, SourceTargetRows, TokenRows
 from bert.data.windows import WindowedRows
 from bert.errors import UserError, on_one_line
-from bert.inference import export, scoring
+from bert.inference import evaluation, export, scoring
 from bert.inference import generate as generation
 from bert.inference import search as retrieval
 from bert.inference.forward import BUCKETS, BatchedForward, EncodeOutput, GraphForward
@@ -117,7 +117,7 @@ class Pretrained(ModelBundle):
             return [np.array(best.token_ids, np.int32) for best, *_ in results]
         if isinstance(features, QueryDocumentRows):
             return self._forward.embed_groups(features, self.pooling or Pooling(), batch_size)
-        if self.task is not None and "embed" in self.task.calls and isinstance(features, TokenRows | WindowedRows):
+        if isinstance(features, TokenRows | WindowedRows) and (self.task is None or "embed" in self.task.calls):
             return list(self._forward.embed(features, self.pooling or Pooling(), batch_size))
         return self._forward.apply_head(features, batch_size)
 
@@ -293,23 +293,24 @@ class Pretrained(ModelBundle):
         """Returns the task's metrics on labelled rows or, for a causal language model, a `TextScore` per text.
 
         Args:
-            data: for a task on custom data, the path of a labelled file, or rows in memory: dictionaries by column, a
-                ``pandas.DataFrame`` or a ``datasets.Dataset``. For a language model, texts. A string is one text, whose
-                score is returned without a list. Each token is predicted once, the first one after the end token.
+            data: for a fine-tuned model, the data of `evaluate`, which also returns intervals. For a language model,
+                texts. A string is one text, whose score is returned without a list. Each token is predicted once, the
+                first one after the end token.
             stride: for a language model, the number of tokens between the starts of the windows of long texts. A
                 smaller stride gives more context and takes longer. None: half of the positions.
             batch_size: number of rows or windows per batch.
 
         Raises:
-            UserError: the task reads its own files, a row lacks a column or has an unknown label, the model is not a
-                language model, an input is not a text, or ``stride`` is not between 1 and the number of positions.
+            UserError: the model is neither fine-tuned nor a language model, a row is invalid (see `evaluate`), an input
+                is not a text, or ``stride`` is not between 1 and the number of positions.
         """
         if self.task is None:
             return self.score_texts(data, stride=stride, batch_size=batch_size)
-        examples = self.task.labelled_examples(data)
-        features = self.task.features(self.tokenizer, examples, self.data)
-        return self.task.score(self.task.predict(self.outputs(features, batch_size), features, examples), examples)
+        labelled = evaluation.labelled_data(self, data)
+        predictions = evaluation.predictions_of(self, labelled, lambda _, rows: self.outputs(rows, batch_size))
+        return labelled.scorer.score(predictions, labelled.examples)
 
+    evaluate = evaluation.evaluate
     score_texts = scoring.score_texts
     fill_mask = scoring.fill_mask
     zero_shot = scoring.zero_shot

@@ -202,14 +202,14 @@ class Task(ABC):
           UserError: a file is missing or a line is invalid.
         """
 
-    def labelled_examples(self, data: Any) -> Any:
-        """Returns the `Examples` of a labelled file, or of rows in memory, if ``calls`` has score.
+    def labelled_examples(self, data: Any, split: str = "dev") -> Any:
+        """Returns the `Examples` of a labelled file, a split of a folder or data set, or rows in memory.
 
         Raises:
           UserError: the task has another layout, or the rows cannot be used.
         """
         raise UserError(
-            f"{self.name} reads its own files, whose scores are in results.json: use a model of a custom task"
+            f"{self.name} reads its own files, whose scores are in results.json: name a split of the run's data"
         )
 
     @abstractmethod

@@ -77,6 +77,12 @@ def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequenc
     return paths[0]
 
 
+def require_split_of_files(split: str, folder: Any) -> None:
+    """Raises UserError for a name that no file of a folder has."""
+    if split not in SPLITS:
+        raise UserError(f"split is {split!r}, but {folder} is a folder of files: use {', '.join(SPLITS)}")
+
+
 def split_records(folder: Path, split: str, data: TaskDataConfig) -> Records:
     """Returns the rows of a split. Raises UserError if its file or the split is missing or invalid."""
     if not is_dataset_dict(folder.as_posix()):
@@ -388,10 +394,24 @@ class ColumnFilesTask(Task):
     def unnamed_table_columns(self) -> tuple[str, ...]:
         return tuple(self.data.column_names or ())
 
-    def labelled_examples(self, data: Any) -> Any:
-        """Returns the examples of a labelled file, or of rows in memory (see `json_lines`). Raises UserError."""
+    def labelled_examples(self, data: Any, split: str = "dev") -> Any:
         if "dev" not in self.data_keys:
             raise UserError(f"{self.name} reads its own rows, whose scores are in results.json: use a run on files")
+        columns = dataclasses.replace(self.data.columns, id=None)  # scores need no ids
+        own = dataclasses.replace(self.data, train=None, dev=None, test=None, columns=columns)
+        if isinstance(data, str | os.PathLike) and is_dataset_dict(os.fspath(data)):
+            named = next((name for name in SPLITS.get(split, ()) if name in open_splits(os.fspath(data))), split)
+            examples = dataclasses.replace(self, data=dataclasses.replace(own, dev=named)).read(Path(data), "dev")
+        elif isinstance(data, str | os.PathLike) and Path(data).is_dir():
+            require_split_of_files(split, data)
+            examples = dataclasses.replace(self, data=own).read(Path(data), split)
+        else:
+            return self._examples_of_file(data, dataclasses.replace(own, source=None, target=None))
+        for note in examples.notes:
+            LOGGER.warning(note)
+        return examples
+
+    def _examples_of_file(self, data: Any, data_config: TaskDataConfig) -> Any:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "data.jsonl"
             if isinstance(data, str | os.PathLike):
@@ -401,10 +421,9 @@ class ColumnFilesTask(Task):
             else:
                 for name, content in table_files(data, "data").items():
                     (Path(folder) / name).write_text(content, encoding="utf-8")
-            columns = dataclasses.replace(self.data.columns, id=None)  # scores need no ids
-            data_config = dataclasses.replace(self.data, dev=str(file), source=None, target=None, columns=columns)
+            own = dataclasses.replace(data_config, dev=str(file))
             try:
-                examples = dataclasses.replace(self, data=data_config).read(Path(folder), "dev")
+                examples = dataclasses.replace(self, data=own).read(Path(folder), "dev")
             except UserError as error:
                 of_rows = f"{Path(folder) / 'data.jsonl'}, line "
                 message = str(error).replace(of_rows, "data, row ").replace(" lines have such", " rows have such")

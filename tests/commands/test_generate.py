@@ -173,13 +173,16 @@ def test_a_vocabulary_that_loses_text_has_no_bits(monkeypatch, tmp_path: Path, c
     assert "blank.txt has no token" in capsys.readouterr().err
 
 
-def test_what_cannot_be_measured_is_one_sentence(folder: Path, finetuned: Path, tmp_path: Path, fails, capsys) -> None:
+def test_what_cannot_be_measured_is_one_sentence(
+    folder: Path, finetuned: Path, pretrained: Path, tmp_path: Path, fails, capsys
+) -> None:
     from bert.commands.language_models import evaluate_command as evaluate
 
     (tmp_path / "a.txt").write_text("the\n")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
-    assert "is not a left-to-right language model" in fails(evaluate, str(finetuned), str(tmp_path / "a.txt"))
+    assert "a.txt has no rows" in fails(evaluate, str(finetuned), str(tmp_path / "a.txt"))
+    assert "is not a left-to-right language model" in fails(evaluate, str(pretrained), str(tmp_path / "a.txt"))
     assert "latin.txt" in (error := fails(evaluate, str(folder), str(tmp_path / "latin.txt"))) and "UTF-8" in error
     assert "empty.txt holds no text" in fails(evaluate, str(folder), str(tmp_path / "empty.txt"))
     (tmp_path / "a.json").write_text("{}")

@@ -269,8 +269,8 @@ class LabelTask(SequenceClassificationTask):
 
 
 def file_prefix(split: str) -> str:
-    """Returns the prefix of file names for a split; dev has none."""
-    return "" if split == "dev" else f"{split}_"
+    """Returns the prefix of file names for a split; dev and the data of an evaluation ("") have none."""
+    return "" if split in ("dev", "") else f"{split}_"
 
 
 def _declared(records: Records, column: str) -> tuple[str, ...]:

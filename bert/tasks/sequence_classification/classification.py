@@ -122,7 +122,8 @@ class ClassificationTask(LabelTask):
         )
         errors = self._write_errors(folder, split, examples, ("prediction", "label", "probability"), rows)
         matrix = np.array(self.details(predictions, examples)["confusion_matrix"])
-        title = f"{self.name}, {split}: {len(wrong):,} errors in {len(labels):,} rows"
+        name = f"{self.name}, {split}" if split else self.name
+        title = f"{name}: {len(wrong):,} errors in {len(labels):,} rows"
         picture = draw_confusion_matrix(
             folder / f"{file_prefix(split)}confusion_matrix.png", matrix, self.label_names, title
         )

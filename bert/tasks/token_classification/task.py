@@ -245,6 +245,17 @@ class TokenClassificationTask(Task):
         by_type = metrics.entities_by_type(tags, expected)
         return {**scores, **{f"f1_{type}": by_type.get(type, {"f1": 0.0})["f1"] for type in self.types}}
 
+    def details(self, predictions: Tagged, examples: Sentences) -> dict[str, Any]:
+        """Returns the scores of each entity type, or of each plain tag."""
+        expected = require(examples.tags, "the tags")
+        if self.marks_entities:
+            return {"classes": metrics.entities_by_type(predictions.tags, expected)}
+        number = {tag: index for index, tag in enumerate(self.tags)}
+        sides = [
+            [number.get(tag, -1) for sentence in tags for tag in sentence] for tags in (predictions.tags, expected)
+        ]
+        return {"classes": metrics.by_class(self.tags, *map(np.array, sides))["classes"]}
+
     def baseline_scores(self, examples: Sentences) -> dict[str, float]:
         """Returns the scores of each word's most frequent training tag, or the most frequent tag for new words."""
         unknown = OUTSIDE if self.marks_entities else self.most_frequent_tag

@@ -236,18 +236,25 @@ def _skipped_rows(splits: Mapping[str, Split]) -> dict[str, int]:
 def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: Path, log: Log) -> list[Path]:
     """Writes the prediction files of a split of a run's data in the run's format, and returns their paths.
 
-    On the devices of the run the files are identical to the run's, because batches, lengths and precision are the same
-    as in its evaluations.
-
-    Args:
-        log: logs a message if the run's devices are absent, since the last digits may then differ.
-
     Raises:
         UserError: the split is missing or malformed.
     """
     task = model.require_task()
     examples = read_splits(task, config).examples[name]
     split = Split(examples, task.features(model.tokenizer, examples, config.data))
+    outputs = run_outputs(model, config, split, log)
+    return task.write_predictions(folder, name, task.predict(outputs, split.features, examples), examples)
+
+
+def run_outputs(model: Pretrained, config: FinetuneConfig, split: Split, log: Log) -> Outputs:
+    """Returns the outputs of each row of a split, computed as in the evaluations of the run.
+
+    On the devices of the run they are identical to the run's, because batches, lengths and precision are the same.
+
+    Args:
+        log: logs a message if the run's devices are absent, since the last digits may then differ.
+    """
+    task = model.require_task()
     try:
         parallel = make_parallelism(config.training, config.model)
         parallel.check_batch("training.eval_batch_size", config.training.rows_per_evaluation)
@@ -261,5 +268,4 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
     )
     tokenizer = model.target_tokenizer or model.tokenizer
     _, evaluator = make_evaluators(task, apply, parallel, config, tokenizer)
-    outputs, _ = evaluator(parallel.put_state(model.params), split)
-    return task.write_predictions(folder, name, task.predict(outputs, split.features, examples), examples)
+    return evaluator(parallel.put_state(model.params), split)[0]

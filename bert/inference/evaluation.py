@@ -1,0 +1,275 @@
+"""Scores of a fine-tuned model on labelled data, with intervals, and the comparison of two models."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bert.config import FinetuneConfig
+from bert.config.run_file import load_run_config
+from bert.errors import UserError, format_number
+from bert.metrics.calibration import Calibration, calibration
+from bert.metrics.resampling import Interval, McNemar, bootstrap_intervals, difference_intervals, mcnemar, supported
+from bert.metrics.weighted import WeightedScores
+from bert.remote import fetch
+from bert.runs.metrics_log import write_results
+from bert.runs.report import align_columns
+from bert.tasks.base import Outputs, Task
+from bert.tasks.labelled import Labelled, embedding_task, read_labelled, relabelled
+from bert.tasks.splits import read_splits
+from bert.tasks.weighted_scores import hits, weighted_scores
+
+MATRIX_SHOWN = 10
+"""Maximum number of labels of a confusion matrix that is printed."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference between two models on the same rows.
+
+    Attributes:
+        other: source of the second model.
+        metrics: scores of the second model.
+        differences: first minus second, by metric.
+        intervals: 95% intervals of the differences (paired bootstrap).
+        mcnemar: test of the accuracies; None for tasks without one label per row.
+    """
+
+    other: str
+    metrics: dict[str, float]
+    differences: dict[str, float]
+    intervals: dict[str, Interval]
+    mcnemar: McNemar | None
+
+    def results(self) -> dict[str, Any]:
+        """Returns the values for results.json."""
+        test = {} if self.mcnemar is None else {"mcnemar": self.mcnemar._asdict()}
+        return {
+            "other": self.other,
+            "metrics": self.metrics,
+            "differences": self.differences,
+            "intervals": {name: list(interval) for name, interval in self.intervals.items()},
+            **test,
+        }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a model on labelled data. ``print`` shows them as tables.
+
+    Attributes:
+        source: the model.
+        data: the data.
+        rows: number of rows, sentences or questions.
+        metrics: the scores by name.
+        intervals: 95% intervals of the scores (percentile bootstrap over the rows), except of counts and thresholds.
+        calibration: reliability of the probabilities; None for tasks without one label per row.
+        details: scores of each label, and the confusion matrix, as in the results.json of a run.
+        comparison: the comparison with another model, or None.
+    """
+
+    source: str
+    data: str
+    rows: int
+    metrics: dict[str, float]
+    intervals: dict[str, Interval]
+    calibration: Calibration | None
+    details: dict[str, Any]
+    comparison: Comparison | None = None
+    labelled: Labelled = field(repr=False, kw_only=True)
+    predictions: Any = field(repr=False, kw_only=True)
+
+    def results(self) -> dict[str, Any]:
+        """Returns the values for results.json."""
+        return {
+            "model": self.source,
+            "data": self.data,
+            "rows": self.rows,
+            "metrics": self.metrics,
+            "intervals": {name: list(interval) for name, interval in self.intervals.items()},
+            **({} if self.calibration is None else {"calibration": self.calibration._asdict()}),
+            **({"details": self.details} if self.details else {}),
+            **({} if self.comparison is None else {"comparison": self.comparison.results()}),
+        }
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Writes results.json and, depending on the task, errors.tsv and pictures. Returns their paths."""
+        folder = Path(folder)
+        write_results(folder, self.results())
+        more = self.labelled.scorer.write_details(folder, "", self.predictions, self.labelled.examples)
+        return [folder / "results.json", *more]
+
+    def __str__(self) -> str:
+        """Returns the tables of metrics, labels and confusions."""
+        lines = [f"{self.rows:,} rows of {self.data}", "", *self._metrics_table()]
+        if self.calibration is not None:
+            lines += ["", f"expected calibration error: {self.calibration.ece:.4f}"]
+        if self.comparison is not None and self.comparison.mcnemar is not None:
+            first, second, p_value = self.comparison.mcnemar
+            lines += ["", f"only this model is right: {first:,} rows; only {self.comparison.other}: {second:,} rows"]
+            lines += [f"McNemar's exact p-value: {p_value:.3g}"]
+        if classes := self.details.get("classes"):
+            lines += ["", *_classes_table(classes)]
+        matrix = self.details.get("confusion_matrix")
+        if matrix and len(matrix) <= MATRIX_SHOWN:
+            names = list(self.details["classes"])
+            rows = [("label \\ prediction", *names)]
+            rows += [(name, *map(str, counts)) for name, counts in zip(names, matrix, strict=True)]
+            lines += ["", *align_columns(rows)]
+        return "\n".join(line.removeprefix("  ") for line in lines)
+
+    def _metrics_table(self) -> list[str]:
+        compared = self.comparison
+        header = ["metric", "score", "95% interval"]
+        header += [] if compared is None else [compared.other, "difference", "95% interval"]
+        rows = [tuple(header)]
+        for name, score in self.metrics.items():
+            row = [name, _number(score), _span(self.intervals.get(name))]
+            if compared is not None:
+                row += [_number(scores.get(name)) for scores in (compared.metrics, compared.differences)]
+                row.append(_span(compared.intervals.get(name)))
+            rows.append(tuple(row))
+        return align_columns(rows)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else format_number(value, 4)
+
+
+def _span(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{_number(interval.low)} to {_number(interval.high)}"
+
+
+def _classes_table(classes: Mapping[str, Mapping[str, float]]) -> list[str]:
+    columns = list(next(iter(classes.values())))
+    rows = [("label", *columns)]
+    rows += [(name, *(_number(scores[column]) for column in columns)) for name, scores in classes.items()]
+    return align_columns(rows)
+
+
+def evaluate(
+    model: Any,
+    data: Any,
+    *,
+    split: str = "dev",
+    columns: Mapping[str, str] | None = None,
+    compare: Any = None,
+    batch_size: int = 32,
+    outputs: Callable[[Any, Any], Outputs] | None = None,
+) -> Evaluation:
+    """Scores the model on labelled data.
+
+    Args:
+        data: one of the following.
+
+            - the path of a labelled file in the formats of fine-tuning;
+            - a folder, or a data set of the hub (``hub:ORGANISATION/NAME[:CONFIG]``), of which ``split`` is read;
+            - for a run, the name of a split of its data, such as ``dev`` or ``test``;
+            - rows in memory: dictionaries by column, a ``pandas.DataFrame`` or a ``datasets.Dataset``.
+        split: the split of a folder or data set.
+        columns: names of columns by their key of ``data.columns``, such as ``{"label": "stars"}``.
+        compare: another model, scored on the same rows.
+        batch_size: number of rows per batch.
+        outputs: computes the outputs from examples and their rows. Defaults to `bert.Pretrained.outputs`.
+
+    Raises:
+        UserError: the model is not fine-tuned, a row is invalid, the data has no labels, or the labels are not the
+            model's.
+    """
+    labelled = labelled_data(model, data, split, columns or {})
+    name = str(data) if isinstance(data, str | Path) else "the rows"
+    compute = outputs or (lambda _, features: model.outputs(features, batch_size))
+    evaluation, weighted = _score(model, name, labelled, compute)
+    if compare is None:
+        return evaluation
+    theirs = relabelled(labelled, task_of(compare))
+    other, other_weighted = _score(compare, name, theirs, lambda _, features: compare.outputs(features, batch_size))
+    return dataclasses.replace(evaluation, comparison=_compare(evaluation, other, weighted, other_weighted))
+
+
+def labelled_data(model: Any, data: Any, split: str = "dev", columns: Mapping[str, str] | None = None) -> Labelled:
+    """Returns the labelled examples that ``data`` names (see `evaluate`). Raises UserError."""
+    task = task_of(model)
+    if isinstance(data, str) and is_split_name(model, data):
+        return Labelled(task, task, _run_split(model, task, data))
+    data = fetch(data) if isinstance(data, str) and not data.startswith("hub:") else data
+    return read_labelled(task, data, split, columns or {})
+
+
+def task_of(model: Any) -> Task:
+    """Returns the model's task; the task of embeddings for a published embedding model. Raises UserError."""
+    if model.task is None and model.pooling is not None:
+        return embedding_task(model.source, model.pooling)
+    task: Task = model.require_task()
+    return task
+
+
+def is_split_name(model: Any, data: str) -> bool:
+    """Returns whether ``data`` is the name of a split of a run, and not a file or folder."""
+    return model.step is not None and re.fullmatch(r"\w[\w-]*", data) is not None and not Path(data).exists()
+
+
+def _run_split(model: Any, task: Task, name: str) -> Any:
+    """Returns the labelled examples of a split of the run's data. Raises UserError."""
+    config = load_run_config(Path(model.source))
+    if not isinstance(config, FinetuneConfig):
+        raise UserError(f"{model.source} is not a fine-tuning run: use one")
+    examples = read_splits(task, config).examples
+    if name not in examples:
+        raise UserError(f"{model.source} has no split {name!r}: name a file, or one of {', '.join(examples)}")
+    if not examples[name].labelled:
+        raise UserError(f"the split {name} of {model.source} has no labels: name a split or a file with labels")
+    return examples[name]
+
+
+def predictions_of(model: Any, labelled: Labelled, outputs: Callable[[Any, Any], Outputs]) -> Any:
+    """Returns the predictions of a model for labelled examples."""
+    task = labelled.task
+    max_length = None if model.task is not None or model.pooling is None else model.pooling.max_length
+    rows = model.data if max_length is None else dataclasses.replace(model.data, max_length=max_length)
+    features = task.features(model.tokenizer, labelled.inputs, rows)
+    return task.predict(outputs(labelled.examples, features), features, labelled.inputs)
+
+
+def _score(
+    model: Any, data: str, labelled: Labelled, outputs: Callable[[Any, Any], Outputs]
+) -> tuple[Evaluation, WeightedScores | None]:
+    scorer, examples, predictions = labelled.scorer, labelled.examples, predictions_of(model, labelled, outputs)
+    scores = scorer.score(predictions, examples)
+    weighted = weighted_scores(scorer, predictions, examples)
+    weighted = None if weighted is None else supported(weighted, scores)
+    correct = hits(scorer, predictions, examples)
+    evaluation = Evaluation(
+        source=str(model.source),
+        data=data,
+        rows=len(examples),
+        metrics=scores,
+        intervals={} if weighted is None else bootstrap_intervals(weighted),
+        calibration=None if correct is None else calibration(correct),
+        details=scorer.details(predictions, examples),
+        labelled=labelled,
+        predictions=predictions,
+    )
+    return evaluation, weighted
+
+
+def _compare(
+    evaluation: Evaluation, other: Evaluation, first: WeightedScores | None, second: WeightedScores | None
+) -> Comparison:
+    shared = [name for name in evaluation.metrics if name in other.metrics]
+    both: Sequence[Any] = [
+        hits(one.labelled.scorer, one.predictions, one.labelled.examples) for one in (evaluation, other)
+    ]
+    return Comparison(
+        other=other.source,
+        metrics=other.metrics,
+        differences={name: evaluation.metrics[name] - other.metrics[name] for name in shared},
+        intervals={} if first is None or second is None else difference_intervals(first, second),
+        mcnemar=None if None in both else mcnemar(both[0].correct, both[1].correct),
+    )
