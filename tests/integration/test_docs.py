@@ -315,9 +315,14 @@ def test_what_is_marked_as_running_runs(page: Path, corpus: Path, tmp_path: Path
     (tmp_path / "corpus").mkdir()
     shutil.copy(corpus, tmp_path / "corpus" / "some.txt")
     shutil.copy(corpus, tmp_path / "held_out.txt")
+    if page.name == "README.md":  # for the reader of a clone
+        shutil.rmtree(tmp_path / "corpus")
+        (tmp_path / "docs").symlink_to(ROOT / "docs")
     for block in blocks_of(page):
         if block.mark == RUNS:
-            run_as_a_user(tmp_path, block.text)
+            output = run_as_a_user(tmp_path, block.text)
+            if page.name == "README.md":
+                assert '"text": "send the invoice again", "label": "billing"' in output
 
 
 @pytest.mark.slow
@@ -348,8 +353,11 @@ def test_a_plain_install_runs_what_the_guides_show(corpus: Path, tmp_path: Path)
     run_as_a_user(tmp_path, f"python3 - <<'END'\nimport sys\n{reader}assert 'bert' not in sys.modules\nEND")
 
 
-def run_as_a_user(folder: Path, text: str) -> None:
-    """Runs shell lines in which ``bert`` and ``python3`` use $BERT_INSTALLED, or else this interpreter."""
+def run_as_a_user(folder: Path, text: str) -> str:
+    """Runs shell lines in which ``bert`` and ``python3`` use $BERT_INSTALLED, or else this interpreter.
+
+    Returns stdout.
+    """
     installed = os.environ.get("BERT_INSTALLED")
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)
@@ -367,3 +375,4 @@ def run_as_a_user(folder: Path, text: str) -> None:
         cwd=folder, env=environment, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
