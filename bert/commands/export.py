@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bert.commands.cli.arguments import MODEL, CommandParser, log_to_stderr, run_command
+from bert.commands.cli.arguments import MODEL, CommandParser, add_adapter_option, log_to_stderr, run_command
 from bert.errors import UserError
 from bert.interchange import FORMATS
 from bert.remote import fetch, readable_path, writable_path
@@ -12,10 +12,10 @@ from bert.remote import fetch, readable_path, writable_path
 DESCRIPTION = """Writes a model for other programs. hf: a folder for Hugging Face transformers (config.json,
 safetensors, tokenizer files, a model card with the recipe and the scores). stablehlo: one function for CPU, CUDA and
 TPU that needs only JAX, with its weights in a file. onnx: a graph for ONNX Runtime and others, for any number of rows
-and tokens (pip install 'bert-jax[onnx]'). The export is read back, executed and compared with the model. --quantize
-int8 stores the weights of an ONNX graph in 8 bits; nothing is written if the score on dev falls by more than
---tolerance times the float score. For an embedding model without a task, the score is the mean cosine of the
-embeddings of both graphs."""
+and tokens (pip install 'bert-jax[onnx]'). peft: only the adapters and the head of a run with lora.rank, for PEFT. The
+export is read back, executed and compared with the model. --quantize int8 stores the weights of an ONNX graph in 8
+bits; nothing is written if the score on dev falls by more than --tolerance times the float score. For an embedding
+model without a task, the score is the mean cosine of the embeddings of both graphs."""
 
 
 @run_command
@@ -23,6 +23,7 @@ def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = CommandParser("bert export", DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="RUN", help=MODEL)
+    add_adapter_option(parser)
     parser.add_argument("out", type=writable_path, metavar="OUT", help="New folder to write.")
     parser.add_argument("--format", choices=FORMATS, default="hf", help="Format to write. (default: hf)")
     lengths = parser.add_mutually_exclusive_group()
@@ -34,6 +35,11 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--generator", action="store_true", help="Write the generator of a run with training.objective rtd."
+    )
+    parser.add_argument(
+        "--base",
+        metavar="NAME",
+        help="For peft: hub name or folder of the base model, which the export names. (default: init of the run)",
     )
     parser.add_argument("--quantize", choices=("int8",), help="For onnx: weights in 8 bits.")
     parser.add_argument(
@@ -62,14 +68,16 @@ def main(argv: list[str]) -> int:
         arguments.dev = fetch(arguments.dev)
         if not Path(arguments.dev).exists():
             raise UserError(f"{arguments.dev} does not exist: pass a file or a folder as --dev")
+    if arguments.base is not None and arguments.format != "peft":
+        raise UserError(f"command line: --base is for peft: leave it out with {arguments.format}")
     int8 = {name: getattr(arguments, name) for name in ("quantize", "dev", "tolerance")}
 
     from bert.inference.load import load
 
-    model = load(arguments.run, log_to_stderr)
+    model = load(arguments.run, log_to_stderr, adapter=arguments.adapter)
     if arguments.generator:
         model = model.generator
     shape = {"length": arguments.length, "dynamic_length": arguments.dynamic_length}
     quantization = {name: value for name, value in int8.items() if value is not None}
-    model.save(arguments.out, arguments.format, print, **shape, **quantization)
+    model.save(arguments.out, arguments.format, print, base=arguments.base, **shape, **quantization)
     return 0

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert.commands.cli.answers import Input, check_output, open_output, read_standard_input, write_answers
-from bert.commands.cli.arguments import COMMAND_LINE, MODEL, CommandParser, log_to_stderr, run_command
+from bert.commands.cli.arguments import (
+    COMMAND_LINE,
+    MODEL,
+    CommandParser,
+    add_adapter_option,
+    log_to_stderr,
+    run_command,
+)
 from bert.commands.cli.config_help import PLACEHOLDERS
 from bert.config import ColumnsConfig, Decoding, FinetuneConfig
 from bert.config.validation import check_fields, help_texts
@@ -35,6 +42,7 @@ def generate_command(argv: list[str]) -> int:
     """Runs `bert generate` and returns its exit status."""
     parser = CommandParser("bert generate", GENERATE_DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
+    add_adapter_option(parser)
     parser.add_argument("prompt", metavar="PROMPT", help="A text to continue, or - for the lines of standard input.")
     texts, names = help_texts(Decoding), [field.name for field in fields(Decoding)]
     for field in fields(Decoding):
@@ -61,7 +69,7 @@ def generate_command(argv: list[str]) -> int:
 
     from bert.inference.load import load
 
-    model = load(arguments.run, log_to_stderr)
+    model = load(arguments.run, log_to_stderr, adapter=arguments.adapter)
     model.require_generation()
     settings = model.complete_decoding(options)
     decoding = Decoding(**settings)
@@ -114,6 +122,7 @@ def evaluate_command(argv: list[str]) -> int:
     """Runs `bert evaluate` and returns its exit status."""
     parser = CommandParser("bert evaluate", EVALUATE_DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="RUN", help=MODEL)
+    add_adapter_option(parser)
     parser.add_argument("data", type=readable_path, metavar="DATA", help="Labelled rows, or a text. See above.")
     parser.add_argument(
         "--split", default="dev", metavar="NAME", help="Split of a folder or a data set of the hub. (default: dev)"
@@ -137,7 +146,7 @@ def evaluate_command(argv: list[str]) -> int:
     from bert.inference.load import load
 
     messages: list[str] = []
-    model = load(arguments.run, messages.append)
+    model = load(arguments.run, messages.append, adapter=arguments.adapter)
     is_language_model = model.task is None and model.pooling is None
     texts = _read_texts(arguments.data) if is_language_model else []  # an unreadable file is the only message
     for message in messages:

@@ -13,14 +13,17 @@ from typing import Any, Self
 import numpy as np
 
 from bert.config import FinetuneConfig
+from bert.config.run_file import load_run_config
 from bert.config.yaml_io import load_config
 from bert.data.inputs import as_filled_texts
 from bert.data.records import read_texts
 from bert.data.rows import Rows
 from bert.errors import UserError, log_message, renamed_argument, require, system_errors_as_user_errors
 from bert.interchange import ExportError, hub
+from bert.interchange.readers import hf
 from bert.metrics import retrieval
-from bert.model.names import ARCHITECTURES
+from bert.model.linear import FrozenWeights
+from bert.model.names import ARCHITECTURES, PROJECTIONS
 from bert.remote import writable
 from bert.tasks.base import Task
 from bert.tasks.splits import read_splits
@@ -161,6 +164,7 @@ def save(
     quantize: str | None = None,
     dev: Any = None,
     tolerance: float = TOLERANCE,
+    base: str | None = None,
 ) -> None:
     """Writes the model in another format atomically, and compares the outputs of the written model.
 
@@ -171,6 +175,7 @@ def save(
             - ``hf``: a folder for Hugging Face transformers.
             - ``stablehlo``: a function that needs only JAX.
             - ``onnx``: a graph for ONNX Runtime and others, for any number of rows and tokens.
+            - ``peft``: the adapters of a run with ``lora.rank``, without the weights of the base model.
         log: called with what was written and compared. By default, the logger ``bert`` warns about settings that the
             format cannot express.
         length: number of tokens T of a ``stablehlo`` function's inputs; None for the model's maximum.
@@ -184,15 +189,22 @@ def save(
             - The folder of a task that reads its own files.
             - For an embedding model without a task, texts or a file with one text per line.
         tolerance: maximum relative loss of score by int8.
+        base: hub name or folder of the base model that the files of ``peft`` name; None for the ``init`` of the run.
 
     Raises:
         ExportError: the outputs differ, or the int8 graph loses more.
         UserError: the format is unknown, the head has no equivalent in other libraries, an option belongs to another
             format, a library is not installed, or ``out`` exists and is not an empty folder.
     """
-    from bert.interchange.writers import hf, onnx, stablehlo  # slow imports
+    from bert.interchange.writers import hf as hf_writer  # slow imports
+    from bert.interchange.writers import onnx, peft, stablehlo
 
-    writers: dict[str, Callable[..., None]] = {"hf": hf.export, "stablehlo": stablehlo.export, "onnx": onnx.export}
+    writers: dict[str, Callable[..., None]] = {
+        "hf": hf_writer.export,
+        "stablehlo": stablehlo.export,
+        "onnx": onnx.export,
+        "peft": peft.export,
+    }
     if format not in writers:
         raise UserError(f"format is {format!r}: choose one of {', '.join(writers)}")
     _check_head(model)
@@ -201,6 +213,10 @@ def save(
         options = {"length": length, "dynamic_length": dynamic_length}
     elif length is not None or dynamic_length:
         raise UserError(f"length and dynamic_length are for stablehlo: leave them out for {format}")
+    if format == "peft":
+        options = {"adapters": _adapters(model, base)}
+    elif base is not None:
+        raise UserError(f"base is for peft: leave it out for {format}")
     if quantize not in (None, "int8"):
         raise UserError(f"quantize is {quantize!r}: pass int8, or None for none")
     if quantize is not None and format != "onnx":
@@ -214,6 +230,34 @@ def save(
     with writable(out) as folder:
         # The folder of a URL is temporary.
         writers[format](model, folder, lambda text: log(type(text)(text.replace(str(folder), str(out)))), **options)
+
+
+def _adapters(model: Any, base: str | None) -> Any:
+    """Returns the adapters of a run. Raises UserError if it has none, or if its base model has no name."""
+    from bert.interchange.writers.peft import Adapters
+    from bert.runs.checkpoint import Checkpointer
+    from bert.runs.orbax_io import read_frozen_weights
+
+    if model.step is None:
+        raise UserError(f"{model.source} is not a run: peft is for runs with adapters (lora.rank)")
+    path = Path(model.source)
+    config = load_run_config(path)
+    if not isinstance(config, FinetuneConfig) or config.lora.rank is None:
+        raise UserError(f"{path} has no adapters (lora.rank is null), which peft needs: export it as hf")
+    name = base or require(config.init, "init")
+    if (base is None and not (hf.is_hf_folder(Path(name)) or hub.is_hub_name(name))) or (
+        Path(name) / "config.yaml"
+    ).is_file():
+        raise UserError(
+            f"{path} began with {name}, which is not a model of Hugging Face: write it with bert export {name} OUT, "
+            "and pass OUT as base"
+        )
+    with Checkpointer(path / "checkpoints", config.training.max_to_keep, lambda text: None) as checkpoints:
+        restored = checkpoints.restore_params(model.step)
+    _, trained = require(restored, f"the checkpoint of step {model.step}")
+    trained.pop(PROJECTIONS, None)
+    frozen = FrozenWeights(read_frozen_weights(path, config.lora.checksum), config.lora.scale)
+    return Adapters(frozen, trained, config.lora.rank, config.lora.alpha, name)
 
 
 def _check_head(model: Any) -> None:

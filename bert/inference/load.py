@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
@@ -20,7 +23,7 @@ from bert.interchange import hub
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.interchange.pooling import encoder_folder
 from bert.interchange.readers import google, hf
-from bert.interchange.readers.peft import tokenizer_folder
+from bert.interchange.readers.peft import is_adapter, tokenizer_folder
 from bert.model.heads import HEADS
 from bert.model.linear import FrozenWeights
 from bert.model.names import ENCODER_DECODER, PROJECTIONS, pretraining_architecture
@@ -48,12 +51,13 @@ DEFAULT_QA_LENGTH = 384
 @renamed_argument("say", "log")
 @system_errors_as_user_errors()
 def load(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Pretrained,
     log: Callable[[str], None] = log_message,
     *,
     step: int | None = None,
     revision: str | None = None,
     dtype: str = "float32",
+    adapter: str | os.PathLike[str] | None = None,
 ) -> Pretrained:
     """Loads a model: the newest valid pretraining checkpoint, the best fine-tuning checkpoint, or a published model.
 
@@ -65,12 +69,14 @@ def load(
             - the folder of a run, or a `bert.Run`;
             - a folder written by transformers, sentence-transformers or google-research/bert;
             - the URL of such a folder;
-            - a hub name (``organisation/name``), which is downloaded if no such path exists.
+            - a hub name (``organisation/name``), which is downloaded if no such path exists;
+            - with ``adapter``, also a loaded model, whose arrays the result shares, except the adapted ones.
         log: called with messages about loaded parts, ignored settings, randomly initialized parts and skipped damaged
             checkpoints. By default, the logger ``bert`` warns about ignored settings and damaged checkpoints.
         step: step of a run's checkpoint.
         revision: branch, tag or commit of a hub model.
         dtype: type of the computation, ``float32`` or ``bfloat16``. Results are float32.
+        adapter: folder, URL or hub name of a LoRA adapter in PEFT's format, which is added to the model's weights.
 
     Raises:
         UserError: there is no model, no valid checkpoint, or the requested one does not exist.
@@ -78,6 +84,11 @@ def load(
     if dtype not in COMPUTE_TYPES:
         raise UserError(f"dtype is {dtype!r}: use {' or '.join(COMPUTE_TYPES)}")
     require_no_fork()
+    if isinstance(source, Pretrained):
+        if adapter is None:
+            raise UserError("source is a loaded model: pass adapter as well, or the name of a model")
+        loaded = load(source.source, log, dtype=dtype, adapter=adapter)
+        return share_arrays(loaded, source)
     source = path_text(source)
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise UserError(f"step is {shorten(step)}: pass a whole number")
@@ -89,11 +100,42 @@ def load(
     name = source if revision is None else f"{source}@{revision}"
     folder, own_step = _find(name, weights=True)
     step = own_step if step is None else step
+    if adapter is not None:
+        return dataclasses.replace(_load_published(folder, name, log, _find_adapter(adapter, folder)), dtype=dtype)
     if _is_run(folder):
         return dataclasses.replace(_load_run(folder, step, log), dtype=dtype)
     if step is not None:
         raise UserError(f"{source} is not a run: remove step")
     return dataclasses.replace(_load_published(folder, name, log), dtype=dtype)
+
+
+def _find_adapter(adapter: str | os.PathLike[str], base: Path) -> Path:
+    """Returns the folder of an adapter, downloaded if necessary. Raises UserError."""
+    if _is_run(base) or not hf.is_hf_folder(base) or is_adapter(base):
+        raise UserError(
+            f"{base} is not a folder of Hugging Face, to which adapters are added: export it with bert export"
+        )
+    name = path_text(adapter)
+    folder = Path(fetch(name))
+    if not folder.exists() and hub.is_hub_name(name):
+        folder = hub.download(name, weights=True)
+    if not is_adapter(folder):
+        raise UserError(f"{name} holds no adapter of PEFT (adapter_config.json): name the folder of one")
+    return folder
+
+
+def share_arrays(model: Pretrained, base: Pretrained) -> Pretrained:
+    """Returns the model with the arrays of ``base``, on the host and on the device, wherever they are equal."""
+    own, others = (traverse_util.flatten_dict(each.params) for each in (model, base))
+    equal = {path for path, array in own.items() if path in others and np.array_equal(array, others[path])}
+    shared = dataclasses.replace(
+        model,
+        params=traverse_util.unflatten_dict({path: others[path] if path in equal else own[path] for path in own}),
+    )
+    on_device = traverse_util.flatten_dict(base._device_params)
+    placed = {path: on_device[path] if path in equal else own[path] for path in own}
+    shared.__dict__["_device_params"] = jax.device_put(traverse_util.unflatten_dict(placed))
+    return shared
 
 
 def load_vocabulary(source: str | Path, log: Callable[[str], None] = log_message) -> Tokenizer:
@@ -137,8 +179,8 @@ def _is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file()
 
 
-def _load_published(folder: Path, name: str, log: Callable[[str], None]) -> Pretrained:
-    read = hf.read_hf_model(folder, log) if hf.is_hf_folder(folder) else google.read_google_model(folder, log)
+def _load_published(folder: Path, name: str, log: Callable[[str], None], adapter: Path | None = None) -> Pretrained:
+    read = hf.read_hf_model(folder, log, adapter) if hf.is_hf_folder(folder) else google.read_google_model(folder, log)
     task = published_task(
         KIND_OF_ARCHITECTURE.get(read.architecture),
         name,

@@ -2,7 +2,7 @@
 
 from bert.errors import UserError
 
-FORMATS = ("hf", "stablehlo", "onnx")
+FORMATS = ("hf", "stablehlo", "onnx", "peft")
 """Export formats."""
 
 

@@ -1,14 +1,25 @@
-"""Adapters of PEFT, read here, give the outputs of PEFT's models."""
+"""Adapters of PEFT, read and written here, give the outputs of PEFT's models."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from flax import traverse_util
 
 import bert
+from bert.config import LoraConfig
+from bert.interchange import families
+from bert.interchange.bundle import build_module
+from bert.interchange.writers.peft import Adapters, export
+from bert.model.linear import FrozenWeights
+from bert.training.finetuning.initialization import trained_params
+from tests.real.family_cases import CASES, GPT2
+from tests.real.hf_models import ARGUMENTS, drawn
 
 pytestmark = pytest.mark.real
 
@@ -64,3 +75,86 @@ def test_an_adapter_gives_the_outputs_of_peft(kind: str, shared: Path, tmp_path:
     for mine, theirs in pairs:
         rows = slice(None) if kind == "SEQ_CLS" else mask
         np.testing.assert_allclose(np.asarray(mine)[rows], theirs.numpy()[rows], atol=1e-4)
+
+
+EXPORTED = [
+    ("bert, gelu", "BertForSequenceClassification", ("query", "value")),
+    ("bert, gelu", "BertForTokenClassification", ("query", "key", "value", "output")),
+    ("bert, gelu", "BertForQuestionAnswering", ("query",)),
+    ("roberta", "BertForSequenceClassification", ("query", "value")),
+    ("distilbert, gelu", "BertForSequenceClassification", ("query", "output")),
+    ("deberta", "BertForSequenceClassification", ("query", "value")),
+    ("modernbert", "BertForTokenClassification", ("query", "value", "output")),  # one module of query, key and value
+    ("gpt2", "BertForCausalLM", ("query", "value")),  # transposed weights
+]
+
+
+def random_adapters(model: bert.Pretrained, projections: tuple[str, ...], base: str) -> tuple[Adapters, Any]:
+    """Returns adapters as after training, of rank 4 and alpha 6, and the parameters with them."""
+    config = LoraConfig(rank=4, alpha=6.0, projections=list(projections))
+    trained = traverse_util.flatten_dict(jax.device_get(trained_params(model.params, config, seed=0)))
+    random = np.random.default_rng(0)
+    moved = {path: array + 0.1 * random.normal(size=array.shape).astype(np.float32) for path, array in trained.items()}
+    tree = traverse_util.unflatten_dict(moved)
+    frozen = FrozenWeights(model.params, config.scale)
+    return Adapters(frozen, tree, 4, 6.0, base), frozen.merge(tree)
+
+
+@pytest.mark.parametrize(("case", "architecture", "projections"), EXPORTED)
+def test_an_exported_adapter_gives_our_outputs_in_peft(
+    case: str, architecture: str, projections: tuple[str, ...], tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    family, settings = (families.GPT2, GPT2) if case == "gpt2" else (CASES[case].family, CASES[case].settings)
+    reference = drawn(tmp_path / "base", architecture, family.model_type, **settings)
+    base = bert.load(tmp_path / "base")
+    adapters, params = random_adapters(base, projections, str(tmp_path / "base"))
+    model = dataclasses.replace(base, params=params)
+    export(model, tmp_path / "adapter", lambda text: None, adapters)
+    adapted = peft.PeftModel.from_pretrained(reference, tmp_path / "adapter").eval()
+    columns = ("input_ids", "attention_mask")
+    random = np.random.default_rng(1)
+    ids = random.integers(5, reference.config.vocab_size, (4, 20))
+    batch = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
+    with torch.no_grad():
+        outputs = adapted(**{name: torch.tensor(batch[name]) for name in columns})
+    theirs = (
+        torch.stack([outputs.start_logits, outputs.end_logits], -1) if "start_logits" in outputs else outputs.logits
+    )
+    unchanged, mine, again = (
+        np.asarray(build_module(each).apply({"params": each.params}, *(batch[name] for name in ARGUMENTS)))
+        for each in (base, model, bert.load(tmp_path / "base", adapter=tmp_path / "adapter"))
+    )
+    np.testing.assert_allclose(mine, theirs.numpy(), atol=2e-4)
+    np.testing.assert_allclose(again, mine, atol=1e-5)
+    assert np.abs(unchanged - mine).max() > 0.01
+
+
+def test_several_adapters_share_the_base_model(shared: Path, tmp_path: Path) -> None:
+    """Two adapters of one loaded model give the outputs of PEFT with each of them."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    source = shared / "models" / "all-MiniLM-L6-v2"
+    base = bert.load(source)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    loaded = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        plain = transformers.AutoModelForSequenceClassification.from_pretrained(source, num_labels=3)
+        theirs = peft.get_peft_model(plain, peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=8)).eval()
+        with torch.no_grad():
+            for parameter in theirs.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.05 * torch.randn_like(parameter))
+            expected = theirs(**inputs).logits.numpy()
+        theirs.save_pretrained(tmp_path / str(seed))
+        loaded.append((bert.load(base, adapter=tmp_path / str(seed)), expected))
+    for model, expected in loaded:
+        found = model.apply(*(inputs[name].numpy() for name in ("input_ids", "token_type_ids", "attention_mask")))
+        np.testing.assert_allclose(np.asarray(found), expected, atol=1e-4)
+    arrays = [array for model, _ in loaded for array in jax.tree.leaves(model.params)]
+    total = sum(
+        array.nbytes for array in {id(array): array for array in (*arrays, *jax.tree.leaves(base.params))}.values()
+    )
+    whole = sum(array.nbytes for array in jax.tree.leaves(base.params))
+    assert total < 1.2 * whole

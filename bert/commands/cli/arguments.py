@@ -18,6 +18,7 @@ from bert.config.sources import resolve_config
 from bert.config.validation import ConfigField, current_key, key_of, keys_of, sibling_keys, unknown_key
 from bert.config.yaml_io import NULLS, UserValue, add_value, dump, parse_list
 from bert.errors import UserError, redact, require, system_errors_as_user_errors
+from bert.remote import readable_path
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.runtime.interrupts import INTERRUPTED, STATUS, CtrlC
 from bert.runtime.process import limit_malloc_arenas
@@ -33,6 +34,16 @@ SHORT_FORMS = {"teacher": "distillation.teacher"}
 
 MODEL = "A run, a Hugging Face folder, a google-research/bert folder, or a hub name."
 """Help of the arguments that `bert.load` reads."""
+
+
+def add_adapter_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option for an adapter of the model."""
+    parser.add_argument(
+        "--adapter",
+        type=readable_path,
+        metavar="FOLDER",
+        help="A LoRA adapter in PEFT's format, which is added to the model. (default: none)",
+    )
 
 
 def parse(

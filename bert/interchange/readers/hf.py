@@ -69,16 +69,21 @@ def is_hf_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file() or (folder / "modules.json").is_file() or is_adapter(folder)
 
 
-def read_hf_model(folder: Path, log: Log) -> ModelBundle:
+def read_hf_model(folder: Path, log: Log, adapter_folder: Path | None = None) -> ModelBundle:
     """Reads a folder. Logs what was read, what was skipped, and which parts are randomly initialized.
+
+    Args:
+        adapter_folder: folder of an adapter in PEFT's format, which is added to the model in ``folder``.
 
     Raises:
         UserError: a file is missing or damaged, the family is not supported, a tensor matches no parameter, a parameter
             has no tensor, or a shape differs from config.json.
     """
     pooling, folder = read_pooling(folder, log), encoder_folder(folder)
-    adapter = read_adapter(folder, log) if is_adapter(folder) else None
-    texts = tokenizer_folder(folder)
+    place = folder if adapter_folder is None else adapter_folder
+    base = None if adapter_folder is None else folder
+    adapter = read_adapter(place, log, base) if is_adapter(place) else None
+    texts = tokenizer_folder(place, base)
     folder = folder if adapter is None else adapter.base
     file = folder / "config.json"
     if not file.is_file():
@@ -90,6 +95,8 @@ def read_hf_model(folder: Path, log: Log) -> ModelBundle:
     architecture = _architecture(content, family, file)
     config = _model_config(content, family, file)
     labels = _labels(content, file) if architecture in ARCHITECTURES_WITH_LABELS else ()
+    if adapter_folder is not None and architecture != "Bert":
+        pooling = None  # the base model's embeddings, which the adapter's task does not have
     pooling = fit_to_model(pooling, config, folder, log)
     task_settings = read_task_settings(content, architecture, file)
     label_thresholds = read_label_thresholds(content, len(labels), file)

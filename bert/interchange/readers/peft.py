@@ -21,6 +21,9 @@ from bert.model import names
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
+TASK_CONFIG = "task_config.json"
+"""Keys of config.json that describe the head, such as id2label, next to adapters that this package wrote."""
+
 TASKS = {
     "SEQ_CLS": "BertForSequenceClassification",
     "TOKEN_CLS": "BertForTokenClassification",
@@ -61,7 +64,9 @@ class Adapter:
         architecture = TASKS.get(str(self.settings.get("task_type")))
         if architecture is None or architecture not in family.classes:
             return content
+        file = self.folder / TASK_CONFIG
         content = {**content, "architectures": [family.classes[architecture]]}
+        content |= read_json_object(file) if file.is_file() else {}
         head = [tensor.name for tensor in family.names.tensors(0, architecture) if tensor.part == names.CLASSIFIER]
         saved = {family.current_name(name): array for name, array in self.tensors.items()}
         outputs = next((len(saved[name]) for name in head if name in saved and saved[name].ndim), None)
@@ -110,25 +115,35 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
-def tokenizer_folder(folder: Path) -> Path:
+def tokenizer_folder(folder: Path, base: Path | None = None) -> Path:
     """Returns the folder of a model's tokenizer, which may be the base model's for an adapter. Raises UserError."""
     if not is_adapter(folder) or any((folder / name).is_file() for name in TOKENIZER_FILES):
         return folder
-    return _base(folder, _settings(folder / CONFIG))
+    return base or _base(folder, _settings(folder / CONFIG))
 
 
-def read_adapter(folder: Path, log: Callable[[str], None]) -> Adapter:
+def read_adapter(folder: Path, log: Callable[[str], None], base: Path | None = None) -> Adapter:
     """Reads an adapter and locates its base model.
+
+    Args:
+        base: folder of the base model; None for the one that adapter_config.json names.
 
     Raises:
         UserError: the adapter is not supported, a file is missing or damaged, or the base model is not available.
     """
     file = folder / CONFIG
     settings = _settings(file)
-    base = _base(folder, settings)
+    base = base or _base(folder, settings)
     weights = folder / WEIGHTS
     if not weights.is_file():
         raise UserError(f"{weights} does not exist: copy it next to {CONFIG}")
+    tensors = read_tensors(weights)
+    log(f"read {weights}: an adapter of {base}, added to its weights ({len(tensors)} tensors)")
+    return Adapter(folder, base, settings, tensors)
+
+
+def read_tensors(weights: Path) -> dict[str, np.ndarray]:
+    """Returns the tensors of an adapter by the name of their module in the base model. Raises UserError."""
     tensors: dict[str, np.ndarray] = {}
     for name, array in read_safetensors(weights).items():
         if ".original_module." in name:  # base weights, saved with bias "all" and replaced by modules_to_save
@@ -139,8 +154,7 @@ def read_adapter(folder: Path, log: Callable[[str], None]) -> Adapter:
                 f"{weights} holds {name}, which is not supported: merge the adapter with PEFT's merge_and_unload"
             )
         tensors[plain] = array
-    log(f"read {weights}: an adapter of {base}, added to its weights ({len(tensors)} tensors)")
-    return Adapter(folder, base, settings, tensors)
+    return tensors
 
 
 def _settings(file: Path) -> dict[str, Any]:

@@ -14,9 +14,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 import bert
 from bert.analysis.inspection import summarize
+from bert.commands.export import main as export
 from bert.commands.finetune import main
 from bert.commands.predictions import predict_command as predict
 from bert.config import LoraConfig, ModelConfig
+from bert.errors import UserError
 from bert.model.decoders import BertForSequenceToSequence
 from bert.model.heads import HEADS
 from bert.model.layers import LayerExecution
@@ -126,6 +128,62 @@ def test_a_split_and_an_export_answer_as_the_run(adapted: Path, tmp_path: Path) 
     texts = ["ba ri", "ko ri tu tu"]
     for actual, expected in zip(model.predict(texts), bert.load(tmp_path / "hf").predict(texts), strict=True):
         assert actual == expected
+
+
+@pytest.mark.medium
+def test_an_adapter_in_peft_s_format_answers_as_the_run(
+    adapted: Path, pretrained: Path, tmp_path: Path, capsys
+) -> None:
+    """Exported next to its base model, loaded from its folder, with a path, and with a model in memory."""
+    with pytest.raises(UserError) as caught:
+        export([str(adapted), str(tmp_path / "adapter"), "--format", "peft"])
+    assert has_all(str(caught.value), str(pretrained), "bert export", "base")
+    base = bert.load(pretrained)
+    base.save(tmp_path / "base")
+    options = ["--format", "peft", "--base", str(tmp_path / "base")]
+    assert export([str(adapted), str(tmp_path / "adapter"), *options]) == 0
+    settings = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["task_type"]) == (2, 4.0, "SEQ_CLS")
+    assert settings["base_model_name_or_path"] == str(tmp_path / "base")
+    texts, run_model = ["ba ri", "ko ri tu tu"], bert.load(adapted)
+    expected = run_model.predict(texts)
+    in_memory = bert.load(tmp_path / "base")
+    loaded = [bert.load(tmp_path / "adapter"), bert.load(tmp_path / "base", adapter=tmp_path / "adapter")]
+    loaded.append(bert.load(in_memory, adapter=tmp_path / "adapter"))
+    for model in loaded:
+        assert model.labels == run_model.labels
+        for answer, right in zip(model.predict(texts), expected, strict=True):
+            assert answer.label == right.label
+            np.testing.assert_allclose(
+                list(answer.probabilities.values()), list(right.probabilities.values()), atol=1e-5
+            )
+    own, others = flatten_dict(loaded[-1].params), flatten_dict(in_memory.params)
+    changed = {path for path, array in own.items() if array is not others.get(path)}
+    assert {path[-2] for path in changed if path[0] == "bert"} == {"query", "value", "pooler"}
+    capsys.readouterr()
+    (tmp_path / "texts.txt").write_text("ba ri\n")
+    options = ["--adapter", str(tmp_path / "adapter")]
+    assert predict([str(tmp_path / "base"), str(tmp_path / "texts.txt"), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["label"] == expected[0].label
+
+
+@pytest.mark.medium
+def test_what_is_no_adapter_and_no_base_is_named(adapted: Path, pretrained: Path, tmp_path: Path) -> None:
+    bert.load(pretrained).save(tmp_path / "base")
+    for source, adapter, words in (
+        (pretrained, tmp_path / "base", (str(pretrained), "bert export")),
+        (tmp_path / "base", tmp_path / "base", (str(tmp_path / "base"), "adapter_config.json")),
+        (tmp_path / "base", tmp_path / "none", (str(tmp_path / "none"), "adapter_config.json")),
+    ):
+        with pytest.raises(UserError) as caught:
+            bert.load(source, adapter=adapter)
+        assert has_all(str(caught.value), *words)
+    with pytest.raises(UserError, match=r"lora\.rank"):
+        bert.load(pretrained).save(tmp_path / "adapter", format="peft")
+    with pytest.raises(UserError, match="base is for peft"):
+        bert.load(adapted).save(tmp_path / "adapter", base="x")
+    with pytest.raises(UserError, match="adapter"):
+        bert.load(bert.load(pretrained))
 
 
 @pytest.mark.medium
