@@ -158,6 +158,48 @@ def test_stop_texts_end_where_theirs_do(count: int | None, pairs) -> None:
     assert any(stopped(text, stops) for text in free)
 
 
+TOGETHER = [{}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_tokens": 4}]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("controls", TOGETHER)
+def test_stop_texts_controls_and_beams_together(controls, beams: int, pairs) -> None:
+    """Stops at pairs of letters from our own texts with the same settings."""
+    model, mine = pairs(2.0)
+    settings = {**controls, **({"beams": beams, "num_samples": 2} if beams > 1 else {})}
+    free = [text for answer in mine.generate(PROMPTS, max_tokens=MOST, **settings) for text in listed(answer)]
+    words = {text[place : place + 2] for text in free for place in range(1, len(text) - 1)}
+    begun = [text[place:] for text in PROMPTS for place in range(len(text))]
+    # transformers also ends a text at a stop that begins in its prompt
+    stops = sorted(
+        one for one in words if one.isascii() and one.isalpha() and not any(one[0] in text for text in begun)
+    )
+    assert stops
+    names = {"min_tokens": "min_new_tokens"}
+    given = {names.get(name, name): value for name, value in controls.items()}
+    given |= {"num_beams": beams, "num_return_sequences": 2} if beams > 1 else {}
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)
+    ended = 0
+    for text in PROMPTS:
+        tokens = torch.tensor([TOKENIZER.encode(text, add_special_tokens=False).ids or [END]])
+        out = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=MOST, do_sample=False, stop_strings=stops,
+            tokenizer=wrapped, **given,
+        )  # fmt: skip
+        answers = listed(mine.generate(text, max_tokens=MOST, stop=stops, details=True, **settings))
+        for row, answer in zip(out, answers, strict=True):
+            expected = row[tokens.shape[1] :].tolist()
+            expected = expected[: expected.index(END)] if END in expected else expected
+            assert list(answer.token_ids) == expected
+            ended += answer.ended and len(expected) < MOST
+    assert ended
+
+
+def listed(answer) -> list:
+    """The continuations of a prompt, of which there may be one."""
+    return answer if isinstance(answer, list) else [answer]
+
+
 def stopped(text: str, stops: list[str]) -> bool:
     return any(stop in text for stop in stops)
 
