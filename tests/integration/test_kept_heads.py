@@ -145,6 +145,20 @@ def test_labels_are_matched_by_name_and_what_is_dropped_is_a_warning(tmp_path: P
     assert warning.endswith("kept: black, blue, green, red; not loaded: white")
 
 
+def test_the_start_reports_the_rows_of_a_published_head(tmp_path: Path, caplog, monkeypatch) -> None:
+    """Labels of config.json are matched like a run's, whatever their order and case."""
+    kind = KINDS["tagging"]
+    train(kind, tmp_path / "first", "none", TRAINED).model.save(tmp_path / "published")
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    labels = ["O", *(f"{prefix}-{name}" for name in ("BLUE", "white") for prefix in "BI")]
+    rows = [{"words": ["one", name], "tags": ["O", f"B-{name}"]} for name in ("BLUE", "white")] * 4
+    bert.finetune(
+        "tagging", init=tmp_path / "published", train=rows, dev=rows, output_dir=tmp_path / "more",
+        overrides={**UNCHANGED, "data.labels": labels},
+    )  # fmt: skip
+    assert f"labels of {tmp_path / 'published'}: kept: O, B-BLUE, I-BLUE; randomly initialized: B-white" in caplog.text
+
+
 @pytest.mark.slow
 def test_adapters_and_averages_start_from_the_head_too(tmp_path: Path) -> None:
     kind = KINDS["classification"]
