@@ -83,6 +83,7 @@ class CustomTokenClassification(TokenClassificationTask, ColumnFilesTask):
 
     def _read_columns(self, folder: Path, split: str) -> Sentences:
         path = split_path(folder, split, self.data, SUFFIXES)
+        self.require_errors(path)
         delimiter, file_rows = conll.column_rows(path, self.data.column_names)
         rows = list(file_rows)
         names = self._names(folder, split, path, rows)

@@ -202,9 +202,18 @@ class TokenClassificationTask(Task):
         path = find_split_file(folder, FILES, split, "CoNLL columns")
         if file_suffix(path) in RECORDS:
             return self.read_records(read_records(path), split)
+        self.require_errors(path)
         labelled = split != "test" or conll.width(path) == conll.width(self._train(folder))
         sentences = conll.read(path, labelled, self.reading, self.known_types)
         return replace(sentences, labels=conll.label_names(sentences) if labelled else ())
+
+    def require_errors(self, path: Path) -> None:
+        """Raises UserError if bad rows would be skipped in a file with a row for each word."""
+        if self.skips_bad_rows:
+            raise UserError(
+                f"data.bad_rows is skip, but {path} has a row for each word, and a sentence needs all of its words: "
+                "set it to error, or write a sentence in each row of a .jsonl or .parquet file"
+            )
 
     def read_records(self, records: Records, split: str, names: SentenceColumns = USUAL_COLUMNS) -> Sentences:
         """Returns the sentences of records, which may have no tags in a test split."""

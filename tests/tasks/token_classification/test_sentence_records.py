@@ -183,6 +183,15 @@ def test_rows_without_a_text_or_tags(tmp_path: Path, mode: str) -> None:
     assert note.rows == 4
 
 
+@pytest.mark.parametrize("name", ["tagging", "ner"])
+def test_rows_of_words_cannot_be_skipped(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.conll").write_text("Ann B-PER\nleft O\n")
+    with pytest.raises(UserError) as caught:
+        own(name, bad_rows="skip").read(tmp_path, "train")
+    assert has_all(str(caught.value), "data.bad_rows", "train.conll", ".jsonl")
+    assert own(name).read(tmp_path, "train").words == [["Ann", "left"]]
+
+
 def hub_set(names: list[str]) -> datasets.DatasetDict:
     """The columns of CoNLL-2003 and WNUT-17 on the hub."""
     features = {
