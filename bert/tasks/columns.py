@@ -253,6 +253,8 @@ def is_blank(value: Any) -> bool:
 def _row_id(
     records: Records, line_number: int, fields: Mapping[str, Any], id: tuple[str, str], line_of_id: dict[str, int]
 ) -> str:
+    if is_missing(fields[id[0]]):
+        raise records.error(line_number, f"{id[0]} is missing (null): write it or remove the {records.unit}")
     row_id = label_text(records, line_number, id[0], fields[id[0]])
     if (before := line_of_id.setdefault(row_id, line_number)) != line_number:
         fix = f"leave {id[1]} out" if id[1].startswith("data.") else "copy the file again"

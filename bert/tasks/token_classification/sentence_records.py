@@ -277,7 +277,7 @@ def _entities(records: Records, line_number: int, name: str, values: Any, text: 
     entities = []
     for value in values:
         start, end, label = _parts(value)
-        if not (_is_offset(start) and _is_offset(end)):
+        if not (_is_offset(start) and _is_offset(end)) or is_missing(label):
             shown = json.dumps(value, default=str)[:80]
             raise records.error(line_number, f"{name} has {shown}: write each entity as {form}")
         entity = Entity(start, end, label_text(records, line_number, f"the label of {start} to {end}", label).strip())

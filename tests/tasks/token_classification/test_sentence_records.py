@@ -121,7 +121,7 @@ def test_other_columns_and_test_files(tmp_path: Path) -> None:
         ({"start": 3, "end": 4, "label": "PER"}, ["3 to 4", "no word"]),
         ({"start": "0", "end": 3, "label": "PER"}, ["entities has", '"start"', '"end"']),
         ({"start": True, "end": 3, "label": "PER"}, ["entities has"]),
-        ({"start": 0, "end": 3}, ["0 to 3", "missing"]),
+        ({"start": 0, "end": 3}, ["entities has", '"end": 3', '"label"']),
         ({"start": 0, "end": 3, "label": " "}, ["0 to 3", "text"]),
         ([0, 3], ["entities has", "[0, 3]"]),
         ("Ann", ["entities has", "Ann"]),
