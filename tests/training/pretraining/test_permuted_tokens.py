@@ -31,14 +31,14 @@ CITIES = ModelConfig(
 
 
 def trained(model, objective: Loss, masking: Masking) -> dict:
-    """Parameters after 150 steps on equal numbers of "new york" and "los angeles", predicting both words."""
+    """Parameters after 300 steps on equal numbers of "new york" and "los angeles", predicting both words."""
     ids = np.array([[CLS, NEW, YORK, SEP], [CLS, LOS, ANGELES, SEP]] * 8)
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=10), 150)
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=3e-3, warmup_steps=10), 300)
     parallel = PmapParallelism(jax.devices()[:1])
     step = parallel.compile(make_train_step(objective, optimizer, 0))
     params = jax.jit(model.init)(jax.random.key(0), ids)["params"]
     state = parallel.put_state(TrainState.create(params, optimizer, objective.metrics))
-    for number in range(150):
+    for number in range(300):
         words = philox_uint64((0, number), 0, len(ids), masking.uint64s_per_row(4))
         batch = masking.batch_arrays({"input_ids": ids}, words)
         batch |= {"token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
