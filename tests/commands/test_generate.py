@@ -115,7 +115,7 @@ def test_an_encoder_decoder_has_settings_of_its_own(tmp_path: Path, monkeypatch,
     own = Decoding(max_tokens=9, beams=3, length_penalty=0.8)
     model = dataclasses.replace(language_model(), architecture=ENCODER_DECODER, decoding=own)
     monkeypatch.setattr(Pretrained, "_text_generator", property(lambda model: generator))
-    monkeypatch.setattr("bert.inference.load.load", lambda *_: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda *_, **adapter: model)
     for options in ([], ["--num_samples=2"], ["--beams=2"], ["--temperature=0.5"]):
         assert generate([str(tmp_path), "x", *options]) == 0
     replaced = functools.partial(dataclasses.replace, own)
@@ -162,7 +162,7 @@ def test_a_text_is_measured_by_token_character_and_byte(folder: Path, model, tmp
 
 def test_a_vocabulary_that_loses_text_has_no_bits(monkeypatch, tmp_path: Path, capsys) -> None:
     tokenizer = train_wordpiece(WORDS, TokenizerConfig(vocab_size=120, min_frequency=1))
-    monkeypatch.setattr("bert.inference.load.load", lambda run, log: language_model(tokenizer))
+    monkeypatch.setattr("bert.inference.load.load", lambda run, log, **adapter: language_model(tokenizer))
     (tmp_path / "a.txt").write_text("The cat!\n")
     assert main(["evaluate", str(tmp_path), str(tmp_path / "a.txt")]) == 0
     out = capsys.readouterr().out

@@ -236,7 +236,7 @@ def test_the_command(pretrained, tmp_path, capsys) -> None:
 
 
 def test_the_command_shows_an_alignment(encoder_decoder, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("bert.inference.load.load", lambda source, log: encoder_decoder)
+    monkeypatch.setattr("bert.inference.load.load", lambda source, log, **adapter: encoder_decoder)
     output = tmp_path / "page.html"
     assert main(["made", "c a", "--target", "w x", "--output", str(output)]) == 0
     assert "2 layers x 2 heads over 3 target tokens and 4 source tokens" in capsys.readouterr().out

@@ -107,7 +107,7 @@ def test_both_scores_are_those_of_the_labelled_rows(kind: str, models, tmp_path:
 @pytest.mark.medium
 def test_an_int8_folder_replaces_the_float_graph(models, tmp_path: Path, monkeypatch, capsys, fails) -> None:
     model = models("embeddings")
-    monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda source, log, **adapter: model)
     (tmp_path / "texts.txt").write_text("\n".join(WORDS) + "\n")
     arguments = ["made", str(tmp_path / "out"), "--format=onnx", "--quantize=int8", f"--dev={tmp_path / 'texts.txt'}"]
     refused = fails(main, *arguments, "--tolerance=0")

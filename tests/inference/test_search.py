@@ -281,7 +281,7 @@ def test_wrong_input_is_one_sentence(
 
 
 def test_the_command_writes_rows(model: bert.Pretrained, bucket, tmp_path: Path, monkeypatch, fails) -> None:
-    monkeypatch.setattr("bert.inference.load.load", lambda name, log: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda name, log, **adapter: model)
     rows, corpus = tmp_path / "rows.jsonl", tmp_path / "corpus.txt"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     corpus.write_text("".join(f"{text}\n" for text in CORPUS))

@@ -141,7 +141,7 @@ def test_an_export_that_fails_its_check_is_one_sentence_and_gone(
     spoil, made, tmp_path: Path, monkeypatch, fails
 ) -> None:
     model = made("BertForSequenceClassification")
-    monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda source, log, **adapter: model)
     sentence = spoil(monkeypatch)
     assert sentence in fails(export, "made", str(tmp_path / "out"))
     assert list(tmp_path.iterdir()) == [], "neither the folder nor a draft of it"

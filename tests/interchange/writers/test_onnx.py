@@ -137,7 +137,7 @@ def test_more_tokens_than_positions_are_an_error(make):
 @pytest.mark.medium
 def test_the_folder(make, tmp_path, monkeypatch, capsys):
     model = make("BertForTokenClassification")
-    monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda source, log, **adapter: model)
     out = tmp_path / "deep" / "out"
     assert main(["tiny", str(out), "--format=onnx"]) == 0
     assert "verified: the outputs are within" in capsys.readouterr().out
@@ -177,7 +177,7 @@ def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fai
     model, other = make("BertForQuestionAnswering"), make("BertForQuestionAnswering", layer_norm_eps=0.01)
     built = exporter.build(other)
     monkeypatch.setattr(exporter, "build", lambda model: built)
-    monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda source, log, **adapter: model)
     to_out = ("tiny", str(tmp_path / "out"), "--format=onnx")
     assert "tiny: its graph's end_logits differs by" in fails(main, *to_out)
     built.graph.node[0].op_type = "NoSuchOperator"
@@ -187,7 +187,7 @@ def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fai
 
 def test_mistakes(make, tmp_path, monkeypatch, fails):
     model = make("Bert")
-    monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda source, log, **adapter: model)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert "full exists already" in fails(main, "tiny", str(tmp_path / "full"), "--format=onnx")

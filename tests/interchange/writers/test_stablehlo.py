@@ -101,7 +101,7 @@ def test_answers_as_we_do(make, answer, tmp_path, architecture, sizes, shapes):
 @pytest.mark.medium
 def test_needs_nothing_of_this_package(make, answer, tmp_path, monkeypatch, capsys):
     model = make("BertForTokenClassification")
-    monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda source, log, **adapter: model)
     out = tmp_path / "out"
     assert main(["tiny", str(out), "--format=stablehlo", "--length=10"]) == 0
     assert "verified" in capsys.readouterr().out
@@ -154,7 +154,7 @@ def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fai
     written = stablehlo.serialized(other, stablehlo.signature(other, 12))
     monkeypatch.setattr(stablehlo, "serialized", lambda model, inputs: written)
     model = make("BertForNextSentencePrediction")
-    monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda source, log, **adapter: model)
     error = fails(main, "tiny", str(tmp_path / "out"), "--format=stablehlo")
     assert "tiny: its graph's logits differs by" in error
     assert list(tmp_path.iterdir()) == []
@@ -162,7 +162,7 @@ def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fai
 
 def test_mistakes(make, tmp_path, monkeypatch, fails):
     model = make("Bert")
-    monkeypatch.setattr("bert.inference.load.load", lambda source, log: model)
+    monkeypatch.setattr("bert.inference.load.load", lambda source, log, **adapter: model)
     to_out = ("tiny", str(tmp_path / "out"), "--format=stablehlo")
     assert has_all(fails(main, *to_out, "--length=13"), "length is 13", "model reads 1 to 12 tokens")
     (tmp_path / "out").touch()
