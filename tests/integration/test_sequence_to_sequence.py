@@ -93,7 +93,7 @@ def test_a_loaded_run_gives_several_targets_with_scores(scratch: Path, capsys: p
     assert len({answer.token_ids for answer in targets}) == 3
     with pytest.raises(bert.UserError, match=r"reads at most \d+"):
         model.generate("eins " * 100)
-    with pytest.raises(bert.UserError, match="eins is not a file"):
+    with pytest.raises(bert.UserError, match="no split 'eins'"):
         model.score("eins")
     with pytest.raises(bert.UserError, match="has no masked-LM head: use generate"):
         model.fill_mask("eins [MASK]")

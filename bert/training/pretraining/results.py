@@ -207,7 +207,8 @@ def read_completed(run: RunFolder[PretrainConfig], log: Log) -> dict[str, Any] |
         UserError: the run was trained on other data.
     """
     results = None
-    if run.resumed and run.previous is None:
+    # With a teacher, the whole start is repeated, which compares the teacher's weights.
+    if run.resumed and run.previous is None and run.config.distillation.teacher is None:
         with contextlib.suppress(UserError):  # a damaged file is written again
             results = metrics_log.read_results(run.path)
     if results is None or results.get("stopped_early", True):  # the key is missing in earlier versions
