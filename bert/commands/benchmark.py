@@ -28,7 +28,8 @@ tasks; num_seeds is 3 unless it is given."""
 OPTIONS = {"tasks NAMES": "Tasks to run, separated by commas. Defaults to all tasks with a folder in data.dir."}
 
 SCORING_DESCRIPTION = """Scores the embeddings of a model with the package mteb, which downloads the data of its tasks.
-Results are kept in output_dir, and are not measured again."""
+Results are kept in output_dir, and are not measured again. bert benchmark glue fine-tunes on all tasks of GLUE instead,
+and has other options: see bert benchmark glue --help."""
 
 NUM_SEEDS = 3
 """Default number of seeds per task."""
@@ -70,7 +71,7 @@ def benchmark_command(argv: list[str]) -> int:
     """Runs `bert benchmark` and returns its exit status."""
     if argv and argv[0] == "glue":
         return run_glue(argv[1:])
-    parser = CommandParser("bert benchmark", f"{DESCRIPTION} (bert benchmark glue --help) {SCORING_DESCRIPTION}")
+    parser = CommandParser("bert benchmark", SCORING_DESCRIPTION)
     parser.add_argument("name", choices=BENCHMARKS, metavar="NAME", help=f"The benchmark: {', '.join(BENCHMARKS)}.")
     parser.add_argument("model", type=readable_path, metavar="MODEL", help=f"{MODEL} Its embeddings are scored.")
     parser.add_argument(

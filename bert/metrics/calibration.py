@@ -1,4 +1,4 @@
-"""Calibration of probabilities: expected calibration error, reliability, and the temperature of logits."""
+"""Calibration of probabilities: the expected calibration error and the reliability by bin."""
 
 from __future__ import annotations
 

@@ -21,18 +21,19 @@ from bert.runs.plots import Subject
 QUIET_SECONDS = 30
 """Maximum seconds without a line if there is no bar, since steps may be slow or log lines rare."""
 
-
 MILESTONES = 3
 """Minimum number of lines of a run without a bar, if there are as many log lines. Others follow after QUIET_SECONDS."""
 
 
 class Progress:
-    """Progress of a run: a bar on a terminal, otherwise a message at most every ``every`` steps."""
+    """Progress of a run: a bar on a terminal, otherwise a message at most every ``every`` steps.
+
+    ``unit`` is the name of a step in the bar and in the messages.
+    """
 
     def __init__(
         self, total_steps: int, start_step: int = 0, label: str = "training", every: int = 1, unit: str = "step"
     ) -> None:
-        """Takes the name of a step, ``unit``, which is part of the bar and of each line."""
         self.total_steps, self.every, self.unit = total_steps, every, unit
         self._label: str | None = None  # of lines; set by `set_label`
         self._step: float = start_step

@@ -93,7 +93,7 @@ def read_labelled(task: Task, data: Any, split: str, columns: Mapping[str, str])
     if isinstance(task, QuestionAnsweringTask):
         return _of_answers(task, data, split, columns)
     if isinstance(task, TokenClassificationTask):
-        reader = _reader(task, CustomTokenClassification, data, columns, labels=task.labels, spelling=task.spelling)
+        reader = _reader(task, CustomTokenClassification, columns, labels=task.labels, spelling=task.spelling)
         own = replace(reader, may_be_broken=True)  # as in conlleval, which reads all tags
         examples = own.labelled_examples(data, split)
         return _of(task, replace(examples, tags=_named_tags(examples.tags, task)))
@@ -123,18 +123,12 @@ def _with_columns(task: ColumnFilesTask, columns: Mapping[str, str]) -> Any:
     return task.from_config(data) if isinstance(task, SequenceClassificationTask) else replace(task, data=data)
 
 
-class _OwnFiles:
-    """Reads a folder in the layout of a built-in task."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    def labelled_examples(self, data: Any, split: str) -> Any:
-        """Returns the examples of a split of the folder ``data``."""
-        there = self._task.splits(Path(data))
-        if split not in there:
-            raise UserError(f"{data} has no split {split!r} of {self._task.name}: use {', '.join(there)}")
-        return self._task.read(Path(data), split)
+def _read_folder(task: Task, data: Any, split: str) -> Any:
+    """Returns the examples of a split of the folder ``data``, which has the layout of a built-in task."""
+    there = task.splits(Path(data))
+    if split not in there:
+        raise UserError(f"{data} has no split {split!r} of {task.name}: use {', '.join(there)}")
+    return task.read(Path(data), split)
 
 
 def _reads_folder(task: Task, data: Any) -> bool:
@@ -143,7 +137,7 @@ def _reads_folder(task: Task, data: Any) -> bool:
     return is_folder and task.name in registry.TASKS and not isinstance(task, ColumnFilesTask)
 
 
-def _reader(task: Task, kind: type[Any], data: Any, columns: Mapping[str, str], **values: Any) -> Any:
+def _reader(task: Task, kind: type[Any], columns: Mapping[str, str], **values: Any) -> Any:
     """Returns the task itself if it reads columns, or else the task of class ``kind`` with these values."""
     if isinstance(task, ColumnFilesTask):
         return _with_columns(task, columns)
@@ -193,15 +187,15 @@ def _of_sequences(task: SequenceClassificationTask, data: Any, split: str, colum
     if isinstance(task, ColumnFilesTask):
         task = _with_columns(task, columns)
         return _of(task, task.labelled_examples(data, split))
-    reader = _sequence_reader(task, split, data, columns)
     if _reads_folder(task, data):
-        return _of(task, _OwnFiles(task).labelled_examples(data, split))
+        return _of(task, _read_folder(task, data, split))
+    reader = _sequence_reader(task, split, data, columns)
     return _of(task, reader.labelled_examples(data, split), None if task.metrics else reader)
 
 
 def _sequence_reader(task: SequenceClassificationTask, split: str, data: Any, columns: Mapping[str, str]) -> Any:
     """Returns the custom task with the labels of ``task`` and the columns of the data."""
-    fields = [] if _reads_folder(task, data) else _fields(data, split, TaskDataConfig())
+    fields = _fields(data, split, TaskDataConfig())
     candidates = (task.text_columns, *task.table_columns, *TEXTS)
     texts = next((names for names in candidates if set(names) <= set(fields)), task.text_columns)
     if "text_a" in columns:
@@ -309,11 +303,11 @@ def _of_answers(task: QuestionAnsweringTask, data: Any, split: str, columns: Map
     """Reads SQuAD's JSON or columns. Questions without an answer are scored as in SQuAD 2.0."""
     if isinstance(data, str | os.PathLike) and Path(data).suffix == ".json" and Path(data).is_file():
         examples = squad.read(Path(data))
+    elif _reads_folder(task, data):
+        examples = _read_folder(replace(task, may_be_impossible=True), data, split)
     else:
-        reader: Any = _OwnFiles(replace(task, may_be_impossible=True))
-        if not _reads_folder(task, data):
-            reader = replace(_reader(task, CustomQuestionAnswering, data, columns), may_be_impossible=True)
-        examples = reader.labelled_examples(data, split)
+        reader = _reader(task, CustomQuestionAnswering, columns)
+        examples = replace(reader, may_be_impossible=True).labelled_examples(data, split)
     if any(example.is_impossible for example in examples.examples):
         task = replace(task, may_be_impossible=True)
     return _of(task, examples)

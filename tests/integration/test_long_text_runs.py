@@ -89,6 +89,13 @@ def test_a_run_learns_what_only_later_windows_show(finished: Path, capfdbinary) 
     assert model.score(rows(24, 1))["accuracy"] == results["dev"]["accuracy"]
 
 
+@pytest.mark.parametrize("data", ["dev", "rows"])
+def test_evaluate_reads_all_windows(finished: Path, data: str) -> None:
+    evaluation = bert.load(finished).evaluate("dev" if data == "dev" else rows(24, 1))
+    assert evaluation.rows == 24
+    assert evaluation.metrics["accuracy"] == pytest.approx(results_of(finished)["dev"]["accuracy"])
+
+
 def test_logits_are_the_mean_of_the_logits_of_windows(finished: Path) -> None:
     model = bert.load(finished)
     texts = [row["text"] for row in rows(6, 2)]
