@@ -62,7 +62,8 @@ def forward_flops(
         flops[PROJECTION] = read / length * 2.0 * config.embedding_width * width
     if POOLER in components:
         pools_tokens = config.pools_tokens and any(every_token for _, every_token in outputs.values())
-        flops[POOLER] = 2.0 * width**2 / (1 if pools_tokens else length)
+        has_weights = config.pooler_type != "norm"
+        flops[POOLER] = has_weights * 2.0 * width**2 / (1 if pools_tokens else length)
     if PREDICTIONS in components:
         narrow = config.embedding_width
         transform = 2.0 * width * narrow if config.prediction_transform else 0.0

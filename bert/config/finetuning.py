@@ -214,6 +214,11 @@ class FinetuneConfig:
     """Initial weights of the head, with init. source: the source's head, if it is for the same kind of task; labels are
     matched by name, and new labels start from random weights. none: random weights.
     """
+    classifier_pooling: Literal["init", "first", "mean"] = "init"
+    """Input of the classifier of texts. first: the first token, through the pooler of init. mean: the mean of all
+    tokens, through LayerNorm without parameters. init: mean for a custom task if init declares mean pooling, like most
+    sentence-transformers folders, otherwise first, or the pooling of a fine-tuned init.
+    """
     decoder_init: Literal["encoder", "none"] = "encoder"
     """Sequence to sequence with init: initial weights of the decoder. encoder: the source's encoder (BERT2BERT of Rothe
     et al. 2020). none: random weights (BERT2Rnd). Cross-attention starts from random weights."""
@@ -264,6 +269,12 @@ class FinetuneConfig:
             raise conflict(self, "training.tokens_per_batch", "data.max_length", fix)
         if self.data.long_texts == "windows":
             self._check_windows()
+        if self.classifier_pooling != "init" and self.init == "none":
+            fix = "set model.pooler_type and model.pooler_input instead"
+            raise conflict(self, "classifier_pooling", "init", fix)
+        if self.classifier_pooling == "mean" and self.num_feature_layers is not None:
+            fix = "remove one of the two, since the features are those of the first token"
+            raise conflict(self, "classifier_pooling", "num_feature_layers", fix)
         self.training.check_attention(self.model.attention_probs_dropout_prob)
         if self.init is None:
             raise UserError(
@@ -347,6 +358,8 @@ class FinetuneConfig:
         if self.language_model_weight and not self.model.causal:
             fix = "remove it, or set init to a causal model"
             raise conflict(self, "language_model_weight", "model.causal", fix)
+        if self.classifier_pooling == "mean" and self.model.causal:
+            raise conflict(self, "classifier_pooling", "model.causal", "remove it, since the last token is read")
         self.training.check_kernel(self.model)
         self.training.check_mesh_sizes(self.model)
         if self.data.max_length > self.model.max_position_embeddings:

@@ -71,9 +71,10 @@ class ModelConfig:
     tanh."""
     pooler_act: Literal["tanh", "gelu", "relu"] = "tanh"
     """Activation of the pooler: tanh (BERT), gelu (ELECTRA's classifiers) or relu (DistilBERT's classifiers)."""
-    pooler_type: Literal["dense", "transform"] = "dense"
-    """Pooler: a dense layer with pooler_act (dense), or a dense layer with hidden_act and LayerNorm, like the transform
-    of the MLM head (transform). As in ModernBERT, token-level heads then apply it to every token.
+    pooler_type: Literal["dense", "transform", "norm"] = "dense"
+    """Pooler: a dense layer with pooler_act (dense); a dense layer with hidden_act and LayerNorm, like the transform of
+    the MLM head (transform), which token-level heads apply to every token, as in ModernBERT; or only LayerNorm without
+    parameters (norm).
     """
     pooler_input: Literal["first", "mean"] = "first"
     """Input of the pooler: the hidden state of the first token (first), or the mean over all tokens (mean)."""

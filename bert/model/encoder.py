@@ -35,7 +35,7 @@ from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.layers import Layer, LayerExecution, LayerStates, remat, scan_layers
 from bert.model.linear import ACTIVATIONS, Transform, hidden_dense, layer_norm, truncated_normal_init
 from bert.model.mask import Mask, Packing, make_mask
-from bert.model.pooling import pooler_input
+from bert.model.pooling import pooler_input, standardize
 from bert.model.positions import (
     AttentionContext,
     attention_contexts,
@@ -270,7 +270,7 @@ class Bert(nn.Module):
     def setup(self) -> None:
         self.embeddings = Embeddings(self.config, self.dtype)
         self.encoder = Encoder(self.config, self.dtype, self.execution)
-        if self.add_pooling_layer:
+        if self.add_pooling_layer and self.config.pooler_type != "norm":
             self.pooler = self._make_pooler()
 
     def __call__(
@@ -320,6 +320,8 @@ class Bert(nn.Module):
 
     def pool(self, hidden_states: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
         """Applies the pooler, [..., D] -> [..., D]."""
+        if self.config.pooler_type == "norm":
+            return standardize(hidden_states, self.config.layer_norm_eps)
         if self.config.pooler_type == "transform":
             return self.pooler(hidden_states)
         return ACTIVATIONS[self.config.pooler_act](self.pooler(hidden_states))

@@ -67,11 +67,11 @@ def part_of(path: str) -> str:
 def parts_of(architecture: str, config: ModelConfig) -> tuple[str, ...]:
     """Returns the parts of `ARCHITECTURES` that have parameters for this configuration.
 
-    The head of GPT-2 has no parameters, and causal models have no pooler. A decoder that shares all parameters has none
-    besides the encoder's. Token-level heads may read the pooler.
+    The head of GPT-2 has no parameters, nor has a pooler of type norm, and causal models have no pooler. A decoder that
+    shares all parameters has none besides the encoder's. Token-level heads may read the pooler.
     """
     has_head = config.prediction_transform or config.prediction_bias or not config.tie_word_embeddings
-    absent: set[str] = {POOLER} if config.causal else set()
+    absent: set[str] = {POOLER} if config.causal or config.pooler_type == "norm" else set()
     absent |= set() if has_head else {PREDICTIONS}
     absent |= {DECODER} if config.share_decoder == "all" else set()
     parts = ARCHITECTURES[architecture]

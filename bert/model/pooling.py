@@ -38,6 +38,13 @@ def pooler_input(
     return mean_over(hidden_states, mask[:, None, :])[:, 0]
 
 
+def standardize(x: Float[Array, "*places D"], epsilon: float) -> Float[Array, "*places D"]:
+    """Scales each vector to mean 0 and variance 1, as LayerNorm without parameters; statistics in float32."""
+    wide = x.astype(jnp.float32)
+    centred = wide - wide.mean(-1, keepdims=True)
+    return (centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)).astype(x.dtype)
+
+
 def at_positions(hidden_states: Float[Array, "B T D"], positions: Int[Array, "B P"]) -> Float[Array, "B P D"]:
     """Selects the hidden states [B, T, D] at positions [B, P]."""
     return jnp.take_along_axis(hidden_states, positions[:, :, None], axis=1)

@@ -82,6 +82,9 @@ class Task(ABC):
     """Factor of the loss of each label [L] (`bert.training.losses.with_class_weights`); () for none."""
     skips_bad_rows: bool = False
     """Whether rows without a text or a label are skipped; a field of the built-in tasks (``data.bad_rows``)."""
+    pools_as_declared: ClassVar[bool] = False
+    """Whether the classifier pools as the initial model declares (``classifier_pooling``); tasks of benchmarks keep the
+    pooler, whose scores are published."""
     one_label: ClassVar[bool] = False
     """Whether each row has exactly one label."""
     data_keys: ClassVar[tuple[str, ...]] = ()

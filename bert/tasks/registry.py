@@ -128,6 +128,11 @@ def _check_sections(task: Task, config: FinetuneConfig) -> None:
         if task.kind != kind:
             reason = f"but it is for {kind}, and the task is {task.name}: remove it"
             check_unused(f"{kind}.", getattr(config, kind), reason)
+    if task.kind != "sequence_classification" and config.classifier_pooling != "init":
+        raise UserError(
+            f"classifier_pooling is {config.classifier_pooling}, but it is for tasks that classify or score texts, and "
+            f"the task is {task.name}: remove it"
+        )
     if task.kind in UNREAD_KEYS:
         check_unused("", config, f"but {task.name} has no head: remove it", ("head_init",))
         for key, reason in UNREAD_KEYS[task.kind].items():

@@ -31,6 +31,7 @@ from bert.interchange.names import expected_shapes
 from bert.interchange.pooling import pooling_config_files, write_dense_weights
 from bert.interchange.readers import hf
 from bert.interchange.tensor_files import write_tensors
+from bert.interchange.writers.averaging import with_averaging_layer
 from bert.interchange.writers.hf_files import (
     ACTIVATIONS,
     model_card,
@@ -91,11 +92,15 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     Fixed positions become a position table. Positions, segments and biases that the model lacks become zeros.
     Parameters that a decoder shares with its encoder are duplicated.
 
+    A classifier over the mean of the tokens gets a further layer that averages them (`with_averaging_layer`).
+
     The generator of replaced-token detection is omitted, because it is a separate model (`Pretrained.generator`).
 
     Raises:
         UserError: transformers has no equivalent.
     """
+    if model.config.pooler_type == "norm" and model.architecture == "BertForSequenceClassification":
+        model = with_averaging_layer(model)
     config, family = model.config, family_of(model)
     if model.architecture not in family.classes:
         two_parts = names.SEQ_RELATIONSHIP in names.ARCHITECTURES[model.architecture]

@@ -138,7 +138,9 @@ def lacking_key(config: ModelConfig) -> str | None:
     """Returns a key whose value the graph does not support; None if all are supported."""
     if config.position_embedding_type == "rotary":
         return "position_embedding_type"
-    return next((key for key in LACKS if getattr(config, key) != getattr(ModelConfig, key)), None)
+    poolers = ("pooler_type", "pooler_input") if config.pooler_type == "norm" else ()
+    lacks = (key for key in LACKS if key not in poolers)
+    return next((key for key in lacks if getattr(config, key) != getattr(ModelConfig, key)), None)
 
 
 def _session(model: ModelBundle, file: Path) -> onnxruntime.InferenceSession:
@@ -206,6 +208,11 @@ class Graph:
         scale, bias = self.weight(f"{path}/scale"), self.weight(f"{path}/bias")
         return self.node("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
 
+    def standardized(self, x: str, width: int, epsilon: float) -> str:
+        """Applies LayerNorm without parameters over the last axis of size ``width``."""
+        scale = self.array("ones", np.ones(width, np.float32))
+        return self.node("LayerNormalization", x, scale, axis=-1, epsilon=epsilon)
+
     def activation(self, x: str, name: str) -> str:
         """Applies a `bert.config.model.Activation`. Both forms of gelu are written out, because opset 17 has none."""
         if name == "silu":
@@ -252,6 +259,10 @@ def _outputs(graph: Graph, model: ModelBundle, ports: Signature) -> list[str]:
     hidden = _encoder(graph, config, inputs)
 
     def pooled() -> str:
+        if config.pooler_type == "norm":
+            is_first, mask = config.pooler_input == "first", inputs["attention_mask"]
+            read = graph.first_token(hidden) if is_first else _mean(graph, hidden, mask)
+            return graph.standardized(read, config.hidden_size, config.layer_norm_eps)
         return graph.activation(graph.dense(graph.first_token(hidden), "bert/pooler"), config.pooler_act)
 
     if architecture == "Bert":
@@ -324,6 +335,16 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
         inner = graph.activation(graph.dense(read, f"{layer}/intermediate"), config.hidden_act)
         x = after(node("Add", x, graph.dense(inner, f"{layer}/output")), f"{layer}/output_norm")
     return before(x, "bert/encoder/norm")
+
+
+def _mean(graph: Graph, hidden: str, mask: str) -> str:
+    """Returns the mean of the tokens of each row, [B, T, D] and mask [B, T] -> [B, D]; 0 for empty rows."""
+    from onnx import TensorProto
+
+    node, tokens = graph.node, graph.constant([1])
+    weights = node("Unsqueeze", node("Cast", mask, to=TensorProto.FLOAT), graph.constant([2]))
+    total = node("ReduceSum", node("Mul", hidden, weights), tokens, keepdims=0)
+    return node("Div", total, node("Max", node("ReduceSum", weights, tokens, keepdims=0), graph.constant(1.0)))
 
 
 def _attention(graph: Graph, config: ModelConfig, x: str, visible: str, path: str) -> str:

@@ -34,6 +34,7 @@ from bert.tasks.sequence_classification.multilabel import MultilabelTask, check_
 class _FromColumns(ColumnFilesTask, SequenceClassificationTask):
     """Base class: the configuration names files, columns and metrics."""
 
+    pools_as_declared: ClassVar[bool] = True
     allowed_metrics: ClassVar[Sequence[str]]
     unlabelled: ClassVar[tuple[Any, ...]] = (None, "")
     """Values of a missing label in test files."""

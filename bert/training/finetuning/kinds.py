@@ -91,6 +91,7 @@ class TaskKind:
         init_params: (configuration, parameters of ``init``, its name) -> the parameters to copy from.
         initializable: model -> the object that draws its initial parameters.
         stacks: modules with layers, to which LoRA adapters are added.
+        classifies_rows: whether the head reads one vector per row, as ``classifier_pooling`` sets.
         has_decoder: whether the model has the decoder of ``init``, if ``init`` has one.
         with_language_model: (task, configuration) -> the model with a language model as auxiliary loss; None if
             ``language_model_weight`` is not supported.
@@ -106,6 +107,7 @@ class TaskKind:
     init_params: Callable[[FinetuneConfig, Params, str], Params] = lambda config, params, name: params
     initializable: Callable[[Any], Initializable] = lambda model: model
     stacks: tuple[str, ...] = ("bert",)
+    classifies_rows: bool = False
     has_decoder: bool = False
     with_language_model: Callable[[Task, FinetuneConfig], nn.Module] | None = None
 
@@ -200,7 +202,9 @@ def _sequence_evaluators(
 
 
 TASK_KINDS: dict[str, TaskKind] = {
-    "sequence_classification": TaskKind(_classification_loss, with_language_model=_classifier_with_language_model),
+    "sequence_classification": TaskKind(
+        _classification_loss, classifies_rows=True, with_language_model=_classifier_with_language_model
+    ),
     "token_classification": TaskKind(_fixed_loss),
     "question_answering": TaskKind(_fixed_loss),
     "multiple_choice": TaskKind(_fixed_loss),

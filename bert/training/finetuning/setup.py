@@ -181,7 +181,7 @@ def _load_source_model(run: RunFolder[FinetuneConfig], train: Any, log: Log) -> 
         return InitialModel(config.model, load_tokenizer(run.path), None, init)
     if init != "none":
         source = load(init, log)
-        model = task_model_config(config, source.config, source.source)
+        model = task_model_config(config, source.config, source.source, source.pooling)
         head = Head(source.architecture, source.problem_type, source.labels, (), source.num_feature_layers)
         return InitialModel(
             model,
@@ -217,13 +217,42 @@ def _source_texts(config: FinetuneConfig, train: Any) -> Iterable[str]:
     return train.sources if config.has_target_tokenizer else train.sentences()
 
 
-def task_model_config(config: FinetuneConfig, source: ModelConfig, name: str) -> ModelConfig:
-    """Returns the source's sizes, with its decoder's if the task has a decoder.
+def task_model_config(
+    config: FinetuneConfig, source: ModelConfig, name: str, pooling: Pooling | None = None
+) -> ModelConfig:
+    """Returns the source's sizes, with its decoder's if the task has a decoder, and with the pooler of the task.
+
+    Args:
+        pooling: the pooling that the source declares, if any.
 
     Raises:
         UserError: the source does not fit the configuration.
     """
-    model = model_config_from_source(config.model, source, name)
+    pooler = _task_pooler(config, source, pooling)
+    requested = config.model
+    if requested.vocab_size is not None:
+        requested = dataclasses.replace(requested, **{key: getattr(source, key) for key in pooler})
+    model = dataclasses.replace(model_config_from_source(requested, source, name), **pooler)
     if not TASK_KINDS[find_task(config.task).kind].has_decoder or model.decoder_layers is not None:
         return model
     return dataclasses.replace(model, decoder_layers=source.decoder_layers)
+
+
+def _task_pooler(config: FinetuneConfig, source: ModelConfig, pooling: Pooling | None) -> dict[str, Any]:
+    """Returns the fields of the model that ``classifier_pooling`` sets; {} for the pooler of the source.
+
+    A configuration with the sizes of its model, such as the config.yaml of a run, has been resolved before and is not
+    changed.
+    """
+    task, choice = find_task(config.task), config.classifier_pooling
+    if not TASK_KINDS[task.kind].classifies_rows or source.causal:
+        return {}
+    if config.model.vocab_size is not None:
+        return {key: getattr(config.model, key) for key in ("pooler_type", "pooler_input")}
+    if choice == "mean" or (
+        choice == "init" and task.pools_as_declared and pooling is not None and pooling.modes == ["mean"]
+    ):
+        return {"pooler_type": "norm", "pooler_input": "mean"}
+    if choice == "first" and source.pooler_type == "norm":
+        return {"pooler_type": "dense", "pooler_input": "first"}
+    return {}
