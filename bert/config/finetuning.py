@@ -273,7 +273,7 @@ class FinetuneConfig:
             fix = "set model.pooler_type and model.pooler_input instead"
             raise conflict(self, "classifier_pooling", "init", fix)
         if self.classifier_pooling == "mean" and self.num_feature_layers is not None:
-            fix = "remove one of the two, since the features are those of the first token"
+            fix = "remove one of the two, because it reads the first token"
             raise conflict(self, "classifier_pooling", "num_feature_layers", fix)
         self.training.check_attention(self.model.attention_probs_dropout_prob)
         if self.init is None:
