@@ -1,7 +1,7 @@
 """One vector per row: the input of the pooler, and embeddings of texts.
 
-Embeddings are pooled in JAX inside the model (`pool`), and in NumPy as configured by a sentence-transformers folder
-(`Pooling`). Shapes as in `bert.model.encoder`.
+Embeddings are pooled inside the model in training (`pool`), and afterwards as configured by a sentence-transformers
+folder (`Pooling`, for NumPy and JAX). Shapes as in `bert.model.encoder`.
 """
 
 from __future__ import annotations
@@ -162,13 +162,11 @@ class Pooling:
         width = self.dense[-1].out_features if self.dense else self.pooled_size(hidden_size)
         return min(width, self.truncate_dim or width)
 
-    def __call__(
-        self, hidden_states: np.ndarray, attention_mask: np.ndarray, skipped: np.ndarray | None = None
-    ) -> np.ndarray:
+    def __call__(self, hidden_states: Any, attention_mask: Any, skipped: np.ndarray | None = None) -> Any:
         """Computes embeddings of padded rows.
 
         Args:
-            hidden_states: [B, T, D] float32.
+            hidden_states: [B, T, D] float32, an array of NumPy or JAX.
             attention_mask: [B, T], 1 for a token and 0 for padding, which is at the end of each row.
             skipped: [B], number of leading tokens of each row to leave out; None for none.
 
@@ -178,8 +176,7 @@ class Pooling:
         if skipped is not None:
             skipped = np.minimum(skipped, attention_mask.sum(axis=1) - 1)
             attention_mask = attention_mask * (np.arange(attention_mask.shape[1]) >= skipped[:, None])
-        parts = [_pool_rows(mode, hidden_states, attention_mask) for mode in self.modes]
-        return self._finish(np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0])
+        return self._finish([_pool_rows(mode, hidden_states, attention_mask) for mode in self.modes])
 
     def of_sequences(
         self, hidden_states: np.ndarray, lengths: np.ndarray, skipped: np.ndarray | None = None
@@ -199,8 +196,7 @@ class Pooling:
             skipped = np.minimum(skipped, lengths - 1)
             kept = positions >= np.repeat(skipped, lengths)
             hidden_states, positions, lengths = hidden_states[kept], positions[kept], lengths - skipped
-        parts = [_pool_sequences(mode, hidden_states, lengths, positions) for mode in self.modes]
-        return self._finish(np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0])
+        return self._finish([_pool_sequences(mode, hidden_states, lengths, positions) for mode in self.modes])
 
     def scaled(self, embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Returns embeddings [B, E] of which ``rows`` [B] bool are scaled to length 1, if the model normalizes."""
@@ -209,27 +205,30 @@ class Pooling:
             embeddings[rows] /= np.maximum(lengths, 1e-12)
         return embeddings
 
-    def _finish(self, embeddings: np.ndarray) -> np.ndarray:
-        """Applies the dense layers, normalization and truncation, [B, pooled size] -> [B, E] float32."""
+    def _finish(self, parts: list[Any]) -> Any:
+        """Concatenates the pooled vectors [B, D], then applies dense layers, normalization and truncation."""
+        xp = parts[0].__array_namespace__()
+        embeddings = xp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
         for layer in self.dense:
             embeddings = layer(embeddings)
         if self.normalize:
-            embeddings = embeddings / np.maximum(np.linalg.norm(embeddings, axis=-1, keepdims=True), 1e-12)
+            embeddings = embeddings / xp.maximum(xp.linalg.norm(embeddings, axis=-1, keepdims=True), 1e-12)
         return embeddings[:, : self.truncate_dim].astype(np.float32)
 
 
-def _pool_rows(mode: str, hidden_states: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-    rows, mask = np.arange(len(hidden_states)), attention_mask[:, :, None]
+def _pool_rows(mode: str, hidden_states: Any, attention_mask: Any) -> Any:
+    xp = hidden_states.__array_namespace__()
+    rows, mask = xp.arange(hidden_states.shape[0]), attention_mask[:, :, None]
     if mode == "cls":
         return hidden_states[rows, attention_mask.argmax(axis=1)]
     if mode == "lasttoken":
         return hidden_states[rows, attention_mask.shape[1] - 1 - attention_mask[:, ::-1].argmax(axis=1)]
     if mode == "max":
-        return np.where(mask > 0, hidden_states, -np.inf).max(axis=1)
+        return xp.where(mask > 0, hidden_states, -xp.inf).max(axis=1)
     if mode == "weightedmean":
-        mask = mask * np.arange(1, mask.shape[1] + 1, dtype=np.float32)[:, None]
-    count = np.maximum(mask.sum(axis=1), 1)
-    return (hidden_states * mask).sum(axis=1) / (np.sqrt(count) if mode == "mean_sqrt_len" else count)
+        mask = mask * xp.arange(1, mask.shape[1] + 1, dtype=xp.float32)[:, None]
+    count = xp.maximum(mask.sum(axis=1), 1)
+    return (hidden_states * mask).sum(axis=1) / (xp.sqrt(count) if mode == "mean_sqrt_len" else count)
 
 
 def _pool_sequences(mode: str, hidden_states: np.ndarray, lengths: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -269,8 +268,8 @@ class PooledDense:
     def out_features(self) -> int:
         return int(self.kernel.shape[1])
 
-    def __call__(self, vectors: np.ndarray) -> np.ndarray:
-        """[B, in_features] -> [B, out_features]."""
+    def __call__(self, vectors: Any) -> Any:
+        """[B, in_features] -> [B, out_features], for arrays of NumPy or JAX."""
         product = vectors @ self.kernel
         activation = require(find_activation(self.activation), "an activation that is read")
         return activation(product if self.bias is None else product + self.bias)
@@ -287,28 +286,25 @@ class PooledDense:
         return self.kernel.shape, self.kernel.tobytes(), bias, self.activation
 
 
-Activation = Callable[[np.ndarray], np.ndarray]
+Activation = Callable[[Any], Any]
 
 
-def _gelu(x: np.ndarray) -> np.ndarray:
-    from scipy.special import erf  # imported here because training does not need it
+def _special(x: Any) -> Any:
+    """Returns the module with the special functions of NumPy or JAX."""
+    if not isinstance(x, np.ndarray):
+        return jax.scipy.special
+    import scipy.special  # imported here because training does not need it
 
-    return 0.5 * x * (1 + erf(x / np.sqrt(2)))
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    from scipy.special import expit
-
-    return expit(x)
+    return scipy.special
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "Tanh": np.tanh,
+    "Tanh": lambda x: x.__array_namespace__().tanh(x),
     "Identity": lambda x: x,
-    "ReLU": lambda x: np.maximum(x, 0),
-    "GELU": _gelu,
-    "Sigmoid": _sigmoid,
-    "SiLU": lambda x: x * _sigmoid(x),
+    "ReLU": lambda x: x.__array_namespace__().maximum(x, 0),
+    "GELU": lambda x: 0.5 * x * (1 + _special(x).erf(x / np.float32(np.sqrt(2)))),
+    "Sigmoid": lambda x: _special(x).expit(x),
+    "SiLU": lambda x: x * _special(x).expit(x),
 }
 """Supported ``torch.nn`` activation classes."""
 

@@ -138,12 +138,6 @@ def test_a_bad_truncate_dim_is_an_error(made, tmp_path: Path, truncate_dim) -> N
         bert.load(tmp_path / "out")
 
 
-def test_a_graph_has_no_dense_layers(made, tmp_path: Path) -> None:
-    for format in ("onnx", "stablehlo"):
-        with pytest.raises(UserError, match="Dense module"):
-            made(pooling=ALL).save(tmp_path / format, format)
-
-
 SIGMOID = "torch.nn.modules.activation.Sigmoid"
 
 

@@ -52,6 +52,21 @@ def test_a_trained_folder_gives_the_same_embeddings(pooling: str, library: Any, 
     assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == ["BertModel"]
 
 
+def test_a_graph_returns_the_same_embeddings(library: Any, shared: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """The README of the export, executed."""
+    pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
+    model = str(shared / "models" / "all-MiniLM-L6-v2")
+    bert.load(model).save(tmp_path / "out", "onnx")
+    blocks = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1:]
+    monkeypatch.chdir(tmp_path / "out")
+    code = "".join(block.split("```")[0] for block in blocks)
+    assert '["one text", "another text"]' in code
+    result: dict[str, Any] = {"TEXTS": TEXTS}
+    exec(code.replace('["one text", "another text"]', "TEXTS"), result)
+    theirs = library.SentenceTransformer(model, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(result["embeddings"], theirs, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["dense", "modes", "sqrt", "weighted", "last", "prompt", "cls_prompt", "truncated"])
 def test_every_module_and_setting_gives_the_same_embeddings(
     kind: str, library: Any, shared: Path, tmp_path: Path

@@ -40,7 +40,6 @@ from bert.interchange.writers.hf_files import (
     published_tokenizers,
     save_published_tokenizer,
 )
-from bert.interchange.writers.onnx import lacking_key
 from bert.interchange.writers.signature import make_forward, parameters, signature
 from bert.model import names
 from bert.model.positions import sinusoidal_position_table
@@ -149,8 +148,7 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
 
 def _other_formats(model: ModelBundle) -> str:
     """Returns the end of an error message for a model that transformers does not support."""
-    has_onnx = lacking_key(model.config) is None and not names.has_decoder(model.architecture)
-    return "export it as stablehlo or onnx" if has_onnx else "export it as stablehlo"
+    return "export it as stablehlo" + ("" if names.has_decoder(model.architecture) else " or onnx")
 
 
 def _check_expressible(model: ModelBundle, config: ModelConfig, family: Family) -> None:

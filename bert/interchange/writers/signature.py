@@ -30,6 +30,9 @@ from bert.tokenizer.library import special_ids
 BATCH, CHOICES, LENGTH, TARGET_LENGTH = "batch_size", "num_choices", "sequence_length", "target_length"
 """Names of the free dimensions B, C and T, and of the T of an encoder-decoder's target."""
 
+EMBEDDING = "sentence_embedding"
+"""Output of a sentence encoder: the vector that `Pretrained.embed` returns, as in exports of sentence-transformers."""
+
 TOLERANCE = 1e-4
 """Maximum difference between an output of the graph and of the model."""
 
@@ -80,6 +83,8 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
     named = outputs[model.architecture]
     if "pooler" not in model.params["bert"]:
         named.pop("pooler_output", None)
+    if model.architecture == "Bert" and model.pooling is not None:
+        named[EMBEDDING] = (BATCH, model.embedding_size)
     return Signature(inputs, named)
 
 
@@ -114,7 +119,10 @@ def make_forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
         second = inputs.get("decoder_input_ids" if names.has_decoder(architecture) else "token_type_ids")
         output = module.apply({"params": tree["bert"] if architecture == "Bert" else tree}, ids, second, mask)
         if architecture == "Bert":
-            values = (output.last_hidden_state, output.pooled_output)[: len(outputs)]
+            named = {"last_hidden_state": output.last_hidden_state, "pooler_output": output.pooled_output}
+            if model.pooling is not None:
+                named[EMBEDDING] = model.pooling(output.last_hidden_state, mask)
+            values = tuple(named[name] for name in outputs)
         elif architecture == "BertForPreTraining":
             values = (output.prediction_logits, output.seq_relationship_logits)
         elif architecture == "BertForQuestionAnswering":
@@ -158,6 +166,7 @@ def verify_outputs(
         ExportError: an output is missing, has another shape, or differs by more than `TOLERANCE`.
     """
     forward, params, largest = jax.jit(make_forward(model)), parameters(model), 0.0
+    per_token = {name: LENGTH in shape for name, shape in signature(model).outputs.items()}
     for inputs in samples:
         expected, outputs = jax.device_get(forward(params, inputs)), run(inputs)
         if {name: x.shape for name, x in outputs.items()} != {name: x.shape for name, x in expected.items()}:
@@ -165,7 +174,10 @@ def verify_outputs(
                 f"{model.source}: names or shapes of the graph's outputs differ from the model's: not exported"
             )
         for name, array in expected.items():
-            difference = float(np.abs(np.asarray(outputs[name]) - array).max())
+            difference = np.abs(np.asarray(outputs[name]) - array)
+            if per_token[name]:  # the outputs of padding have no meaning
+                difference = difference[inputs["attention_mask"] > 0]
+            difference = float(difference.max())
             if not difference <= TOLERANCE:  # also catches NaN
                 raise ExportError(
                     f"{model.source}: its graph's {name} differs by {difference:.2g} from the model's: not exported"
@@ -206,8 +218,8 @@ def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = N
         notes = [f"{kind} begin with {prompt!r}" for kind, prompt in prompts.items() if prompt]
         note = f" Texts of {' and '.join(notes)}." if notes else ""
         if not pooling.include_prompt:
-            note += " Tokens of a prompt are not pooled: set their attention_mask to 0 after the call."
-        paragraphs += [f"Embeddings of the texts:{note}", _code(_embedding_lines(pooling))]
+            note += f" Tokens of a prompt are not pooled: {EMBEDDING} is for texts without one."
+        paragraphs += [f"Embeddings of the texts:{note}", _code([f'embeddings = np.asarray(outputs["{EMBEDDING}"])'])]
     return paragraphs
 
 
@@ -215,45 +227,13 @@ def _code(lines: list[str]) -> str:
     return "\n".join(["```python", *lines, "```"])
 
 
-POOLED = {
-    "cls": "hidden[np.arange(len(hidden)), mask[:, :, 0].argmax(axis=1)]",
-    "max": "np.where(mask > 0, hidden, -np.inf).max(axis=1)",
-    "mean": "(hidden * mask).sum(axis=1) / mask.sum(axis=1)",
-    "mean_sqrt_len": "(hidden * mask).sum(axis=1) / np.sqrt(mask.sum(axis=1))",
-    "weightedmean": "(hidden * mask * place).sum(axis=1) / (mask * place).sum(axis=1)",
-    "lasttoken": "hidden[np.arange(len(hidden)), mask.shape[1] - 1 - mask[:, ::-1, 0].argmax(axis=1)]",
-}
-"""Expressions for `bert.interchange.pooling.MODES`."""
-
-
-def _embedding_lines(pooling: Pooling) -> list[str]:
-    """Returns lines that compute embeddings like `Pooling`."""
-    parts = [POOLED[mode] for mode in pooling.modes]
-    lines = ['hidden, mask = np.asarray(outputs["last_hidden_state"]), inputs["attention_mask"][:, :, None]']
-    if "weightedmean" in pooling.modes:
-        lines.append("place = np.arange(1, mask.shape[1] + 1)[:, None]")
-    whole = parts[0] if len(parts) == 1 else f"np.concatenate([{', '.join(parts)}], axis=-1)"
-    lines.append(f"embeddings = {whole}")
-    if pooling.normalize:
-        lines.append("embeddings = embeddings / np.linalg.norm(embeddings, axis=-1, keepdims=True)")
-    if pooling.truncate_dim is not None:
-        lines.append(f"embeddings = embeddings[:, :{pooling.truncate_dim}]")
-    return lines
-
-
 def _declared_pooling(pooling: Pooling) -> dict[str, Any]:
-    """Returns the settings of `Pooling`, without the length, which is stored elsewhere, and without some defaults."""
+    """Returns the settings of `Pooling` without length and dense layers, which are stored elsewhere."""
     values = {field.name: getattr(pooling, field.name) for field in dataclasses.fields(pooling)}
     always = ("mode", "normalize", "lowercase", "query_prompt", "document_prompt")
     default = Pooling()
-    del values["max_length"]
+    del values["max_length"], values["dense"]
     return {name: value for name, value in values.items() if name in always or value != getattr(default, name)}
-
-
-def check_no_dense(model: ModelBundle) -> None:
-    """Raises UserError for embeddings with dense layers, which the files of a graph cannot declare."""
-    if model.pooling is not None and model.pooling.dense:
-        raise UserError(f"{model.source} has a Dense module after its pooling, which a graph lacks: use format hf")
 
 
 def write_metadata_files(model: ModelBundle, folder: Path, ports: Signature, dtype: str, text: list[str]) -> None:

@@ -28,7 +28,6 @@ from bert.interchange.writers.signature import (
     LENGTH,
     TARGET_LENGTH,
     Signature,
-    check_no_dense,
     make_forward,
     parameters,
     resolve_shape,
@@ -61,7 +60,6 @@ def export(
         UserError: the length is not supported, weights are missing, or ``out`` exists.
         ExportError: the outputs of the graph, when read back, differ.
     """
-    check_no_dense(model)
     positions = model.config.max_position_embeddings
     if length is not None and dynamic_length:
         raise UserError(f"length is {length} and dynamic_length is set: choose one of the two")

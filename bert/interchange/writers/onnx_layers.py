@@ -1,0 +1,324 @@
+"""Builds the ONNX graph of a model: the encoder with every option of `ModelConfig`, and its head.
+
+Shapes as in `bert.model.encoder`; P distance buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from bert.config import ModelConfig
+from bert.errors import require
+from bert.interchange.bundle import ModelBundle
+from bert.interchange.writers.onnx_graph import Graph
+from bert.interchange.writers.onnx_pooling import mean, sentence_embedding
+from bert.interchange.writers.signature import CHOICES, EMBEDDING, Signature, parameters, signature
+from bert.model.positions import (
+    MAX_RELATIVE_DISTANCE,
+    NUM_PRODUCTS,
+    Rotation,
+    buckets_by_distance,
+    sinusoidal_position_table,
+    step_embeddings,
+)
+
+if TYPE_CHECKING:
+    import onnx
+
+BY_HEAD, KEYS_BY_HEAD = [0, 2, 1, 3], [0, 2, 3, 1]
+"""Orders of axes that turn [B, T, N, H] into [B, N, T, H] and [B, N, H, T]."""
+
+SWAPPED = [0, 1, 3, 2]
+"""Order of axes that transposes the matrices of an array [B, N, ...]."""
+
+
+def build(model: ModelBundle) -> onnx.ModelProto:
+    """Returns the graph with its weights included, regardless of size."""
+    graph = Graph(parameters(model))
+    ports = signature(model)
+    results = _outputs(graph, model, ports)
+    for name, result in zip(ports.outputs, results, strict=True):
+        graph.node("Identity", result, output=name)
+    return graph.proto(ports)
+
+
+def _outputs(graph: Graph, model: ModelBundle, ports: Signature) -> list[str]:
+    """Returns the graph's outputs in the order of its signature."""
+    config, architecture = model.config, model.architecture
+    inputs = {name: name for name in ports.inputs}
+    if CHOICES in ports.inputs["input_ids"]:  # each choice is a row: [B, C, T] -> [B * C, T]
+        length = graph.node("Shape", "input_ids", start=2)
+        rows = graph.node("Concat", graph.constant([-1]), length, axis=0)
+        inputs = {name: graph.node("Reshape", name, rows) for name in inputs}
+    hidden = _encoder(graph, config, inputs)
+
+    def pooled() -> str:
+        if config.causal:
+            return graph.last_token(hidden, inputs["attention_mask"])
+        is_first, mask = config.pooler_input == "first", inputs["attention_mask"]
+        return _pooler(graph, config, graph.first_token(hidden) if is_first else mean(graph, hidden, mask))
+
+    def tokens() -> str:
+        return _pooler(graph, config, hidden) if config.pools_tokens else hidden
+
+    if architecture == "Bert":
+        named = {
+            "last_hidden_state": lambda: hidden,
+            "pooler_output": pooled,
+            EMBEDDING: lambda: sentence_embedding(graph, require(model.pooling, "the pooling"), hidden),
+        }
+        return [named[name]() for name in ports.outputs]
+    if architecture == "BertForPreTraining":
+        return [_masked_lm(graph, config, hidden), graph.dense(pooled(), "seq_relationship")]
+    if architecture in ("BertForMaskedLM", "BertForCausalLM"):
+        return [_masked_lm(graph, config, hidden)]
+    if architecture == "BertForNextSentencePrediction":
+        return [graph.dense(pooled(), "seq_relationship")]
+    if architecture == "BertForReplacedTokenDetection":
+        inner = graph.activation(graph.dense(hidden, "discriminator_predictions/dense"), config.hidden_act)
+        return [graph.node("Squeeze", graph.dense(inner, "discriminator_predictions/output"), graph.constant([-1]))]
+    if architecture == "BertForTokenClassification":
+        return [graph.dense(tokens(), "classifier")]
+    if architecture == "BertForQuestionAnswering":
+        logits, last = graph.dense(tokens(), "qa_outputs"), graph.constant([2])
+        return [graph.node("Squeeze", graph.slice(logits, i, i + 1, axis=2), last) for i in (0, 1)]
+    logits = graph.dense(pooled(), "classifier")
+    if architecture == "BertForMultipleChoice":  # [B * C, 1] -> [B, C]
+        choices = graph.node("Shape", "input_ids", start=1, end=2)
+        logits = graph.node("Reshape", logits, graph.node("Concat", graph.constant([-1]), choices, axis=0))
+    return [logits]
+
+
+def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
+    """Maps ids, mask and segments [B, T] to hidden states [B, T, D]."""
+    node = graph.node
+
+    def norm(x: str, path: str) -> str:
+        return graph.norm(x, path, config.layer_norm_eps, config.norm_type)
+
+    def after(x: str, path: str) -> str:
+        return x if config.pre_layer_norm else norm(x, path)
+
+    x = _embeddings(graph, config, inputs)
+    contexts = _contexts(graph, config, inputs)
+    for index in range(config.num_hidden_layers):
+        layer = f"bert/encoder/layer_{config.group_of(index)}"
+        if config.step_embedding:
+            x = node("Add", x, graph.array(f"step_{index}", np.asarray(step_embeddings(config)[index])))
+        has_norm = config.pre_layer_norm and (index > 0 or config.first_layer_norm)
+        read = norm(x, f"{layer}/attention_norm") if has_norm else x
+        attended = _attention(graph, config, read, contexts[config.is_local(index)], f"{layer}/attention")
+        x = after(node("Add", x, attended), f"{layer}/attention_norm")
+        read = norm(x, f"{layer}/output_norm") if config.pre_layer_norm else x
+        inner = graph.activation(graph.dense(read, f"{layer}/intermediate"), config.hidden_act)
+        if config.gated_feed_forward:
+            inner = node("Mul", inner, graph.dense(read, f"{layer}/gate"))
+        x = after(node("Add", x, graph.dense(inner, f"{layer}/output")), f"{layer}/output_norm")
+    return norm(x, "bert/encoder/norm") if config.pre_layer_norm else x
+
+
+def _embeddings(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
+    """Maps ids and segments [B, T] to the input of the first layer [B, T, D]. Rows that are too long fail."""
+    node, path, ids = graph.node, "bert/embeddings", inputs["input_ids"]
+    x = node("Gather", graph.weight(f"{path}/word/embedding"), ids)
+    if config.scale_embeddings:
+        x = node("Mul", x, graph.constant(math.sqrt(config.embedding_width)))
+    if config.position_embedding_type in ("learned", "sinusoidal"):
+        if config.position_embedding_type == "learned":
+            table = graph.weight(f"{path}/position/embedding")
+        else:
+            table = graph.array("sinusoids", np.asarray(sinusoidal_position_table(config)))
+        first = config.position_offset
+        end = node("Add", node("Shape", ids, start=1), graph.constant([first]))
+        x = node("Add", x, graph.slice(table, first, end, axis=0))
+    if config.type_vocab_size:
+        segments = graph.weight(f"{path}/segment/embedding")  # the only row, if there is no input of segments
+        if "token_type_ids" in inputs:
+            segments = node("Gather", segments, inputs["token_type_ids"])
+        x = node("Add", x, segments)
+    if config.embedding_norm:
+        x = graph.norm(x, f"{path}/norm", config.layer_norm_eps, config.norm_type)
+    return x if config.embedding_width == config.hidden_size else graph.dense(x, f"{path}/projection")
+
+
+class Context(NamedTuple):
+    """Mask and positions of the attention of global or of local layers.
+
+    Attributes:
+        visible: [B, 1, #T, S] booleans.
+        rotation: cosine and sine [1, 1, T, H / 2] of rotary positions; None for others.
+        bias: [1, N, T, S], added to the scores; None for none.
+        vectors: [P, D], the embeddings of distances of disentangled attention; None for others.
+        buckets: [B, N, T, S] and [B, N, S, T], the bucket of the distance from a query to a key; None for others.
+    """
+
+    visible: str
+    rotation: tuple[str, str] | None = None
+    bias: str | None = None
+    vectors: str | None = None
+    buckets: tuple[str, str] | None = None
+
+
+def _contexts(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> dict[bool, Context]:
+    """Returns the contexts of global layers (key False) and local layers (key True), for those that the model has."""
+    node = graph.node
+    length = node("Shape", inputs["input_ids"], start=1)
+    visible = node("Unsqueeze", graph.cast(inputs["attention_mask"], "BOOL"), graph.constant([1, 2]))
+    disentangled = config.position_embedding_type == "disentangled"
+    kinds = sorted(set(map(config.is_local, range(config.num_hidden_layers))))
+    needs_distances = config.causal or config.attention_window is not None or config.relative_attention_buckets
+    distances = _distances(graph, length) if needs_distances else ""
+    if config.causal:
+        visible = node("And", visible, node("GreaterOrEqual", distances, graph.integer(0)))
+    shared = Context(visible)
+    if disentangled:
+        shared = _disentangled(graph, config, distances, inputs["input_ids"])._replace(visible=visible)
+    elif config.relative_attention_buckets is not None:
+        shared = shared._replace(bias=_relative_bias(graph, config, distances))
+    contexts = {}
+    for local in kinds:
+        context = shared
+        if local:
+            window = graph.integer(require(config.attention_window, "model.attention_window"))
+            within = node("LessOrEqual", node("Abs", distances), window)
+            context = context._replace(visible=node("And", visible, within))
+        if config.position_embedding_type == "rotary":
+            base = config.local_rotary_base if local and config.local_rotary_base is not None else config.rotary_base
+            context = context._replace(rotation=_rotation(graph, config, base, length))
+        contexts[local] = context
+    return contexts
+
+
+def _distances(graph: Graph, length: str) -> str:
+    """Returns query position minus key position, [T, T]."""
+    node = graph.node
+    positions = node("Range", graph.integer(0), node("Squeeze", length), graph.integer(1))
+    rows, columns = (node("Unsqueeze", positions, graph.constant([axis])) for axis in (1, 0))
+    return node("Sub", rows, columns)
+
+
+def _rotation(graph: Graph, config: ModelConfig, base: float, length: str) -> tuple[str, str]:
+    """Returns cosine and sine [1, 1, T, H / 2]. The tables have a row for each position up to the model's maximum."""
+    positions = jnp.arange(config.max_position_embeddings)[None]
+    rotation = Rotation.of_positions(positions, config.head_size, base)
+    tables = {"cos": rotation.cos, "sin": rotation.sin}
+    names = [graph.array(f"{name}_{base}", np.asarray(table)[None]) for name, table in tables.items()]
+    cos, sin = (graph.slice(name, 0, length, axis=2) for name in names)
+    return cos, sin
+
+
+def _by_distance(graph: Graph, name: str, one_sided: np.ndarray, distances: str, after: int, sign: int) -> str:
+    """Looks up the bucket of each distance.
+
+    Args:
+        one_sided: bucket of the distances 0, 1, ...; longer ones have the last.
+        after: added to the buckets of keys after the query.
+        sign: factor of the buckets of keys after the query.
+    """
+    longest = len(one_sided) - 1
+    table = np.concatenate([sign * one_sided[:0:-1] + after, one_sided]).astype(np.int64)
+    limit = graph.integer(longest)
+    near = graph.node("Max", graph.node("Min", distances, limit), graph.integer(-longest))
+    return graph.node("Gather", graph.array(name, table), graph.node("Add", near, limit))
+
+
+def _relative_bias(graph: Graph, config: ModelConfig, distances: str) -> str:
+    """Returns the bias of the scores [1, N, T, T] (see `bert.model.positions.relative_attention_bias`)."""
+    count = require(config.relative_attention_buckets, "model.relative_attention_buckets")
+    one_sided = buckets_by_distance(count, MAX_RELATIVE_DISTANCE)
+    buckets = _by_distance(graph, "relative_buckets", one_sided, distances, after=count // 2, sign=1)
+    table = graph.weight("bert/encoder/relative_attention_bias/embedding")
+    by_head = graph.node("Transpose", graph.node("Gather", table, buckets), perm=[2, 0, 1])
+    return graph.node("Unsqueeze", by_head, graph.constant([0]))
+
+
+def _disentangled(graph: Graph, config: ModelConfig, distances: str, ids: str) -> Context:
+    """Returns the embeddings of distances, and the buckets as indices of scores (see `Disentangled`)."""
+    node, path = graph.node, "bert/encoder/relative_attention_"
+    count = require(config.relative_attention_buckets, "model.relative_attention_buckets")
+    one_sided = buckets_by_distance(count, config.max_position_embeddings - 1, round_up=True)
+    buckets = _by_distance(graph, "distance_buckets", one_sided, distances, after=0, sign=-1)
+    buckets = node("Add", buckets, graph.integer(count // 2))
+    rows, heads = node("Shape", ids, start=0, end=1), graph.constant([config.num_attention_heads])
+    shape = node("Concat", rows, heads, node("Shape", buckets), axis=0)
+    vectors = graph.norm(
+        graph.weight(f"{path}embeddings/embedding"), f"{path}norm", config.layer_norm_eps, config.norm_type
+    )
+    by_query, by_key = (node("Expand", each, shape) for each in (buckets, node("Transpose", buckets, perm=[1, 0])))
+    return Context("", vectors=vectors, buckets=(by_query, by_key))
+
+
+def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path: str) -> str:
+    """Computes self-attention, [B, T, D] -> [B, T, D]. Empty rows attend equally to all positions."""
+    node, size = graph.node, config.head_size
+    split = graph.constant([0, -1, config.num_attention_heads, size])
+
+    def project(x: str, name: str, order: list[int]) -> str:
+        return node("Transpose", node("Reshape", graph.dense(x, f"{path}/{name}"), split), perm=order)
+
+    products = 1 if context.buckets is None else NUM_PRODUCTS
+    scale = graph.constant((products * size) ** -0.5)
+    query, bias = project(x, "query", BY_HEAD), context.bias
+    if context.rotation is None:
+        key = project(x, "key", KEYS_BY_HEAD)
+    else:
+        query = _rotate(graph, query, context.rotation, size)
+        key = node("Transpose", _rotate(graph, project(x, "key", BY_HEAD), context.rotation, size), perm=SWAPPED)
+    query = node("Mul", query, scale)
+    if context.buckets is not None and context.vectors is not None:
+        vectors = node("Unsqueeze", context.vectors, graph.constant([0]))
+        by_query = node("MatMul", query, project(vectors, "key", KEYS_BY_HEAD))
+        keys = node("Mul", node("Transpose", key, perm=SWAPPED), scale)
+        by_key = node("MatMul", keys, project(vectors, "query", KEYS_BY_HEAD))
+        bias = _distance_scores(graph, by_query, by_key, context.buckets)
+    scores = node("MatMul", query, key)
+    if bias is not None:
+        scores = node("Add", scores, bias)
+    scores = node("Where", context.visible, scores, graph.constant(float(np.finfo(np.float32).min)))
+    mixed = node("MatMul", node("Softmax", scores, axis=-1), project(x, "value", BY_HEAD))
+    joined = graph.constant([0, 0, config.hidden_size])
+    return graph.dense(node("Reshape", node("Transpose", mixed, perm=BY_HEAD), joined), f"{path}/output")
+
+
+def _distance_scores(graph: Graph, by_query: str, by_key: str, buckets: tuple[str, str]) -> str:
+    """Sums content-distance and distance-content.
+
+    [B, N, T, P], [B, N, S, P] and the indices [B, N, T, S], [B, N, S, T] -> [B, N, T, S].
+    """
+    content_distance = graph.node("GatherElements", by_query, buckets[0], axis=-1)
+    distance_content = graph.node("GatherElements", by_key, buckets[1], axis=-1)
+    return graph.node("Add", content_distance, graph.node("Transpose", distance_content, perm=SWAPPED))
+
+
+def _rotate(graph: Graph, x: str, rotation: tuple[str, str], size: int) -> str:
+    """Rotates queries or keys [B, N, T, H] (see `bert.model.positions.Rotation`)."""
+    node, (cos, sin) = graph.node, rotation
+    left, right = graph.nodes("Split", x, graph.constant([size // 2, size // 2]), outputs=2, axis=-1)
+    first = node("Sub", node("Mul", left, cos), node("Mul", right, sin))
+    second = node("Add", node("Mul", right, cos), node("Mul", left, sin))
+    return node("Concat", first, second, axis=-1)
+
+
+def _pooler(graph: Graph, config: ModelConfig, x: str) -> str:
+    """Applies the pooler, [..., D] -> [..., D]."""
+    if config.pooler_type == "norm":
+        return graph.standardized(x, config.hidden_size, config.layer_norm_eps)
+    if config.pooler_type == "dense":
+        return graph.activation(graph.dense(x, "bert/pooler"), config.pooler_act)
+    x = graph.activation(graph.dense(x, "bert/pooler/dense"), config.hidden_act)
+    return graph.norm(x, "bert/pooler/norm", config.layer_norm_eps, config.norm_type)
+
+
+def _masked_lm(graph: Graph, config: ModelConfig, hidden: str) -> str:
+    """Computes logits, [B, T, D] -> [B, T, V]. A tied decoder is the word embeddings, stored once."""
+    x = hidden
+    if config.prediction_transform:
+        x = graph.activation(graph.dense(x, "predictions/transform"), config.hidden_act)
+        x = graph.norm(x, "predictions/norm", config.layer_norm_eps, config.norm_type)
+    table = graph.weight("bert/embeddings/word/embedding" if config.tie_word_embeddings else "predictions/decoder")
+    logits = graph.node("MatMul", x, graph.node("Transpose", table, perm=[1, 0]))
+    return graph.node("Add", logits, graph.weight("predictions/bias")) if config.prediction_bias else logits
