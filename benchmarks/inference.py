@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python benchmarks/inference.py MODEL --output inference.json
 
-MODEL is a sentence-transformers folder, such as all-MiniLM-L6-v2. All sides read the same 5,000 sentences of mixed
-lengths, made from the words of its vocabulary with a fixed seed.
+MODEL is a sentence-transformers folder, such as all-MiniLM-L6-v2. All sides read the same 5,000 texts of mixed
+lengths, made from the words of its vocabulary with a fixed seed; `--words` selects short or long ones.
 
 `embed` corresponds to sentence-transformers' `encode`. Our `encode` ("all states") also returns the hidden states of
 all tokens. "onnxruntime" is used carefully: sorted by length, and padded to the longest text of the batch.
@@ -24,8 +24,10 @@ from pathlib import Path
 import numpy as np
 from turns import in_turns, table
 
-SIDES = ("ours", "ours, all states", "sentence-transformers", "transformers", "onnxruntime")
-LONGEST = 128
+SIDES = ("ours", "ours, onnxruntime", "ours, all states", "sentence-transformers", "transformers", "onnxruntime")
+LONGEST = 256
+WORDS = {"mixed": (2.8, 0.7, 3, 100), "short": (1.9, 0.4, 2, 15), "long": (6.5, 0.0, 480, 480)}
+"""Mean and deviation of the logarithm of the number of words of a text, and the limits of the number."""
 
 
 def main() -> None:
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sentences", type=int, default=5000)
     parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--words", choices=list(WORDS), default="mixed", help="length of the texts")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--worker", nargs=2, metavar=("SIDE", "EXPORT"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -48,32 +51,34 @@ def main() -> None:
             import bert
 
             bert.load(given.model).save(exported, format="onnx")
-        common = [__file__, str(given.model), "--sentences", str(given.sentences), "--batch_size"]
-        common += [str(given.batch_size), "--worker"]
+        common = [__file__, str(given.model), "--sentences", str(given.sentences), "--words", given.words]
+        common += ["--batch_size", str(given.batch_size), "--worker"]
         sides = {side: [*common, side, str(exported)] for side in given.sides}
         found = in_turns(sides, given, {"HF_HUB_OFFLINE": "1", "BERT_COMPILATION_CACHE": "off"})
     print(found["hardware"], found["versions"])
     print(table(found, ("sentences_per_second", "first_seconds"), given.sides[0]))
 
 
-def sentences(model: Path, count: int) -> list[str]:
-    """Makes texts of 3 to 100 words, mostly short, from whole words of the vocabulary."""
+def sentences(model: Path, count: int, kind: str) -> list[str]:
+    """Makes texts from whole words of the vocabulary."""
     from tokenizers import Tokenizer
 
     tokens = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
     words = sorted(token for token in tokens if token.isascii() and token.isalpha() and len(token) > 2)
     random = np.random.default_rng(0)
-    lengths = np.clip(random.lognormal(2.8, 0.7, count).astype(int), 3, 100)
+    mean, deviation, low, high = WORDS[kind]
+    lengths = np.clip(random.lognormal(mean, deviation, count).astype(int), low, high)
     return [" ".join(random.choice(words, length)) for length in lengths]
 
 
 def measured(given: argparse.Namespace) -> dict[str, float]:
     """Returns sentences per second of the second pass, and the seconds of loading and of the first batch."""
     side, exported = given.worker
-    texts = sentences(given.model, given.sentences)
+    texts = sentences(given.model, given.sentences, given.words)
     start = time.perf_counter()
     encode = {
         "ours": ours,
+        "ours, onnxruntime": engine,
         "ours, all states": all_states,
         "sentence-transformers": sentence_transformers,
         "transformers": transformers,
@@ -102,6 +107,14 @@ def ours(model: Path, exported: Path, batch_size: int) -> Encode:
 
     use_compilation_cache()
     loaded = bert.load(model)
+    return lambda texts: loaded.embed(texts, batch_size)
+
+
+def engine(model: Path, exported: Path, batch_size: int) -> Encode:
+    """Embeds with `bert.load(..., engine="onnxruntime").embed`."""
+    import bert
+
+    loaded = bert.load(model, engine="onnxruntime")
     return lambda texts: loaded.embed(texts, batch_size)
 
 

@@ -11,7 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert.commands.cli.arguments import MODEL, CommandParser, add_adapter_option, log_to_stderr, run_command
+from bert.commands.cli.arguments import (
+    MODEL,
+    CommandParser,
+    add_adapter_option,
+    add_engine_option,
+    log_to_stderr,
+    run_command,
+)
 from bert.demo.guard import is_local
 from bert.errors import UserError
 from bert.remote import readable_path
@@ -35,6 +42,7 @@ def main(argv: list[str]) -> int:
     parser = CommandParser("bert demo", DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="MODEL", help=MODEL)
     add_adapter_option(parser)
+    add_engine_option(parser)
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -75,7 +83,7 @@ def main(argv: list[str]) -> int:
     from bert.inference.load import load
     from bert.interchange.hub import is_hub_name
 
-    model = load(arguments.run, log_to_stderr, adapter=arguments.adapter)
+    model = load(arguments.run, log_to_stderr, adapter=arguments.adapter, engine=arguments.engine)
     # Visitors must not see the folders above the model.
     model = dataclasses.replace(model, source=model.source if is_hub_name(model.source) else Path(model.source).name)
     warm_up(model)

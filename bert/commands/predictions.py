@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert.commands.cli.answers import check_output, open_output, read_inputs, write_answers
-from bert.commands.cli.arguments import MODEL, CommandParser, add_adapter_option, log_to_stderr, run_command
+from bert.commands.cli.arguments import (
+    MODEL,
+    CommandParser,
+    add_adapter_option,
+    add_engine_option,
+    log_to_stderr,
+    run_command,
+)
 from bert.commands.cli.config_help import PLACEHOLDERS
 from bert.config import FinetuneConfig
 from bert.data.records import read_texts
@@ -53,6 +60,7 @@ def predict_command(argv: list[str]) -> int:
     parser = CommandParser("bert predict", PREDICT_DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be fine-tuned.")
     add_adapter_option(parser)
+    add_engine_option(parser)
     parser.add_argument(
         "input",
         type=readable_path,
@@ -85,7 +93,7 @@ def predict_command(argv: list[str]) -> int:
 
     from bert.inference.load import load
 
-    model = load(arguments.run, log_to_stderr, adapter=arguments.adapter)
+    model = load(arguments.run, log_to_stderr, adapter=arguments.adapter, engine=arguments.engine)
     if is_split:
         _predict_split(model, arguments.input, arguments.output)
     else:

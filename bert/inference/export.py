@@ -207,7 +207,7 @@ def save(
     }
     if format not in writers:
         raise UserError(f"format is {format!r}: choose one of {', '.join(writers)}")
-    _check_head(model)
+    check_head(model)
     options: dict[str, Any] = {}
     if format == "stablehlo":
         options = {"length": length, "dynamic_length": dynamic_length}
@@ -260,7 +260,7 @@ def _adapters(model: Any, base: str | None) -> Any:
     return Adapters(frozen, trained, config.lora.rank, config.lora.alpha, name)
 
 
-def _check_head(model: Any) -> None:
+def check_head(model: Any) -> None:
     """Raises UserError if no format can express the model's head."""
     if model.architecture not in ARCHITECTURES:
         raise UserError(

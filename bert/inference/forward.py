@@ -1,11 +1,10 @@
-"""Runs the compiled forward functions of a model, or its ONNX graph, in batches of rows with similar lengths."""
+"""Runs the compiled forward functions of a model in batches of rows with similar lengths."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from bert.data.pretraining.packing import assign_packs, packing_arrays
 from bert.data.rows import QueryDocumentRows, Rows, TokenRows
 from bert.data.windows import WindowedRows, outputs_of_texts
 from bert.errors import UserError, require
-from bert.model.encoder import Bert, EncoderOutput
+from bert.model.encoder import Bert
 from bert.model.heads import HEADS
 from bert.model.mask import Packing
 from bert.model.pooling import Pooling
@@ -211,11 +210,18 @@ class BatchedForward:
                 embeddings[texts] = pooling.of_sequences(hidden, features.lengths[texts], left_out)
                 check_finite(features.input_numbers[texts], embeddings[texts])
             return embeddings
+        for rows, vectors in self._embed_padded(features, pooling, batch_size, skipped):
+            embeddings[rows] = vectors
+        return embeddings
+
+    def _embed_padded(
+        self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None
+    ) -> Batches:
+        """Yields the embeddings of padded rows."""
         for rows, output in self.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows)]
             mask = (np.arange(states.shape[1]) < features.lengths[rows, None]).astype(np.int32)
-            embeddings[rows] = pooling(states, mask, None if skipped is None else skipped[rows])
-        return embeddings
+            yield rows, pooling(states, mask, None if skipped is None else skipped[rows])
 
     def embed_groups(self, groups: QueryDocumentRows, pooling: Pooling, batch_size: int) -> Outputs:
         """Computes the concatenated embeddings of each row's query and documents. Missing documents are zero."""
@@ -286,9 +292,7 @@ class BatchedForward:
 
         def dispatched() -> Batches:
             for rows in evaluation_batches(features.lengths, batch_size):
-                max_length = int(features.lengths[rows].max())
-                length = bucket_length(max_length, BUCKETS, self._config.max_position_embeddings)
-                batch = features.batch(rows, length, batch_size)
+                batch = features.batch(rows, *self._padded_size(features.lengths[rows], batch_size))
                 check_inputs(batch["input_ids"], self._config.known_vocab_size)
                 inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
                 yield rows, forward(self._params, *inputs)
@@ -297,6 +301,10 @@ class BatchedForward:
         for rows, outputs in _one_ahead(dispatched()):
             check_finite(numbers[rows], outputs, features.lengths[rows])
             yield rows, outputs
+
+    def _padded_size(self, lengths: np.ndarray, batch_size: int) -> tuple[int, int]:
+        """Returns T and B of the arrays for rows of the given lengths. Few sizes are used, as each is compiled."""
+        return bucket_length(int(lengths.max()), BUCKETS, self._config.max_position_embeddings), batch_size
 
     @cached_property
     def encoder(self) -> Callable[..., Any]:
@@ -343,46 +351,3 @@ def _one_ahead(batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         previous = dispatched
     if previous is not None:
         yield previous[0], jax.device_get(previous[1])
-
-
-class GraphForward(BatchedForward):
-    """An exported ONNX graph instead of compiled functions. It contains the encoder or the task head."""
-
-    packs_texts = False
-
-    def __init__(self, graph: Path, *arguments: Any) -> None:
-        from onnxruntime import InferenceSession
-
-        super().__init__(*arguments)
-        self._session = InferenceSession(graph, providers=["CPUExecutionProvider"])
-        self._inputs = {port.name: len(port.shape) for port in self._session.get_inputs()}
-        self._outputs = [port.name for port in self._session.get_outputs()]
-
-    @cached_property
-    def encoder(self) -> Callable[..., Any]:
-        def encode(params: Any, *inputs: np.ndarray) -> EncoderOutput:
-            outputs = self._run_graph(*inputs)
-            return EncoderOutput(outputs["last_hidden_state"], outputs.get("pooler_output"))
-
-        return encode
-
-    @cached_property
-    def head(self) -> Callable[..., Any]:
-        def answer(params: Any, input_ids: np.ndarray, *inputs: np.ndarray) -> np.ndarray:
-            outputs = self._run_graph(input_ids, *inputs)
-            if "start_logits" in outputs:
-                return np.stack([outputs["start_logits"], outputs["end_logits"]], axis=-1)
-            logits = outputs["logits"]
-            return logits.reshape(input_ids.shape[:-1]) if input_ids.ndim > 2 else logits
-
-        return answer
-
-    def _run_graph(
-        self, input_ids: np.ndarray, token_type_ids: np.ndarray, attention_mask: np.ndarray
-    ) -> dict[str, Any]:
-        """Returns the outputs by name. Choices [B, C, T] are flattened for a graph that reads rows [B, T]."""
-        arrays = {"input_ids": input_ids, "token_type_ids": token_type_ids, "attention_mask": attention_mask}
-        feed = {name: np.asarray(arrays[name], np.int64) for name in self._inputs}
-        if input_ids.ndim > self._inputs["input_ids"]:
-            feed = {name: array.reshape(-1, array.shape[-1]) for name, array in feed.items()}
-        return dict(zip(self._outputs, self._session.run(None, feed), strict=True))

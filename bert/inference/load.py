@@ -18,6 +18,7 @@ from bert.config.run_file import check_vocabulary, load_run_config
 from bert.data.long_texts import LongTexts
 from bert.errors import UserError, log_message, renamed_argument, shorten, system_errors_as_user_errors
 from bert.files import path_text
+from bert.inference.export import check_head
 from bert.inference.pretrained import Pretrained
 from bert.interchange import hub
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
@@ -42,7 +43,8 @@ from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 KIND_OF_ARCHITECTURE = {module.__name__: kind for kind, module in HEADS.items() if kind != "reranker"}
 """The task kind of each architecture that `Pretrained.predict` supports."""
 
-COMPUTE_TYPES = ("float32", "bfloat16")
+ENGINES = {"jax": ("float32", "bfloat16"), "onnxruntime": ("float32", "int8")}
+"""Engines that run a model, with the types of the computation that each supports."""
 
 DEFAULT_QA_LENGTH = 384
 """Row length of published question answering models, which split long texts into windows as in SQuAD training."""
@@ -58,6 +60,7 @@ def load(
     revision: str | None = None,
     dtype: str = "float32",
     adapter: str | os.PathLike[str] | None = None,
+    engine: str = "jax",
 ) -> Pretrained:
     """Loads a model: the newest valid pretraining checkpoint, the best fine-tuning checkpoint, or a published model.
 
@@ -75,19 +78,25 @@ def load(
             checkpoints. By default, the logger ``bert`` warns about ignored settings and damaged checkpoints.
         step: step of a run's checkpoint.
         revision: branch, tag or commit of a hub model.
-        dtype: type of the computation, ``float32`` or ``bfloat16``. Results are float32.
+        dtype: type of the computation: ``float32``, ``bfloat16`` with JAX, or ``int8`` with ONNX Runtime (dynamic
+            quantization of the weights). Results are float32.
         adapter: folder, URL or hub name of a LoRA adapter in PEFT's format, which is added to the model's weights.
+        engine: ``jax``, or ``onnxruntime`` for a model's encoder and task head on a CPU (extra ``onnx``). Its graph is
+            written to the user's cache folder and compared with the model on first use. Other methods, such as
+            `generate`, use JAX.
 
     Raises:
         UserError: there is no model, no valid checkpoint, or the requested one does not exist.
     """
-    if dtype not in COMPUTE_TYPES:
-        raise UserError(f"dtype is {dtype!r}: use {' or '.join(COMPUTE_TYPES)}")
+    if engine not in ENGINES:
+        raise UserError(f"engine is {engine!r}: use {' or '.join(ENGINES)}")
+    if dtype not in ENGINES[engine]:
+        raise UserError(f"dtype is {dtype!r}: use {' or '.join(ENGINES[engine])} with the engine {engine}")
     require_no_fork()
     if isinstance(source, Pretrained):
         if adapter is None:
             raise UserError("source is a loaded model: pass adapter as well, or the name of a model")
-        loaded = load(source.source, log, dtype=dtype, adapter=adapter)
+        loaded = load(source.source, log, dtype=dtype, adapter=adapter, engine=engine)
         return share_arrays(loaded, source)
     source = path_text(source)
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
@@ -101,12 +110,19 @@ def load(
     folder, own_step = _find(name, weights=True)
     step = own_step if step is None else step
     if adapter is not None:
-        return dataclasses.replace(_load_published(folder, name, log, _find_adapter(adapter, folder)), dtype=dtype)
-    if _is_run(folder):
-        return dataclasses.replace(_load_run(folder, step, log), dtype=dtype)
-    if step is not None:
+        model = _load_published(folder, name, log, _find_adapter(adapter, folder))
+    elif _is_run(folder):
+        model = _load_run(folder, step, log)
+    elif step is not None:
         raise UserError(f"{source} is not a run: remove step")
-    return dataclasses.replace(_load_published(folder, name, log), dtype=dtype)
+    else:
+        model = _load_published(folder, name, log)
+    if engine == "onnxruntime":
+        from bert.interchange.writers.onnx import check_exportable  # imported here because it is slow
+
+        check_head(model)
+        check_exportable(model)
+    return dataclasses.replace(model, dtype=dtype, engine=engine)
 
 
 def _find_adapter(adapter: str | os.PathLike[str], base: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,7 +24,7 @@ from bert.errors import UserError, on_one_line
 from bert.inference import evaluation, export, scoring
 from bert.inference import generate as generation
 from bert.inference import search as retrieval
-from bert.inference.forward import BUCKETS, BatchedForward, EncodeOutput, GraphForward
+from bert.inference.forward import BUCKETS, BatchedForward, EncodeOutput
 from bert.interchange.bundle import ModelBundle, build_module
 from bert.model.electra import extract_generator
 from bert.model.names import ENCODER_DECODER
@@ -52,13 +52,15 @@ class Pretrained(ModelBundle):
         data: configuration of the task's rows.
         num_feature_layers: number of last layers whose outputs the head of a frozen encoder reads; None for other
             heads.
-        graph: an ONNX graph that ONNX Runtime executes instead of the compiled JAX functions, or None.
+        engine: what runs the encoder and the task head: ``jax``, or ``onnxruntime`` (see `bert.load`).
+        graph: file of an ONNX graph with the encoder or the head, which ONNX Runtime runs; None for the model's own.
     """
 
     architecture: str = "BertForPreTraining"
     task: Task | None = None
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     num_feature_layers: int | None = None
+    engine: str = "jax"
     graph: Path | None = None
 
     def __repr__(self) -> str:
@@ -85,7 +87,7 @@ class Pretrained(ModelBundle):
         """The Flax module for `params`."""
         layers = self.num_feature_layers
         more = {} if layers is None else {"num_feature_layers": layers}
-        return build_module(self).clone(dtype=jnp.dtype(self.dtype), **more)
+        return build_module(self).clone(dtype=self._jax_dtype, **more)
 
     def apply(self, *inputs: Any, **named: Any) -> Any:
         """Calls ``module.apply`` with `params`. The inputs are arrays, for example the result of `tokenize`."""
@@ -355,30 +357,39 @@ class Pretrained(ModelBundle):
         require_no_fork()
         return jax.device_put(self.params)
 
+    @property
+    def _jax_dtype(self) -> jnp.dtype:
+        """Type of the computation in JAX, which also serves what a graph of 8 bits lacks."""
+        return jnp.dtype("float32" if self.dtype == "int8" else self.dtype)
+
     @cached_property
     def _forward(self) -> BatchedForward:
         task = None if self.task is None or "embed" in self.task.calls else self.task  # embeddings have no head
-        parts = (task, self.num_feature_layers, jnp.dtype(self.dtype))
-        if self.graph is None:
+        parts = (task, self.num_feature_layers, self._jax_dtype)
+        if self.graph is None and self.engine == "jax":
             return BatchedForward(self.config, self._device_params, *parts)
-        return GraphForward(self.graph, self.config, self.params, *parts)
+        from bert.inference.onnx_engine import GraphForward, cached_graph  # imported here because it is an extra
+
+        graph = self.graph
+        graph_of = partial(cached_graph, self) if graph is None else lambda architecture: graph
+        return GraphForward(graph_of, self.config, self.params, *parts)
 
     @cached_property
     def _text_generator(self) -> generation.TextGenerator | generation.SequenceGenerator:
         if self.architecture == ENCODER_DECODER:
             return self._sequence_generator
-        arguments = (self.config, self._device_params, self.tokenizer, self.source, jnp.dtype(self.dtype))
+        arguments = (self.config, self._device_params, self.tokenizer, self.source, self._jax_dtype)
         return generation.TextGenerator(*arguments)
 
     @cached_property
     def _sequence_generator(self) -> generation.SequenceGenerator:
         tokenizers = (self.tokenizer, self.target_tokenizer or self.tokenizer)
-        arguments = (self.config, self._device_params, tokenizers, self.source, jnp.dtype(self.dtype))
+        arguments = (self.config, self._device_params, tokenizers, self.source, self._jax_dtype)
         return generation.SequenceGenerator(*arguments)
 
     @cached_property
     def _text_scorer(self) -> scoring.TextScorer:
-        return scoring.TextScorer(self.config, self._device_params, self.tokenizer, jnp.dtype(self.dtype))
+        return scoring.TextScorer(self.config, self._device_params, self.tokenizer, self._jax_dtype)
 
     def _features(self, texts: Sequence[Text], max_length: int | None = None) -> TokenRows:
         positions = self.config.max_position_embeddings

@@ -46,6 +46,16 @@ def add_adapter_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_engine_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option for what runs the model."""
+    parser.add_argument(
+        "--engine",
+        choices=("jax", "onnxruntime"),
+        default="jax",
+        help="What runs the model. onnxruntime is for CPUs (pip install 'bert-jax[onnx]'). (default: jax)",
+    )
+
+
 def parse(
     config_class: type[Config],
     argv: list[str],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,6 +88,20 @@ def check_exportable(model: ModelBundle) -> None:
         raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
     if names.has_decoder(model.architecture):
         raise UserError(f"{model.source} is an encoder-decoder, which the ONNX graph lacks: use format stablehlo")
+
+
+def write_graph(model: ModelBundle, folder: Path, log: Callable[[str], None], *, quantize: bool) -> None:
+    """Writes only the graph into a folder, after its outputs were compared. With ``quantize`` its weights have 8 bits.
+
+    Raises:
+        ExportError: ONNX Runtime does not load the graph, or its outputs differ.
+    """
+    if not quantize:
+        _write_verified(model, folder / GRAPH, signature(model), log)
+        return
+    with tempfile.TemporaryDirectory(dir=folder) as floats:
+        _write_verified(model, Path(floats, GRAPH), signature(model), log)
+        write_int8(Path(floats, GRAPH), folder / GRAPH)
 
 
 def _write_verified(model: ModelBundle, file: Path, ports: Signature, log: Callable[[str], None]) -> None:

@@ -1,0 +1,164 @@
+"""ONNX Runtime as the engine of a model: it runs the model's graph instead of compiled JAX functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert.data.rows import TokenRows
+from bert.errors import UserError, log_message
+from bert.files import atomic_directory, user_cache_dir
+from bert.inference.forward import BatchedForward, Batches
+from bert.interchange.bundle import ModelBundle
+from bert.interchange.writers.signature import EMBEDDING
+from bert.model.encoder import EncoderOutput
+from bert.model.pooling import Pooling
+
+MAX_SIZE = 8 * 2**30
+"""Maximum size of the folder of cached graphs in bytes. The least recently used graphs are removed."""
+
+
+class GraphForward(BatchedForward):
+    """Runs ONNX graphs of the encoder and of the task head.
+
+    Graphs read any number of rows and tokens, so rows are padded only to the longest one of their batch.
+
+    Args:
+        graph_of: returns the file of the graph with the head, or of the encoder (``Bert``).
+    """
+
+    packs_texts = False
+
+    def __init__(self, graph_of: Callable[[str | None], Path], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._graph_of = graph_of
+
+    def _embed_padded(
+        self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None
+    ) -> Batches:
+        if skipped is not None or EMBEDDING not in self._encoder_session.outputs:
+            yield from super()._embed_padded(features, pooling, batch_size, skipped)
+            return
+        run = self._encoder_session
+        yield from self._run(lambda params, *inputs: run([EMBEDDING], *inputs)[EMBEDDING], features, batch_size)
+
+    def _padded_size(self, lengths: np.ndarray, batch_size: int) -> tuple[int, int]:
+        return int(lengths.max()), len(lengths)
+
+    @cached_property
+    def encoder(self) -> Callable[..., Any]:
+        run = self._encoder_session
+        names = [name for name in ("last_hidden_state", "pooler_output") if name in run.outputs]
+
+        def encode(params: Any, *inputs: np.ndarray) -> EncoderOutput:
+            outputs = run(names, *inputs)
+            return EncoderOutput(outputs["last_hidden_state"], outputs.get("pooler_output"))
+
+        return encode
+
+    @cached_property
+    def head(self) -> Callable[..., Any]:
+        run = Session(self._graph_of(None))
+
+        def answer(params: Any, input_ids: np.ndarray, *inputs: np.ndarray) -> np.ndarray:
+            outputs = run(run.outputs, input_ids, *inputs)
+            if "start_logits" in outputs:
+                return np.stack([outputs["start_logits"], outputs["end_logits"]], axis=-1)
+            logits = outputs["logits"]
+            return logits.reshape(input_ids.shape[:-1]) if input_ids.ndim > 2 else logits
+
+        return answer
+
+    @cached_property
+    def _encoder_session(self) -> Session:
+        return Session(self._graph_of("Bert"))
+
+
+class Session:
+    """A graph that ONNX Runtime has loaded, with one thread per available core."""
+
+    def __init__(self, graph: Path) -> None:
+        from onnxruntime import InferenceSession, SessionOptions
+
+        options = SessionOptions()
+        options.intra_op_num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        self._session = InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._inputs = {port.name: len(port.shape) for port in self._session.get_inputs()}
+        self.outputs = [port.name for port in self._session.get_outputs()]
+
+    def __call__(
+        self, outputs: list[str], input_ids: np.ndarray, token_type_ids: np.ndarray, attention_mask: np.ndarray
+    ) -> dict[str, Any]:
+        """Returns outputs by name. Choices [B, C, T] are flattened for a graph that reads rows [B, T]."""
+        arrays = {"input_ids": input_ids, "token_type_ids": token_type_ids, "attention_mask": attention_mask}
+        feed = {name: np.asarray(arrays[name], np.int64) for name in self._inputs}
+        if input_ids.ndim > self._inputs["input_ids"]:
+            feed = {name: array.reshape(-1, array.shape[-1]) for name, array in feed.items()}
+        return dict(zip(outputs, self._session.run(outputs, feed), strict=True))
+
+
+def cached_graph(model: ModelBundle, architecture: str | None, log: Callable[[str], None] = log_message) -> Path:
+    """Returns the graph of a model in the user's cache folder, where it is written and compared on first use.
+
+    Args:
+        model: ``dtype`` is float32 or int8.
+        architecture: ``Bert`` for the encoder with its pooling; None for the model with its head.
+
+    Raises:
+        UserError: the model has no graph, or the extra ``onnx`` is not installed.
+        ExportError: the outputs of the graph differ from the model's.
+    """
+    from bert.interchange.writers import onnx
+
+    if architecture is not None:
+        pooling = model.pooling or Pooling()
+        model = dataclasses.replace(model, architecture=architecture, labels=(), pooling=pooling)
+    onnx.check_exportable(model)
+    if (caches := user_cache_dir()) is None:
+        raise UserError("there is no home folder for the graph: set XDG_CACHE_HOME, or use the engine jax")
+    folder = caches / "graphs" / _fingerprint(model)
+    if not folder.exists():
+        _make_room(folder.parent, sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)))
+        with atomic_directory(folder) as draft:
+            onnx.write_graph(model, draft, log, quantize=model.dtype == "int8")
+    os.utime(folder)
+    return folder / onnx.GRAPH
+
+
+def _fingerprint(model: ModelBundle) -> str:
+    """Returns a hash of everything on which a graph depends."""
+    digest = hashlib.sha256()
+    settings = (
+        version("bert-jax"),
+        version("onnxruntime"),
+        model.architecture,
+        model.config,
+        model.labels,
+        model.dtype,
+    )
+    digest.update(repr((*settings, model.pooling)).encode())
+    for path, leaf in jax.tree.leaves_with_path(model.params):
+        digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape}".encode())
+        digest.update(np.ascontiguousarray(leaf))
+    return digest.hexdigest()[:32]
+
+
+def _make_room(folder: Path, size: int) -> None:
+    """Removes the least recently used graphs until one of ``size`` bytes fits."""
+    graphs = sorted(folder.glob("*/"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
+    sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in graphs}
+    for path in graphs:
+        if sum(sizes.values()) + size <= MAX_SIZE:
+            return
+        shutil.rmtree(path, ignore_errors=True)
+        del sizes[path]
