@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import string
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import bert
 from bert.config import ModelConfig, TaskDataConfig
 from bert.inference.pretrained import Pretrained
+from bert.interchange.writers import hf
 from bert.model.decoders import BertForSequenceToSequence
+from bert.model.heads import BertForSequenceClassification
+from bert.model.pooling import Pooling
 from bert.tasks import find_task
 from bert.tasks.base import Task
 from bert.tasks.registry import published_task
@@ -88,3 +93,13 @@ def encoder_decoder(folder: Path) -> Pretrained:
         config=config, params=params, tokenizer=tokenizers[0], target_tokenizer=tokenizers[1],
         architecture="BertForSequenceToSequence", source="made",
     )  # fmt: skip
+
+
+def sentence_encoder(folder: Path) -> Path:
+    """A sentence-transformers folder with random weights that declares mean pooling."""
+    model = model_of(folder, BertForSequenceClassification(CONFIG, 2), None, pooling=Pooling("mean", normalize=True))
+    model = dataclasses.replace(model, params={"bert": model.params["bert"]}, architecture="Bert")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hf, "logits_difference", lambda model, folder: None)  # compared in tests/real
+        model.save(folder / "out")
+    return folder / "out"

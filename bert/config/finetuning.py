@@ -219,6 +219,10 @@ class FinetuneConfig:
     tokens, through LayerNorm without parameters. init: mean for a custom task if init declares mean pooling, like most
     sentence-transformers folders, otherwise first, or the pooling of a fine-tuned init.
     """
+    classifier_training: Literal["cross_entropy", "contrastive"] = "cross_entropy"
+    """Training of a classifier of texts. cross_entropy: the encoder and the classifier together. contrastive: the
+    encoder, so that texts with the same label have similar vectors; before each evaluation, the classifier is fitted to
+    the training rows by logistic regression (as in SetFit; Tunstall et al. 2022). For few labels and mean pooling."""
     decoder_init: Literal["encoder", "none"] = "encoder"
     """Sequence to sequence with init: initial weights of the decoder. encoder: the source's encoder (BERT2BERT of Rothe
     et al. 2020). none: random weights (BERT2Rnd). Cross-attention starts from random weights."""
@@ -275,6 +279,8 @@ class FinetuneConfig:
         if self.classifier_pooling == "mean" and self.num_feature_layers is not None:
             fix = "remove one of the two, because it reads the first token"
             raise conflict(self, "classifier_pooling", "num_feature_layers", fix)
+        if self.classifier_training == "contrastive":
+            self._check_contrastive()
         self.training.check_attention(self.model.attention_probs_dropout_prob)
         if self.init is None:
             raise UserError(
@@ -345,6 +351,20 @@ class FinetuneConfig:
                 fix = "remove one of the two, since lora.rank freezes the whole encoder"
                 raise conflict(self, "lora.rank", key, fix)
 
+    def _check_contrastive(self) -> None:
+        """Raises UserError for settings that the contrastive loss, or a fitted classifier, does not support."""
+        fixes = {
+            "num_feature_layers": "remove it, because only the encoder is trained by gradients",
+            "language_model_weight": "remove it",
+            "training.tokens_per_batch": "set training.batch_size instead, because the rows of a batch are compared",
+            "training.average_checkpoints": "remove it, because each evaluation has its own classifier",
+        }
+        for key, fix in fixes.items():
+            section = self.training if key.startswith("training.") else self
+            name = key.removeprefix("training.")
+            if getattr(section, name) != getattr(type(section), name):
+                raise conflict(self, "classifier_training", key, fix)
+
     def _check_windows(self) -> None:
         """Raises UserError for settings that need one row per text."""
         if self.training.tokens_per_batch is not None:
@@ -360,6 +380,11 @@ class FinetuneConfig:
             raise conflict(self, "language_model_weight", "model.causal", fix)
         if self.classifier_pooling == "mean" and self.model.causal:
             raise conflict(self, "classifier_pooling", "model.causal", "remove it, since the last token is read")
+        if self.classifier_training == "contrastive" and self.model.pooler_type != "norm":
+            raise UserError(
+                f"classifier_training is contrastive, but {self.init} does not declare mean pooling: set init to a "
+                "sentence encoder, or classifier_pooling to mean"
+            )
         self.training.check_kernel(self.model)
         self.training.check_mesh_sizes(self.model)
         if self.data.max_length > self.model.max_position_embeddings:

@@ -133,6 +133,11 @@ def _check_sections(task: Task, config: FinetuneConfig) -> None:
             f"classifier_pooling is {config.classifier_pooling}, but it is for tasks that classify or score texts, and "
             f"the task is {task.name}: remove it"
         )
+    if config.classifier_training == "contrastive" and not (task.one_label and task.kind == "sequence_classification"):
+        raise UserError(
+            f"classifier_training is contrastive, but it is for tasks with one label per text, and the task is "
+            f"{task.name}: remove it"
+        )
     if task.kind in UNREAD_KEYS:
         check_unused("", config, f"but {task.name} has no head: remove it", ("head_init",))
         for key, reason in UNREAD_KEYS[task.kind].items():

@@ -57,6 +57,7 @@ class TrainLoop:
         decide: step -> the total number of steps if it is fixed at this step, else None. The loop then ends.
         is_last: whether ``end_step`` ends the run rather than only a phase.
         average: the average whose mean is evaluated; None evaluates the trained parameters.
+        before_evaluation: changes a state on the devices that will be evaluated, before it is saved.
         before_save: called with the step before each save.
     """
 
@@ -74,6 +75,7 @@ class TrainLoop:
     profiler: StepProfiler | None = None
     loss_factors: Mapping[str, float] = field(default_factory=dict)
     average: ParameterAverage | None = None
+    before_evaluation: Callable[[TrainState], TrainState] | None = None
     is_last: bool = True
     decide: Callable[[int], int | None] = lambda step: None
     before_save: Callable[[int], None] = lambda step: None
@@ -124,7 +126,7 @@ class TrainLoop:
             if self._is_due(self.config.log_every):
                 self._log()
                 self.decided_steps = self.decide(self._step)
-            self._update_average()
+            self._prepare_evaluation()
             if self._is_due(self.config.checkpoint_every):
                 self._save()
             if self._too_many_skipped is not None:
@@ -165,7 +167,7 @@ class TrainLoop:
     def _evaluate_once(self) -> None:
         """Evaluates this step unless metrics.jsonl has it."""
         if not broadcast_from_main(partial(self.report.has_line, self._step, "eval")):
-            self._update_average()
+            self._prepare_evaluation()
             self._run_evaluation()
             self._raise_if_interrupted()
 
@@ -176,13 +178,15 @@ class TrainLoop:
         if self._stop_reason == "error":
             self.report.raise_error()
 
-    def _update_average(self) -> None:
-        """Adds the parameters of a step that will be evaluated, before its state is saved."""
-        is_evaluated = self._is_due(self._eval_every) or self._stop_reason == "asked"
-        if self.average is not None and is_evaluated:
-            with self._timer.paused():
-                if self.average.add(self._step, self.parallel.to_host(self._state.params)):
-                    self._saved_step = None
+    def _prepare_evaluation(self) -> None:
+        """Completes the parameters of a step that will be evaluated, before its state is saved."""
+        if not self._is_due(self._eval_every) and self._stop_reason != "asked":
+            return
+        with self._timer.paused():
+            if self.before_evaluation is not None:
+                self._state = self.before_evaluation(self._state)
+            if self.average is not None and self.average.add(self._step, self.parallel.to_host(self._state.params)):
+                self._saved_step = None
 
     def _load_batch(self) -> None:
         with self._saved_on_error():

@@ -23,8 +23,8 @@ from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.training.loop import count_parameters
 from bert.training.pretraining.objectives import build_model_and_loss
 
-FINETUNING = sorted(set(recipe_names()) & {*TASKS, *DOCSTRING_TASKS})
-PRETRAINING = sorted(set(recipe_names()) - {*FINETUNING})
+FINETUNING = recipe_names(for_task=True)
+PRETRAINING = recipe_names(for_task=False)
 PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428,
               "large": 336_226_108}  # fmt: skip
 ROBERTA = {"roberta": 124_697_433, "roberta_mini": 5_463_040}
@@ -38,6 +38,8 @@ ELECTRA = {"electra_small": 14_196_219, "electra_mini": 4_020_161}
 BASE = ModelConfig(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
                    intermediate_size=3072)  # fmt: skip
 NARROW = ModelConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+METHODS = {"few_shot": "classification"}
+"""Further recipes of a task, by name."""
 KEY = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
 LABELS = 3
 """Number of labels for tasks whose labels come from the data."""
@@ -53,7 +55,7 @@ def test_there_is_a_recipe_for_every_size_and_task() -> None:
     counted = {*ELECTRA, *ROBERTA, *HOURS, *STUDENT, *ALBERT, *MPNET, *MODERN, *GPT, *PARAMETERS}
     assert set(PRETRAINING) == {"quickstart", "paper", "budget24h", "domain", *counted}
     # Benchmarks and custom tasks have recipes, kinds of file have none.
-    assert set(FINETUNING) == {*TASKS, *DOCSTRING_TASKS} - {"ner", "multiple_choice"}
+    assert set(FINETUNING) == {*TASKS, *DOCSTRING_TASKS, *METHODS} - {"ner", "multiple_choice"}
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -162,7 +164,7 @@ def test_the_papers_two_phases(name: str) -> None:
 @pytest.mark.parametrize("name", FINETUNING)
 def test_finetuning_recipes(name: str) -> None:
     config = load_config(FinetuneConfig, recipe_folder() / f"{name}.yaml")
-    assert config.task == name or name in DOCSTRING_TASKS
+    assert config.task == METHODS.get(name, name) or name in DOCSTRING_TASKS
     data = dataclasses.replace(config.data, dir="somewhere")
     init = config.init or "runs/X"  # translation starts from random weights
     dataclasses.replace(config, init=init, data=data).check()

@@ -21,7 +21,7 @@ from bert.model.heads import BertForSequenceClassification
 from bert.model.pooling import Pooling
 from bert.tasks import make_task
 from bert.training.finetuning.setup import task_model_config
-from tests.tiny_models import CONFIG, model_of
+from tests.tiny_models import CONFIG, model_of, sentence_encoder
 
 pytestmark = pytest.mark.medium
 
@@ -33,14 +33,7 @@ SETTINGS = {"data": {"max_length": 16, "buckets": [16]}, "training": {"batch_siz
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory) -> Path:
-    """A sentence-transformers folder that declares mean pooling."""
-    folder = tmp_path_factory.mktemp("encoder")
-    model = model_of(folder, BertForSequenceClassification(CONFIG, 2), None, pooling=Pooling("mean", normalize=True))
-    model = dataclasses.replace(model, params={"bert": model.params["bert"]}, architecture="Bert")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hf, "logits_difference", lambda model, folder: None)
-        model.save(folder / "out")
-    return folder / "out"
+    return sentence_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 def train(folder: Path, encoder: Path | str, task: str = "classification", **more: Any) -> bert.Pretrained:

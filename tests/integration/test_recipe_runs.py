@@ -13,8 +13,6 @@ from bert.commands.finetune import main as finetune
 from bert.commands.pretrain import main as pretrain
 from bert.config import FinetuneConfig, PretrainConfig, recipe_folder, recipe_names
 from bert.config.yaml_io import load_config
-from bert.tasks import TASKS
-from bert.tasks.docstring_tasks import DOCSTRING_TASKS
 from tests.conftest import SMALL_MODEL
 from tests.helpers import lines_of, questions, results_of, words
 
@@ -205,7 +203,7 @@ def assert_learned(name: str, run: Path, loss: float) -> None:
         assert loss == pytest.approx(LOSSES[name], rel=2e-3)
 
 
-@pytest.mark.parametrize("name", sorted(set(recipe_names()) - {*TASKS, *DOCSTRING_TASKS}))
+@pytest.mark.parametrize("name", recipe_names(for_task=False))
 def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     recipe = load_config(PretrainConfig, recipe_folder() / f"{name}.yaml")
@@ -246,7 +244,7 @@ def test_ten_steps_of_pretraining(name: str, corpus: Path, pretrained: Path, tmp
     assert len(phases) == (2 if phased else 1)
 
 
-@pytest.mark.parametrize("name", sorted(set(recipe_names()) & {*TASKS, *DOCSTRING_TASKS}))
+@pytest.mark.parametrize("name", recipe_names(for_task=True))
 def test_ten_steps_of_finetuning(name: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     task = load_config(FinetuneConfig, recipe_folder() / f"{name}.yaml").task
@@ -259,6 +257,8 @@ def test_ten_steps_of_finetuning(name: str, tmp_path: Path) -> None:
                  "--data.max_length=32", "--data.buckets=32"]  # fmt: skip
     if name == "multi30k" or name in PAIRS:
         arguments += ["--training.tokens_per_batch=null", "--decoding.max_tokens=8", "--decoding.beams=2"]
+    if name == "few_shot":
+        arguments += ["--model.pooler_type=norm", "--model.pooler_input=mean"]
     if name == "translation":
         arguments.append("--tokenizer.vocab_size=300")  # of bytes
     if task in ("squad", "squad2", "span"):

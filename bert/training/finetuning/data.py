@@ -9,7 +9,7 @@ from bert.config import FinetuneConfig
 from bert.data.batching import FinetuningLoader, make_batches
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tokenizer.vocabulary import save_tokenizer
-from bert.training.finetuning.kinds import task_loss
+from bert.training.finetuning.kinds import groups_by_length
 from bert.training.finetuning.setup import Setup
 from bert.training.initialization import Log
 from bert.training.run_length import check_extension, num_train_steps
@@ -36,8 +36,7 @@ def build_data(
         UserError: the run began with other data, or the changed schedule does not fit the steps that are done.
     """
     config, train = run.config, setup.train
-    by_length = task_loss(setup.task, config).by_length and not config.language_model_weight
-    batches = make_batches(train, config, setup.parallel.row_shares, by_length)
+    batches = make_batches(train, config, setup.parallel.row_shares, groups_by_length(setup.task, config))
     steps_per_epoch = len(batches)
     training = dataclasses.replace(config.training, eval_every=config.training.eval_every or steps_per_epoch)
     config = dataclasses.replace(config, training=training)

@@ -26,6 +26,7 @@ from bert.model.pooling import Pooling, mean_over_windows
 from bert.parallel.backends import Parallelism
 from bert.tasks import register_task
 from bert.tasks.base import Task
+from bert.training.finetuning.contrastive import contrastive_loss, row_vectors
 from bert.training.finetuning.evaluation import Evaluator, SequenceEvaluator, TaskEvaluator
 from bert.training.finetuning.initialization import EncoderDecoderInit, Head, decoder_source
 from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, make_embedding_loss, reranker_loss
@@ -257,6 +258,12 @@ def task_loss(task: Task, config: FinetuneConfig, axis: str | None = None) -> Ta
     return TASK_KINDS[task.kind].loss(task, config, axis)
 
 
+def groups_by_length(task: Task, config: FinetuneConfig) -> bool:
+    """Returns whether training batches may group rows of similar lengths."""
+    has_other_loss = bool(config.language_model_weight) or config.classifier_training == "contrastive"
+    return task_loss(task, config).by_length and not has_other_loss
+
+
 def make_apply(
     model: nn.Module,
     frozen: Callable[[ParameterPath], bool] | None,
@@ -295,6 +302,8 @@ def build_model_and_loss(
     kind = TASK_KINDS[task.kind]
     model, loss = build_task_model(task, config), task_loss(task, config, axis)
     apply = make_apply(model, frozen, kind.forward)
+    if config.classifier_training == "contrastive":
+        return model, apply, make_embedding_loss(contrastive_loss(axis), make_apply(model, frozen, row_vectors))
     if not config.language_model_weight:
         return model, apply, kind.make_loss(loss, apply)
     if kind.with_language_model is None:

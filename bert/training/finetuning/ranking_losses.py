@@ -43,8 +43,8 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None) -> TaskLoss:
     def sums(outputs: Float[Array, "B numbers"], batch: Batch) -> tuple[WeightedSum, ...]:
         texts = 1 + batch["document_numbers"].shape[-1] if "document_numbers" in batch else 1
         embeddings = outputs.reshape(len(outputs), texts, -1)
-        (total, weight), *counts = one(_normalized(embeddings), batch)
-        cut = [one(_normalized(embeddings[..., :width]), batch)[0][0] for width in widths]
+        (total, weight), *counts = one(normalized(embeddings), batch)
+        cut = [one(normalized(embeddings[..., :width]), batch)[0][0] for width in widths]
         return (sum(cut, total) / (1 + len(cut)), weight), *counts
 
     return TaskLoss(
@@ -56,7 +56,7 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None) -> TaskLoss:
     )
 
 
-def _normalized(embeddings: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
+def normalized(embeddings: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
     """Returns vectors scaled to length 1; zero vectors stay zero and have a zero gradient."""
     squares = jnp.sum(jnp.square(embeddings), axis=-1, keepdims=True)
     return embeddings * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))

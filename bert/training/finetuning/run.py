@@ -29,10 +29,11 @@ from bert.runs.folder import RunFolder, open_run
 from bert.runs.loggers import Callback, RunCallbacks
 from bert.runs.report import make_report
 from bert.runtime.interrupts import InterruptHandler
+from bert.training.finetuning.contrastive import make_classifier_fit, row_vectors
 from bert.training.finetuning.data import FinetuningData, build_data
 from bert.training.finetuning.evaluation import DevEvaluator
 from bert.training.finetuning.initialization import HeadStart, match_head, take_frozen_weights, trained_params
-from bert.training.finetuning.kinds import TASK_KINDS, head_of_task, make_evaluators
+from bert.training.finetuning.kinds import TASK_KINDS, head_of_task, make_apply, make_evaluators
 from bert.training.finetuning.results import (
     BestCheckpoint,
     ParameterCounts,
@@ -98,6 +99,7 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
                 parallel=parallel,
                 checkpoints=checkpoints,
                 average=average,
+                before_evaluation=_classifier_fit(run.config, setup, frozen),
                 report=report,
                 interrupts=interrupts,
                 early_stopping=early_stopping,
@@ -138,6 +140,19 @@ def _take_frozen_weights(run: RunFolder[FinetuneConfig], setup: Setup) -> Frozen
         return NOTHING_FROZEN
     source = _source(run.config, setup)
     return take_frozen_weights(run, None if source is None else source[1], TASK_KINDS[setup.task.kind].stacks)
+
+
+def _classifier_fit(
+    config: FinetuneConfig, setup: Setup, frozen: FrozenWeights
+) -> Callable[[TrainState], TrainState] | None:
+    """Returns the function that fits the classifier after contrastive training; None for other training."""
+    if config.classifier_training != "contrastive":
+        return None
+    task, parallel = setup.task, setup.parallel
+    vectors = make_apply(setup.model, setup.frozen, row_vectors)
+    evaluator, _ = make_evaluators(task, vectors, parallel, config, setup.init_model.output_tokenizer)
+    merge = _merge_on_devices(frozen, parallel)
+    return make_classifier_fit(evaluator, task, setup.splits["train"], parallel, merge)
 
 
 def _merge_on_devices(frozen: FrozenWeights, parallel: Parallelism) -> Callable[[Params], Params]:

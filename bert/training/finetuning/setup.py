@@ -29,6 +29,7 @@ from bert.tasks.base import Task
 from bert.tasks.splits import Examples, read_splits
 from bert.tokenizer.byte_level import separate_pairs
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows, train_tokenizer
+from bert.training.finetuning.contrastive import check_rows_per_label
 from bert.training.finetuning.evaluation import Split
 from bert.training.finetuning.initialization import Head
 from bert.training.finetuning.kinds import TASK_KINDS, build_model_and_loss
@@ -111,6 +112,8 @@ def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneCon
     _ = task.higher_main_is_better  # raises UserError if the task does not declare it
     for note in notes:
         log(note)
+    if config.classifier_training == "contrastive":
+        check_rows_per_label(task, examples["train"])
     init_model = _load_init_model(run, examples["train"], log)
     require_embedding_rows(init_model.tokenizer, init_model.config.known_vocab_size, init_model.name)
     config = TASK_KINDS[task.kind].resolve(config, init_model.pooling, init_model.name, log)

@@ -17,7 +17,7 @@ from bert.data.windows import row_shape
 from bert.errors import UserError, require
 from bert.runs.folder import RunFolder
 from bert.runtime.interrupts import InterruptHandler
-from bert.training.finetuning.kinds import TASK_KINDS, make_evaluators, task_loss
+from bert.training.finetuning.kinds import TASK_KINDS, groups_by_length, make_evaluators
 from bert.training.finetuning.setup import resolve_setup
 from bert.training.initialization import Log, load_pretrained_params
 from bert.training.optimizer import make_optimizer
@@ -51,6 +51,8 @@ class StartComparison:
         """
         if config.lora.rank is not None:
             raise UserError("transfer trains all weights, but lora.rank is set: set it to null")
+        if config.classifier_training == "contrastive":
+            raise UserError("transfer trains the classifier, but classifier_training is contrastive: remove it")
         folder = RunFolder(Path(require(config.output_dir, "output_dir")), config, resumed=False)
         self.config, self.setup = resolve_setup(folder, log)
         self._kind, self._log, self._on_progress = TASK_KINDS[self.setup.task.kind], log, on_progress
@@ -62,8 +64,7 @@ class StartComparison:
     def _loader(self, seed: int) -> tuple[FinetuningLoader, int]:
         """Returns the batches of a seed and the steps of an epoch."""
         setup, config = self.setup, dataclasses.replace(self.config, seed=seed)
-        by_length = task_loss(setup.task, config).by_length and not config.language_model_weight
-        batches = make_batches(setup.train, config, setup.parallel.row_shares, by_length)
+        batches = make_batches(setup.train, config, setup.parallel.row_shares, groups_by_length(setup.task, config))
         return FinetuningLoader(setup.train, config, setup.parallel.process, batches), len(batches)
 
     def _compile(self) -> None:
