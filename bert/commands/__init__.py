@@ -28,6 +28,7 @@ COMMANDS = {
     "compare": ("bert.commands.reports", "show curves, settings and scores of several runs side by side"),
     "attention": ("bert.commands.reports", "show the attention weights of a model over a text"),
     "demo": ("bert.commands.demo", "serve a web page for trying a model"),
+    "serve": ("bert.commands.serve", "serve models over HTTP, for clients of OpenAI and text-embeddings-inference"),
     "export": ("bert.commands.export", "write a model as a Hugging Face folder, StableHLO or ONNX"),
     "benchmark": ("bert.commands.benchmark", "fine-tune on all of GLUE, or score embeddings on MTEB or NanoBEIR"),
     "glue-zip": ("bert.commands.benchmark", "collect test predictions for gluebenchmark.com in one zip"),

@@ -19,9 +19,9 @@ from bert.commands.cli.arguments import (
     log_to_stderr,
     run_command,
 )
-from bert.demo.guard import is_local
 from bert.errors import UserError
 from bert.remote import readable_path
+from bert.serving.guard import is_local
 
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained

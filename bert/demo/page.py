@@ -10,15 +10,15 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from bert.demo.abilities import Ability, abilities_of
-from bert.demo.guard import RequestGuard, hosts_of, is_local
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
+from bert.serving.guard import RequestGuard, hosts_of, is_local
 
 if TYPE_CHECKING:
     import gradio as gr
 
 MAX_WAITING = 256
-"""Maximum number of waiting requests of up to `bert.demo.guard.MAX_BODY` bytes each. Others are rejected."""
+"""Maximum number of waiting requests of up to `bert.serving.guard.MAX_BODY` bytes each. Others are rejected."""
 
 CSS = """
 .gradio-container .html-container { padding: 0; }
@@ -73,7 +73,7 @@ def serve(
 ) -> str:
     """Serves a page in the background until ``page.close()``, and returns its address.
 
-    No data is sent to or loaded from other hosts. `bert.demo.guard.RequestGuard` restricts the requests.
+    No data is sent to or loaded from other hosts. `bert.serving.guard.RequestGuard` restricts the requests.
 
     Args:
         host: address to listen on. If other machines can reach it, the Host header may be any IP address.

@@ -178,10 +178,10 @@ def test_dotted_names_exist() -> None:
                 pkgutil.resolve_name(name)
 
 
-def test_guides_have_at_most_29_000_words() -> None:
+def test_guides_have_at_most_30_000_words() -> None:
     """Except for the pages that `docs/reference.py` generates."""
     guides = [page for page in (ROOT / "docs").glob("*.md") if page.stem not in ("api", "configuration", "recipes")]
-    assert sum(len(page.read_text(encoding="utf-8").split()) for page in guides) <= 29_000
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in guides) <= 30_000
 
 
 def test_routes_through_the_code_name_what_exists() -> None:

@@ -23,7 +23,7 @@ ORDER = (
         "model",
         "runs",
     ),
-    *("data", "tasks", "interchange", "inference", "demo", "training", "analysis", "commands"),
+    *("data", "tasks", "interchange", "inference", "serving", "demo", "training", "analysis", "commands"),
 )
 MODULES = {".".join(["bert", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in PACKAGE.rglob("*.py")}
 

@@ -25,7 +25,6 @@ from bert.config import PretrainConfig
 from bert.config.run_file import load_run_config, redact_paths
 from bert.data.cache import CacheCopy
 from bert.data.encoding import tokenize
-from bert.demo.guard import MAX_BODY, RequestGuard, hosts_of
 from bert.errors import UserError, is_redacted, redact
 from bert.files import atomic_directory, write_safetensors
 from bert.inference.attention_maps import compute_attention_map
@@ -33,6 +32,7 @@ from bert.model.heads import HEADS
 from bert.remote import ObjectStore, fetch, path_of_key, remote_files
 from bert.runs.environment import describe_environment, without_secrets
 from bert.runs.mirror import Mirror
+from bert.serving.guard import MAX_BODY, RequestGuard, hosts_of
 from bert.tokenizer.vocabulary import load_tokenizer
 from tests.conftest import SMALL_RUN
 from tests.tiny_models import CONFIG, TASKS, model_of

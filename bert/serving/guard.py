@@ -1,7 +1,8 @@
-"""Rejects requests to `bert demo` before Gradio reads them: unknown hosts, large bodies and uploads."""
+"""Rejects requests before `bert demo` or `bert serve` reads them: unknown hosts, large or slow bodies, and uploads."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import socket
@@ -10,6 +11,9 @@ from typing import Any
 
 MAX_BODY = 1 << 20
 """Maximum size of a request in bytes. The longest texts need a few hundred thousand bytes as JSON."""
+
+BODY_SECONDS = 30
+"""Maximum time in which a client must send the body of a request."""
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine in a local browser."""
@@ -26,6 +30,7 @@ class RequestGuard:
     - Requests for an unknown host get 421, so that another site whose name resolves to this server cannot use the model
       (DNS rebinding).
     - Bodies over `MAX_BODY` get 413, by Content-Length or, if streamed, as soon as the limit is exceeded.
+    - Bodies that do not arrive within `BODY_SECONDS` get 408.
     - Uploads and forms with files get 403, because no ability reads files and they would stay in the temporary folder.
     """
 
@@ -44,19 +49,30 @@ class RequestGuard:
             return
         headers = [(name.lower(), value) for name, value in scope["headers"]]
         if not self._allows([value for name, value in headers if name == b"host"]):
-            await _reject(scope, send, 421, "this host name is not served: start bert demo with --allowed_host NAME")
+            await _reject(scope, send, 421, "this host name is not served: start the server with --allowed_host NAME")
         elif scope["type"] == "websocket":
             await self._app(scope, receive, send)
         elif _has_files(scope["path"], headers):
             await _reject(scope, send, 403, "this page reads no files")
-        elif _content_length(headers) > MAX_BODY or (messages := await _read_body(receive)) is None:
+        elif _content_length(headers) > MAX_BODY:
             await _reject(scope, send, 413, _TOO_LONG)
         else:
+            await self._read_and_answer(scope, receive, send)
 
-            async def replay() -> Message:
-                return messages.pop(0) if messages else await receive()
+    async def _read_and_answer(self, scope: Message, receive: Receive, send: Send) -> None:
+        try:
+            messages = await asyncio.wait_for(_read_body(receive), BODY_SECONDS)
+        except TimeoutError:
+            await _reject(scope, send, 408, f"the request did not arrive within {BODY_SECONDS} seconds")
+            return
+        if messages is None:
+            await _reject(scope, send, 413, _TOO_LONG)
+            return
 
-            await self._app(scope, replay, send)
+        async def replay() -> Message:
+            return messages.pop(0) if messages else await receive()
+
+        await self._app(scope, replay, send)
 
     def _allows(self, values: list[bytes]) -> bool:
         if len(values) != 1:

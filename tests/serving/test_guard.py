@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bert.demo.guard import MAX_BODY, RequestGuard, hosts_of, is_local
+from bert.serving.guard import MAX_BODY, RequestGuard, hosts_of, is_local
 
 JSON = ((b"content-type", b"application/json"),)
 

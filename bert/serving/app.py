@@ -1,0 +1,352 @@
+"""The endpoints of `bert serve`, as a FastAPI application.
+
+They are compatible with OpenAI's clients (``/v1/embeddings``) and with text-embeddings-inference (``/embed``,
+``/rerank``, ``/predict``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, Field
+from tokenizers import Tokenizer
+
+import bert
+from bert.errors import UserError, first_line
+from bert.inference.pretrained import Pretrained
+from bert.serving.batching import BatchQueue, QueueFull
+from bert.tasks.sequence_classification import Label, Labels, Score
+
+MAX_TEXTS = 2048
+"""Maximum number of texts of a request."""
+
+MAX_TOKENS = 262_144
+"""Maximum number of tokens of a request."""
+
+LATER = {"Retry-After": "1"}
+"""Header of responses to requests that may succeed later."""
+
+Text = Annotated[str, Field(min_length=1)]
+"""A text; empty ones have no meaning."""
+
+
+class OpenAIEmbeddings(BaseModel):
+    """Body of ``/v1/embeddings``."""
+
+    model: str | None = None
+    input: Text | list[Text]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+
+class Embed(BaseModel):
+    """Body of ``/embed``."""
+
+    model: str | None = None
+    inputs: Text | list[Text]
+    normalize: bool | None = None
+    prompt_name: Literal["query", "document"] | None = None
+
+
+class Rerank(BaseModel):
+    """Body of ``/rerank``."""
+
+    model: str | None = None
+    query: Text
+    texts: list[Text]
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class Predict(BaseModel):
+    """Body of ``/predict``. An input is a text, the texts of a pair as a list, or the fields of a row as an object."""
+
+    model: str | None = None
+    inputs: Any
+    raw_scores: bool = False
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model with its queue.
+
+    Attributes:
+        counter: the model's tokenizer without truncation, to count tokens.
+    """
+
+    name: str
+    model: Pretrained
+    queue: BatchQueue
+    counter: Tokenizer
+
+    def count(self, inputs: Sequence[Any]) -> int:
+        """Returns the number of tokens that the model reads of texts, pairs and other inputs."""
+        texts = [each if isinstance(each, str) else " ".join(map(str, each)) for each in inputs]
+        return sum(min(len(each.ids), self.model.longest_text) for each in self.counter.encode_batch_fast(texts))
+
+
+class Metrics:
+    """Prometheus metrics of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        names = ("path", "status")
+        self.requests = Counter("bert_requests", "Requests by path and status.", names, registry=self.registry)
+        self.seconds = Histogram("bert_request_seconds", "Seconds per request.", ["path"], registry=self.registry)
+        self.texts = Histogram(
+            "bert_batch_texts",
+            "Inputs per batch.",
+            ["model"],
+            registry=self.registry,
+            buckets=[2**n for n in range(12)],
+        )
+        self.tokens = Counter("bert_tokens", "Tokens of all batches.", ["model"], registry=self.registry)
+        self.waiting = Gauge("bert_queue_requests", "Waiting requests.", ["model"], registry=self.registry)
+
+    def batch_of(self, name: str) -> Callable[[int, int], None]:
+        """Returns the function that records a batch of a model."""
+
+        def record(texts: int, tokens: int) -> None:
+            self.texts.labels(name).observe(texts)
+            self.tokens.labels(name).inc(tokens)
+
+        return record
+
+
+def make_app(
+    models: Mapping[str, Pretrained], *, max_queue: int = 512, timeout: float = 60.0, token: str | None = None
+) -> FastAPI:
+    """Returns the application.
+
+    Args:
+        models: models by name. Requests that name no model use the first one.
+        max_queue: maximum number of waiting requests per model; more get 429.
+        timeout: seconds after which a request gets 503.
+        token: bearer token that all endpoints except ``/health`` require; None for none.
+    """
+    metrics = Metrics()
+    served: dict[str, Served] = {}
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for name, model in models.items():
+            counter = Tokenizer.from_str(model.tokenizer.to_str())
+            counter.no_truncation()
+            counter.no_padding()
+            served[name] = Served(name, model, BatchQueue(max_queue, metrics.batch_of(name)), counter)
+        workers = [asyncio.create_task(each.queue.work()) for each in served.values()]
+        yield
+        for worker in workers:
+            worker.cancel()
+
+    def check_token(authorization: Annotated[str, Header()] = "") -> None:
+        if token is not None and not secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
+            raise HTTPException(
+                401, "the Authorization header has no valid bearer token", {"WWW-Authenticate": "Bearer"}
+            )
+
+    app = FastAPI(title="bert-jax", version=bert.__version__, lifespan=lifespan)
+    _add_error_handlers(app)
+    app.middleware("http")(partial(_observe, metrics))
+    run = partial(_run, timeout=timeout)
+    protected = [Depends(check_token)]
+
+    def find(name: str | None) -> Served:
+        if name is not None and name not in served:
+            raise HTTPException(404, f"there is no model of this name: use {', '.join(served)}")
+        return served[name or next(iter(served))]
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        """Reports that the server accepts requests."""
+        return {"status": "ok"}
+
+    @app.get("/metrics", dependencies=protected)
+    def read_metrics() -> Response:
+        """Returns the metrics in the format of Prometheus."""
+        for each in served.values():
+            metrics.waiting.labels(each.name).set(len(each.queue))
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/models", dependencies=protected)
+    def list_models() -> dict[str, Any]:
+        """Lists the models."""
+        return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "local"} for name in served]}
+
+    @app.post("/v1/embeddings", dependencies=protected)
+    async def openai_embeddings(body: OpenAIEmbeddings) -> dict[str, Any]:
+        """Embeds texts, like OpenAI's endpoint."""
+        each = find(body.model)
+        texts = _as_texts(body.input)
+        if body.dimensions is not None and not 1 <= body.dimensions <= each.model.embedding_size:
+            raise HTTPException(422, f"dimensions must be from 1 to {each.model.embedding_size}")
+        vectors, tokens = await run(each, ("embed", None), each.model.embed, texts)
+        vectors = [_shortened(vector, body.dimensions) for vector in vectors]
+        encode: Callable[[np.ndarray], Any] = _base64 if body.encoding_format == "base64" else np.ndarray.tolist
+        data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "model": each.name, "data": data, "usage": usage}
+
+    @app.post("/embed", dependencies=protected)
+    async def embed(body: Embed) -> list[list[float]]:
+        """Embeds texts, like text-embeddings-inference."""
+        each = find(body.model)
+        compute = partial(each.model.embed, prompt=body.prompt_name)
+        vectors, _ = await run(each, ("embed", body.prompt_name), compute, _as_texts(body.inputs))
+        return [(_normalized(vector) if body.normalize else vector).tolist() for vector in vectors]
+
+    @app.post("/rerank", dependencies=protected)
+    async def rerank(body: Rerank) -> list[dict[str, Any]]:
+        """Scores texts for a query with a cross-encoder, best first, like text-embeddings-inference."""
+        each = find(body.model)
+        task = each.model.require_pair_scores("1").without_limits()
+        compute = partial(each.model.answers, task, batch_size=32)
+        answers, _ = await run(each, "rerank", compute, [(body.query, text) for text in body.texts])
+        scores = [task.pair_score(answer, "1") for answer in answers]
+        if not body.raw_scores and not task.exclusive_labels and each.model.score_activation is None:
+            scores = [_sigmoid(score) for score in scores]
+        order = sorted(range(len(scores)), key=lambda number: -scores[number])
+        texts = [{"text": text} if body.return_text else {} for text in body.texts]
+        return [{"index": number, "score": scores[number], **texts[number]} for number in order]
+
+    @app.post("/predict", dependencies=protected)
+    async def predict(body: Predict) -> Any:
+        """Answers inputs. Classifiers return labels and scores like text-embeddings-inference, other models the fields
+        of ``predict``.
+        """
+        each = find(body.model)
+        is_one, inputs = _as_inputs(body.inputs, each.model.require_task(), _reads_pairs(each.model))
+        answers, _ = await run(each, "predict", each.model.predict, inputs)
+        fields = [_fields(answer) for answer in answers]
+        return fields[0] if is_one else fields
+
+    return app
+
+
+async def _run(
+    each: Served, key: Any, compute: Callable[[Sequence[Any]], Any], inputs: list[Any], timeout: float
+) -> tuple[Sequence[Any], int]:
+    """Computes the results of a request in the model's queue, and returns them with the number of tokens."""
+    if not inputs:
+        return [], 0
+    if len(inputs) > MAX_TEXTS:
+        raise HTTPException(422, f"the request has {len(inputs):,} inputs: pass at most {MAX_TEXTS:,}")
+    tokens = await asyncio.to_thread(each.count, inputs)
+    if tokens > MAX_TOKENS:
+        raise HTTPException(422, f"the request has {tokens:,} tokens: pass at most {MAX_TOKENS:,}")
+    try:
+        return await asyncio.wait_for(each.queue.submit(key, compute, inputs, tokens), timeout), tokens
+    except QueueFull:
+        raise HTTPException(429, "too many requests are waiting: try again later", {"Retry-After": "1"}) from None
+    except TimeoutError:
+        raise HTTPException(
+            503, f"no result within {timeout:g} seconds: try again later", {"Retry-After": "1"}
+        ) from None
+
+
+def _as_texts(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
+
+
+def _reads_pairs(model: Pretrained) -> bool:
+    return model.texts_per_input == 2 or model.architecture in ("BertForQuestionAnswering", "BertForMultipleChoice")
+
+
+def _as_inputs(given: Any, task: Any, reads_pairs: bool) -> tuple[bool, list[Any]]:
+    """Returns whether a request has a single input, and its inputs for `Pretrained.predict`.
+
+    A list of two texts is a pair for a task that reads pairs, and two inputs otherwise.
+    """
+    is_pair = reads_pairs and isinstance(given, list) and all(isinstance(text, str) for text in given)
+    is_one = isinstance(given, str | dict) or is_pair
+    inputs = [given] if is_one else given
+    if not isinstance(inputs, list):
+        raise HTTPException(422, "inputs is no text, list or object: pass one of these")
+    return is_one, [_as_input(each, task) for each in inputs]
+
+
+def _as_input(given: Any, task: Any) -> Any:
+    if isinstance(given, dict):
+        try:
+            return task.input_of_row(given)
+        except ValueError as error:
+            raise HTTPException(422, first_line(error)) from None
+    if isinstance(given, list) and len(given) == 1:
+        return given[0]
+    return tuple(given) if isinstance(given, list) else given
+
+
+def _fields(answer: Any) -> Any:
+    """Returns an answer as JSON."""
+    if isinstance(answer, Label | Labels):
+        scores = sorted(answer.probabilities.items(), key=lambda item: -item[1])
+        return [{"label": label, "score": score} for label, score in scores]
+    if isinstance(answer, Score):
+        return [{"label": "LABEL_0", "score": answer.score}]
+    return answer._asdict()
+
+
+def _shortened(vector: np.ndarray, size: int | None) -> np.ndarray:
+    """Returns the first features, scaled to the length 1 as OpenAI does."""
+    return vector if size is None else _normalized(vector[:size])
+
+
+def _normalized(vector: np.ndarray) -> np.ndarray:
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
+
+
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+def _sigmoid(score: float) -> float:
+    return 1 / (1 + math.exp(-score)) if score >= 0 else math.exp(score) / (1 + math.exp(score))
+
+
+async def _observe(metrics: Metrics, request: Request, call_next: Callable[[Request], Any]) -> Response:
+    """Records the status and the time of a request, by the path of its endpoint."""
+    start = time.perf_counter()
+    response: Response = await call_next(request)
+    route = request.scope.get("route")
+    path = getattr(route, "path", "other")  # never a path that a client chose
+    metrics.requests.labels(path, str(response.status_code)).inc()
+    metrics.seconds.labels(path).observe(time.perf_counter() - start)
+    return response
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Makes all errors objects with one sentence, in OpenAI's form."""
+
+    def respond(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        content = {"error": {"message": message, "type": kind, "code": status}}
+        return JSONResponse(content, status, dict(headers or {}))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        return respond(error.status_code, str(error.detail), error.headers)
+
+    @app.exception_handler(UserError)
+    async def user_error(request: Request, error: UserError) -> JSONResponse:
+        return respond(422, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        return respond(422, f"{place}: {first['msg']}")

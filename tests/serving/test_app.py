@@ -1,0 +1,188 @@
+"""The endpoints of `bert serve`, called in the process."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bert
+from bert.model.encoder import Bert
+from bert.model.heads import HEADS, BertForMultipleChoice
+from bert.model.pooling import Pooling
+from bert.tasks.reranker import RerankerTask
+from tests.tiny_models import CONFIG, TASKS, model_of
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
+pytest.importorskip("httpx", reason="needs httpx")
+
+from fastapi.testclient import TestClient
+
+from bert.serving import app as serving
+
+WORDS = ["ba", "ko ri", "tu lo"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bert.Pretrained]:
+    folder = tmp_path_factory.mktemp("models")
+    encoder = model_of(folder, Bert(CONFIG), None)
+    pooling = Pooling(normalize=True, query_prompt="ri ")
+    found = {"encoder": dataclasses.replace(encoder, params={"bert": encoder.params}, pooling=pooling)}
+    reranker = model_of(folder, BertForMultipleChoice(CONFIG), RerankerTask(), labels=("LABEL_0",))
+    found["reranker"] = dataclasses.replace(reranker, architecture="BertForSequenceClassification")
+    for kind in ("classification", "pairs", "squad", "tagging"):
+        found[kind] = model_of(folder, HEADS[TASKS[kind].kind](CONFIG, TASKS[kind].num_labels), TASKS[kind])
+    return found
+
+
+@pytest.fixture
+def client(models: dict[str, bert.Pretrained]) -> Iterator[TestClient]:
+    with TestClient(serving.make_app(models)) as client:
+        yield client
+
+
+@pytest.mark.medium
+def test_openai_embeddings(client: TestClient, models: dict[str, bert.Pretrained]) -> None:
+    expected = models["encoder"].embed(WORDS)
+    reply = client.post("/v1/embeddings", json={"model": "encoder", "input": WORDS}).json()
+    assert [each["index"] for each in reply["data"]] == [0, 1, 2] and reply["model"] == "encoder"
+    np.testing.assert_allclose([each["embedding"] for each in reply["data"]], expected, atol=1e-6)
+    tokens = sum(len(models["encoder"].tokenizer.encode(text).ids) for text in WORDS)
+    assert reply["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    options = {"encoding_format": "base64", "dimensions": 3}
+    [each] = client.post("/v1/embeddings", json={"input": "ba", **options}).json()["data"]
+    vector = np.frombuffer(base64.b64decode(each["embedding"]), "<f4")
+    first = expected[0, :3]
+    np.testing.assert_allclose(vector, first / np.linalg.norm(first), atol=1e-6)
+    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == list(models)
+
+
+@pytest.mark.medium
+def test_embed_of_text_embeddings_inference(client: TestClient, models: dict[str, bert.Pretrained]) -> None:
+    model = models["encoder"]
+    np.testing.assert_allclose(client.post("/embed", json={"inputs": WORDS}).json(), model.embed(WORDS), atol=1e-6)
+    reply = client.post("/embed", json={"inputs": "ba", "prompt_name": "query"}).json()
+    np.testing.assert_allclose(reply, model.embed(["ba"], prompt="query"), atol=1e-6)
+
+
+@pytest.mark.medium
+def test_rerank(client: TestClient, models: dict[str, bert.Pretrained]) -> None:
+    body = {"model": "reranker", "query": "ba", "texts": WORDS, "raw_scores": True}
+    ranked = models["reranker"].rank("ba", WORDS)
+    reply = client.post("/rerank", json=body).json()
+    assert [each["index"] for each in reply] == [each.number for each in ranked]
+    np.testing.assert_allclose([each["score"] for each in reply], [each.score for each in ranked], atol=1e-5)
+    reply = client.post("/rerank", json={**body, "raw_scores": False, "return_text": True}).json()
+    expected = [1 / (1 + np.exp(-each.score)) for each in ranked]
+    np.testing.assert_allclose([each["score"] for each in reply], expected, atol=1e-6)
+    assert [each["text"] for each in reply] == [WORDS[each.number] for each in ranked]
+
+
+@pytest.mark.medium
+def test_predict(client: TestClient, models: dict[str, bert.Pretrained]) -> None:
+    def post(model: str, inputs: Any) -> Any:
+        return client.post("/predict", json={"model": model, "inputs": inputs}).json()
+
+    expected = models["classification"].predict(WORDS)
+    for scores, answer in zip(post("classification", WORDS), expected, strict=True):
+        assert scores[0]["label"] == answer.label
+        assert {each["label"]: each["score"] for each in scores} == pytest.approx(answer.probabilities, abs=1e-6)
+    assert post("classification", "ba") == post("classification", [["ba"]])[0]
+    assert post("classification", {"text": "ba"}) == post("classification", "ba")
+    pair = post("squad", ["ba", "ko ri tu lo"])
+    assert pair == post("squad", [{"question": "ba", "context": "ko ri tu lo"}])[0]
+    assert pair["answer"] == models["squad"].predict([("ba", "ko ri tu lo")])[0].answer
+    assert post("tagging", "ba ko")["entities"] == models["tagging"].predict("ba ko").entities
+
+
+def test_errors_are_one_sentence(client: TestClient) -> None:
+    def error(path: str, body: Any) -> tuple[int, str]:
+        reply = client.post(path, json=body)
+        return reply.status_code, reply.json()["error"]["message"]
+
+    for path, body, status, words in [
+        ("/embed", {"inputs": ""}, 422, "inputs"),
+        ("/embed", {"inputs": [1]}, 422, "inputs"),
+        ("/embed", {"inputs": ["a"] * (serving.MAX_TEXTS + 1)}, 422, "2,049"),
+        ("/embed", {"inputs": "a", "model": "other"}, 404, "encoder, reranker"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 9999}, 422, "dimensions"),
+        ("/rerank", {"query": "a", "texts": ["b"]}, 422, "encoder without scores"),
+        ("/predict", {"inputs": "a"}, 422, "not fine-tuned"),
+        ("/predict", {"inputs": 3, "model": "classification"}, 422, "inputs"),
+        ("/predict", {"inputs": {"other": "a"}, "model": "classification"}, 422, "text"),
+    ]:
+        found, message = error(path, body)
+        assert found == status and words in message, message
+    assert client.post("/embed", content=b"{").status_code == 422
+
+
+def test_a_request_of_too_many_tokens(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MAX_TOKENS", 3)
+    reply = client.post("/embed", json={"inputs": WORDS})
+    assert reply.status_code == 422 and "pass at most 3" in reply.json()["error"]["message"]
+
+
+def test_a_token_is_required(models: dict[str, bert.Pretrained]) -> None:
+    with TestClient(serving.make_app(models, token="secret")) as client:
+        assert client.get("/health").status_code == 200
+        for header in ({}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}):
+            for path in ("/metrics", "/v1/models"):
+                assert client.get(path, headers=header).status_code == 401
+            assert client.post("/embed", json={"inputs": "a"}, headers=header).status_code == 401
+        assert client.get("/metrics", headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+@dataclasses.dataclass
+class Slow:
+    """A model that computes when it is released."""
+
+    release: threading.Event
+    model: bert.Pretrained
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def embed(self, texts: list[str], **options: Any) -> np.ndarray:
+        self.release.wait(10)
+        return np.zeros((len(texts), 4), np.float32)
+
+
+@pytest.fixture
+def slow(models: dict[str, bert.Pretrained]) -> Slow:
+    return Slow(threading.Event(), models["encoder"])
+
+
+def post_at_once(client: TestClient, count: int, release: Callable[[], None]) -> list[int]:
+    """The statuses of concurrent requests, of which the first is computed when the others arrive."""
+    with ThreadPoolExecutor(count) as threads:
+        replies = []
+        for _ in range(count):
+            replies.append(threads.submit(client.post, "/embed", json={"inputs": "ba"}))
+            time.sleep(0.05)
+        release()
+        return [reply.result().status_code for reply in replies]
+
+
+def test_a_full_queue_is_429_and_the_metrics_count_it(slow: Slow) -> None:
+    with TestClient(serving.make_app({"slow": slow}, max_queue=2)) as client:  # type: ignore[dict-item]
+        assert sorted(post_at_once(client, 5, slow.release.set)) == [200, 200, 200, 429, 429]
+        text = client.get("/metrics").text
+        assert 'bert_requests_total{path="/embed",status="429"} 2.0' in text
+        assert 'bert_batch_texts_sum{model="slow"} 3.0' in text and 'bert_batch_texts_count{model="slow"} 2.0' in text
+
+
+def test_a_request_that_waits_too_long_is_503(slow: Slow) -> None:
+    with TestClient(serving.make_app({"slow": slow}, timeout=0.1)) as client:  # type: ignore[dict-item]
+        reply = client.post("/embed", json={"inputs": "ba"})
+        assert reply.status_code == 503 and reply.headers["Retry-After"] == "1"
+        slow.release.set()
+        assert client.post("/embed", json={"inputs": "ba"}).status_code == 200
