@@ -42,15 +42,21 @@ again and printed. Long inputs are truncated or split as in training. Token clas
 status is then 2. If a published model does not declare its inputs, a line with a tab is a pair of texts, and other
 lines are single texts."""
 
+OF_ANSWERS = "For question answering:"
+
 ANSWER_OPTIONS: dict[str, tuple[type, str]] = {
     "null_score_diff_threshold": (
         float,
-        "the answer is empty if the score of no answer exceeds the best answer's by more than this. (default: the "
-        "model's; without one the answer is never empty)",
+        f"{OF_ANSWERS} the answer is empty if the score of no answer exceeds the best answer's by more than this. "
+        "(default: the model's; without one the answer is never empty)",
     ),
-    "doc_stride": (int, "tokens between the starts of the windows over a long context. (default: 128)"),
-    "max_answer_length": (int, "maximum number of tokens of an answer. (default: 30)"),
-    "n_best": (int, 'list the N most likely answers under "answers".'),
+    "doc_stride": (int, f"{OF_ANSWERS} tokens between the starts of the windows over a long context. (default: 128)"),
+    "max_answer_length": (int, f"{OF_ANSWERS} maximum number of tokens of an answer. (default: 30)"),
+    "n_best": (int, f'{OF_ANSWERS} list the N most likely answers under "answers".'),
+    "min_confidence": (
+        float,
+        "For one label per input: the label is null if its probability is lower than this. (default: 0)",
+    ),
 }
 
 
@@ -75,8 +81,7 @@ def predict_command(argv: list[str]) -> int:
     )
     parser.add_argument("--batch_size", type=int, metavar="N", help="Number of inputs per batch. (default: 32)")
     for name, (kind, text) in ANSWER_OPTIONS.items():
-        help_text = f"For question answering: {text}"
-        parser.add_argument(f"--{name}", type=kind, metavar=PLACEHOLDERS[kind], help=help_text)
+        parser.add_argument(f"--{name}", type=kind, metavar=PLACEHOLDERS[kind], help=text)
     arguments = parser.parse_arguments(argv)
     settings = {name: value for name in ANSWER_OPTIONS if (value := getattr(arguments, name)) is not None}
     if arguments.batch_size is not None and arguments.batch_size < 1:

@@ -233,6 +233,7 @@ RESUMABLE = (
     ResumableKey("loggers", "exact", "they receive copies of the metrics"),
     ResumableKey("transfer", "exact", "it runs after the last step"),
     ResumableKey("num_seeds", "exact", "each seed is a run by itself", "the run has several seeds before and after"),
+    ResumableKey("data.calibration", "exact", "it is fitted after the last step"),
     ResumableKey("data.num_workers", "exact", "examples do not depend on the processes that build them"),
     ResumableKey("data.cache_dir", "exact", "the digest of the examples is compared"),
     ResumableKey("training.log_every", "later", "log lines are means since the line before"),

@@ -116,6 +116,8 @@ def _limits(limits: Range) -> list[tuple[str, float]]:
 def _merged(members: list[Schema]) -> Schema:
     """Returns the schema of a union; its members have different types, so that their limits do not interfere."""
     if any("enum" in member for member in members):
+        if any("number" in member.get("type", ()) for member in members):
+            return {"anyOf": members}
         values: dict[str, list[Any]] = {"null": [None], "boolean": [True, False]}
         return {"enum": [value for one in members for value in one.get("enum") or values[one["type"][0]]]}
     kinds = dict.fromkeys(kind for member in members for kind in member["type"])

@@ -90,7 +90,7 @@ def check_fields(prefix: str, config: object) -> None:
         if (choices := choices_of(hint)) and (wrong := [text for text in values if text not in choices]):
             raise UserError(f"{prefix}{name} is {wrong[0]!r}: use one of {', '.join(choices)}")
         for limits in _ranges(hint):
-            if outside := [number for number in values if number is not None and number not in limits]:
+            if outside := [number for number in values if isinstance(number, int | float) and number not in limits]:
                 raise UserError(f"{prefix}{name} is {outside[0]}: it must be {limits}")
 
 

@@ -208,13 +208,17 @@ def save(
     if format not in writers:
         raise UserError(f"format is {format!r}: choose one of {', '.join(writers)}")
     check_head(model)
+    temperature = getattr(model.task, "temperature", 1.0)
+    if temperature != 1.0:  # an export needs no temperature, if the head has it
+        params, task = _with_scaled_head(model.params, temperature), dataclasses.replace(model.task, calibration=None)
+        model = dataclasses.replace(model, params=params, task=task)
     options: dict[str, Any] = {}
     if format == "stablehlo":
         options = {"length": length, "dynamic_length": dynamic_length}
     elif length is not None or dynamic_length:
         raise UserError(f"length and dynamic_length are for stablehlo: leave them out for {format}")
     if format == "peft":
-        options = {"adapters": _adapters(model, base)}
+        options = {"adapters": _adapters(model, base, temperature)}
     elif base is not None:
         raise UserError(f"base is for peft: leave it out for {format}")
     if quantize not in (None, "int8"):
@@ -232,7 +236,13 @@ def save(
         writers[format](model, folder, lambda text: log(type(text)(text.replace(str(folder), str(out)))), **options)
 
 
-def _adapters(model: Any, base: str | None) -> Any:
+def _with_scaled_head(params: dict[str, Any], temperature: float) -> dict[str, Any]:
+    """Returns the parameters of a classifier whose logits are divided by the temperature."""
+    head = {name: (array / np.float32(temperature)).astype(array.dtype) for name, array in params["classifier"].items()}
+    return {**params, "classifier": head}
+
+
+def _adapters(model: Any, base: str | None, temperature: float) -> Any:
     """Returns the adapters of a run. Raises UserError if it has none, or if its base model has no name."""
     from bert.interchange.writers.peft import Adapters
     from bert.runs.checkpoint import Checkpointer
@@ -256,6 +266,7 @@ def _adapters(model: Any, base: str | None) -> Any:
         restored = checkpoints.restore_params(model.step)
     _, trained = require(restored, f"the checkpoint of step {model.step}")
     trained.pop(PROJECTIONS, None)
+    trained = trained if temperature == 1.0 else _with_scaled_head(trained, temperature)
     frozen = FrozenWeights(read_frozen_weights(path, config.lora.checksum), config.lora.scale)
     return Adapters(frozen, trained, config.lora.rank, config.lora.alpha, name)
 

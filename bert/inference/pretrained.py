@@ -224,6 +224,7 @@ class Pretrained(ModelBundle):
         doc_stride: int | None = None,
         max_answer_length: int | None = None,
         n_best: int | None = None,
+        min_confidence: float | None = None,
         long_texts: LongTextMode | None = None,
     ) -> Any:
         """Returns one answer per input, in order, as a named tuple of the task.
@@ -243,6 +244,8 @@ class Pretrained(ModelBundle):
             doc_stride: number of tokens between the starts of the windows of a long context.
             max_answer_length: maximum number of tokens of an answer.
             n_best: return a list of up to this many different answers, most likely first.
+            min_confidence: for classification, abstain from inputs whose most likely label has a lower probability. The
+                label of the answer is then None.
             long_texts: for classification and regression, how texts that are too long are read: cut, head_tail or
                 windows, as ``data.long_texts``; None: as in training, or cut for a model that does not declare it.
 
@@ -250,8 +253,8 @@ class Pretrained(ModelBundle):
             UserError: the model has no task that supports prediction, an input does not fit the task, or a setting is
                 invalid or belongs to another task.
         """
-        values = (null_score_diff_threshold, doc_stride, max_answer_length, n_best)
-        settings: dict[str, Any] = dict(zip(ANSWER_SETTINGS, values, strict=True))
+        values = (null_score_diff_threshold, doc_stride, max_answer_length, n_best, min_confidence)
+        settings: dict[str, Any] = dict(zip((*ANSWER_SETTINGS, "min_confidence"), values, strict=True))
         if isinstance(inputs, str):
             return self.predict([inputs], batch_size, long_texts=long_texts, **settings)[0]
         task = self.with_answer_settings(settings)

@@ -1,4 +1,4 @@
-"""Plots of runs: curves.png, the curves of several runs in one picture, and confusion_matrix.png."""
+"""Plots of runs: curves.png, and the curves of several runs in one picture."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from bert import metrics
 from bert.files import atomic_write
@@ -109,7 +107,7 @@ def make_curves(lines: list[dict[str, Any]], subject: Subject) -> Figure | None:
         del panels["learning rate"]
     panels = {title: members for title, members in panels.items() if members}
     count = len(panels) + (subject.bars is not None)
-    figure = _new_figure(5.2 * count, 3.9) if panels else None
+    figure = new_figure(5.2 * count, 3.9) if panels else None
     if figure is None:
         return None
     row = figure.subplots(1, count, squeeze=False)[0]
@@ -124,7 +122,7 @@ def make_curves(lines: list[dict[str, Any]], subject: Subject) -> Figure | None:
     return figure
 
 
-def _new_figure(width: float, height: float) -> Figure | None:
+def new_figure(width: float, height: float) -> Figure | None:
     """Returns an empty figure of a size in inches, without pyplot and its global state; None without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -342,7 +340,7 @@ def make_comparison(runs: Sequence[RunCurves]) -> Figure | None:
         for run in runs
     }
     columns = max(map(len, metrics.values()))
-    figure = _new_figure(1 + 4.8 * columns, 1 + 3.6 * len(metrics)) if columns else None
+    figure = new_figure(1 + 4.8 * columns, 1 + 3.6 * len(metrics)) if columns else None
     if figure is None:
         return None
     looks = _line_looks(runs)
@@ -399,49 +397,3 @@ def _comparison_legend(runs: Sequence[RunCurves], looks: Sequence[dict[str, Any]
     names = {run.subject.baseline for run in runs if run.subject.baselines}
     handles = [Line2D([], [], label=run.name, **look) for run, look in zip(runs, looks, strict=True)]
     return [*handles, *style_handles(drawn, names.pop() if len(names) == 1 else "baseline")]
-
-
-COUNTED = 25
-"""Maximum number of labels for which cells show counts."""
-
-MAX_NAME_LENGTH = 28
-"""Maximum length of a label's name."""
-
-
-def draw_confusion_matrix(path: Path, matrix: np.ndarray, names: Sequence[str], title: str) -> Path | None:
-    """Writes the PNG and returns its path; None without matplotlib.
-
-    Args:
-      matrix: [L, L] counts by label and prediction. Colours are square roots of shares of a label's rows, so that a
-        share of 0.02 is visible.
-      names: L labels.
-    """
-    count = len(names)
-    side = min(max(2.6, 0.42 * count), 20.0)
-    figure = _new_figure(side + 2.8, side + 1.6)
-    if figure is None:
-        return None
-    from matplotlib.colors import PowerNorm
-
-    font = max(3.0, min(9.0, 62 * side / count))
-    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    shown = [name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…" for name in names]
-    axes = figure.subplots()
-    image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    axes.set_xticks(range(count))
-    axes.set_yticks(range(count))
-    axes.set_xticklabels(shown, rotation=90 if count > 2 else 0, parse_math=False)
-    axes.set_yticklabels(shown, parse_math=False)
-    axes.tick_params(length=0, labelsize=font)
-    axes.set_xlabel("prediction")
-    axes.set_ylabel("label")
-    if count <= COUNTED:
-        for (label, prediction), count in np.ndenumerate(matrix):
-            colour = "white" if shares[label, prediction] > 0.35 else "black"
-            axes.text(prediction, label, f"{count:,}", ha="center", va="center", fontsize=8, color=colour)
-    figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02).set_label("share of the label's rows")
-    figure.suptitle(title, fontsize=10, parse_math=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png")
-    return path

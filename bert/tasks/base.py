@@ -306,7 +306,8 @@ class Task(ABC):
           UserError: a setting is not one of the task, or has a wrong value.
         """
         if name := next((name for name, value in settings.items() if value is not None), None):
-            raise UserError(f"{name} is for question answering models, but the task is {self.name}: remove it")
+            models = "models with one label per input" if name == "min_confidence" else "question answering models"
+            raise UserError(f"{name} is for {models}, but the task is {self.name}: remove it")
         return self
 
     def read_inputs(self, path: Path) -> Iterator[tuple[int, Any]] | None:

@@ -102,11 +102,19 @@ def make_task(config: FinetuneConfig) -> Task:
     _check_data_keys(task, config.data)
     _check_sections(task, config)
     task = task.from_config(config.data).with_settings(config)
-    if config.data.bad_rows == "error":
-        return task
-    if "skips_bad_rows" not in {field.name for field in fields(cast(Any, task))}:
-        raise UserError(f"data.bad_rows is skip, but {task.name} reads its own rows: remove it")
-    return replace(cast(Any, task), skips_bad_rows=True)
+    if config.data.bad_rows != "error":
+        task = _with_field(task, "skips_bad_rows", True, f"data.bad_rows is skip, but {task.name} reads its own rows")
+    if (value := config.data.calibration) is not None:
+        reason = f"data.calibration is {value}, but it is for one label per row, and the task is {task.name}"
+        task = _with_field(task, "calibration", value, reason)
+    return task
+
+
+def _with_field(task: Task, name: str, value: Any, reason: str) -> Task:
+    """Returns the task with the value of a field. Raises UserError if it has no such field."""
+    if name not in {field.name for field in fields(cast(Any, task))}:
+        raise UserError(f"{reason}: remove it")
+    return replace(cast(Any, task), **{name: value})
 
 
 def _check_data_keys(task: Task, data: TaskDataConfig) -> None:

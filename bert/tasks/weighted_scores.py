@@ -57,8 +57,7 @@ def weighted_scores(task: Task, predictions: Any, examples: Any) -> WeightedScor
 def hits(task: Task, predictions: Any, examples: Any) -> Hits | None:
     """Returns which rows are correct, and with what confidence, for tasks with one label or choice per row."""
     if isinstance(task, ClassificationTask):
-        chosen = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
-        return Hits(predictions.labels == examples.known_labels, chosen)
+        return task.hits(predictions, examples)
     if isinstance(task, MultipleChoiceTask):
         pairs = zip(predictions.choices, predictions.probabilities, strict=True)
         return Hits(predictions.choices == examples.labels, np.array([shares[choice] for choice, shares in pairs]))

@@ -39,7 +39,7 @@ def test_a_split_has_the_scores_of_the_run(finetuned: Path, model, tmp_path: Pat
     assert main(["evaluate", str(finetuned), "dev", f"--output_dir={tmp_path}"]) == 0
     out, results, run = capsys.readouterr().out, results_of(tmp_path), results_of(finetuned)
     assert results["metrics"] == {name: run["dev"][name] for name in results["metrics"]}
-    assert results["details"] == run["details"]["dev"]
+    assert {**results["details"], "calibration": results["calibration"]} == run["details"]["dev"]
     assert out.startswith("17 rows of dev\n")
     assert f"accuracy  {run['dev']['accuracy']:.4f}  {results['intervals']['accuracy'][0]:.4f} to" in out
     assert (tmp_path / "errors.tsv").read_bytes() == (finetuned / "predictions" / "errors.tsv").read_bytes()

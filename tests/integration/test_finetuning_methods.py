@@ -17,6 +17,8 @@ from bert.data.rows import TokenRows
 from tests.helpers import LAYOUTS, interrupted_at, lines_of, results_of, run
 from tests.messages import has_all
 
+FILES_OF_LABELS = ("errors.tsv", "confusion_matrix.png", "reliability.png")
+
 
 @pytest.mark.slow
 def test_a_run_that_gets_no_better_ends_early_interrupted_or_not(pretrained, sst2, tmp_path, monkeypatch, capsys):
@@ -143,7 +145,7 @@ def test_both_dev_sets_and_the_diagnostic_one_of_mnli(pretrained, tmp_path, caps
     results = results_of(tmp_path / "run")
     assert set(results["dev"]) == set(results["dev_mismatched"]) == {"loss", "accuracy"}
     names = {path.name for path in (tmp_path / "run" / "predictions").iterdir()}
-    of_dev = {f"{split}{name}" for split in ("", "dev_mismatched_") for name in ("errors.tsv", "confusion_matrix.png")}
+    of_dev = {f"{split}{name}" for split in ("", "dev_mismatched_") for name in FILES_OF_LABELS}
     with_probabilities = {"test.tsv", "test_mismatched.tsv", "diagnostic.tsv"}
     official = {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
     assert names == {"dev.tsv", "dev_mismatched.tsv"} | of_dev | with_probabilities | official

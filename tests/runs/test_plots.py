@@ -11,11 +11,11 @@ import pytest
 from matplotlib.image import imread
 
 from bert import metrics
-from bert.runs.plots import draw_confusion_matrix
+from bert.runs.prediction_plots import draw_confusion_matrix
 from bert.tasks import TASKS
 from bert.tasks.sequence_classification import ClassificationPredictions, CustomClassification, Examples
 
-FILES = ["confusion_matrix.png", "errors.tsv"]
+FILES = ["confusion_matrix.png", "errors.tsv", "reliability.png"]
 
 
 def test_scores_of_each_label_by_hand() -> None:
@@ -44,7 +44,8 @@ def test_errors_are_the_surest_first_with_their_texts(tmp_path: Path) -> None:
     pairs = Examples(["a"], ["b"], np.array([2]), ["0"])
     predicted = ClassificationPredictions(np.array([0]), np.array([[1.0, 0, 0]]))
     paths = TASKS["mnli"].write_details(tmp_path, "dev_mismatched", predicted, pairs)
-    assert [path.name for path in paths] == ["dev_mismatched_errors.tsv", "dev_mismatched_confusion_matrix.png"]
+    names = ["errors.tsv", "confusion_matrix.png", "reliability.png"]
+    assert [path.name for path in paths] == [f"dev_mismatched_{name}" for name in names]
     head, row = paths[0].read_text().splitlines()
     assert head.split("\t") == ["text_a", "text_b", "prediction", "label", "probability"]
     assert row.split("\t") == ["a", "b", "entailment", "contradiction", "1.000000"]

@@ -297,6 +297,7 @@ class QuestionAnsweringTask(Task):
 
     def with_answer_settings(self, settings: Mapping[str, Any]) -> Self:
         """Returns the task with the settings of `ANSWER_SETTINGS` that are not None. Raises UserError."""
+        super().with_answer_settings({name: settings[name] for name in settings if name not in ANSWER_SETTINGS})
         for name in ("doc_stride", "max_answer_length", "n_best"):
             if settings.get(name) is not None:
                 check_count(name, settings[name])

@@ -8,15 +8,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
 from bert import metrics
+from bert.config import TaskDataConfig
 from bert.data.records import Records
 from bert.data.rows import TokenRows
 from bert.errors import UserError, require
-from bert.runs.plots import draw_confusion_matrix
+from bert.metrics.calibration import Hits, calibration, fit_temperature
+from bert.runs.prediction_plots import draw_confusion_matrix, draw_reliability
 from bert.tasks.bag_of_words import INVERSE_REGULARISATION
 from bert.tasks.base import Outputs, Task
 from bert.tasks.columns import Columns, label_text
@@ -35,9 +37,9 @@ class ClassificationPredictions(NamedTuple):
 
 
 class Label(NamedTuple):
-    """An answer: the most likely label, and the probability of each label."""
+    """An answer: the most likely label, and the probability of each label. None: the model abstains."""
 
-    label: str
+    label: str | None
     probabilities: dict[str, float]
 
 
@@ -51,6 +53,10 @@ class Score(NamedTuple):
 class ClassificationTask(LabelTask):
     """One label per row."""
 
+    calibration: float | Literal["temperature"] | None = None
+    """Divisor of the logits (``data.calibration``); temperature before it is fitted, or if it cannot be."""
+    min_confidence: float = 0.0
+    """Probability below which `format_predictions` abstains."""
     baseline: str = "majority_class"
     one_label: ClassVar[bool] = True
     answer_type: ClassVar[type] = Label
@@ -72,8 +78,31 @@ class ClassificationTask(LabelTask):
 
     def predict(self, outputs: Outputs, features: TokenRows, examples: Examples) -> ClassificationPredictions:
         """Returns the most likely label of each row for logits [L]; NaN counts as 0."""
-        probabilities = metrics.softmax(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
+        probabilities = metrics.softmax(self._logits(outputs) / np.float32(self.temperature))
         return ClassificationPredictions(probabilities.argmax(-1), probabilities)
+
+    def _logits(self, outputs: Outputs) -> np.ndarray:
+        """Returns [R, L]."""
+        return np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels)))
+
+    @property
+    def temperature(self) -> float:
+        """Divisor of the logits."""
+        return self.calibration if isinstance(self.calibration, int | float) else 1.0
+
+    def tune(self, outputs: Outputs, features: TokenRows, examples: Examples) -> Self:
+        """Returns the task with the temperature of the least cross-entropy, if ``calibration`` is temperature."""
+        if self.calibration != "temperature":
+            return self
+        fitted = fit_temperature(self._logits(outputs), examples.known_labels)
+        return self if fitted is None else dataclasses.replace(self, calibration=fitted)
+
+    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
+        return dataclasses.replace(super().to_config(data), calibration=self.calibration)
+
+    def remarks(self, predictions: ClassificationPredictions, examples: Examples) -> list[str]:
+        unfitted = ["no temperature was fitted (data.calibration), because all predictions for dev are right"]
+        return super().remarks(predictions, examples) + (unfitted if self.calibration == "temperature" else [])
 
     def score(self, predictions: ClassificationPredictions, examples: Examples) -> dict[str, float]:
         return metrics.compute_metrics(self.metrics, predictions.labels, examples.known_labels)
@@ -100,10 +129,12 @@ class ClassificationTask(LabelTask):
                 f"{len(predictions.probabilities)} probabilities"
             )
         words = [self.labels[label] for label in predictions.labels]
-        chosen = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
         right = {"label": [self.labels[label] for label in examples.known_labels]} if examples.labelled else {}
-        more = {**right, "probability": [f"{share:.6f}" for share in chosen]}
+        more = {**right, "probability": [f"{share:.6f}" for share in _chosen(predictions)]}
         return self._write(folder, split, examples, words, more)
+
+    def hits(self, predictions: ClassificationPredictions, examples: Examples) -> Hits:
+        return Hits(predictions.labels == examples.known_labels, _chosen(predictions))
 
     def details(self, predictions: ClassificationPredictions, examples: Examples) -> dict[str, Any]:
         """Returns the scores of each label and the confusion matrix."""
@@ -112,9 +143,8 @@ class ClassificationTask(LabelTask):
     def write_details(
         self, folder: Path, split: str, predictions: ClassificationPredictions, examples: Examples
     ) -> list[Path]:
-        """Writes errors.tsv, most confident errors first, and confusion_matrix.png; with a prefix for test splits."""
-        labels = examples.known_labels
-        shares = np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
+        """Writes errors.tsv, most confident errors first, and two pictures; with a prefix for test splits."""
+        labels, shares = examples.known_labels, _chosen(predictions)
         wrong = np.flatnonzero(predictions.labels != labels)
         rows = (
             (row, self.label_names[predictions.labels[row]], self.label_names[labels[row]], f"{shares[row]:.6f}")
@@ -124,15 +154,30 @@ class ClassificationTask(LabelTask):
         matrix = np.array(self.details(predictions, examples)["confusion_matrix"])
         name = f"{self.name}, {split}" if split else self.name
         title = f"{name}: {len(wrong):,} errors in {len(labels):,} rows"
-        picture = draw_confusion_matrix(
-            folder / f"{file_prefix(split)}confusion_matrix.png", matrix, self.label_names, title
+        prefix, reliability = file_prefix(split), calibration(self.hits(predictions, examples))
+        pictures = (
+            draw_confusion_matrix(folder / f"{prefix}confusion_matrix.png", matrix, self.label_names, title),
+            draw_reliability(folder / f"{prefix}reliability.png", reliability, name),
         )
-        return [errors] if picture is None else [errors, picture]
+        return [errors, *(picture for picture in pictures if picture is not None)]
+
+    def with_answer_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Returns the task with ``min_confidence``, if it is set."""
+        others = {name: value for name, value in settings.items() if name != "min_confidence"}
+        least = settings.get("min_confidence")
+        task = super().with_answer_settings(others)
+        if least is None:
+            return task
+        if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1:
+            raise UserError(f"min_confidence is {least!r}: pass a probability from 0 to 1")
+        return dataclasses.replace(task, min_confidence=float(least))
 
     def format_predictions(self, predictions: ClassificationPredictions, examples: Any) -> list[Label]:
+        names = (*self.label_names, None)
+        sure = _chosen(predictions) >= self.min_confidence
         return [
-            Label(self.label_names[label], dict(zip(self.label_names, map(float, shares), strict=True)))
-            for label, shares in zip(predictions.labels, predictions.probabilities, strict=True)
+            Label(names[label], dict(zip(self.label_names, map(float, shares), strict=True)))
+            for label, shares in zip(np.where(sure, predictions.labels, -1), predictions.probabilities, strict=True)
         ]
 
     def _encode(self, records: Records, columns: Columns, is_train: bool) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -221,6 +266,11 @@ class RegressionTask(SequenceClassificationTask):
             scores.append(score)
         records.require_sound(faults)
         return np.array(scores, np.float32), ()
+
+
+def _chosen(predictions: ClassificationPredictions) -> np.ndarray:
+    """Returns the probability [R] of each predicted label."""
+    return np.take_along_axis(predictions.probabilities, predictions.labels[:, None], axis=1)[:, 0]
 
 
 def _exact(score: np.floating) -> str:

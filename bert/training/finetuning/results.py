@@ -14,6 +14,7 @@ from bert.config import FinetuneConfig, TrainingConfig
 from bert.data.records import SkippedRows
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
+from bert.metrics.calibration import calibration
 from bert.model.linear import FrozenWeights
 from bert.parallel.backends import make_local_parallelism, make_parallelism
 from bert.parallel.devices import local_devices
@@ -24,6 +25,7 @@ from bert.runs.report import log_table
 from bert.tasks import make_task
 from bert.tasks.base import Outputs, Task
 from bert.tasks.splits import cut_facts, label_facts, read_splits
+from bert.tasks.weighted_scores import hits
 from bert.training.finetuning.data import FinetuningData
 from bert.training.finetuning.evaluation import Evaluator, Split
 from bert.training.finetuning.kinds import TASK_KINDS, build_task_model, make_apply, make_evaluators
@@ -172,6 +174,8 @@ def write_predictions(
         if split.examples.labelled:
             by_split[name] = {**losses, **task.score(predictions, split.examples)}
             details[name] = task.details(predictions, split.examples)
+            if (correct := hits(task, predictions, split.examples)) is not None:
+                details[name]["calibration"] = calibration(correct)._asdict()
             if run.is_writer:
                 task.write_details(folder, name, predictions, split.examples)
     return Scores(by_split, tuned, collapsed, {name: more for name, more in details.items() if more}, remarks)

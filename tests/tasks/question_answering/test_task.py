@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 from tokenizers import Tokenizer
 
 import bert
@@ -307,6 +308,18 @@ def test_settings_of_answers_are_arguments_and_options(tmp_path, fails):
     assert several[0] == one and len(several) == 3
     [empty] = model.predict([pair], null_score_diff_threshold=-1e9)
     assert empty.answer == ""
+    short = ("ba", "ko ri")
+    [ranked] = model.predict([short], n_best=99, null_score_diff_threshold=0.0)
+    start, end = np.moveaxis(np.asarray(model.apply(**model.tokenize([short])))[0], -1, 0)
+    spans = model.tokenizer.encode(short[1], add_special_tokens=False).offsets
+    before = len(start) - 1 - len(spans)  # [CLS], the question and [SEP]
+    best: dict[str, float] = {"": start[0] + end[0]}
+    for first, (begin, _) in enumerate(spans):
+        for last, (_, stop) in enumerate(spans[first:], first):
+            score = start[before + first] + end[before + last]
+            best[short[1][begin:stop]] = max(best.get(short[1][begin:stop], -np.inf), score)
+    expected = dict(zip(best, softmax(list(best.values())), strict=True))  # with the probability of no answer
+    assert {answer.answer: answer.probability for answer in ranked} == pytest.approx(expected, rel=1e-4)
     [windows] = model.predict([pair], doc_stride=1, max_answer_length=1)
     assert len(windows.answer.split()) == 1
     with pytest.raises(UserError, match="n_best is for question answering models"):

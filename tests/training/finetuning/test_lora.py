@@ -157,6 +157,12 @@ def test_an_adapter_in_peft_s_format_answers_as_the_run(
             np.testing.assert_allclose(
                 list(answer.probabilities.values()), list(right.probabilities.values()), atol=1e-5
             )
+    task = dataclasses.replace(run_model.require_task(), calibration=0.1)  # type: ignore[type-var]
+    sharper = dataclasses.replace(run_model, task=task)
+    sharper.save(tmp_path / "sharper", format="peft", base=str(tmp_path / "base"))
+    answers = zip(bert.load(tmp_path / "sharper").predict(texts), sharper.predict(texts), strict=True)
+    for (_, shares), (_, right_shares) in answers:
+        np.testing.assert_allclose(list(shares.values()), list(right_shares.values()), atol=1e-4)
     own, others = flatten_dict(loaded[-1].params), flatten_dict(in_memory.params)
     changed = {path for path, array in own.items() if array is not others.get(path)}
     assert {path[-2] for path in changed if path[0] == "bert"} == {"query", "value", "pooler"}
