@@ -12,7 +12,7 @@ import pytest
 
 import bert
 from bert.commands.pretrain import main
-from bert.config import OptimizerConfig, PretrainConfig, TrainingConfig
+from bert.config import FinetuneConfig, OptimizerConfig, PretrainConfig, TrainingConfig
 from bert.config.pretraining import PhaseConfig
 from bert.config.run_file import RESUMABLE, SCHEDULE_KEYS
 from bert.config.validation import keys_of
@@ -59,10 +59,10 @@ def test_steps_are_equal_up_to_the_first_other_rate_or_phase(before, after, expe
 
 
 def test_resumable_keys_exist_and_each_has_a_reason() -> None:
-    keys = keys_of(PretrainConfig)
+    keys = {**keys_of(PretrainConfig), **keys_of(FinetuneConfig)}
     for entry in RESUMABLE:
         assert entry.reason, entry.key
-        assert entry.key in keys or entry.key in ("num_seeds",) or entry.key.startswith("phases."), entry.key
+        assert entry.key in keys or entry.key.startswith("phases."), entry.key
     assert "training.steps" in SCHEDULE_KEYS
 
 
