@@ -197,7 +197,7 @@ def make_app(
             raise HTTPException(422, f"dimensions must be from 1 to {each.model.embedding_size}")
         vectors, tokens = await run(each, ("embed", None), each.model.embed, texts)
         vectors = [_shortened(vector, body.dimensions) for vector in vectors]
-        encode: Callable[[np.ndarray], Any] = _base64 if body.encoding_format == "base64" else np.ndarray.tolist
+        encode = _base64 if body.encoding_format == "base64" else _as_list
         data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "model": each.name, "data": data, "usage": usage}
@@ -308,6 +308,10 @@ def _shortened(vector: np.ndarray, size: int | None) -> np.ndarray:
 
 def _normalized(vector: np.ndarray) -> np.ndarray:
     return vector / max(float(np.linalg.norm(vector)), 1e-12)
+
+
+def _as_list(vector: np.ndarray) -> list[float]:
+    return [float(value) for value in vector]
 
 
 def _base64(vector: np.ndarray) -> str:
