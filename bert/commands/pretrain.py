@@ -111,8 +111,7 @@ def _next(path: str, results: dict[str, Any]) -> str:
         lines = [f"bert generate {run} {shlex.quote(continuations[0]['text'])}"]
     if filled_masks := results.get("filled_masks"):
         text = filled_masks[0]["text"]
-        code = f"import bert; print(bert.load({path!r}).fill_mask({text!r}))"
-        lines = [f"python -c {shlex.quote(code)}", f"bert attention {run} {shlex.quote(text)} --output attention.html"]
+        lines = [f"bert attention {run} {shlex.quote(text)} --output attention.html"]
     for task in results.get("transfer", ())[1:2]:
         name = task["task"]
         data = f"--data.dir {run}/transfer/{name} " if Path(path, "transfer", name).is_dir() else ""
@@ -120,6 +119,8 @@ def _next(path: str, results: dict[str, Any]) -> str:
     lines.append(f"bert inspect {run}")
     if "remarks" not in results:
         lines.append(f"{command_name('finetune')} --help   # to fine-tune from this run: --init {run}")
+    if filled_masks:
+        lines.append(f"in Python: bert.load({path!r}).fill_mask({text!r})")
     return "".join(f"\n  {line}" for line in lines)
 
 

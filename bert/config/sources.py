@@ -231,7 +231,7 @@ def find_config(name: str, option: str) -> Path:
         raise UserError(f"{where}: this is a folder: {fix}")
     near = difflib.get_close_matches(path.stem, recipe_names(), 1)
     fix = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
-    raise UserError(f"{where}: no such file or recipe: {fix} (recipes: {', '.join(recipe_names()) or 'none'})")
+    raise UserError(f"{where}: no such file or recipe: {fix} (bert recipes lists all)")
 
 
 def _read(name: str, path: Path, keys: dict[str, ConfigField]) -> dict[str, UserValue]:

@@ -126,8 +126,12 @@ class RunFolder(Generic[Config]):
         if _has_checkpoint(self.path):
             if _rows_alone(stored) == _rows_alone(tables):  # config.yaml has the labels
                 return
+            before, now = _rows_alone(stored), _rows_alone(tables)
+            name = min(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+            counts = [f"{len(rows.get(name, '').splitlines()):,}" for rows in (before, now)]
             raise UserError(
-                f"the rows are not those that the run in {self.path} began with: pass these, or another output_dir"
+                f"the run in {self.path} began with other rows of {Path(name).stem} ({counts[0]}, now {counts[1]}): "
+                "pass these to resume it, or name another output_dir"
             )
         self.save_config(self.config)  # written first: a folder without config.yaml is not a run
         for outdated in (*folder.glob("*.json*"), *self.path.glob(DATA_DIGEST_FILE)):
@@ -276,6 +280,11 @@ def _leftovers(path: Path) -> list[Path]:
     return [entry for entry in path.glob(".*") if is_temporary(entry) and entry.is_file()]
 
 
+def _is_missing(folder: str | None) -> bool:
+    """Whether a folder is a local path that does not exist."""
+    return folder is not None and not folder.startswith("hub:") and not is_url(folder) and not Path(folder).exists()
+
+
 def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
     """Returns the run in a folder that this process has claimed."""
     file = path / CONFIG_FILE
@@ -293,6 +302,8 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
             return dataclasses.replace(resumed, previous=stored) if changes else resumed
         if _has_checkpoint(path):
             key, stored_value, value = different
+            if isinstance(config, FinetuneConfig) and _is_missing(config.data.dir):
+                raise UserError(f"data.dir {config.data.dir} does not exist: name the folder of the task's files")
             is_pretraining = isinstance(stored, PretrainConfig)
             branch = f", or continue it there with --init {path}@STEP --init_state true" if is_pretraining else ""
             raise UserError(

@@ -167,9 +167,11 @@ def align_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _format_metrics(metrics: dict[str, Any]) -> list[str]:
     """Formats each number with its name, with few digits."""
-    texts = []
+    texts, loss = [], metrics.get("loss")
     for name, value in metrics.items():
         if isinstance(value, (str, bool)) or not hasattr(value, "__float__"):
+            continue
+        if name.endswith("_loss") and value == loss:  # the only objective
             continue
         value = value.item() if hasattr(value, "item") else value  # NumPy's and JAX's scalars
         if name == "learning_rate":

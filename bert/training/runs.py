@@ -78,6 +78,10 @@ class Run:
         seeds = getattr(self.config, "num_seeds", 1) > 1
         return load(self.path / f"seed-{self.results['best_seed']}" if seeds else self.path)
 
+    def predict(self, inputs: Any, **options: Any) -> Any:
+        """Predicts with `model`. Arguments: see `Pretrained.predict`."""
+        return self.model.predict(inputs, **options)
+
     def plot(self) -> Figure:
         """Returns the curves as a figure, which notebooks show, also while the run is training.
 

@@ -161,6 +161,8 @@ def test_metrics_on_one_line():
     assert format_metrics("eval", 500, metrics) == text
     assert format_metrics("train", 1, {"loss": float("nan")}) == "train  step 1  loss nan"
     assert format_metrics("train", 1, {"loss": np.float32(3)}) == "train  step 1  loss 3.000"
+    assert format_metrics("eval", 1, {"loss": 3.0, "mlm_loss": 3.0}) == "eval  step 1  loss 3.000"
+    assert format_metrics("eval", 1, {"loss": 3.5, "mlm_loss": 3.0}) == "eval  step 1  loss 3.500  mlm_loss 3.000"
 
 
 @pytest.mark.parametrize(

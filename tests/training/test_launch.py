@@ -257,10 +257,12 @@ def test_rows_in_memory_are_kept_with_the_run_and_others_are_refused(tmp_path, p
         call(rows, **{"data.test": "no.jsonl"})
     run = call(rows, **{"training.steps": 2})
     assert (run.config.data.dir, run.config.data.dev_fraction) == (str(folder / "rows"), 0.1)
-    assert run.model.predict(["ba ri"])[0].label in ("0", "1")
-    with pytest.raises(bert.UserError, match="the rows are not those that"):
+    assert run.predict(["ba ri"]) == run.model.predict(["ba ri"])
+    with pytest.raises(bert.UserError, match=r"other rows of train \(40, now 39\)"):
         call(rows[:-1], **{"training.steps": 2})
     assert call(rows, **{"training.steps": 2}).results["dev"] == run.results["dev"]
+    with pytest.raises(bert.UserError, match=r"data\.dir no does not exist"):
+        bert.finetune("mrpc", init=pretrained, output_dir=folder, overrides={"data.dir": "no"})
 
 
 @pytest.mark.parametrize(
