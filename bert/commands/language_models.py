@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.commands.cli.answers import Input, check_output, open_output, read_standard_input, write_answers
+from bert.commands.cli.answers import check_output, open_output, read_standard_input, write_answers
 from bert.commands.cli.arguments import (
     COMMAND_LINE,
     MODEL,
@@ -21,6 +21,7 @@ from bert.commands.cli.config_help import PLACEHOLDERS
 from bert.config import ColumnsConfig, Decoding, FinetuneConfig
 from bert.config.validation import check_fields, help_texts
 from bert.config.yaml_io import load_config
+from bert.data.input_files import Input
 from bert.errors import UserError, without_surrogates
 from bert.remote import fetch, readable_path, writable, writable_path
 

@@ -10,8 +10,9 @@ from typing import Any
 import datasets
 import pytest
 
-from bert.commands.cli.answers import Input, read_inputs
+from bert.commands.cli.answers import read_inputs
 from bert.config import ColumnsConfig, TaskDataConfig
+from bert.data.input_files import Input
 from bert.errors import UserError
 from bert.tasks import find_task
 from bert.tasks.registry import published_task
