@@ -9,7 +9,14 @@ from __future__ import annotations
 from bert.config.data import DOCSTRINGS_PREFIX, HUB_PREFIX, INPUT_FORMATS, DataConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.config.model import ModelConfig, TokenizerConfig
-from bert.config.options import Decoding, DistillationConfig, EmbeddingConfig, LoraConfig, RerankerConfig
+from bert.config.options import (
+    Decoding,
+    DistillationConfig,
+    EmbeddingConfig,
+    LoraConfig,
+    RerankerConfig,
+    TaskDistillationConfig,
+)
 from bert.config.pretraining import PretrainConfig
 from bert.config.sources import apply_preset, recipe_folder, recipe_header, recipe_names
 from bert.config.training import OptimizerConfig, TrainingConfig
@@ -31,6 +38,7 @@ __all__ = [
     "PretrainConfig",
     "RerankerConfig",
     "TaskDataConfig",
+    "TaskDistillationConfig",
     "TokenizerConfig",
     "TrainingConfig",
     "UserError",

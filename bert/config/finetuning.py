@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from bert.config.model import LongTextMode, ModelConfig, PairTruncation, TokenizerConfig
-from bert.config.options import Decoding, EmbeddingConfig, LoraConfig, RerankerConfig
+from bert.config.options import Decoding, EmbeddingConfig, LoraConfig, RerankerConfig, TaskDistillationConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
     Fraction,
@@ -109,6 +109,10 @@ class TaskDataConfig:
     """Sequence to sequence: suffix of the target files, such as en."""
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     """the columns of a custom task"""
+    unlabelled: str | None = None
+    """File in data.dir, or its path, with texts without labels, on which the student also learns from
+    distillation.teacher: a text file with one input per line, or a table with the columns of the training file, as for
+    bert predict. null: none."""
     max_length: Annotated[int, Range(minimum=8)] = 128
     """Maximum length of a row in tokens, including special tokens. Longer inputs are truncated, the longer text first;
     SQuAD and tagging split them into several rows."""
@@ -230,6 +234,9 @@ class FinetuneConfig:
     decoder_init: Literal["encoder", "none"] = "encoder"
     """Sequence to sequence with init: initial weights of the decoder. encoder: the source's encoder (BERT2BERT of Rothe
     et al. 2020). none: random weights (BERT2Rnd). Cross-attention starts from random weights."""
+    num_init_layers: Positive | None = None
+    """Number of encoder layers of init to start from, evenly spaced from the first to the last, as in DistilBERT. null:
+    all."""
     num_frozen_layers: NonNegative | None = None
     """Number of lower encoder layers that are frozen, together with the embeddings; 0: the embeddings only. null: train
     all."""
@@ -256,6 +263,8 @@ class FinetuneConfig:
     """the task reranker"""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """low-rank adapters (LoRA)"""
+    distillation: TaskDistillationConfig = field(default_factory=TaskDistillationConfig)
+    """a fine-tuned teacher"""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """the training loop"""
     decoding: Decoding = field(default_factory=Decoding)
@@ -266,7 +275,7 @@ class FinetuneConfig:
         check_paths(self)
         check_fields("", self)
         parts = (self.model, self.tokenizer, self.data, self.embedding, self.reranker, self.optimizer, self.lora)
-        for part in (*parts, self.training):
+        for part in (*parts, self.distillation, self.training):
             part.check()
         self.training.check_warmup(self.optimizer)
         by_steps = "but fine-tuning ends after training.epochs or training.steps: remove it"
@@ -297,6 +306,7 @@ class FinetuneConfig:
             check_unused("tokenizer.", self.tokenizer, f"but the vocabulary comes with {source}: remove it")
         self._check_decoder()
         self._check_lora()
+        self._check_distillation()
         self.training.check_mesh_batches(self.batches())
         if self.init == "none" and self.architecture_from is None:
             self.check_model()
@@ -368,6 +378,17 @@ class FinetuneConfig:
             name = key.removeprefix("training.")
             if getattr(section, name) != getattr(type(section), name):
                 raise conflict(self, "classifier_training", key, fix)
+
+    def _check_distillation(self) -> None:
+        """Raises UserError for unlabelled texts without a teacher, and for settings that a teacher does not support."""
+        if self.num_init_layers is not None and self.init == "none":
+            raise conflict(self, "num_init_layers", "init", "set model.num_hidden_layers instead")
+        if self.distillation.teacher is None and self.data.unlabelled is not None:
+            fix = "set the teacher that labels the texts, or remove data.unlabelled"
+            raise conflict(self, "data.unlabelled", "distillation.teacher", fix)
+        for key in ("language_model_weight", "classifier_training"):
+            if self.distillation.teacher is not None and getattr(self, key) != getattr(type(self), key):
+                raise conflict(self, "distillation.teacher", key, "remove one of the two")
 
     def _check_windows(self) -> None:
         """Raises UserError for settings that need one row per text."""

@@ -116,6 +116,35 @@ class DistillationConfig:
 
 
 @dataclass(frozen=True)
+class TaskDistillationConfig:
+    """A fine-tuned teacher, whose outputs are learned in addition to the labels (Hinton et al. 2015)."""
+
+    teacher: str | None = None
+    """Fine-tuned run, Hugging Face folder or hub name whose outputs are learned (short: --teacher), for tasks that
+    classify, score or tag texts. It needs the labels of the task, in any order; its vocabulary may differ. It reads
+    each row once, before training. null: no teacher."""
+    checksum: str | None = None
+    """SHA-256 of the teacher's weights, filled in at the start. A run resumes only with the same weights."""
+    temperature: PositiveFloat = 2.0
+    """Temperature of the distributions over labels, whose divergence is multiplied by its square. Not used for scores,
+    whose squared difference is minimized."""
+    weight: Annotated[float, Range(minimum=0, maximum=1)] = 0.5
+    """Weight of the teacher's loss; the loss of the labels has the weight 1 - weight. 1: learn from the teacher alone.
+    0: learn from the labels alone, as without a teacher."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a teacher that changes the run."""
+        return self.teacher is not None and self.weight > 0
+
+    def check(self) -> None:
+        """Raises UserError for values that cannot work."""
+        check_fields("distillation.", self)
+        if self.teacher is None:
+            check_unused("distillation.", self, "but there is no teacher: remove it, or set distillation.teacher")
+
+
+@dataclass(frozen=True)
 class EmbeddingConfig:
     """Task embedding: one vector per text, trained by cosines."""
 

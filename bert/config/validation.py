@@ -26,7 +26,7 @@ MAX_LENGTH = 2**16 - 1
 
 PATHS = (
     "output_dir", "init", "architecture_from", "transfer", "tokenizer.path", "target_tokenizer.path", "data.dir",
-    "data.train", "data.dev", "data.test", "data.eval", "data.cache_dir", "distillation.teacher",
+    "data.train", "data.dev", "data.test", "data.unlabelled", "data.eval", "data.cache_dir", "distillation.teacher",
 )  # fmt: skip
 """Keys with a path, in pretraining and fine-tuning."""
 

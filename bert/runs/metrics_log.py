@@ -96,8 +96,12 @@ def scored_splits(results: dict[str, Any]) -> list[str]:
     """Returns the splits with scores in the results of a fine-tuning run, first the one that selects checkpoints."""
     if "main_metric" not in results:
         return []
-    others = {"last", "tuned", "details", "without_collapsed", "metric_labels", results.get("baseline")}
-    return [name for name, value in results.items() if isinstance(value, dict) and name not in others]
+    others = {"last", "tuned", "details", "without_collapsed", "metric_labels", "teacher", "skipped_rows"}
+    return [
+        name
+        for name, value in results.items()
+        if isinstance(value, dict) and name not in {*others, results.get("baseline")}
+    ]
 
 
 def to_jsonable(value: Any) -> Any:

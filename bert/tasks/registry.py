@@ -64,6 +64,7 @@ UNREAD_KEYS = {
         "language_model_weight": "has the loss of a decoder",
         "classifier_dropout": "has no classifier",
         "num_feature_layers": "has no head over a frozen encoder",
+        "num_init_layers": "has a decoder of as many layers",
     },
     "embedding": {
         "language_model_weight": "neither classifies nor scores single texts",

@@ -208,6 +208,35 @@ def model_config_from_source(requested: ModelConfig, source: ModelConfig, name: 
     return dataclasses.replace(source, **kept)
 
 
+def taken_layers(layers: int, of: int) -> list[int]:
+    """Returns the layers that initialize a model with fewer layers, evenly spaced (DistilBERT), counted from 0."""
+    return np.linspace(0, of - 1, layers).round().astype(int).tolist() if layers > 1 else [0]
+
+
+def with_fewer_layers(config: ModelConfig, params: Params, layers: int, name: str) -> tuple[ModelConfig, Params]:
+    """Returns sizes and parameters of a model that has only the `taken_layers` of another one.
+
+    Raises:
+        UserError: the model has fewer layers, or its layers are not interchangeable.
+    """
+    reasons = {"model.layer_groups": config.layer_groups, "model.global_attention_every": config.global_attention_every}
+    if reason := next((key for key, value in reasons.items() if value is not None), None):
+        raise UserError(
+            f"num_init_layers is {layers}, but {name} has {reason} {reasons[reason]}, so that its layers depend on "
+            "their position: remove num_init_layers"
+        )
+    if layers > config.num_hidden_layers:
+        raise UserError(
+            f"num_init_layers is {layers}, but {name} has {config.num_hidden_layers} layers: use at most as many"
+        )
+    stack = params["bert"]["encoder"]
+    taken = taken_layers(layers, config.num_hidden_layers)
+    others = {part: tree for part, tree in stack.items() if not part.startswith("layer_")}
+    kept = {f"layer_{layer}": stack[f"layer_{source}"] for layer, source in enumerate(taken)}
+    encoder = {**params["bert"], "encoder": {**others, **kept}}
+    return dataclasses.replace(config, num_hidden_layers=layers), {**params, "bert": encoder}
+
+
 def with_vocab_size(requested: ModelConfig, vocab_size: int) -> ModelConfig:
     """Returns the requested sizes with the size of the vocabulary filled in.
 

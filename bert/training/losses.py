@@ -362,6 +362,18 @@ def make_task_loss(loss: TaskLoss, apply: Apply) -> Loss:
     return Loss(forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics)
 
 
+def softened_divergence(
+    logits: Float[Array, "*places L"], targets: Float[Array, "*places L"], temperature: float
+) -> Float[Array, "*places"]:
+    """Computes temperature² * KL(teacher || student) of softened distributions (Hinton et al. 2015, section 2.1).
+
+    Args:
+        targets: the teacher's logits.
+    """
+    student, teacher = (jax.nn.log_softmax(one / temperature, axis=-1) for one in (logits, targets))
+    return temperature**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
+
+
 def label_logits(logits: Float[Array, "*places L"], labels: Int[Array, "*places"]) -> Float[Array, "*places"]:
     """Returns the logits of labels: [..., L] logits and [...] labels -> [...]."""
     return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]

@@ -28,6 +28,7 @@ COMMON_KEYS = {
     FinetuneConfig: (
         *("task", "init", "output_dir", "seed", "num_seeds", "patience", "loggers", "data.dir", "data.train"),
         *("data.dev", "data.test", "data.columns.text_a", "data.columns.label", "data.max_length", "lora.rank"),
+        "distillation.teacher",
         *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "training.epochs"),
         *("training.batch_size", "training.gradient_accumulation_steps", "training.dtype", "training.eval_every"),
     ),

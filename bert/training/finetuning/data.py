@@ -9,6 +9,7 @@ from bert.config import FinetuneConfig
 from bert.data.batching import FinetuningLoader, make_batches
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tokenizer.vocabulary import save_tokenizer
+from bert.training.finetuning.distillation import save_targets
 from bert.training.finetuning.kinds import groups_by_length
 from bert.training.finetuning.setup import Setup
 from bert.training.initialization import Log
@@ -43,6 +44,8 @@ def build_data(
     run = check_extension(dataclasses.replace(run, config=config), steps_per_epoch, log)
     run.check_data(train.digest(), setup.dev.features.digest())
     if run.is_writer:
+        if setup.taught is not None:
+            save_targets(run.path, setup.taught)
         save_tokenizer(setup.init_model.tokenizer, run.path)
         if setup.init_model.target_tokenizer is not None:
             save_tokenizer(setup.init_model.target_tokenizer, run.path / TARGET_TOKENIZER)

@@ -27,6 +27,7 @@ from bert.parallel.backends import Parallelism
 from bert.tasks import register_task
 from bert.tasks.base import Task
 from bert.training.finetuning.contrastive import contrastive_loss, row_vectors
+from bert.training.finetuning.distillation import TEACHER_LOSSES, make_distilled_loss
 from bert.training.finetuning.evaluation import Evaluator, SequenceEvaluator, TaskEvaluator
 from bert.training.finetuning.initialization import EncoderDecoderInit, Head, decoder_source
 from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, make_embedding_loss, reranker_loss
@@ -297,13 +298,21 @@ def build_model_and_loss(
     """Returns the model that is trained, the function that computes its outputs, and the loss of a step.
 
     Raises:
-        UserError: ``language_model_weight`` is set for a task that does not support it.
+        UserError: ``language_model_weight`` or a teacher is set for a task that does not support it.
     """
     kind = TASK_KINDS[task.kind]
     model, loss = build_task_model(task, config), task_loss(task, config, axis)
     apply = make_apply(model, frozen, kind.forward)
     if config.classifier_training == "contrastive":
         return model, apply, make_embedding_loss(contrastive_loss(axis), make_apply(model, frozen, row_vectors))
+    if config.distillation.is_used:
+        outputs = task.problem_type or task.kind
+        if outputs not in TEACHER_LOSSES or kind.make_loss is not make_task_loss:
+            raise UserError(
+                f"distillation.teacher is {config.distillation.teacher}, but {task.name} neither classifies, scores "
+                "nor tags texts: remove it"
+            )
+        return model, apply, make_distilled_loss(loss, outputs, config, apply)
     if not config.language_model_weight:
         return model, apply, kind.make_loss(loss, apply)
     if kind.with_language_model is None:

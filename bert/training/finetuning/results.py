@@ -64,7 +64,8 @@ def log_summary(
     max_length = config.model.max_position_embeddings
     log_table(
         [
-            ("task", f"{task.name}: {len(setup.train):,} training rows, {len(setup.dev.features):,} dev"),
+            ("task", f"{task.name}: {len(rows['train']):,} training rows, {len(setup.dev.features):,} dev"),
+            *_teacher_facts(config, setup),
             *label_facts(task, examples, config.data),
             *cut_facts(task, setup.init_model.tokenizer, examples, rows, config.data, max_length),
             ("parameters", str(counts)),
@@ -74,6 +75,17 @@ def log_summary(
             ("optimizer", describe_decay(_trained(params, setup.frozen), config.optimizer)),
         ]
     )
+
+
+def _teacher_facts(config: FinetuneConfig, setup: Setup) -> list[tuple[str, str]]:
+    """Returns the line on the teacher for the table; [] without one."""
+    settings, taught = config.distillation, setup.taught
+    if taught is None:
+        return []
+    more = len(taught) - taught.num_labelled
+    unlabelled = f"; {more:,} more rows without labels" if more else ""
+    heat = "" if setup.task.problem_type == "regression" else f", temperature {settings.temperature:g}"
+    return [("teacher", f"{settings.teacher}, weight {settings.weight:g}{heat}{unlabelled}")]
 
 
 def _tokens_per_step(config: FinetuneConfig) -> str:
@@ -191,10 +203,12 @@ def write_results(
 ) -> dict[str, Any]:
     """Writes results.json and returns its content; ``start_time`` is by `time.perf_counter`."""
     task, config, dev = setup.task, run.config, setup.dev.examples
+    teacher = config.distillation
     logged = next((scores_of_line(line) for line in best.lines if line["step"] == best.step), {})
     results = {
         "task": task.name,
         "init": config.init,
+        **({"teacher": {"source": teacher.teacher, "checksum": teacher.checksum}} if teacher.is_used else {}),
         "seed": config.seed,
         "steps": best.lines[-1]["step"],
         "best_step": best.step,

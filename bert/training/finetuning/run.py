@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 import optax
 
 from bert.config import FinetuneConfig
+from bert.config.run_file import load_run_config
 from bert.data.windows import row_shape
 from bert.errors import LOGGER, log_info, require
 from bert.inference.pretrained import Params
@@ -228,12 +230,14 @@ def finetune_seeds(
     run = run.save_config(run.config)
     record_environment(run)
     runs = []
-    data = run.config.data
+    data, distillation = run.config.data, run.config.distillation
     if data.sample_seed is None:  # all seeds are scored on the same dev rows
         data = dataclasses.replace(data, sample_seed=run.config.seed)
     for seed in range(run.config.seed, run.config.seed + run.config.num_seeds):
         folder = os.path.join(require(run.config.output_dir, "output_dir"), f"seed-{seed}")
-        config = dataclasses.replace(run.config, seed=seed, num_seeds=1, output_dir=folder, data=data)
+        config = dataclasses.replace(
+            run.config, seed=seed, num_seeds=1, output_dir=folder, data=data, distillation=distillation
+        )
         with open_run(config, run.mirror) as one:
             read_results = partial(metrics_log.read_results, one.path)
             finished = multihost.broadcast_from_main(read_results) if one.resumed and one.previous is None else None
@@ -245,10 +249,18 @@ def finetune_seeds(
                 with RunCallbacks(one, callbacks) as ending:
                     ending.results = finetune(one, log, ending.callbacks)
                 runs.append(metrics_log.to_jsonable(ending.results))
+            if distillation.is_used:  # all seeds have the same teacher
+                checksum = multihost.broadcast_from_main(partial(_teacher_checksum, one.path))
+                distillation = dataclasses.replace(distillation, checksum=checksum)
     results = {**aggregate_seeds(runs), "seconds": round(time.perf_counter() - began, 1)}
     if run.is_writer:
         metrics_log.write_results(run.path, results)
     return results
+
+
+def _teacher_checksum(folder: Path) -> str | None:
+    config = load_run_config(folder)
+    return config.distillation.checksum
 
 
 def aggregate_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -27,13 +27,15 @@ from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tasks import find_task, make_task
 from bert.tasks.base import Task
 from bert.tasks.splits import Examples, read_splits
+from bert.tasks.teaching import TaughtRows
 from bert.tokenizer.byte_level import separate_pairs
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows, train_tokenizer
 from bert.training.finetuning.contrastive import check_rows_per_label
+from bert.training.finetuning.distillation import teach
 from bert.training.finetuning.evaluation import Split
 from bert.training.finetuning.initialization import Head
 from bert.training.finetuning.kinds import TASK_KINDS, build_model_and_loss
-from bert.training.initialization import Log, model_config_from_source, with_vocab_size
+from bert.training.initialization import Log, model_config_from_source, with_fewer_layers, with_vocab_size
 from bert.training.losses import Apply, Loss
 from bert.training.optimizer import ParameterPath, make_frozen_predicate
 
@@ -75,6 +77,7 @@ class Setup:
         splits: the splits by name, including ``train`` and ``dev``.
         apply: (params, batch, dropout) -> the outputs of the task.
         frozen: path of a parameter -> whether it is not trained; None if all are.
+        taught: the training rows and rows without labels, with the outputs of a teacher; None without a teacher.
     """
 
     parallel: Parallelism
@@ -85,10 +88,12 @@ class Setup:
     apply: Apply
     loss: Loss
     frozen: Callable[[ParameterPath], bool] | None
+    taught: TaughtRows | None = None
 
     @property
     def train(self) -> Rows:
-        return self.splits["train"].features
+        """The rows that are trained on."""
+        return self.splits["train"].features if self.taught is None else self.taught
 
     @property
     def dev(self) -> Split:
@@ -127,7 +132,10 @@ def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneCon
     frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
     model, apply, loss = build_model_and_loss(task, config, frozen, parallel.axis)
     splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
-    return config, Setup(parallel, task, splits, init_model, model, apply, loss, frozen)
+    taught = None
+    if config.distillation.is_used:
+        config, taught = teach(run.path, config, task, splits["train"], init_model.tokenizer, log)
+    return config, Setup(parallel, task, splits, init_model, model, apply, loss, frozen, taught)
 
 
 def save_setup(run: RunFolder[FinetuneConfig], config: FinetuneConfig) -> RunFolder[FinetuneConfig]:
@@ -184,6 +192,9 @@ def _load_source_model(run: RunFolder[FinetuneConfig], train: Any, log: Log) -> 
         return InitialModel(config.model, load_tokenizer(run.path), None, init)
     if init != "none":
         source = load(init, log)
+        if config.num_init_layers is not None:
+            sizes, params = with_fewer_layers(source.config, source.params, config.num_init_layers, source.source)
+            source = dataclasses.replace(source, config=sizes, params=params)
         model = task_model_config(config, source.config, source.source, source.pooling)
         head = Head(source.architecture, source.problem_type, source.labels, (), source.num_feature_layers)
         return InitialModel(

@@ -33,7 +33,7 @@ from bert.model.pretraining import BertForMaskedLM
 from bert.runs.orbax_io import params_checksum
 from bert.tokenizer.vocabulary import embedding_rows, tokenizer_fingerprint
 from bert.training.initialization import Log, Params
-from bert.training.losses import Batch, Loss, WeightedSums, apply_to_batch, pretraining_losses
+from bert.training.losses import Batch, Loss, WeightedSums, apply_to_batch, pretraining_losses, softened_divergence
 
 HiddenStates = dict[int, Array]
 """Layer -> its output [B, T, D]; 0 is the embeddings."""
@@ -229,7 +229,7 @@ class Distillation:
             logits = output if rows.label is None else output.prediction_logits
             size = embedding_rows(self.teacher.tokenizer)  # either may have more rows
             temperature = self.config.distillation.temperature
-            distances[TOKENS] = token_divergence(logits[..., :size], targets[..., :size], temperature)
+            distances[TOKENS] = softened_divergence(logits[..., :size], targets[..., :size], temperature)
         if HIDDEN in self.factors:
             distance_of = DISTANCES[self.config.distillation.hidden_loss]
             each = [distance_of(states[layer], teacher_states[of_teacher]) for layer, of_teacher in pairs.items()]
@@ -299,14 +299,6 @@ def project(states: HiddenStates, projections: Params) -> HiddenStates:
     """Returns the states in the teacher's width, if they have a projection."""
     kernels = {layer: projections.get(f"layer_{layer}", {}).get("kernel") for layer in states}
     return {layer: state if kernels[layer] is None else state @ kernels[layer] for layer, state in states.items()}
-
-
-def token_divergence(
-    logits: Float[Array, "B P V"], targets: Float[Array, "B P V"], temperature: float
-) -> Float[Array, "B P"]:
-    """Computes temperature² * KL(teacher || student) of softened distributions (Hinton et al. 2015, section 2.1)."""
-    student, teacher = (jax.nn.log_softmax(one / temperature, axis=-1) for one in (logits, targets))
-    return temperature**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
 
 
 def cosine_distance(student: Float[Array, "*places D"], teacher: Float[Array, "*places D"]) -> Float[Array, "*places"]:

@@ -16,7 +16,7 @@ from bert.errors import UserError
 from bert.metrics import unigram_log_probabilities
 from bert.model.names import PROJECTIONS
 from bert.runs.checkpoint import Checkpointer, Checkpoints
-from bert.training.initialization import Log, Params
+from bert.training.initialization import Log, Params, taken_layers
 from bert.training.pretraining.cooccurrence import cooccurrence_embeddings
 from bert.training.pretraining.distillation import Teacher
 
@@ -170,11 +170,6 @@ def start_from_teacher(params: Params, config: ModelConfig, teacher: Teacher, lo
     if PROJECTIONS in params and (config.hidden_size, teacher.config.hidden_size) == basis.shape[::-1]:
         started[PROJECTIONS] = {layer: {"kernel": basis.T.copy()} for layer in params[PROJECTIONS]}
     return started
-
-
-def taken_layers(layers: int, of: int) -> list[int]:
-    """Returns the teacher's layers that initialize a student with fewer layers, evenly spaced (DistilBERT)."""
-    return np.linspace(0, of - 1, layers).round().astype(int).tolist() if layers > 1 else [0]
 
 
 def _with_layers(encoder: Params, config: ModelConfig, teacher: Teacher) -> tuple[Params, list[int]]:

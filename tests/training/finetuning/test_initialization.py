@@ -13,6 +13,7 @@ from bert.interchange.names import expected_shapes
 from bert.runs.folder import open_run
 from bert.training.finetuning.initialization import SHARES, Head, decoder_source, match_head
 from bert.training.finetuning.setup import task_model_config
+from bert.training.initialization import with_fewer_layers
 
 CONFIG = ModelConfig(
     vocab_size=11, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=4,
@@ -169,3 +170,21 @@ def test_another_head_is_not_loaded_and_the_reason_is_given(task: Head, source: 
     assert (start.modules, start.incomplete) == ((), True)
     assert "the head of X is not loaded" in start.message
     assert reason in start.message
+
+
+def test_fewer_layers_are_taken_evenly_and_keep_all_other_parameters() -> None:
+    params = {
+        "bert": {"embeddings": 0, "pooler": 1, "encoder": {"norm": 2, **{f"layer_{n}": f"L{n}" for n in range(6)}}},
+        "classifier": 3,
+    }
+    config = dataclasses.replace(CONFIG, num_hidden_layers=6)
+    sizes, fewer = with_fewer_layers(config, params, 3, "X")
+    assert sizes == dataclasses.replace(config, num_hidden_layers=3)
+    assert fewer["bert"]["encoder"] == {"norm": 2, "layer_0": "L0", "layer_1": "L2", "layer_2": "L5"}
+    assert (fewer["bert"]["embeddings"], fewer["bert"]["pooler"], fewer["classifier"]) == (0, 1, 3)
+    assert with_fewer_layers(config, params, 6, "X") == (config, params)
+    with pytest.raises(UserError, match=r"num_init_layers is 7.*X has 6 layers"):
+        with_fewer_layers(config, params, 7, "X")
+    for name in ("layer_groups", "global_attention_every"):
+        with pytest.raises(UserError, match=f"num_init_layers.*model.{name} 2"):
+            with_fewer_layers(dataclasses.replace(config, **{name: 2}), params, 3, "X")

@@ -23,6 +23,7 @@ from bert.model.names import ENCODER_DECODER
 from bert.model.pretraining import BertForMaskedLM
 from bert.parallel.backends import PmapParallelism
 from bert.tokenizer.vocabulary import load_tokenizer
+from bert.training.losses import softened_divergence
 from bert.training.pretraining import distillation
 from bert.training.pretraining.distillation import (
     Teacher,
@@ -32,7 +33,6 @@ from bert.training.pretraining.distillation import (
     mean_of_examples,
     run_with_states,
     squared_distance,
-    token_divergence,
 )
 from bert.training.pretraining.objectives import build_with_teacher
 from bert.training.step import compute_gradients
@@ -79,8 +79,9 @@ def test_distances_and_their_gradients_by_hand() -> None:
         return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
 
     s, t = softmax(student / 2.5), softmax(teacher / 2.5)
-    np.testing.assert_allclose(token_divergence(student, teacher, 2.5), 6.25 * (t * np.log(t / s)).sum(-1), rtol=1e-4)
-    gradient = jax.grad(lambda x: token_divergence(x, teacher, 2.5).sum())(student)
+    divergence = 6.25 * (t * np.log(t / s)).sum(-1)
+    np.testing.assert_allclose(softened_divergence(student, teacher, 2.5), divergence, rtol=1e-4)
+    gradient = jax.grad(lambda x: softened_divergence(x, teacher, 2.5).sum())(student)
     np.testing.assert_allclose(gradient, 2.5 * (s - t), rtol=1e-4, atol=1e-6)
     a, b = np.linalg.norm(student, axis=-1, keepdims=True), np.linalg.norm(teacher, axis=-1, keepdims=True)
     cosine = (student * teacher).sum(-1, keepdims=True) / (a * b)

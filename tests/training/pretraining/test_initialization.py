@@ -11,8 +11,9 @@ import pytest
 
 from bert.config import ModelConfig
 from bert.parallel.backends import PmapParallelism
+from bert.training.initialization import taken_layers
 from bert.training.pretraining.distillation import Teacher
-from bert.training.pretraining.initialization import principal_directions, start_from_teacher, taken_layers
+from bert.training.pretraining.initialization import principal_directions, start_from_teacher
 from bert.training.pretraining.objectives import build_with_teacher
 from tests.tiny_teacher import WIDE, config_of, teacher_of
 from tests.tiny_training import CONFIG
