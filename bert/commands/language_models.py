@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ from bert.errors import UserError, without_surrogates
 from bert.remote import fetch, readable_path, writable, writable_path
 
 if TYPE_CHECKING:
+    from bert.inference.evaluation import Evaluation
     from bert.inference.pretrained import Pretrained
 
 GENERATE_DESCRIPTION = """\
@@ -110,7 +113,10 @@ or the name of a split of the run's data, such as dev, which gives the scores of
 usual names; otherwise name them as in fine-tuning, for example --data.columns.label stars. The labels of a published
 model are matched by name. --compare scores a second model on the same rows, with the interval of the difference
 (paired bootstrap) and, for accuracies, McNemar's exact p-value. --output_dir receives results.json, errors.tsv and
-pictures. (2) A left-to-right language model on a text: the loss per token in nats, the perplexity (its exponential),
+pictures. --cross_validate K fine-tunes K models, each without one of K folds of the rows, scores their predictions for
+their folds, and lists doubtful labels by confident learning (Northcutt et al. 2021). MODEL is a run whose recipe and
+initial model are used, or the initial model itself. All doubtful labels are in doubtful_labels.tsv of --output_dir.
+(2) A left-to-right language model on a text: the loss per token in nats, the perplexity (its exponential),
 and bits per character and per byte. Only the latter two compare models with different vocabularies. They need a
 byte-level vocabulary, because others lose case, spaces or characters. DATA is a text, .jsonl or Parquet file. It is
 read verbatim, white space included; .jsonl and Parquet files have one text per row (text). Each token is predicted
@@ -132,6 +138,9 @@ def evaluate_command(argv: list[str]) -> int:
     parser.add_argument(
         "--output_dir", type=writable_path, metavar="PATH", help="Write results.json, errors.tsv and pictures here."
     )
+    parser.add_argument(
+        "--cross_validate", type=int, metavar="K", help="Score by K-fold cross-validation, and list doubtful labels."
+    )
     stride = "Language models: tokens between the starts of windows. (default: half of the model's positions)"
     parser.add_argument("--stride", type=int, metavar="N", help=stride)
     parser.add_argument("--batch_size", type=int, metavar="N", help="Rows or windows per batch. (default: 32, or 8)")
@@ -141,6 +150,7 @@ def evaluate_command(argv: list[str]) -> int:
     for name in ("stride", "batch_size"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise UserError(f"command line: --{name} is {value}: it must be at least 1")
+    _check_cross_validation(arguments)
     if arguments.output_dir is not None and Path(arguments.output_dir).is_file():
         raise UserError(f"--output_dir {arguments.output_dir} is a file: name a folder")
 
@@ -149,9 +159,13 @@ def evaluate_command(argv: list[str]) -> int:
     messages: list[str] = []
     model = load(arguments.run, messages.append, adapter=arguments.adapter)
     is_language_model = model.task is None and model.pooling is None
-    texts = _read_texts(arguments.data) if is_language_model else []  # an unreadable file is the only message
+    reads_text = is_language_model and arguments.cross_validate is None
+    texts = _read_texts(arguments.data) if reads_text else []  # an unreadable file is the only message
     for message in messages:
         log_to_stderr(message)
+    if arguments.cross_validate is not None:
+        _cross_validate(model, arguments)
+        return 0
     if is_language_model:
         _print_text_scores(model, arguments, texts)
         return 0
@@ -161,6 +175,41 @@ def evaluate_command(argv: list[str]) -> int:
     return 0
 
 
+def _check_cross_validation(arguments: argparse.Namespace) -> None:
+    """Raises UserError for options that do not fit ``--cross_validate``."""
+    if arguments.cross_validate is None:
+        return
+    if arguments.cross_validate < 2:
+        raise UserError(f"command line: --cross_validate is {arguments.cross_validate}: it must be at least 2")
+    for name in ("compare", "adapter", "stride", "batch_size"):
+        if getattr(arguments, name) is not None:
+            raise UserError(f"command line: --{name} has no effect with --cross_validate: remove it")
+
+
+def _cross_validate(model: Pretrained, arguments: argparse.Namespace) -> None:
+    """Prints the scores of a cross-validation with its doubtful labels, and writes its files."""
+    from bert.training.finetuning.cross_validation import cross_validate
+
+    columns = _columns(arguments)
+    settings = {"split": arguments.split, "columns": columns}
+    with contextlib.redirect_stdout(sys.stderr):  # the logs of the folds
+        evaluation = cross_validate(model, arguments.data, arguments.cross_validate, log_to_stderr, **settings)
+    _show(evaluation, arguments)
+
+
+def _columns(arguments: argparse.Namespace) -> dict[str, str]:
+    """Returns the columns that the command line names, by key of ``data.columns``."""
+    columns = {name: value for name, value in vars(arguments).items() if name.startswith("data.columns.") and value}
+    return {name.rpartition(".")[2]: value for name, value in columns.items()}
+
+
+def _show(evaluation: Evaluation, arguments: argparse.Namespace) -> None:
+    print(evaluation)
+    if arguments.output_dir is not None:
+        with writable(arguments.output_dir) as folder:
+            evaluation.write(folder)
+
+
 def _evaluate_task(model: Pretrained, arguments: argparse.Namespace) -> None:
     """Prints the scores of a fine-tuned model, and writes its files."""
     from bert.inference.evaluation import evaluate, is_split_name
@@ -168,8 +217,7 @@ def _evaluate_task(model: Pretrained, arguments: argparse.Namespace) -> None:
     from bert.training.finetuning.evaluation import Split
     from bert.training.finetuning.results import run_outputs
 
-    columns = {name: value for name, value in vars(arguments).items() if name.startswith("data.columns.") and value}
-    settings: dict[str, Any] = {"columns": {name.rpartition(".")[2]: value for name, value in columns.items()}}
+    settings: dict[str, Any] = {"columns": _columns(arguments)}
     if arguments.compare is not None:
         settings["compare"] = load(arguments.compare, log_to_stderr)
     if is_split_name(model, arguments.data):
@@ -178,10 +226,7 @@ def _evaluate_task(model: Pretrained, arguments: argparse.Namespace) -> None:
     evaluation = evaluate(
         model, arguments.data, split=arguments.split, batch_size=arguments.batch_size or 32, **settings
     )
-    print(evaluation)
-    if arguments.output_dir is not None:
-        with writable(arguments.output_dir) as folder:
-            evaluation.write(folder)
+    _show(evaluation, arguments)
 
 
 def _read_texts(name: str) -> list[str]:

@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert.config import FinetuneConfig
 from bert.config.run_file import load_run_config
-from bert.errors import UserError, format_number
+from bert.data.inputs import Text
+from bert.errors import UserError, format_number, on_one_line
+from bert.files import write_tsv
 from bert.metrics.calibration import Calibration, calibration
 from bert.metrics.resampling import Interval, McNemar, bootstrap_intervals, difference_intervals, mcnemar, supported
 from bert.metrics.weighted import WeightedScores
@@ -25,6 +27,10 @@ from bert.tasks.weighted_scores import hits, weighted_scores
 
 MATRIX_SHOWN = 10
 """Maximum number of labels of a confusion matrix that is printed."""
+
+DOUBTFUL_SHOWN = 10
+TEXT_SHOWN = 60
+"""Maximum number of doubtful labels that are printed, and of characters of their texts."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,26 @@ class Comparison:
         }
 
 
+class DoubtfulLabel(NamedTuple):
+    """A label that is probably wrong (`bert.metrics.confident_learning`).
+
+    Attributes:
+        line: line number in the file, or row number from 1.
+        label: the given label.
+        suggested_label: the label that the row probably has.
+        probability: out-of-fold probability of the given label.
+        suggested_probability: out-of-fold probability of the suggested label.
+        text: the text, or the pair of texts.
+    """
+
+    line: int
+    label: str
+    suggested_label: str
+    probability: float
+    suggested_probability: float
+    text: Text
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """The scores of a model on labelled data. ``print`` shows them as tables.
@@ -70,6 +96,8 @@ class Evaluation:
         calibration: reliability of the probabilities; None for tasks without one label per row.
         details: scores of each label, and the confusion matrix, as in the results.json of a run.
         comparison: the comparison with another model, or None.
+        folds: number of folds of a cross-validation; None for the scores of one model.
+        doubtful: doubtful labels of a cross-validation, the most doubtful first.
     """
 
     source: str
@@ -80,6 +108,8 @@ class Evaluation:
     calibration: Calibration | None
     details: dict[str, Any]
     comparison: Comparison | None = None
+    folds: int | None = None
+    doubtful: tuple[DoubtfulLabel, ...] = ()
     labelled: Labelled = field(repr=False, kw_only=True)
     predictions: Any = field(repr=False, kw_only=True)
 
@@ -94,18 +124,25 @@ class Evaluation:
             **({} if self.calibration is None else {"calibration": self.calibration._asdict()}),
             **({"details": self.details} if self.details else {}),
             **({} if self.comparison is None else {"comparison": self.comparison.results()}),
+            **({} if self.folds is None else {"folds": self.folds, "doubtful_labels": len(self.doubtful)}),
         }
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Writes results.json and, depending on the task, errors.tsv and pictures. Returns their paths."""
+        """Writes results.json and, depending on the task, errors.tsv and pictures. Returns their paths.
+
+        A cross-validation also writes doubtful_labels.tsv.
+        """
         folder = Path(folder)
         write_results(folder, self.results())
         more = self.labelled.scorer.write_details(folder, "", self.predictions, self.labelled.examples)
+        if self.folds is not None:
+            more.append(_write_doubtful(folder / "doubtful_labels.tsv", self.doubtful))
         return [folder / "results.json", *more]
 
     def __str__(self) -> str:
         """Returns the tables of metrics, labels and confusions."""
-        lines = [f"{self.rows:,} rows of {self.data}", "", *self._metrics_table()]
+        folds = "" if self.folds is None else f", predicted in {self.folds} folds"
+        lines = [f"{self.rows:,} rows of {self.data}{folds}", "", *self._metrics_table()]
         if self.calibration is not None:
             lines += ["", f"expected calibration error: {self.calibration.ece:.4f}"]
         if self.comparison is not None and self.comparison.mcnemar is not None:
@@ -120,6 +157,8 @@ class Evaluation:
             rows = [("label \\ prediction", *names)]
             rows += [(name, *map(str, counts)) for name, counts in zip(names, matrix, strict=True)]
             lines += ["", *align_columns(rows)]
+        if self.folds is not None:
+            lines += ["", *_doubtful_table(self.doubtful)]
         return "\n".join(line.removeprefix("  ") for line in lines)
 
     def _metrics_table(self) -> list[str]:
@@ -151,6 +190,25 @@ def _classes_table(classes: Mapping[str, Mapping[str, float]]) -> list[str]:
     rows = [("label", *columns)]
     rows += [(name, *(_number(scores[column]) for column in columns)) for name, scores in classes.items()]
     return align_columns(rows)
+
+
+def _doubtful_table(doubtful: Sequence[DoubtfulLabel]) -> list[str]:
+    rows = [("line", "label", "suggested", "probability", "text")]
+    for doubt in doubtful[:DOUBTFUL_SHOWN]:
+        text = on_one_line(doubt.text if isinstance(doubt.text, str) else " / ".join(doubt.text))
+        row = (str(doubt.line), doubt.label, doubt.suggested_label, f"{doubt.probability:.4f}", text[:TEXT_SHOWN])
+        rows.append(row)
+    shown = f", of which the first {DOUBTFUL_SHOWN}" if len(doubtful) > DOUBTFUL_SHOWN else ""
+    return [f"{len(doubtful):,} doubtful labels{shown}", *(["", *align_columns(rows)] if doubtful else [])]
+
+
+def _write_doubtful(path: Path, doubtful: Sequence[DoubtfulLabel]) -> Path:
+    pairs = any(not isinstance(doubt.text, str) for doubt in doubtful)
+    rows: list[tuple[str, ...]] = [(*DoubtfulLabel._fields[:-1], *(("text_a", "text_b") if pairs else ("text",)))]
+    for line, label, suggested, *shares, text in doubtful:
+        cells = (str(line), label, suggested, *(f"{share:.6f}" for share in shares))
+        rows.append((*cells, *((text,) if isinstance(text, str) else text)))
+    return write_tsv(path, [[" ".join(re.split(r"[\t\r\n]+", cell)) for cell in row] for row in rows])
 
 
 def evaluate(
@@ -240,13 +298,20 @@ def predictions_of(model: Any, labelled: Labelled, outputs: Callable[[Any, Any],
 def _score(
     model: Any, data: str, labelled: Labelled, outputs: Callable[[Any, Any], Outputs]
 ) -> tuple[Evaluation, WeightedScores | None]:
-    scorer, examples, predictions = labelled.scorer, labelled.examples, predictions_of(model, labelled, outputs)
+    return evaluation_of(str(model.source), data, labelled, predictions_of(model, labelled, outputs))
+
+
+def evaluation_of(
+    source: str, data: str, labelled: Labelled, predictions: Any
+) -> tuple[Evaluation, WeightedScores | None]:
+    """Returns the evaluation of predictions, and its metrics as a function of weights."""
+    scorer, examples = labelled.scorer, labelled.examples
     scores = scorer.score(predictions, examples)
     weighted = weighted_scores(scorer, predictions, examples)
     weighted = None if weighted is None else supported(weighted, scores)
     correct = hits(scorer, predictions, examples)
     evaluation = Evaluation(
-        source=str(model.source),
+        source=source,
         data=data,
         rows=len(examples),
         metrics=scores,

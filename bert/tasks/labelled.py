@@ -86,8 +86,7 @@ def read_labelled(task: Task, data: Any, split: str, columns: Mapping[str, str])
     known = [field.name for field in dataclasses.fields(ColumnsConfig)]
     if unknown := [key for key in columns if key not in known]:
         raise UserError(f"columns has {unknown[0]!r}: use a key of data.columns: {', '.join(known)}")
-    if not isinstance(data, str | os.PathLike) and not hasattr(data, "columns") and not hasattr(data, "features"):
-        data = list(data) if isinstance(data, Iterable) and not isinstance(data, Mapping) else data
+    data = _in_memory(data)
     if isinstance(task, MultipleChoiceTask):
         return _of(task, _read_questions_with_choices(task, data, split))
     if isinstance(task, QuestionAnsweringTask):
@@ -107,6 +106,13 @@ def read_labelled(task: Task, data: Any, split: str, columns: Mapping[str, str])
         if isinstance(task, SequenceToSequenceTask) and not task.metrics:
             task = replace(task, metrics=("bleu", "chrf"))
     return _of(task, task.labelled_examples(data, split))
+
+
+def _in_memory(data: Any) -> Any:
+    """Returns rows of an iterator as a list, and other data unchanged."""
+    if isinstance(data, str | os.PathLike | Mapping) or hasattr(data, "columns") or hasattr(data, "features"):
+        return data
+    return list(data) if isinstance(data, Iterable) else data
 
 
 def _of(task: Task, examples: Any, scorer: Task | None = None) -> Labelled:
@@ -234,6 +240,35 @@ def _number_by_name(
 @dataclass(frozen=True, kw_only=True)
 class _ClassificationByName(CustomClassification):
     _number_labels = _number_by_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NewLabels(CustomClassification):
+    """Reads labels that the data defines, as a training file."""
+
+    def _number_labels(
+        self, records: Records, line_numbers: Sequence[int], rows: Sequence[Sequence[str]], is_train: bool, *more: Any
+    ) -> tuple[list[list[int]], tuple[str, ...]]:
+        return super()._number_labels(records, line_numbers, rows, True, *more)
+
+
+def read_with_new_labels(data: Any, split: str, columns: Mapping[str, str]) -> Labelled:
+    """Returns labelled texts, or pairs of texts, of which each has one of the labels of the data.
+
+    Args:
+      data, split, columns: see `read_labelled`.
+
+    Raises:
+      UserError: the data cannot be read, or has a single label.
+    """
+    found = _sequence_reader(CustomClassification(), split, _in_memory(data), columns)
+    own = {field.name: getattr(found, field.name) for field in dataclasses.fields(CustomClassification)}
+    examples = _NewLabels(**own).labelled_examples(data, split)
+    task = replace(_NewLabels(**own), labels=examples.label_words, label_names=examples.label_words)
+    if task.num_labels < 2:
+        raise UserError(f"the data has one label, {quoted(task.labels)}: name data with two or more")
+    f1 = ("f1",) if task.num_labels == 2 else ()
+    return _of(replace(task, metrics=("accuracy", *f1, "macro_f1", "matthews")), examples)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,9 @@ class Examples(ExampleColumns):
     """Sentences about how the file was read."""
     label_words: tuple[str, ...] = ()
     """All labels as the files write them; () for scores."""
-    columns: ClassVar[tuple[str, ...]] = ("texts_a", "texts_b", "labels", "ids")
+    line_numbers: list[int] | None = None
+    """Line numbers in the file, or row numbers from 1; None for new inputs."""
+    columns: ClassVar[tuple[str, ...]] = ("texts_a", "texts_b", "labels", "ids", "line_numbers")
 
     @property
     def labelled(self) -> bool:
@@ -140,7 +142,8 @@ class SequenceClassificationTask(Task):
         if columns.labels is None:
             return examples
         labels, label_words = self._encode(records, columns, split == "train")
-        return dataclasses.replace(examples, labels=labels, label_words=label_words, notes=tuple(records.notes))
+        examples = dataclasses.replace(examples, notes=tuple(records.notes), line_numbers=columns.line_numbers)
+        return dataclasses.replace(examples, labels=labels, label_words=label_words)
 
     def features(self, tokenizer: Tokenizer, examples: Examples, data: TaskDataConfig) -> TokenRows | WindowedRows:
         return encode_texts(tokenizer, examples.texts, LongTexts.of(data), examples.labels, data.pair_truncation)
