@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
+from tokenizers import Tokenizer
 
 from bert import metrics
 from bert.config import ModelConfig, PretrainConfig
@@ -29,6 +31,11 @@ from bert.training.pretraining.distillation import Distillation, Teacher, with_p
 from bert.training.token_losses import make_next_token_loss
 
 MakeExecution = Callable[[ModelConfig], LayerExecution]
+
+SENTENCE_ENDS = frozenset(".!?。！？।؟")
+
+MAX_CANDIDATES = 50
+"""Number of tokens among which the most likely words for a mask are looked for."""
 
 
 @dataclass(frozen=True)
@@ -145,37 +152,56 @@ def continue_some_rows(model: Pretrained, rows: RowSource, count: int = 3, token
 
 
 def fill_some_masks(model: Pretrained, rows: RowSource, count: int = 3) -> list[dict[str, Any]]:
-    """Returns held-out texts with one masked word: the first suitable word after the middle of evenly spaced rows."""
-    samples: list[dict[str, Any]] = []
-    for index in np.unique(np.linspace(0, len(rows) - 1, 8 * count).astype(int)):
-        samples += _predict_one_word(model, rows.take(np.array([index])))
-        if len(samples) == count:
-            break
-    return samples
+    """Returns held-out sentences with one masked word, and the three most likely words for each.
+
+    The choice does not depend on the model's guesses. Of evenly spaced rows, the first ones with a whole sentence of at
+    least ten tokens are used; if these are too few, the first other rows. The masked word is the first one after the
+    middle that is a single token of at least two letters.
+    """
+    indices = np.unique(np.linspace(0, len(rows) - 1, 8 * count).astype(int)).tolist()
+    samples: dict[int, dict[str, Any]] = {}
+    for tokens_of in (_first_sentence, _from_first_word):
+        for index in indices:
+            if len(samples) == count:
+                break
+            row = rows.take(np.array([index]))
+            ids = [int(i) for i in row["input_ids"][0, 1 : row["segment_a_length"][0] - 1]]
+            if index not in samples and (sample := _predict_one_word(model, tokens_of(model.tokenizer, ids)[:40])):
+                samples[index] = sample
+    return list(samples.values())
 
 
-def _predict_one_word(model: Pretrained, row: Batch) -> list[dict[str, Any]]:
-    """Returns the text of a row with one masked word, and the model's guesses for it; empty if no word is suitable."""
+def _first_sentence(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """Returns the tokens between two sentence ends, with the second one; empty if there is no such sentence."""
+    ends = [position for position, i in enumerate(ids) if token_text(tokenizer, i).strip() in SENTENCE_ENDS]
+    sentences = (ids[before + 1 : end + 1] for before, end in itertools.pairwise(ends) if end - before >= 10)
+    return next(sentences, [])
+
+
+def _from_first_word(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """Returns the tokens without the end of a word that began in the previous row; empty for fewer than twelve."""
+    start = next((at for at, i in enumerate(ids) if not continues_word(tokenizer, tokenizer.id_to_token(i) or "")), 0)
+    return ids[start:] if len(ids) - start >= 12 else []
+
+
+def _predict_one_word(model: Pretrained, ids: list[int]) -> dict[str, Any] | None:
+    """Returns a text with one masked word, and the model's guesses for it; None if no word is suitable."""
     mask_id = special_ids(model.tokenizer).mask
-    ids = [int(i) for i in row["input_ids"][0, 1 : row["segment_a_length"][0] - 1]][:40]
     tokens = [model.tokenizer.id_to_token(i) or "" for i in ids]
-    while tokens and continues_word(model.tokenizer, tokens[0]):  # continuation of a word from the previous row
-        ids, tokens = ids[1:], tokens[1:]
-    if len(tokens) < 12:
-        return []
     for position in range(len(tokens) // 2, len(tokens) - 1):
         word = token_text(model.tokenizer, ids[position]).strip()
         inside = any(continues_word(model.tokenizer, token) for token in tokens[position : position + 2])
-        if not word.isalpha() or len(word) <= 2 or inside:
+        if not word.isalpha() or len(word) < 2 or inside:
             continue
         masked = [*ids[:position], mask_id, *ids[position + 1 :]]
         text = model.tokenizer.decode(masked, skip_special_tokens=False)
         if mask_id not in model.tokenizer.encode(text).ids[: model.config.max_position_embeddings - 1]:
             continue  # the text has more tokens than the row, and the mask would be truncated
-        [candidates] = model.fill_mask(text, top_k=3)
-        guesses = [{"token": guess.token.strip(), "probability": guess.probability} for guess in candidates]
-        return [{"text": text, "truth": word, "guesses": guesses}]
-    return []
+        [candidates] = model.fill_mask(text, top_k=MAX_CANDIDATES)
+        words = [guess for guess in candidates if guess.token.strip().isalpha()]
+        guesses = [{"token": guess.token.strip(), "probability": guess.probability} for guess in words or candidates]
+        return {"text": text, "truth": word, "guesses": guesses[:3]}
+    return None
 
 
 OBJECTIVES = {

@@ -61,6 +61,38 @@ def test_a_sample_begins_with_a_whole_word(pretrained: Path) -> None:
     assert sample["truth"] == word
 
 
+@pytest.mark.medium
+def test_samples_are_whole_sentences_of_the_first_rows_that_have_one(pretrained: Path) -> None:
+    """Guesses are words, and the model does not influence the choice."""
+    model = bert.load(pretrained)
+    vocab = model.tokenizer.get_vocab()
+    word, other = [token for token in sorted(vocab) if token.isalpha() and len(token) > 1][:2]
+    without, short = [word] * 17, [word, ".", *[word] * 8, ".", *[word] * 6]
+    sentence = [*[word] * 3, ".", *[word] * 5, other, *[word] * 4, ".", *[word] * 2]
+
+    class Rows:
+        """Rows of 17 tokens between [CLS] and [SEP]."""
+
+        rows = (without, short, sentence, without, sentence, without)
+
+        def __len__(self) -> int:
+            return len(self.rows)
+
+        def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+            ids = [[vocab["[CLS]"], *map(vocab.get, self.rows[index]), vocab["[SEP]"]] for index in indices]
+            return {"input_ids": np.array(ids), "segment_a_length": np.array([19] * len(ids))}
+
+    samples = fill_some_masks(model, Rows())
+    whole = " ".join([word] * 5 + ["[MASK]"] + [word] * 4) + "."
+    fallback = " ".join([word] * 8 + ["[MASK]"] + [word] * 8)
+    assert [sample["text"] for sample in samples] == [whole, whole, fallback]
+    assert [sample["truth"] for sample in samples] == [other, other, word]
+    for sample in samples:
+        tokens = [guess["token"] for guess in sample["guesses"]]
+        [ranked] = model.fill_mask(sample["text"], top_k=len(vocab))
+        assert tokens == [guess.token for guess in ranked[:50] if guess.token.isalpha()][:3]
+
+
 RUNS = {"continued": NEXT, "permuted": PERMUTED, "detected": REPLACED}
 """Options of the runs with other objectives, by fixture."""
 MICRO_BATCHES = "--training.gradient_accumulation_steps=4"
