@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -83,7 +84,9 @@ def recipes_command(argv: list[str]) -> int:
     parser.add_argument("names", metavar="NAME", nargs="*", help="Recipe whose header is printed in full.")
     names = parser.parse_arguments(argv).names
     if unknown := [name for name in names if name not in recipe_names()]:
-        raise UserError(f"{COMMAND_LINE}: {unknown[0]} is not a recipe: use one of {', '.join(recipe_names())}")
+        near = difflib.get_close_matches(unknown[0], recipe_names(), 1)
+        fix = f"did you mean {near[0]}?" if near else "bert recipes lists all"
+        raise UserError(f"{COMMAND_LINE}: {unknown[0]} is not a recipe: {fix}")
     print("\n\n".join(map(_header, names)) if names else "\n".join(_list()))
     return 0
 

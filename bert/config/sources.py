@@ -87,7 +87,7 @@ def resolve_config(
         UserError: a file cannot be read or has an unknown key, or a value does not have its key's type.
     """
     keys = keys_of(config_class)
-    files: list[tuple[str, Path]] = [(name, find_config(name, option)) for name in names]
+    files: list[tuple[str, Path]] = [(name, find_config(name, option, "task" in keys)) for name in names]
     entries = dict(defaults)
     for name, path in files:
         entries = override(entries, _read(name, path, keys), keys)
@@ -217,8 +217,12 @@ def num_micro_batches(rows: int, max_rows: int) -> int:
     return next((count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= max_rows), 1)
 
 
-def find_config(name: str, option: str) -> Path:
-    """Returns the file of a recipe's name or a path. Raises UserError if it does not exist."""
+def find_config(name: str, option: str, for_task: bool) -> Path:
+    """Returns the file of a recipe's name or a path. Raises UserError if it does not exist.
+
+    Args:
+        for_task: whether a similar name is looked for among the recipes of fine-tuning, or of pretraining.
+    """
     if name in recipe_names():
         return recipe_folder() / f"{name}.yaml"
     path = Path(fetch(name, option))
@@ -229,7 +233,7 @@ def find_config(name: str, option: str) -> Path:
         inside = path / "config.yaml"
         fix = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
         raise UserError(f"{where}: this is a folder: {fix}")
-    near = difflib.get_close_matches(path.stem, recipe_names(), 1)
+    near = difflib.get_close_matches(path.stem, recipe_names(for_task), 1)
     fix = f"did you mean {near[0]}?" if near else "give a file or a recipe's name"
     raise UserError(f"{where}: no such file or recipe: {fix} (bert recipes lists all)")
 

@@ -210,6 +210,12 @@ def test_mistakes_on_the_command_line(argv, parts):
         assert part in text
 
 
+def test_a_similar_recipe_is_one_of_the_same_command():
+    options = {"prog": "bert", "description": "D.", "default_recipe": None}
+    assert "did you mean sst2?" in sentence(parse, FinetuneConfig, ["--config", "sst"], **options)
+    assert "did you mean" not in sentence(pretrain, "--config", "sst")
+
+
 @pytest.mark.parametrize(
     ("yaml", "line", "parts"),
     [
