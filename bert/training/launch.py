@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Literal, Never, TypeVar
 
@@ -168,7 +170,8 @@ def finetune(
     arguments = {name: value for name, value in locals().items() if name in ARGUMENTS[FinetuneConfig]}
     with as_library_call():
         request = prepare_finetuning(config, overrides=overrides, **arguments, **unknown)
-        run = start_or_resume(request, callbacks)
+        with _rows_named_by_argument(request):
+            run = start_or_resume(request, callbacks)
         if run.results["collapsed"]:
             main_process_only(LOGGER.warning)(
                 "collapsed: on dev the model gives the same answer throughout, or is no better than the baseline in "
@@ -177,6 +180,21 @@ def finetune(
         for remark in run.results.get("remarks", ()):
             main_process_only(LOGGER.warning)(f"on dev: {remark}")
         return run
+
+
+@contextlib.contextmanager
+def _rows_named_by_argument(request: RunRequest[FinetuneConfig]) -> Iterator[None]:
+    """Names the argument and the row in errors about rows in memory, instead of the file in the run's folder."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for file in request.tables:
+            path = os.path.join(request.config.data.dir or "", file)
+            message = re.sub(rf"{re.escape(path)}, line (?=\d)", f"argument {Path(file).stem}, row ", message)
+        if message == str(error):
+            raise
+        raise UserError(message) from None
 
 
 def prepare_finetuning(

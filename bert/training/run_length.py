@@ -106,7 +106,7 @@ def _other_schedule(run: RunFolder[Any], checkpoints: list[int], before: int, af
     """Returns the error message for a schedule that differs after ``same`` steps."""
     config, step, fixes = run.config, checkpoints[-1], []
     previous = require(run.previous, "the configuration so far")
-    change = f"{before} to {after} steps" if before != after else f"optimizer.schedule {config.optimizer.schedule}"
+    change = f"{after} steps instead of {before}" if before != after else f"schedule {config.optimizer.schedule}"
     warmup = previous.optimizer.num_warmup_steps(before)
     kept = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup))
     if num_equal_steps(previous, before, kept, after, step) == step:
@@ -117,7 +117,7 @@ def _other_schedule(run: RunFolder[Any], checkpoints: list[int], before: int, af
     else:
         fixes.append("name another --output_dir")
     return (
-        f"the run in {run.path} is at step {step}, and from {change} the learning rate or the phase of its step "
+        f"the run in {run.path} is at step {step}, and with {change} the learning rate or the phase of its step "
         f"{same + 1} would change: {', or '.join(fixes)}, or resume it with --config {run.path / 'config.yaml'}"
     )
 

@@ -251,7 +251,7 @@ def test_rows_in_memory_are_kept_with_the_run_and_others_are_refused(tmp_path, p
             "classification", init=pretrained, train=rows, output_dir=folder, overrides=OVERRIDES | more
         )
 
-    with pytest.raises(bert.UserError, match=r"rows/train\.jsonl, line 41: .*'label'"):
+    with pytest.raises(bert.UserError, match=r"^argument train, row 41: .*'label'"):
         call([*rows, {"text": "ba"}])
     with pytest.raises(bert.UserError, match=r"run/rows/no\.jsonl does not exist"):
         call(rows, **{"data.test": "no.jsonl"})
@@ -260,6 +260,8 @@ def test_rows_in_memory_are_kept_with_the_run_and_others_are_refused(tmp_path, p
     assert run.predict(["ba ri"]) == run.model.predict(["ba ri"])
     with pytest.raises(bert.UserError, match=r"other rows of train \(40, now 39\)"):
         call(rows[:-1], **{"training.steps": 2})
+    with pytest.raises(bert.UserError, match=r"is at step 2, and with 4 steps instead of 2 .* another --output_dir"):
+        call(rows, **{"training.steps": 4})
     assert call(rows, **{"training.steps": 2}).results["dev"] == run.results["dev"]
     with pytest.raises(bert.UserError, match=r"data\.dir no does not exist"):
         bert.finetune("mrpc", init=pretrained, output_dir=folder, overrides={"data.dir": "no"})

@@ -73,7 +73,7 @@ def test_a_sweep_has_a_run_for_each_trial_and_repeats_none(sst2_arguments, tmp_p
     for wrong, sentence in (
         (
             [f"--sweep={RATE}=1e-3", "--training.epochs=2"],
-            r"trial learning_rate=1e-3: .* is at step 5, and from 5 to 10 steps",
+            r"trial learning_rate=1e-3: .* is at step 5, and with 10 steps instead of 5",
         ),
         (["--sweep=training.log_every=4"], r"holds another sweep, which sweeps over optimizer\.learning_rate, here"),
         ([f"--sweep={RATE}=1..2", "--trials=1"], "holds another sweep, which was started without a number of trials"),
