@@ -13,7 +13,7 @@ import bert
 
 pytestmark = pytest.mark.real
 
-OVERRIDES: dict[str, Any] = {"data": {"buckets": [16, 32]}, "training": {"epochs": None, "steps": 40, "eval_every": 40}}
+OVERRIDES: dict[str, Any] = {"data": {"buckets": [16, 32]}}
 
 
 def rows_of(folder: Path, split: str) -> list[dict[str, str]]:
@@ -21,7 +21,7 @@ def rows_of(folder: Path, split: str) -> list[dict[str, str]]:
     return [dict(zip(("text", "label"), line.split("\t"), strict=True)) for line in lines]
 
 
-def test_it_beats_fine_tuning_and_transformers_reads_it(shared: Path, tmp_path: Path) -> None:
+def test_it_beats_the_recipe_classification_and_transformers_reads_it(shared: Path, tmp_path: Path) -> None:
     library = pytest.importorskip("transformers", reason="transformers is not installed")
     torch = pytest.importorskip("torch", reason="torch is not installed")
     train, dev = (rows_of(shared / "data" / "glue" / "SST-2", split) for split in ("train", "dev"))
