@@ -26,7 +26,7 @@ from bert.files import write_tsv
 from bert.metrics import retrieval
 from bert.tasks.base import Outputs
 from bert.tasks.columns import KEYS, ColumnFilesTask, label_text, read_columns
-from bert.tasks.sequence_classification.base import file_prefix
+from bert.tasks.error_files import file_prefix
 from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs, with_negatives
 
 

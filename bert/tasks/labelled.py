@@ -192,7 +192,7 @@ def _embedding_of_columns(task: EmbeddingTask, fields: Sequence[str], columns: M
 def _of_sequences(task: SequenceClassificationTask, data: Any, split: str, columns: Mapping[str, str]) -> Labelled:
     if isinstance(task, ColumnFilesTask):
         task = _with_columns(task, columns)
-        return _of(task, task.labelled_examples(data, split))
+        return _of(task, _by_name(task).labelled_examples(data, split))
     if _reads_folder(task, data):
         return _of(task, _read_folder(task, data, split))
     reader = _sequence_reader(task, split, data, columns)
@@ -252,6 +252,15 @@ class _NewLabels(CustomClassification):
         return super()._number_labels(records, line_numbers, rows, True, *more)
 
 
+def _by_name(task: Any) -> Any:
+    """Returns the task of a run with columns, which finds labels by `match_labels`."""
+    kinds: dict[type, Any] = {CustomClassification: _ClassificationByName, CustomMultilabel: _MultilabelByName}
+    if type(task) not in kinds:
+        return task
+    own = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    return kinds[type(task)](**own)
+
+
 def read_with_new_labels(data: Any, split: str, columns: Mapping[str, str]) -> Labelled:
     """Returns labelled texts, or pairs of texts, of which each has one of the labels of the data.
 
@@ -262,9 +271,9 @@ def read_with_new_labels(data: Any, split: str, columns: Mapping[str, str]) -> L
       UserError: the data cannot be read, or has a single label.
     """
     found = _sequence_reader(CustomClassification(), split, _in_memory(data), columns)
-    own = {field.name: getattr(found, field.name) for field in dataclasses.fields(CustomClassification)}
-    examples = _NewLabels(**own).labelled_examples(data, split)
-    task = replace(_NewLabels(**own), labels=examples.label_words, label_names=examples.label_words)
+    reader = _NewLabels(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+    examples = reader.labelled_examples(data, split)
+    task = replace(reader, labels=examples.label_words, label_names=examples.label_words)
     if task.num_labels < 2:
         raise UserError(f"the data has one label, {quoted(task.labels)}: name data with two or more")
     f1 = ("f1",) if task.num_labels == 2 else ()

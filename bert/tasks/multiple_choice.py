@@ -24,6 +24,7 @@ from bert.errors import UserError, quoted, require
 from bert.files import write_tsv
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.columns import FILE_STEMS, dataset_split, dataset_splits, is_blank, label_text
+from bert.tasks.error_files import write_errors
 from bert.tasks.splits import ExampleColumns, SplitNames, find_split_file, splits_in
 
 FILES: SplitNames = {
@@ -296,6 +297,23 @@ class MultipleChoiceTask(Task):
 
     def write_predictions(self, folder: Path, split: str, predictions: Chosen, examples: Examples) -> list[Path]:
         return [write_predictions(folder / f"{split}.tsv", examples, predictions.choices, predictions.probabilities)]
+
+    def write_details(self, folder: Path, split: str, predictions: Chosen, examples: Examples) -> list[Path]:
+        """Writes the wrongly answered questions to errors.tsv, the most confident errors first."""
+        labels = require(examples.labels, "the labels")
+        wrong = np.flatnonzero(predictions.choices != labels)
+        shares = np.array([predictions.probabilities[row][predictions.choices[row]] for row in wrong])
+        errors = (
+            (
+                examples.ids[row],
+                examples.contexts[row],
+                examples.choices[row][predictions.choices[row]],
+                examples.choices[row][labels[row]],
+                float(predictions.probabilities[row][predictions.choices[row]]),
+            )
+            for row in wrong[np.argsort(-shares, kind="stable")]
+        )
+        return [write_errors(folder, split, ("id", "question", "prediction", "label", "probability"), errors)]
 
     def blank_rows(self, rows: TokenRows) -> ChoiceRows:
         return ChoiceRows(rows, np.arange(len(rows) + 1), None)

@@ -14,9 +14,11 @@ from sklearn.metrics import accuracy_score, matthews_corrcoef
 import bert
 from bert.commands import main
 from bert.commands.language_models import evaluate_command
+from bert.errors import UserError
 from bert.inference.evaluation import Evaluation
 from bert.tasks.sequence_classification.custom import CustomClassification
 from tests.helpers import results_of
+from tests.messages import has_all
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,25 @@ def test_a_column_is_named_as_in_fine_tuning(finetuned: Path, rows, tmp_path: Pa
     capsys.readouterr()
     assert evaluate_command([*command, "--data.columns.label", "mood"]) == 0
     assert "accuracy  0.8000" in capsys.readouterr().out
+
+
+def test_labels_of_a_run_are_matched_in_any_case_if_that_is_clear(model, rows, tmp_path: Path) -> None:
+    names = ("Negative", "positive")
+    run = dataclasses.replace(model, task=CustomClassification(labels=names, label_names=names))
+    expected = model.evaluate(rows).metrics["accuracy"]
+    assert run.evaluate(rows).metrics["accuracy"] == expected
+    (tmp_path / "rows.csv").write_text("text,label\nba,NEGATIVE\nko,Positive\n")
+    assert run.evaluate(tmp_path / "rows.csv").rows == 2
+    (tmp_path / "rows.csv").write_text("text,label\nba,neutral\nko,positive\n")
+    with pytest.raises(UserError) as caught:
+        run.evaluate(tmp_path / "rows.csv")
+    assert has_all(str(caught.value), "rows.csv", "'neutral'", "'Negative', 'positive'")
+    assert "data.labels" not in str(caught.value)
+    names = ("no", "No")  # the exact spelling decides, and a third one is ambiguous
+    run = dataclasses.replace(model, task=CustomClassification(labels=names, label_names=names))
+    assert run.evaluate([{"text": "ba", "label": "No"}, {"text": "ko", "label": "no"}]).rows == 2
+    with pytest.raises(UserError, match="'NO'"):
+        run.evaluate([{"text": "ba", "label": "NO"}])
 
 
 def test_two_models_are_compared_on_the_same_rows(model, rows, tmp_path: Path, capsys) -> None:

@@ -32,6 +32,7 @@ from bert.tasks.columns import (
     split_names,
     split_path,
 )
+from bert.tasks.error_files import write_errors
 from bert.tasks.question_answering.span_features import (
     Answers,
     Candidate,
@@ -257,6 +258,20 @@ class QuestionAnsweringTask(Task):
     def write_predictions(self, folder: Path, split: str, predictions: Answers, examples: Dataset) -> list[Path]:
         """Writes the files for the official scripts to ``folder``, or to a folder of the split for other splits."""
         return write_predictions(folder if split == "dev" else folder / split, predictions)
+
+    def write_details(self, folder: Path, split: str, predictions: Answers, examples: Dataset) -> list[Path]:
+        """Writes the questions without an exact match to errors.tsv, the most probable wrong answers first."""
+        expected = references(examples.examples)
+        exact, f1 = metrics.squad_answer_scores(predictions.texts, expected, self.may_be_impossible)
+        errors = [
+            (one.id, one.question, answer.answer, " | ".join(dict.fromkeys(expected[one.id])), f1[one.id],
+             answer.probability)
+            for one in examples.examples
+            if exact[one.id] < 1
+            for answer in [_answer_prediction(predictions, one.id)]
+        ]  # fmt: skip
+        columns = ("id", "question", "prediction", "answers", "f1", "probability")
+        return [write_errors(folder, split, columns, sorted(errors, key=lambda error: -error[-1]))]
 
     @property
     def id_columns(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from bert.errors import UserError, WarningText, quoted, require
 from bert.files import write_tsv
 from bert.tasks.base import Task
 from bert.tasks.columns import Columns
+from bert.tasks.error_files import write_errors
 from bert.tasks.splits import ExampleColumns
 
 WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
@@ -167,6 +168,20 @@ class SequenceClassificationTask(Task):
         columns = {self.written_id: examples.ids, "prediction": words, **more}
         return [write_tsv(folder / f"{split}.tsv", [list(columns), *zip(*columns.values(), strict=True)])]
 
+    def _write_errors(
+        self, folder: Path, split: str, examples: Examples, columns: Sequence[str], errors: Iterable[Sequence[Any]]
+    ) -> Path:
+        """Writes the texts of wrongly predicted rows to errors.tsv (SPLIT_errors.tsv for splits other than dev).
+
+        Args:
+          columns: names of the columns after the texts.
+          errors: (row, one cell for each column).
+        """
+        texts = [examples.texts_a] if examples.texts_b is None else [examples.texts_a, examples.texts_b]
+        names = ("text",) if len(texts) == 1 else ("text_a", "text_b")
+        rows = ((*(column[row] for column in texts), *cells) for row, *cells in errors)
+        return write_errors(folder, split, (*names, *columns), rows)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelTask(SequenceClassificationTask):
@@ -254,26 +269,6 @@ class LabelTask(SequenceClassificationTask):
             rows_have = "1 row has" if count == 1 else f"{count:,} rows have"
             text = f"{records.source}: {rows_have} the label {word!r}, which is treated like any other label"
             records.notes.append(WarningText(f"{text}: remove these rows if it stands for a missing label"))
-
-    def _write_errors(
-        self, folder: Path, split: str, examples: Examples, columns: Sequence[str], errors: Iterable[Sequence[Any]]
-    ) -> Path:
-        """Writes the texts of wrongly predicted rows to errors.tsv (SPLIT_errors.tsv for splits other than dev).
-
-        Args:
-          columns: names of the columns after the texts.
-          errors: (row, one cell for each column).
-        """
-        rows = [(*self.input_columns, *columns)]
-        for row, *cells in errors:
-            texts = [examples.texts_a[row], *([] if examples.texts_b is None else [examples.texts_b[row]])]
-            rows.append(tuple(" ".join(re.split(r"[\t\r\n]+", cell)) for cell in (*texts, *cells)))
-        return write_tsv(folder / f"{file_prefix(split)}errors.tsv", rows)
-
-
-def file_prefix(split: str) -> str:
-    """Returns the prefix of file names for a split; dev and the data of an evaluation ("") have none."""
-    return "" if split in ("dev", "") else f"{split}_"
 
 
 def _declared(records: Records, column: str) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ from bert.runs.prediction_plots import draw_confusion_matrix, draw_reliability
 from bert.tasks.bag_of_words import INVERSE_REGULARISATION
 from bert.tasks.base import Outputs, Task
 from bert.tasks.columns import Columns, label_text
-from bert.tasks.sequence_classification.base import Examples, LabelTask, SequenceClassificationTask, file_prefix
+from bert.tasks.error_files import file_prefix
+from bert.tasks.sequence_classification.base import Examples, LabelTask, SequenceClassificationTask
 from bert.tasks.sequence_classification.multilabel import MultilabelTask
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -242,6 +243,16 @@ class RegressionTask(SequenceClassificationTask):
         # Fewer digits would cause ties and change Spearman's correlation.
         words = [f"{score:.6f}" if math.isfinite(self.highest) else _exact(score) for score in shown]
         return self._write(folder, split, examples, words, right)
+
+    def write_details(self, folder: Path, split: str, predictions: np.ndarray, examples: Examples) -> list[Path]:
+        """Writes the rows to errors.tsv, the greatest deviation from the score first."""
+        scores = examples.known_labels
+        deviations = predictions - scores
+        rows = (
+            (row, _exact(predictions[row]), _exact(scores[row]), _exact(deviations[row]))
+            for row in np.argsort(-np.abs(deviations), kind="stable")
+        )
+        return [self._write_errors(folder, split, examples, ("prediction", "score", "deviation"), rows)]
 
     def format_predictions(self, predictions: np.ndarray, examples: Any) -> list[Score]:
         return [Score(float(score)) for score in self._within(predictions)]

@@ -25,6 +25,7 @@ from bert.metrics.tagging_schemes import OUTSIDE, SCHEMES, Spelling, convert, is
 from bert.tasks.bag_of_words import WINDOWS, window_tags
 from bert.tasks.base import Outputs, Task, json_input
 from bert.tasks.columns import dataset_split, dataset_splits, record_files
+from bert.tasks.error_files import write_errors
 from bert.tasks.splits import SplitNames, find_split_file, splits_in
 from bert.tasks.token_classification import conll, word_features
 from bert.tasks.token_classification.conll import Sentences
@@ -299,6 +300,18 @@ class TokenClassificationTask(Task):
         if examples.tags is not None and self.marks_entities:
             paths.append(_write_types(folder / f"{split}_types.tsv", predictions.tags, examples.tags))
         return paths
+
+    def write_details(self, folder: Path, split: str, predictions: Tagged, examples: Sentences) -> list[Path]:
+        """Writes the words with a wrong tag and their sentences to errors.tsv, the most confident errors first."""
+        tagged = zip(examples.words, *predictions, require(examples.tags, "the tags"), strict=True)
+        errors = [
+            (word, tag, right, float(share), " ".join(words))
+            for words, tags, shares, expected in tagged
+            for word, tag, share, right in zip(words, tags, shares, expected, strict=True)
+            if tag != right
+        ]
+        columns = ("word", "prediction", "label", "probability", "sentence")
+        return [write_errors(folder, split, columns, sorted(errors, key=lambda error: -error[3]))]
 
     def examples_from_inputs(self, inputs: Sequence[Any]) -> Sentences:
         """Accepts a text or a list of words per input; both may be empty. Words of a list are joined by spaces."""
