@@ -178,7 +178,7 @@ def test_squad_without_impossible_questions(squad_data, tmp_path, capsys, fails)
     assert results["dev"]["exact_match"] > 90
     assert bert.load(folder).data.null_score_diff_threshold is None
     assert {path.name for path in (folder / "predictions").glob("*")} == {
-        "predictions.json", "nbest_predictions.json", "errors.tsv", "test"}  # fmt: skip
+        "predictions.json", "nbest_predictions.json", "errors.tsv", "test_errors.tsv", "test"}  # fmt: skip
     shutil.copytree(squad_data, tmp_path / "mixed")
     shutil.copy(squad_data / "train-v2.0.json", tmp_path / "mixed" / "train-v1.1.json")
     error = fails(main, "--config=squad", f"--data.dir={tmp_path / 'mixed'}", f"--output_dir={tmp_path / 'x'}", *TINY)
