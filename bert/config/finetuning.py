@@ -407,8 +407,8 @@ class FinetuneConfig:
             raise conflict(self, "classifier_pooling", "model.causal", "remove it, since the last token is read")
         if self.classifier_training == "contrastive" and self.model.pooler_type != "norm":
             raise UserError(
-                f"classifier_training is contrastive, but {self.init} does not declare mean pooling: set init to a "
-                "sentence encoder, or classifier_pooling to mean"
+                "classifier_training is contrastive, but the classifier does not read the mean of the tokens: set init "
+                "to a sentence encoder with mean pooling, or classifier_pooling to mean"
             )
         self.training.check_kernel(self.model)
         self.training.check_mesh_sizes(self.model)

@@ -80,7 +80,7 @@ def test_settings_that_a_fitted_classifier_lacks_are_errors(changes: dict, other
 
 def test_the_encoder_must_pool_by_the_mean() -> None:
     config = dataclasses.replace(CONFIG, model=ModelConfig(vocab_size=100))
-    with pytest.raises(UserError, match=r"encoder does not declare mean pooling.*classifier_pooling"):
+    with pytest.raises(UserError, match=r"classifier_training .* mean of the tokens.*classifier_pooling"):
         config.check_model()
 
 
