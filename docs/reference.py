@@ -15,12 +15,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import bert
-from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig, recipe_folder, recipe_header, recipe_names
+from bert.config import (
+    FinetuneConfig,
+    PretrainConfig,
+    TaskDataConfig,
+    TaskDistillationConfig,
+    recipe_folder,
+    recipe_header,
+    recipe_names,
+)
 from bert.config.run_file import RESUMABLE
 from bert.config.validation import fields_of, help_texts, keys_of
 from bert.interchange.families import FAMILIES
 from bert.model.names import ARCHITECTURES
-from bert.tasks import TASKS
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
@@ -192,7 +199,8 @@ def _keys(config_class: type, prefix: str, names: Iterable[str]) -> Iterator[str
             continue
         kind = "list of sections, or null" if field.item else type_text(hints[name])
         # Sphinx allows one description per object: data.train is described under pretraining.
-        index = ":no-index:\n" if config_class is TaskDataConfig and key in keys_of(PretrainConfig) else ""
+        is_second = config_class in (TaskDataConfig, TaskDistillationConfig)
+        index = ":no-index:\n" if is_second and key in keys_of(PretrainConfig) else ""
         default = json.dumps(field.default)
         yield f"```{{confval}} {key}\n{index}:type: {kind}\n:default: `{default}`\n\n{_markdown(texts[name])}\n```\n"
         if field.item is not None:
@@ -225,10 +233,7 @@ def type_text(hint: Any) -> str:
 
 def recipes() -> str:
     """Tables of the recipes, then each with its header and its keys."""
-    names = {
-        "Pretraining": [name for name in recipe_names() if name not in TASKS],
-        "Fine-tuning": [name for name in recipe_names() if name in TASKS],
-    }
+    names = {"Pretraining": recipe_names(for_task=False), "Fine-tuning": recipe_names(for_task=True)}
     parts = []
     for title, group in names.items():
         rows = [f"| [`{name}`](#{name}) | {_recipe(name)[0]} |" for name in group]
