@@ -9,6 +9,7 @@ from pathlib import Path
 from bert.commands.cli.arguments import MODEL, CommandParser, add_engine_option, log_to_stderr, run_command
 from bert.commands.demo import check_address
 from bert.errors import UserError
+from bert.remote import readable_path
 from bert.serving.guard import RequestGuard, hosts_of, is_local
 
 DESCRIPTION = """Serves models over HTTP until SIGTERM or Ctrl-C, which complete the accepted requests. Endpoints:
@@ -98,4 +99,6 @@ def main(argv: list[str]) -> int:
 def _named(argument: str) -> tuple[str, str]:
     """Splits NAME=MODEL. The name of a model without one is the last part of its path."""
     name, separator, source = argument.partition("=")
-    return (name, source) if separator and name.isidentifier() else (Path(argument).name, argument)
+    if not separator or not name.isidentifier():
+        name, source = Path(argument).name, argument
+    return name, readable_path(source, "model")

@@ -427,9 +427,9 @@ class ColumnFilesTask(Task):
             try:
                 examples = dataclasses.replace(self, data=own).read(Path(folder), "dev")
             except UserError as error:
-                of_rows = f"{Path(folder) / 'data.jsonl'}, line "
-                message = str(error).replace(of_rows, "data, row ").replace(" lines have such", " rows have such")
-                raise UserError(message) from None
+                in_memory = str(Path(folder) / "data.jsonl")
+                message = str(error).replace(f"{in_memory}, line ", "data, row ").replace(in_memory, "data")
+                raise UserError(message.replace(" lines have such", " rows have such")) from None
             for note in examples.notes:
                 in_memory = str(Path(folder) / "data.jsonl")
                 LOGGER.warning(

@@ -353,11 +353,6 @@ UNSUPPORTED_MODELS = {
 }
 """Title, and settings that transformers' classes of the family cannot express."""
 
-WITH_ONNX = {"bert", "roberta", "roberta-prelayernorm", "distilbert", "albert"}
-"""Families whose variants have an ONNX graph, except with `WITHOUT_ONNX`."""
-
-WITHOUT_ONNX = {"norm_type", "attention_window", "gated_feed_forward", "pooler_type", "pooler_input"}
-
 
 @pytest.mark.parametrize(
     ("family", "changes"), [(family, one) for family, (_, changes) in UNSUPPORTED_MODELS.items() for one in changes]
@@ -367,8 +362,8 @@ def test_models_that_transformers_lacks_are_exported_in_other_formats(
 ) -> None:
     architecture = ARCHITECTURES.get(family, "BertForMaskedLM")
     [(key, value)] = changes.items()
-    title, has_onnx = UNSUPPORTED_MODELS[family][0], family in WITH_ONNX and key not in WITHOUT_ONNX
-    formats = "stablehlo or onnx" if has_onnx else "stablehlo"
+    title = UNSUPPORTED_MODELS[family][0]
+    formats = "stablehlo" if family == "encoder-decoder" else "stablehlo or onnx"
     message = rf"model\.{key} {str(value).lower()}, .*transformers' {title}\b.*: export it as {formats}$"
     with pytest.raises(UserError, match=message):
         made(architecture, dataclasses.replace(EXAMPLES[family], **changes)).save(tmp_path / "out")

@@ -123,7 +123,7 @@ from bert.commands import COMMANDS, main
 root = pathlib.Path(bert.__file__).parent
 for file in sorted(root.rglob("*.py")):
     name = ".".join(["bert", *file.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
-    if name not in ("bert.__main__", "bert.interchange.writers.onnx"):
+    if name not in ("bert.__main__", "bert.serving.app"):
         importlib.import_module(name)
 for name in ("confstr", "sched_getaffinity", "pread", "O_CLOEXEC", "fork", "getuid"):
     delattr(os, name)
