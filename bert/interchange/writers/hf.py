@@ -289,6 +289,7 @@ def logits_difference(model: ModelBundle, folder: Path) -> float | None:
         import transformers
     except ImportError:
         return None
+    model = dataclasses.replace(model, pooling=None)  # transformers returns no embeddings of texts
     config = model.config
     architecture = family_of(model).classes[model.architecture]
     with _without_notices():
