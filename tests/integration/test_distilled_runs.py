@@ -174,6 +174,7 @@ def test_a_resumed_run_ends_the_same_and_rejects_another_teacher(teachers: dict,
     ]
 
 
+@pytest.mark.slow
 def test_devices_do_not_matter(teachers: dict, tmp_path: Path, monkeypatch) -> None:
     kind = KINDS["tagging"]
     settings = {"distillation.teacher": str(teachers["tagging"]), "training.epochs": 1, "training.log_every": 1}
@@ -187,6 +188,7 @@ def test_devices_do_not_matter(teachers: dict, tmp_path: Path, monkeypatch) -> N
         assert {name: four[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_students_have_some_of_their_teachers_layers(tmp_path: Path) -> None:
     kind = KINDS["classification"]
     teacher = train(kind, tmp_path / "teacher", {"model.num_hidden_layers": 3, "training.epochs": 2})
@@ -210,6 +212,7 @@ def test_students_have_some_of_their_teachers_layers(tmp_path: Path) -> None:
     assert student.results["seeds"] == [0, 1]
 
 
+@pytest.mark.slow
 def test_seeds_share_the_teacher_that_the_first_one_had(teachers: dict, tmp_path: Path) -> None:
     kind, teacher = KINDS["classification"], tmp_path / "teacher"
     shutil.copytree(teachers["classification"], teacher)
