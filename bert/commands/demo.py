@@ -16,6 +16,7 @@ from bert.commands.cli.arguments import (
     CommandParser,
     add_adapter_option,
     add_engine_option,
+    add_server_options,
     log_to_stderr,
     run_command,
 )
@@ -43,22 +44,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("run", type=readable_path, metavar="MODEL", help=MODEL)
     add_adapter_option(parser)
     add_engine_option(parser)
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="Address to listen on; 0.0.0.0 is every address of this machine. (default: 127.0.0.1, only this machine)",
-    )
-    parser.add_argument("--port", type=int, default=7860, metavar="N", help="Port to listen on. (default: 7860)")
-    parser.add_argument(
-        "--allowed_host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="Another host name, for example a proxy's, under which browsers may open the page; may be repeated. "
-        "Allowed without this option are localhost, --host and, if --host is open to other machines, IP addresses and "
-        "this machine's name.",
-    )
+    add_server_options(parser, port=7860)
     parser.add_argument(
         "--auth_file",
         metavar="FILE",

@@ -6,7 +6,14 @@ import dataclasses
 import os
 from pathlib import Path
 
-from bert.commands.cli.arguments import MODEL, CommandParser, add_engine_option, log_to_stderr, run_command
+from bert.commands.cli.arguments import (
+    MODEL,
+    CommandParser,
+    add_engine_option,
+    add_server_options,
+    log_to_stderr,
+    run_command,
+)
 from bert.commands.demo import check_address
 from bert.errors import UserError
 from bert.remote import readable_path
@@ -30,20 +37,7 @@ def main(argv: list[str]) -> int:
     parser = CommandParser("bert serve", DESCRIPTION)
     parser.add_argument("models", nargs="+", metavar="[NAME=]MODEL", help=f"{MODEL} NAME is its name in requests.")
     add_engine_option(parser)
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="Address to listen on; 0.0.0.0 is every address of this machine. (default: 127.0.0.1, only this machine)",
-    )
-    parser.add_argument("--port", type=int, default=8080, metavar="N", help="Port to listen on. (default: 8080)")
-    parser.add_argument(
-        "--allowed_host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="Another host name in the Host header of requests, for example a proxy's; may be repeated.",
-    )
+    add_server_options(parser, port=8080)
     parser.add_argument(
         "--max_queue",
         type=int,

@@ -13,7 +13,6 @@ from bert.config import FinetuneConfig
 from bert.config.run_file import load_run_config
 from bert.data.inputs import Text
 from bert.errors import UserError, format_number, on_one_line
-from bert.files import write_tsv
 from bert.metrics.calibration import Calibration, calibration
 from bert.metrics.resampling import Interval, McNemar, bootstrap_intervals, difference_intervals, mcnemar, supported
 from bert.metrics.weighted import WeightedScores
@@ -21,6 +20,7 @@ from bert.remote import fetch
 from bert.runs.metrics_log import write_results
 from bert.runs.report import align_columns
 from bert.tasks.base import Outputs, Task
+from bert.tasks.error_files import write_rows
 from bert.tasks.labelled import Labelled, embedding_task, read_labelled, relabelled
 from bert.tasks.splits import read_splits
 from bert.tasks.weighted_scores import hits, weighted_scores
@@ -204,11 +204,9 @@ def _doubtful_table(doubtful: Sequence[DoubtfulLabel]) -> list[str]:
 
 def _write_doubtful(path: Path, doubtful: Sequence[DoubtfulLabel]) -> Path:
     pairs = any(not isinstance(doubt.text, str) for doubt in doubtful)
-    rows: list[tuple[str, ...]] = [(*DoubtfulLabel._fields[:-1], *(("text_a", "text_b") if pairs else ("text",)))]
-    for line, label, suggested, *shares, text in doubtful:
-        cells = (str(line), label, suggested, *(f"{share:.6f}" for share in shares))
-        rows.append((*cells, *((text,) if isinstance(text, str) else text)))
-    return write_tsv(path, [[" ".join(re.split(r"[\t\r\n]+", cell)) for cell in row] for row in rows])
+    columns = (*DoubtfulLabel._fields[:-1], *(("text_a", "text_b") if pairs else ("text",)))
+    rows = ((*doubt[:-1], *((doubt.text,) if isinstance(doubt.text, str) else doubt.text)) for doubt in doubtful)
+    return write_rows(path, columns, rows)
 
 
 def evaluate(

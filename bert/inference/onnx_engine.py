@@ -8,13 +8,13 @@ import os
 import shutil
 from collections.abc import Callable
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+import bert
 from bert.data.rows import TokenRows
 from bert.errors import UserError, log_message
 from bert.files import atomic_directory, user_cache_dir
@@ -23,6 +23,9 @@ from bert.interchange.bundle import ModelBundle
 from bert.interchange.writers.signature import EMBEDDING
 from bert.model.encoder import EncoderOutput
 from bert.model.pooling import Pooling
+
+FORMAT = 1
+"""Number of the form of graphs, to increase when the graph of a model changes."""
 
 MAX_SIZE = 8 * 2**30
 """Maximum size of the folder of cached graphs in bytes. The least recently used graphs are removed."""
@@ -129,24 +132,24 @@ def cached_graph(model: ModelBundle, architecture: str | None, log: Callable[[st
     folder = caches / "graphs" / _fingerprint(model)
     if not folder.exists():
         _make_room(folder.parent, sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)))
-        with atomic_directory(folder) as draft:
-            onnx.write_graph(model, draft, log, quantize=model.dtype == "int8")
+        try:
+            with atomic_directory(folder) as draft:
+                onnx.write_graph(model, draft, log, quantize=model.dtype == "int8")
+        except UserError:
+            if not folder.exists():  # otherwise another process has written it in the meantime
+                raise
     os.utime(folder)
     return folder / onnx.GRAPH
 
 
 def _fingerprint(model: ModelBundle) -> str:
     """Returns a hash of everything on which a graph depends."""
+    import onnxruntime
+
     digest = hashlib.sha256()
-    settings = (
-        version("bert-jax"),
-        version("onnxruntime"),
-        model.architecture,
-        model.config,
-        model.labels,
-        model.dtype,
-    )
-    digest.update(repr((*settings, model.pooling)).encode())
+    versions = (FORMAT, bert.__version__, onnxruntime.__version__)
+    settings = (model.architecture, model.config, model.labels, model.pooling, model.dtype)
+    digest.update(repr((versions, settings)).encode())
     for path, leaf in jax.tree.leaves_with_path(model.params):
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape}".encode())
         digest.update(np.ascontiguousarray(leaf))
@@ -155,7 +158,7 @@ def _fingerprint(model: ModelBundle) -> str:
 
 def _make_room(folder: Path, size: int) -> None:
     """Removes the least recently used graphs until one of ``size`` bytes fits."""
-    graphs = sorted(folder.glob("*/"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
+    graphs = sorted(folder.glob("[!.]*/"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
     sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in graphs}
     for path in graphs:
         if sum(sizes.values()) + size <= MAX_SIZE:

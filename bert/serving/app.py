@@ -78,7 +78,6 @@ class Predict(BaseModel):
 
     model: str | None = None
     inputs: Any
-    raw_scores: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,9 +155,7 @@ def make_app(
 
     def check_token(authorization: Annotated[str, Header()] = "") -> None:
         if token is not None and not secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
-            raise HTTPException(
-                401, "the Authorization header has no valid bearer token", {"WWW-Authenticate": "Bearer"}
-            )
+            raise HTTPException(401, "the request has no valid bearer token", {"WWW-Authenticate": "Bearer"})
 
     app = FastAPI(title="bert-jax", version=bert.__version__, lifespan=lifespan)
     _add_error_handlers(app)
@@ -191,34 +188,38 @@ def make_app(
     @app.post("/v1/embeddings", dependencies=protected)
     async def openai_embeddings(body: OpenAIEmbeddings) -> dict[str, Any]:
         """Embeds texts, like OpenAI's endpoint."""
-        each = find(body.model)
+        entry = find(body.model)
         texts = _as_texts(body.input)
-        if body.dimensions is not None and not 1 <= body.dimensions <= each.model.embedding_size:
-            raise HTTPException(422, f"dimensions must be from 1 to {each.model.embedding_size}")
-        vectors, tokens = await run(each, ("embed", None), each.model.embed, texts)
+        if body.dimensions is not None and not 1 <= body.dimensions <= entry.model.embedding_size:
+            raise HTTPException(422, f"dimensions must be from 1 to {entry.model.embedding_size}")
+        vectors, tokens = await run(entry, ("embed", None), entry.model.embed, texts)
         vectors = [_shortened(vector, body.dimensions) for vector in vectors]
         encode = _base64 if body.encoding_format == "base64" else _as_list
         data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "model": each.name, "data": data, "usage": usage}
+        return {"object": "list", "model": entry.name, "data": data, "usage": usage}
 
     @app.post("/embed", dependencies=protected)
     async def embed(body: Embed) -> list[list[float]]:
         """Embeds texts, like text-embeddings-inference."""
-        each = find(body.model)
-        compute = partial(each.model.embed, prompt=body.prompt_name)
-        vectors, _ = await run(each, ("embed", body.prompt_name), compute, _as_texts(body.inputs))
+        entry = find(body.model)
+        compute = partial(entry.model.embed, prompt=body.prompt_name)
+        if body.normalize is False and entry.model.pooling is not None and entry.model.pooling.normalize:
+            raise HTTPException(
+                422, "normalize is false, but the model scales its embeddings to length 1: leave it out"
+            )
+        vectors, _ = await run(entry, ("embed", body.prompt_name), compute, _as_texts(body.inputs))
         return [(_normalized(vector) if body.normalize else vector).tolist() for vector in vectors]
 
     @app.post("/rerank", dependencies=protected)
     async def rerank(body: Rerank) -> list[dict[str, Any]]:
         """Scores texts for a query with a cross-encoder, best first, like text-embeddings-inference."""
-        each = find(body.model)
-        task = each.model.require_pair_scores("1").without_limits()
-        compute = partial(each.model.answers, task, batch_size=32)
-        answers, _ = await run(each, "rerank", compute, [(body.query, text) for text in body.texts])
+        entry = find(body.model)
+        task = entry.model.require_pair_scores("1").without_limits()
+        compute = partial(entry.model.answers, task, batch_size=32)
+        answers, _ = await run(entry, "rerank", compute, [(body.query, text) for text in body.texts])
         scores = [task.pair_score(answer, "1") for answer in answers]
-        if not body.raw_scores and not task.exclusive_labels and each.model.score_activation is None:
+        if not body.raw_scores and not task.exclusive_labels and entry.model.score_activation is None:
             scores = [_sigmoid(score) for score in scores]
         order = sorted(range(len(scores)), key=lambda number: -scores[number])
         texts = [{"text": text} if body.return_text else {} for text in body.texts]
@@ -229,9 +230,9 @@ def make_app(
         """Answers inputs. Classifiers return labels and scores like text-embeddings-inference, other models the fields
         of ``predict``.
         """
-        each = find(body.model)
-        is_one, inputs = _as_inputs(body.inputs, each.model.require_task(), _reads_pairs(each.model))
-        answers, _ = await run(each, "predict", each.model.predict, inputs)
+        entry = find(body.model)
+        is_one, inputs = _as_inputs(body.inputs, entry.model.require_task(), _reads_pairs(entry.model))
+        answers, _ = await run(entry, "predict", entry.model.predict, inputs)
         fields = [_fields(answer) for answer in answers]
         return fields[0] if is_one else fields
 
@@ -239,24 +240,22 @@ def make_app(
 
 
 async def _run(
-    each: Served, key: Any, compute: Callable[[Sequence[Any]], Any], inputs: list[Any], timeout: float
+    entry: Served, key: Any, compute: Callable[[Sequence[Any]], Any], inputs: list[Any], timeout: float
 ) -> tuple[Sequence[Any], int]:
     """Computes the results of a request in the model's queue, and returns them with the number of tokens."""
     if not inputs:
         return [], 0
     if len(inputs) > MAX_TEXTS:
         raise HTTPException(422, f"the request has {len(inputs):,} inputs: pass at most {MAX_TEXTS:,}")
-    tokens = await asyncio.to_thread(each.count, inputs)
+    tokens = await asyncio.to_thread(entry.count, inputs)
     if tokens > MAX_TOKENS:
         raise HTTPException(422, f"the request has {tokens:,} tokens: pass at most {MAX_TOKENS:,}")
     try:
-        return await asyncio.wait_for(each.queue.submit(key, compute, inputs, tokens), timeout), tokens
+        return await asyncio.wait_for(entry.queue.submit(key, compute, inputs, tokens), timeout), tokens
     except QueueFull:
-        raise HTTPException(429, "too many requests are waiting: try again later", {"Retry-After": "1"}) from None
+        raise HTTPException(429, "too many requests are waiting: try again later", LATER) from None
     except TimeoutError:
-        raise HTTPException(
-            503, f"no result within {timeout:g} seconds: try again later", {"Retry-After": "1"}
-        ) from None
+        raise HTTPException(503, f"no result within {timeout:g} seconds: try again later", LATER) from None
 
 
 def _as_texts(given: str | list[str]) -> list[str]:

@@ -16,9 +16,13 @@ def file_prefix(split: str) -> str:
 
 
 def write_errors(folder: Path, split: str, columns: Sequence[str], errors: Iterable[Sequence[Any]]) -> Path:
-    """Writes errors.tsv (SPLIT_errors.tsv for splits other than dev), with tabs and line ends as spaces."""
-    rows = [[_cell(value) for value in error] for error in errors]
-    return write_tsv(folder / f"{file_prefix(split)}errors.tsv", [list(columns), *rows])
+    """Writes errors.tsv (SPLIT_errors.tsv for splits other than dev); see `write_rows`."""
+    return write_rows(folder / f"{file_prefix(split)}errors.tsv", columns, errors)
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """Writes a table with six decimals, and with tabs and line ends as spaces."""
+    return write_tsv(path, [list(columns), *([_cell(value) for value in row] for row in rows)])
 
 
 def _cell(value: Any) -> str:

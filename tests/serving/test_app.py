@@ -114,6 +114,7 @@ def test_errors_are_one_sentence(client: TestClient) -> None:
         ("/embed", {"inputs": [1]}, 422, "inputs"),
         ("/embed", {"inputs": ["a"] * (serving.MAX_TEXTS + 1)}, 422, "2,049"),
         ("/embed", {"inputs": "a", "model": "other"}, 404, "encoder, reranker"),
+        ("/embed", {"inputs": "a", "normalize": False}, 422, "normalize"),
         ("/v1/embeddings", {"input": "a", "dimensions": 9999}, 422, "dimensions"),
         ("/rerank", {"query": "a", "texts": ["b"]}, 422, "encoder without scores"),
         ("/predict", {"inputs": "a"}, 422, "not fine-tuned"),

@@ -56,6 +56,25 @@ def add_engine_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_server_options(parser: argparse.ArgumentParser, port: int) -> None:
+    """Adds the options for the address of a server."""
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="Address to listen on; 0.0.0.0 is every address of this machine. (default: 127.0.0.1, only this machine)",
+    )
+    parser.add_argument("--port", type=int, default=port, metavar="N", help=f"Port to listen on. (default: {port})")
+    parser.add_argument(
+        "--allowed_host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Another host name, for example a proxy's, that requests may name; may be repeated. Allowed without this "
+        "option are localhost, --host and, if --host is open to other machines, IP addresses and this machine's name.",
+    )
+
+
 def parse(
     config_class: type[Config],
     argv: list[str],
