@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import random
 import shutil
@@ -87,15 +88,13 @@ def unlabelled(kind: Kind, folder: Path, count: int) -> Path:
 
 
 @pytest.fixture(scope="session")
-def teachers(made_once) -> dict[str, Path]:
-    """A teacher of each kind, whose vocabulary differs from the students'."""
+def teacher_of(made_once) -> Callable[[str], Path]:
+    """Returns a teacher of a kind, whose vocabulary differs from the students'."""
 
-    def make(folder: Path) -> None:
-        for name, kind in KINDS.items():
-            train(kind, folder / name, {"tokenizer.vocab_size": 50, "training.epochs": 20})
+    def make(name: str, folder: Path) -> None:
+        train(KINDS[name], folder, {"tokenizer.vocab_size": 50, "training.epochs": 20})
 
-    folder = made_once("teachers", make)
-    return {name: folder / name for name in KINDS}
+    return lambda name: made_once(f"{name}_teacher", functools.partial(make, name))
 
 
 def same_state(first: Path, second: Path) -> None:
@@ -105,8 +104,8 @@ def same_state(first: Path, second: Path) -> None:
 @pytest.mark.parametrize(
     "name", [name if name == "tagging" else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
 )
-def test_a_student_learns_what_its_wrong_labels_do_not_tell_it(name: str, teachers: dict, tmp_path: Path) -> None:
-    kind, teacher = KINDS[name], teachers[name]
+def test_a_student_learns_what_its_wrong_labels_do_not_tell_it(name: str, teacher_of: Callable, tmp_path: Path) -> None:
+    kind, teacher = KINDS[name], teacher_of(name)
     taught = {
         "distillation.teacher": str(teacher),
         "data.unlabelled": str(unlabelled(kind, tmp_path, 60)),
@@ -129,17 +128,19 @@ def test_a_student_learns_what_its_wrong_labels_do_not_tell_it(name: str, teache
     assert logged[-1] < 0.2 * logged[0]
 
 
-def test_a_teacher_without_weight_changes_no_bit(teachers: dict, tmp_path: Path) -> None:
+def test_a_teacher_without_weight_changes_no_bit(teacher_of: Callable, tmp_path: Path) -> None:
     kind = KINDS["classification"]
     train(kind, tmp_path / "plain", {"training.epochs": 2})
-    weightless = {"distillation.teacher": str(teachers["classification"]), "distillation.weight": 0.0}
+    weightless = {"distillation.teacher": str(teacher_of("classification")), "distillation.weight": 0.0}
     train(kind, tmp_path / "taught", {**weightless, "training.epochs": 2})
     same_state(tmp_path / "taught", tmp_path / "plain")
 
 
-def test_a_resumed_run_ends_the_same_and_rejects_another_teacher(teachers: dict, tmp_path: Path, monkeypatch) -> None:
+def test_a_resumed_run_ends_the_same_and_rejects_another_teacher(
+    teacher_of: Callable, tmp_path: Path, monkeypatch
+) -> None:
     kind, teacher = KINDS["classification"], tmp_path / "teacher"
-    shutil.copytree(teachers["classification"], teacher)
+    shutil.copytree(teacher_of("classification"), teacher)
     settings = {
         "distillation.teacher": str(teacher), "training.checkpoint_every": 4, "training.epochs": 2,
         "data.unlabelled": str(unlabelled(kind, tmp_path, 20)),
@@ -175,9 +176,9 @@ def test_a_resumed_run_ends_the_same_and_rejects_another_teacher(teachers: dict,
 
 
 @pytest.mark.slow
-def test_devices_do_not_matter(teachers: dict, tmp_path: Path, monkeypatch) -> None:
+def test_devices_do_not_matter(teacher_of: Callable, tmp_path: Path, monkeypatch) -> None:
     kind = KINDS["tagging"]
-    settings = {"distillation.teacher": str(teachers["tagging"]), "training.epochs": 1, "training.log_every": 1}
+    settings = {"distillation.teacher": str(teacher_of("tagging")), "training.epochs": 1, "training.log_every": 1}
     settings["data.unlabelled"] = str(unlabelled(kind, tmp_path, 20))
     train(kind, tmp_path / "one", settings)
     monkeypatch.setenv("BERT_NUM_DEVICES", "4")
@@ -213,9 +214,9 @@ def test_students_have_some_of_their_teachers_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_seeds_share_the_teacher_that_the_first_one_had(teachers: dict, tmp_path: Path) -> None:
+def test_seeds_share_the_teacher_that_the_first_one_had(teacher_of: Callable, tmp_path: Path) -> None:
     kind, teacher = KINDS["classification"], tmp_path / "teacher"
-    shutil.copytree(teachers["classification"], teacher)
+    shutil.copytree(teacher_of("classification"), teacher)
     settings = {"distillation.teacher": str(teacher), "training.epochs": 1}
     train(kind, tmp_path / "seeds", settings, num_seeds=2)
     shutil.rmtree(teacher)
@@ -225,21 +226,21 @@ def test_seeds_share_the_teacher_that_the_first_one_had(teachers: dict, tmp_path
 
 
 def test_teachers_that_cannot_be_used_are_errors_before_anything_is_written(
-    pretrained: Path, teachers: dict, tmp_path: Path
+    pretrained: Path, teacher_of: Callable, tmp_path: Path
 ) -> None:
     kind = KINDS["classification"]
     labels = {"data.labels": ["red", "green", "blue", "black", "white"]}
     for teacher, more, words in (
         (pretrained, {}, "not fine-tuned"),
-        (teachers["regression"], {}, "a score per text.*one label per text"),
-        (teachers["classification"], labels, "labels of the teacher.*'black'.*labels of classification.*'white'"),
+        (teacher_of("regression"), {}, "a score per text.*one label per text"),
+        (teacher_of("classification"), labels, "labels of the teacher.*'black'.*labels of classification.*'white'"),
         (tmp_path / "nothing", {}, "nothing"),
-        (teachers["classification"], {"data.unlabelled": "nothing.txt"}, r"data\.unlabelled.*nothing\.txt"),
+        (teacher_of("classification"), {"data.unlabelled": "nothing.txt"}, r"data\.unlabelled.*nothing\.txt"),
     ):
         with pytest.raises(UserError, match=words):
             train(kind, tmp_path / "run", {"distillation.teacher": str(teacher), **more})
         assert not (tmp_path / "run" / "data.digest").exists()
-    squad = {"distillation.teacher": str(teachers["tagging"])}
+    squad = {"distillation.teacher": str(teacher_of("tagging"))}
     span = Kind("span", lambda a, b: {"question": "what color", "context": f"{b} {a}", "answer": a}, {})
     with pytest.raises(UserError, match=r"distillation\.teacher.*span"):
         train(span, tmp_path / "span", {**squad, "data.max_query_length": 4, "data.doc_stride": 4,

@@ -432,7 +432,7 @@ def test_a_collapsed_model_is_a_warning(collapsed, warned, monkeypatch, tmp_path
     assert capsys.readouterr().err.startswith("collapsed: on dev the model gives the same answer") == warned
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_rows_in_memory_are_swept_and_all_seeds_are_scored_on_the_same_of_them(pretrained, tmp_path):
     rows = [
         {"text": f"{text} {row}", "label": label} for row in range(10) for text, label in (("ba", "x"), ("ko", "y"))

@@ -346,7 +346,7 @@ class Starts(bert.Callback):
         self.seen.append((start.path.name, start.start_step))
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_sweep_in_a_store_runs_no_trial_again_on_an_empty_disk(bucket, corpus, tmp_path, monkeypatch, caplog):
     def sweep(rates, *callbacks):
         more = {"output_dir": URL, "overrides": small_run(corpus), "callbacks": callbacks}

@@ -145,7 +145,7 @@ def test_the_export_has_the_weights_of_the_run(run: Path) -> None:
     assert [guess.token for guess in exported[0]] == [guess.token for guess in ours[0]]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_model_without_an_export_is_scored(corpus: Path, recipe: Path, tmp_path: Path, capsys) -> None:
     run = tmp_path / "run"
     options = ["--model.position_embedding_type=rotary", "--model.pre_layer_norm=true"]
