@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 
 import bert
+from bert.config.model import WINDOW_MODES
 from bert.data.corpus.docstrings import read_prose
 from bert.tasks.sequence_classification.custom import Names
 
 PACKAGES = frozenset({"jax", "matplotlib", "numpy", "pandas", "scipy", "sklearn"})
 MIN_WORDS, MAX_WORDS, TRAIN_ROWS, DEV_ROWS = 100, 400, 300, 200
-MODES = ("cut", "head_tail", "windows")
+MODES = ("cut", "head_tail", "windows", "windows_max")
 
 
 def documents() -> list[dict[str, str]]:
@@ -39,7 +40,7 @@ def documents() -> list[dict[str, str]]:
 
 def accuracy(mode: str, encoder: Path, rows: list[dict[str, str]], seed: int, folder: Path) -> float:
     """Returns the accuracy of one run on dev, and removes its folder."""
-    windows = {"doc_stride": 48, "max_train_windows": 4} if mode == "windows" else {}
+    windows = {"doc_stride": 48, "max_train_windows": 4} if mode in WINDOW_MODES else {}
     run = bert.finetune(
         "classification",
         init=encoder,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from bert.config.model import LongTextMode, ModelConfig, PairTruncation, TokenizerConfig
+from bert.config.model import WINDOW_MODES, LongTextMode, ModelConfig, PairTruncation, TokenizerConfig
 from bert.config.options import Decoding, EmbeddingConfig, LoraConfig, RerankerConfig, TaskDistillationConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
@@ -124,9 +124,10 @@ class TaskDataConfig:
     long_texts: LongTextMode = "cut"
     """Texts longer than max_length, for tasks that classify or score texts, and for embeddings. cut: keep the first
     tokens. head_tail: keep the first and the last tokens, 128 and 382 of 510 or in that proportion (Sun et al. 2019).
-    windows: read the whole text through windows and average their logits or vectors."""
+    windows: read the whole text through windows and average their logits or vectors. windows_max: use the maximum of
+    each logit or feature instead of the average."""
     max_train_windows: Positive = 8
-    """long_texts windows: maximum number of windows of a text in a training step, which bounds the memory. Windows of a
+    """Maximum number of windows of a text in a training step, which bounds the memory. Windows of a
     longer text are spread evenly over it. Evaluation and prediction read all windows."""
     max_target_length: Annotated[int, Range(minimum=2)] | None = None
     """Sequence to sequence: maximum length of a target in training, in tokens with its start or end token; longer ones
@@ -154,7 +155,7 @@ class TaskDataConfig:
     """Tagging: word endings such as 's and n't that are separate words in the texts of bert predict. Defaults to the
     ones that are separate words in the training data."""
     doc_stride: Positive = 128
-    """SQuAD, and long_texts windows: tokens between the starts of two windows of a long text, at most a window's
+    """SQuAD and texts with windows: tokens between the starts of two windows of a long text, at most a window's
     tokens."""
     max_query_length: Positive = 64
     """SQuAD: maximum length of a question in tokens; longer ones are truncated."""
@@ -284,7 +285,7 @@ class FinetuneConfig:
         if self.training.tokens_per_batch is not None and self.training.tokens_per_batch < self.data.max_length:
             fix = "raise the first or lower the second, so that a row fits"
             raise conflict(self, "training.tokens_per_batch", "data.max_length", fix)
-        if self.data.long_texts == "windows":
+        if self.data.long_texts in WINDOW_MODES:
             self._check_windows()
         if self.classifier_pooling != "init" and self.init == "none":
             fix = "set model.pooler_type and model.pooler_input instead"

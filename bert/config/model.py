@@ -23,7 +23,8 @@ from bert.errors import UserError, require, shorten
 VocabularyKind = Literal["wordpiece", "byte_level", "unigram"]
 StripAccents = bool | Literal["european"] | None
 PairTruncation = Literal["google", "longest_first"]
-LongTextMode = Literal["cut", "head_tail", "windows"]
+LongTextMode = Literal["cut", "head_tail", "windows", "windows_max"]
+WINDOW_MODES = ("windows", "windows_max")
 
 MIN_BYTE_LEVEL_SIZE = 256 + 5
 """Size of a byte-level vocabulary without merges: 256 bytes and the special tokens."""

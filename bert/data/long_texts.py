@@ -87,9 +87,9 @@ def encode_texts(
     - ``cut``: `bert.data.encoding.tokenize`.
     - ``head_tail``: the same number of tokens of each text as with ``cut``. Of n tokens, n * 128 / 510 (rounded)
       are the first tokens of the text, and the others the last ones.
-    - ``windows``: windows that start ``stride`` tokens apart; the last one ends with the text. Of a pair, the text with
-      more tokens is read through windows (of equal ones, the second). Each window has the first tokens of the other
-      text, at most half a row.
+    - ``windows`` and ``windows_max``: windows that start ``stride`` tokens apart; the last one ends with the text. Of a
+      pair, the text with more tokens is read through windows (of equal ones, the second). Each window has the first
+      tokens of the other text, at most half a row. Outputs are averaged, or their maximum is used.
 
     ``tokenizer`` is not changed.
 
@@ -111,7 +111,7 @@ def encode_texts(
         row: list(_windows(first, second, template, settings))
         for row, first, second, template in _whole_texts(tokenizer, texts, full)
     }
-    return _with_windows(rows, windows, settings.max_train_windows)
+    return _with_windows(rows, windows, settings)
 
 
 def _whole_texts(
@@ -165,7 +165,7 @@ def _windows(first: np.ndarray, second: np.ndarray, template: RowTemplate, setti
         yield _Row(template.row(*sides), template.segment_a_length(len(sides[0]), len(sides[1])))
 
 
-def _with_windows(rows: TokenRows, windows: dict[int, list[_Row]], max_train_windows: int) -> TokenRows | WindowedRows:
+def _with_windows(rows: TokenRows, windows: dict[int, list[_Row]], settings: LongTexts) -> TokenRows | WindowedRows:
     """Returns the rows with some of them replaced by windows; unchanged if no text has several windows."""
     counts = np.ones(len(rows), np.int64)
     counts[list(windows)] = [len(parts) for parts in windows.values()]
@@ -185,7 +185,9 @@ def _with_windows(rows: TokenRows, windows: dict[int, list[_Row]], max_train_win
         pad_token_id=rows.pad_token_id,
         texts=np.repeat(np.arange(len(rows)), counts),
     )
-    return WindowedRows(flat, np.concatenate([[0], np.cumsum(counts)]), rows.labels, max_train_windows)
+    ends = np.cumsum(counts)
+    maximum = settings.mode == "windows_max"
+    return WindowedRows(flat, np.concatenate([[0], ends]), rows.labels, settings.max_train_windows, maximum)
 
 
 def tokenize_queries(

@@ -1,4 +1,4 @@
-"""Texts that are read through windows: a text's windows share a batch, and their outputs are averaged."""
+"""Texts that are read through windows: a text's windows share a batch, and their outputs are pooled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TextWindows(TokenRows):
 
 @dataclass(frozen=True)
 class WindowedRows:
-    """R texts, which are read through one or more windows each. The outputs of a text's windows are averaged."""
+    """R texts, which are read through one or more windows each. The outputs of a text's windows are pooled."""
 
     windows: TextWindows
     offsets: np.ndarray
@@ -34,6 +34,8 @@ class WindowedRows:
     """[R, ...], as in `TokenRows`; None if the split has no labels."""
     max_train_windows: int
     """Maximum number of windows of a text in a training batch."""
+    maximum: bool = False
+    """Whether the output of a text is the maximum of its windows' outputs, per feature, instead of their mean."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -90,16 +92,18 @@ class WindowedRows:
         return {**batch, "labels": labels, "weights": weights}
 
     def pool(self, outputs: Sequence[np.ndarray], normalize: bool = False) -> list[np.ndarray]:
-        """Returns the mean of the outputs of each text's windows; the output of a single window is unchanged.
+        """Returns the mean or maximum of the outputs of each text's windows; one window's output is unchanged.
 
         Args:
           outputs: N arrays [L].
-          normalize: scale the outputs to length 1 before they are averaged.
+          normalize: scale the outputs to length 1 first.
         """
         stacked = np.asarray(outputs)
         if normalize:
             scaled = stacked / np.maximum(np.linalg.norm(stacked, axis=-1, keepdims=True), 1e-12)
             stacked = np.where((self.counts > 1)[self.windows.texts, None], scaled, stacked)
+        if self.maximum:
+            return list(np.maximum.reduceat(stacked, self.offsets[:-1]))
         return list(np.add.reduceat(stacked, self.offsets[:-1]) / self.counts[:, None].astype(stacked.dtype))
 
     def digest(self) -> str:

@@ -187,8 +187,8 @@ class BatchedForward:
     ) -> np.ndarray:
         """Computes the embeddings of rows, [R, E] float32. Many short rows are packed to avoid padding.
 
-        The embedding of a text with several windows is the mean of their embeddings, scaled to length 1 if ``pooling``
-        normalizes.
+        The embedding of a text with several windows is the mean or maximum of their embeddings, scaled to length 1
+        if ``pooling`` normalizes.
 
         Args:
             skipped: [R] number of leading tokens of each row to leave out of the pooling; None for 0.
@@ -263,7 +263,7 @@ class BatchedForward:
     def apply_head(self, features: Rows, batch_size: int) -> Outputs:
         """Returns the outputs of the task head, one array per row (see `bert.tasks.base.Outputs`).
 
-        A text with several windows has the mean of the outputs of its windows.
+        A text with several windows has the mean or maximum of the outputs of its windows.
         """
         if isinstance(features, WindowedRows):
             return outputs_of_texts(features, lambda rows: self.apply_head(rows, batch_size))

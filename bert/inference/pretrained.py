@@ -182,8 +182,8 @@ class Pretrained(ModelBundle):
             texts: texts, or pairs of texts as tuples.
             batch_size: number of texts per batch.
             prompt: ``query`` or ``document`` to prepend the model's prompt of that name, if it has one.
-            long_texts: how texts that are too long are read: cut, head_tail or windows, as ``data.long_texts``; None:
-                as in training, or cut for a model that does not declare it.
+            long_texts: how texts that are too long are read, as ``data.long_texts``; None: as in training, or cut for a
+                model that does not declare it.
 
         Raises:
             UserError: see `encode`; also if ``prompt`` or ``long_texts`` has another value.

@@ -234,8 +234,8 @@ def zero_shot(
         template: a sentence about the text, with {} for the label. The model predicts whether the text entails it.
         multi_label: whether several labels may apply. Each label then has a separate probability.
         batch_size: number of (text, label) pairs per batch.
-        long_texts: how texts that are too long are read: cut, head_tail or windows, as ``data.long_texts``; None: as in
-            training, or cut for a model that does not declare it.
+        long_texts: how texts that are too long are read, as ``data.long_texts``; None: as in training, or cut for a
+            model that does not declare it.
 
     Raises:
         UserError: the model lacks the labels entailment and contradiction, or a text, label or template is invalid.

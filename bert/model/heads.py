@@ -187,7 +187,7 @@ class BertForEmbedding(nn.Module):
 
     Attributes:
         pooling: mean, cls or max, as in `bert.model.pooling.Pooling`.
-        normalize: whether the embeddings of a long text's windows are scaled to length 1 before they are averaged.
+        normalize: whether the embeddings of a long text's windows are scaled to length 1 first.
     """
 
     config: ModelConfig

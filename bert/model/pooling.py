@@ -77,21 +77,23 @@ def pool(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMask, mode
     return jnp.sum(jnp.where(mask, hidden_states, 0), axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
 
 
-def mean_over_windows(
+def pool_windows(
     apply: Callable[..., Any],
     inputs: tuple[Int[Array, "*B W T"], ...],
     window_mask: Int[Array, "*B W"],
     dropout: Dropout | None,
+    maximum: bool = False,
     normalize: bool = False,
     row_stride: int | None = None,
 ) -> Float[Array, "*B L"]:
-    """Returns the mean of a model's outputs over the windows of each text.
+    """Returns the mean or maximum of a model's outputs over the windows of each text.
 
     Args:
         apply: (inputs [N, T], ..., dropout=...) -> outputs [N, L].
         window_mask: 1 for the windows of a text, and 0 for windows that only fill the array.
         dropout: the source for rows [*B]; each window has its own dropout.
-        normalize: scale the outputs of texts with several windows to length 1 before they are averaged.
+        maximum: return the maximum of each feature instead of the mean.
+        normalize: scale the outputs of texts with several windows to length 1 first.
         row_stride: distance between the dropout rows of two texts, at least W; None for W.
     """
     shape = window_mask.shape
@@ -105,6 +107,9 @@ def mean_over_windows(
     if normalize:
         squares = jnp.sum(jnp.square(outputs), axis=-1, keepdims=True)
         outputs = jnp.where(counts > 1, outputs * jax.lax.rsqrt(jnp.maximum(squares, 1e-24)), outputs)
+    if maximum:
+        largest = jnp.max(outputs, axis=-2, where=weights > 0, initial=-jnp.inf)
+        return jnp.where(counts[..., 0, :] > 0, largest, 0)
     return jnp.sum(outputs * weights, axis=-2) / jnp.maximum(counts, 1)[..., 0, :]
 
 

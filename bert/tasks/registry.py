@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from bert.config import FinetuneConfig, TaskDataConfig
-from bert.config.model import DECODER_KEYS
+from bert.config.model import DECODER_KEYS, WINDOW_MODES
 from bert.config.validation import check_unused
 from bert.data.inputs import EXPECTED_TEXTS, TEXT_OR_PAIR, Text, as_text_or_pair
 from bert.data.long_texts import LONG_TEXT_KEYS
@@ -121,7 +121,7 @@ def _with_field(task: Task, name: str, value: Any, reason: str) -> Task:
 def _check_data_keys(task: Task, data: TaskDataConfig) -> None:
     unset = TaskDataConfig()
     is_built_in = any(task.name == other.name for other in BUILT_IN)
-    if is_built_in and "long_texts" in task.data_keys and data.long_texts != "windows":
+    if is_built_in and "long_texts" in task.data_keys and data.long_texts not in WINDOW_MODES:
         for key in ("doc_stride", "max_train_windows"):
             if getattr(data, key) != getattr(unset, key):
                 reason = f"but the task is {task.name} and data.long_texts is {data.long_texts}"

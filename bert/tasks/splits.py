@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, TaskDataConfig
+from bert.config.model import WINDOW_MODES
 from bert.data.rows import Rows
 from bert.data.windows import windowed_parts
 from bert.errors import UserError, require
@@ -304,7 +305,7 @@ def cut_facts(
     Returns [] if no row is truncated, or if the task splits long inputs into several rows. If texts are read through
     windows, returns the share of texts with several windows.
     """
-    if data.long_texts == "windows":
+    if data.long_texts in WINDOW_MODES:
         return _window_facts(rows, data)
     lengths = {}
     for name in ("train", "dev"):

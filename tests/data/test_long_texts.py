@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from typing import get_args
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, TaskDataConfig, TrainingConfig
+from bert.config.model import LongTextMode
 from bert.data.batching import make_batches
 from bert.data.encoding import tokenize
 from bert.data.long_texts import LongTexts, encode_texts, head_length, tokenize_queries, with_long_texts
@@ -20,7 +23,7 @@ from tests.letters import byte_level_tokenizer, letter_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
-MODES = ("cut", "head_tail", "windows")
+MODES = get_args(LongTextMode)
 
 
 @pytest.fixture(scope="module")
@@ -147,13 +150,16 @@ def test_long_texts_share_training_batches(tokenizer: Tokenizer) -> None:
     assert np.mean([np.ptp(rows.counts[batch]) for batch in batches]) < 1.5
 
 
-def test_outputs_are_averaged_by_text(tokenizer: Tokenizer) -> None:
+def test_outputs_are_pooled_by_text(tokenizer: Tokenizer) -> None:
     rows = windows_of(tokenizer, ["a b", spaced(LETTERS[:14])], 10, 3)
     outputs = [np.array(values, np.float32) for values in ([3, 4], [3, 4], [0, 1], [6, 8])]
     assert np.array_equal(rows.pool(outputs), np.array([[3, 4], [3, 13 / 3]], np.float32))
     unit = rows.pool(outputs, normalize=True)
     assert np.array_equal(unit[0], outputs[0]), "a single window is unchanged"
     assert unit[1] == pytest.approx([0.4, (0.8 + 1 + 0.8) / 3])
+    largest = dataclasses.replace(rows, maximum=True)
+    assert np.array_equal(largest.pool(outputs), np.array([[3, 4], [6, 8]], np.float32))
+    assert largest.pool(outputs, normalize=True)[1] == pytest.approx([0.6, 1])
 
 
 def test_queries_and_documents_have_windows(tokenizer: Tokenizer) -> None:

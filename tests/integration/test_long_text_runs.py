@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import bert
 from bert.commands.export import main as export
 from bert.commands.predictions import predict_command
-from bert.config import ModelConfig
+from bert.config import FinetuneConfig, ModelConfig, TaskDataConfig
 from bert.data.long_texts import LongTexts, encode_texts
 from bert.data.windows import WindowedRows
 from bert.errors import UserError
@@ -25,9 +26,10 @@ from bert.model.dropout import Dropout
 from bert.model.heads import BertForEmbedding, BertForSequenceClassification
 from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.tasks.registry import published_task
-from bert.training.finetuning.kinds import apply_head
+from bert.tasks.sequence_classification import CustomClassification
+from bert.training.finetuning.kinds import build_model_and_loss
 from bert.training.finetuning.ranking_losses import embed_rows
-from bert.training.losses import LOSSES, make_task_loss
+from bert.training.losses import Loss
 from bert.training.step import compute_gradients
 from tests.helpers import lines_of, results_of
 from tests.letters import letter_tokenizer
@@ -210,10 +212,13 @@ def test_zero_shot_reads_long_texts_through_windows(tmp_path: Path) -> None:
 T = 8
 CONFIG = ModelConfig(61, 16, 1, 2, 32, max_position_embeddings=T, initializer_range=0.3)
 CLASSIFIER = BertForSequenceClassification(CONFIG, 3)
-LOSS = make_task_loss(
-    LOSSES["sequence_classification"],
-    lambda params, batch, dropout: apply_head(CLASSIFIER, {"params": params}, batch, dropout),
-)
+
+
+def loss_of(mode: str) -> Loss:
+    """Returns the loss of a run with ``data.long_texts``."""
+    config = FinetuneConfig(task="classification", model=CONFIG, data=TaskDataConfig(long_texts=mode))
+    task = CustomClassification(labels=("a", "b", "c"), label_names=("a", "b", "c"))
+    return build_model_and_loss(task, config, None, None)[2]
 
 
 @functools.cache
@@ -221,13 +226,13 @@ def initial_params() -> Any:
     return jax.jit(CLASSIFIER.init)(jax.random.key(0), jnp.zeros((1, T), jnp.int32))["params"]
 
 
-def windowed_batch() -> tuple[WindowedRows, dict[str, np.ndarray]]:
+def windowed_batch(mode: str = "windows") -> tuple[WindowedRows, dict[str, np.ndarray]]:
     """Sixteen rows of 1 to 4 windows; the last two rows only fill the batch."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     tokenizer = letter_tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters])
     texts = [" ".join(letters[number : number + 3 + number]) for number in range(14)]
     labels = (np.arange(14) % 3).astype(np.int32)
-    rows = encode_texts(tokenizer, texts, LongTexts(T, "windows", 3), labels)
+    rows = encode_texts(tokenizer, texts, LongTexts(T, mode, 3), labels)
     assert isinstance(rows, WindowedRows)
     assert rows.counts.max() == 4
     return rows, {**rows.batch(np.arange(14), T, 16), "rows": np.arange(16, dtype=np.int32)}
@@ -238,7 +243,7 @@ def gradients(batch: dict[str, np.ndarray], devices: int, micro_batches: int, me
     parallel = PmapParallelism(used) if mesh is None else MeshParallel(mesh, used)
     compiled = parallel.compile(
         lambda params, batch: compute_gradients(
-            params, batch, LOSS, lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
+            params, batch, loss_of("windows"), lambda rows: Dropout.for_step(3, 5, rows), parallel.axis
         )
     )
     return parallel.to_host(compiled(parallel.put_state(initial_params()), parallel.shard_batch(batch, micro_batches)))
@@ -253,26 +258,28 @@ def test_a_step_does_not_depend_on_devices_and_micro_batches(devices, micro_batc
     assert jax.tree.leaves(sums) == pytest.approx(jax.tree.leaves(expected_sums), rel=1e-6)
 
 
-def test_a_step_equals_one_text_and_one_window_at_a_time() -> None:
+@pytest.mark.parametrize(("mode", "pool"), [("windows", jnp.mean), ("windows_max", jnp.max)])
+def test_a_step_equals_one_text_and_one_window_at_a_time(mode: str, pool: Callable[..., jax.Array]) -> None:
     """The reference knows no batches, no padding and no masks."""
-    rows, batch = windowed_batch()
+    rows, batch = windowed_batch(mode)
+    logits_of = jax.jit(CLASSIFIER.apply)
 
     def loss(params: Any) -> jax.Array:
         total = jnp.zeros(())
         for text, label in enumerate(rows.labels):
             windows = range(rows.offsets[text], rows.offsets[text + 1])
             ids = [rows.windows.ids[rows.windows.offsets[n] : rows.windows.offsets[n + 1]] for n in windows]
-            logits = sum(CLASSIFIER.apply({"params": params}, window[None])[0] for window in ids) / len(ids)
+            logits = pool(jnp.stack([logits_of({"params": params}, window[None])[0] for window in ids]), axis=0)
             total -= jax.nn.log_softmax(logits)[label]
         return total / len(rows)
 
     def batched(params: Any) -> jax.Array:
-        losses, _ = LOSS.forward(params, batch, None)
+        losses, _ = loss_of(mode).forward(params, batch, None)
         total, weight = losses["classification_loss"]
         return total / weight
 
     expected, expected_grads = jax.value_and_grad(loss)(initial_params())
-    value, grads = jax.value_and_grad(batched)(initial_params())
+    value, grads = jax.jit(jax.value_and_grad(batched))(initial_params())
     assert float(value) == pytest.approx(float(expected), rel=1e-6)
     assert_same_gradients(jax.device_get(grads), jax.device_get(expected_grads))
 
@@ -291,8 +298,9 @@ def test_queries_and_documents_equal_single_windows() -> None:
         "document_ids": ids[:, 1:], "document_types": 0 * ids[:, 1:], "document_mask": ones[:, 1:],
         "document_windows": mask[:, 1:],
     }  # fmt: skip
-    vectors = np.reshape(embed_rows(model, params, batch, None), (2, 4, -1))
+    vectors = np.reshape(jax.jit(lambda params: embed_rows(model, params, batch, None))(params), (2, 4, -1))
+    vector_of = jax.jit(model.apply)
     for row, text in np.ndindex(2, 4):
-        single = np.array([model.apply(params, ids[row, text, w][None])[0] for w in range(windows[row, text])])
+        single = np.array([vector_of(params, ids[row, text, w][None])[0] for w in range(windows[row, text])])
         scaled = single / np.linalg.norm(single, axis=1, keepdims=True) if len(single) > 1 else single
         assert np.allclose(vectors[row, text], scaled.mean(axis=0), atol=1e-5)

@@ -18,7 +18,7 @@ from bert.tasks.sequence_classification import CustomClassification
 pytestmark = pytest.mark.real
 
 TEXT = " ".join(f"Sentence {number} says that the boat is {number % 7} years older." for number in range(40))
-SETTINGS = [LongTexts(64, "windows", 40), LongTexts(64, "head_tail")]
+SETTINGS = [LongTexts(64, "windows", 40), LongTexts(64, "windows_max", 40), LongTexts(64, "head_tail")]
 
 
 def run_readme(folder: Path, text: str) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bert.config.model import WINDOW_MODES
 from bert.data.encoding import RowTemplate, row_template
 from bert.data.long_texts import LongTexts, head_length
 from bert.interchange.bundle import ModelBundle
@@ -21,13 +22,14 @@ def long_text_rule(model: ModelBundle) -> list[str]:
         head = head_length(room)
         rule = f"Of a text with more than {room} tokens, the first {head} and the last {room - head} are kept."
     else:
+        pooled = "maximum" if own.mode == "windows_max" else "mean"
         rule = (
             f"A text with more than {room} tokens is read through windows of {room} tokens that start "
             f"{min(own.stride, room)} tokens apart; the last one ends with the text. The {outputs} of a text are the "
-            f"mean of the {outputs} of its windows."
+            f"{pooled} of the {outputs} of its windows."
         )
         if outputs == "vectors" and model.pooling is not None and model.pooling.normalize:
-            rule += " Vectors are scaled to length 1 before and after the mean."
+            rule += " Vectors are scaled to length 1 before and after that."
     return [f"{rule}{_pairs(model, own)}"]
 
 
@@ -48,9 +50,9 @@ def long_text_usage(model: ModelBundle) -> list[str]:
     if not rule or own is None or model.texts_per_input == 2:
         return rule
     template = row_template(model.tokenizer)
-    rows = _window_lines(template, own) if own.mode == "windows" else _head_tail_lines(template, own)
+    rows = _window_lines(template, own) if own.mode in WINDOW_MODES else _head_tail_lines(template, own)
     lines = ["import torch", "", 'ids = tokenizer("a text", add_special_tokens=False)["input_ids"]', *rows]
-    outputs = _vector_lines(model) if model.architecture == "Bert" else _logit_lines()
+    outputs = _vector_lines(model, own) if model.architecture == "Bert" else _logit_lines(own)
     return ["## Long texts", *rule, "\n".join(["```python", *lines, *outputs, "```"])]
 
 
@@ -76,11 +78,16 @@ def _head_tail_lines(template: RowTemplate, own: LongTexts) -> list[str]:
     return [f"rows = [{_framed(template, f'({kept})')}]"]
 
 
-def _logit_lines() -> list[str]:
-    return ["logits = torch.stack([model(torch.tensor([row])).logits[0] for row in rows]).mean(0)"]
+def _over_windows(own: LongTexts) -> str:
+    return "amax(0)" if own.mode == "windows_max" else "mean(0)"
 
 
-def _vector_lines(model: ModelBundle) -> list[str]:
+def _logit_lines(own: LongTexts) -> list[str]:
+    logits = "torch.stack([model(torch.tensor([row])).logits[0] for row in rows])"
+    return [f"logits = {logits}.{_over_windows(own)}"]
+
+
+def _vector_lines(model: ModelBundle, own: LongTexts) -> list[str]:
     pooling = model.pooling
     if pooling is None or pooling.mode not in POOLED or pooling.dense:
         return []
@@ -89,5 +96,5 @@ def _vector_lines(model: ModelBundle) -> list[str]:
     return [
         "states = [model(torch.tensor([row])).last_hidden_state[0] for row in rows]",
         f"vectors = {vectors}",
-        f"embedding = {scale.replace('VECTOR', 'vectors.mean(0)')}",
+        f"embedding = {scale.replace('VECTOR', f'vectors.{_over_windows(own)}')}",
     ]

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from bert.errors import UserError
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
-from bert.model.pooling import mean_over_windows
+from bert.model.pooling import pool_windows
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
 from bert.tasks.base import Task
@@ -38,12 +38,14 @@ MIN_ROWS = 2
 """Minimum number of training rows of each label, because rows with the same label are compared."""
 
 
-def row_vectors(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None) -> Float[Array, "B D"]:
-    """Returns the inputs of the classifier; for texts with windows, the mean over the windows."""
+def row_vectors(
+    model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None, maximum: bool = False
+) -> Float[Array, "B D"]:
+    """Returns the inputs of the classifier; for texts with windows, the mean or maximum over the windows."""
     inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
     apply = partial(model.apply, variables, method=_row_features)
     if "window_mask" in batch:
-        return mean_over_windows(apply, inputs, batch["window_mask"], dropout)
+        return pool_windows(apply, inputs, batch["window_mask"], dropout, maximum)
     return jnp.asarray(apply(*inputs, dropout=dropout))
 
 

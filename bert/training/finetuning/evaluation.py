@@ -94,8 +94,8 @@ class TaskEvaluator(BatchedEvaluator):
         """Maps replicated parameters to one float32 array per row, and to ``loss`` if the rows have labels.
 
         For heads with an output per token, the array [T, L] of a row is cut to the row's own tokens. Texts with windows
-        have the mean of all of their windows, which are rows of their own here. ``between`` is called before each
-        batch.
+        have the pooled outputs of all of their windows, which are rows of their own here. ``between`` is called before
+        each batch.
         """
         if windowed_parts(split.features):
 

@@ -22,7 +22,7 @@ from bert.model.decoders import BertForSequenceToSequence, ClassifierWithLanguag
 from bert.model.dropout import Dropout
 from bert.model.heads import HEADS, BertForEmbedding
 from bert.model.layers import LayerExecution
-from bert.model.pooling import Pooling, mean_over_windows
+from bert.model.pooling import Pooling, pool_windows
 from bert.parallel.backends import Parallelism
 from bert.tasks import register_task
 from bert.tasks.base import Task
@@ -60,12 +60,12 @@ def build_head(task: Task, config: FinetuneConfig, execution: LayerExecution) ->
     )
 
 
-def apply_head(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None) -> Any:
-    """Returns the outputs of the head; for texts with windows, the mean over the windows."""
+def apply_head(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None, maximum: bool = False) -> Any:
+    """Returns the outputs of the head; for texts with windows, the mean or maximum over the windows."""
     inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
     apply = partial(model.apply, variables)
     if "window_mask" in batch:
-        return mean_over_windows(apply, inputs, batch["window_mask"], dropout)
+        return pool_windows(apply, inputs, batch["window_mask"], dropout, maximum)
     return apply(*inputs, dropout=dropout)
 
 
@@ -101,7 +101,7 @@ class TaskKind:
 
     loss: Callable[[Task, FinetuneConfig, str | None], TaskLoss]
     build_model: Callable[[Task, FinetuneConfig, LayerExecution], nn.Module] = build_head
-    forward: Callable[[nn.Module, Any, Batch, Dropout | None], Any] = apply_head
+    forward: Callable[..., Any] = apply_head
     make_loss: Callable[[TaskLoss, Apply], Loss] = make_task_loss
     make_evaluators: Callable[[Apply, TaskLoss, Parallelism, FinetuneConfig, Tokenizer], Evaluators] = one_evaluator
     resolve: Callable[[FinetuneConfig, Pooling | None, str, Log], FinetuneConfig] = lambda config, *_: config
@@ -302,9 +302,11 @@ def build_model_and_loss(
     """
     kind = TASK_KINDS[task.kind]
     model, loss = build_task_model(task, config), task_loss(task, config, axis)
-    apply = make_apply(model, frozen, kind.forward)
+    maximum = config.data.long_texts == "windows_max"
+    apply = make_apply(model, frozen, partial(kind.forward, maximum=True) if maximum else kind.forward)
     if config.classifier_training == "contrastive":
-        return model, apply, make_embedding_loss(contrastive_loss(axis), make_apply(model, frozen, row_vectors))
+        vectors = make_apply(model, frozen, partial(row_vectors, maximum=maximum))
+        return model, apply, make_embedding_loss(contrastive_loss(axis), vectors)
     if config.distillation.is_used:
         outputs = task.problem_type or task.kind
         if outputs not in TEACHER_LOSSES or kind.make_loss is not make_task_loss:

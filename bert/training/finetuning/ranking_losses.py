@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from bert.config import EmbeddingConfig, RerankerConfig
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
-from bert.model.pooling import mean_over_windows
+from bert.model.pooling import pool_windows
 from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
 from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
 
@@ -192,12 +192,15 @@ def cosine_loss(embeddings: Float[Array, "B texts D"], batch: Batch) -> tuple[We
     return ((jnp.sum(jnp.square(cosines - batch["labels"]) * weights), jnp.sum(weights)),)
 
 
-def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None) -> Float[Array, "B numbers"]:
+def embed_rows(
+    model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None, maximum: bool = False
+) -> Float[Array, "B numbers"]:
     """Returns the embeddings of the query and the C documents of each row, [B, (1 + C) * D]; [B, D] for single texts.
 
     Args:
         batch: a batch of `bert.data.rows.QueryDocumentRows`, or of `bert.data.rows.TokenRows` or `WindowedRows` for
             single texts.
+        maximum: of texts with windows, return the maximum over the windows instead of the mean.
     """
     apply = partial(model.apply, variables)
     inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
@@ -209,7 +212,7 @@ def embed_rows(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout 
         """Encodes texts whose numbers in the batch are ``texts`` [rows, ...]; each text has its own dropout."""
         source = dropout if dropout is None or texts is None else dropout.replace(rows=texts.reshape(-1))
         if windows is not None:
-            return mean_over_windows(apply, inputs_of_texts, windows, source, normalize, stride)
+            return pool_windows(apply, inputs_of_texts, windows, source, maximum, normalize, stride)
         if source is not None and stride > 1:
             source = source.replace(rows=source.rows * stride)
         flat = (array.reshape(-1, array.shape[-1]) for array in inputs_of_texts)
