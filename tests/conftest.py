@@ -44,7 +44,7 @@ TYPED = (
     "bert.model.positions",
     "bert.model.attention",
     "bert.model.layers",
-    "bert.model.pooling",
+    "bert.model.reductions",
     "bert.model.encoder",
     "bert.model.heads",
     "bert.model.pretraining",

@@ -27,10 +27,11 @@ from bert.errors import UserError
 from bert.files import atomic_write
 from bert.inference.forward import BUCKETS, check_finite, check_inputs
 from bert.inference.generate import Continuation
-from bert.inference.pretrained import Params, Pretrained
+from bert.inference.pretrained import Pretrained
 from bert.model.decoders import BertForSequenceToSequence
 from bert.model.encoder import Bert
 from bert.model.names import has_decoder
+from bert.model.parameters import Params
 from bert.tokenizer.hf_settings import NO_LIMIT
 from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import token_text

@@ -22,7 +22,6 @@ from bert.errors import UserError, log_message, renamed_argument, require, syste
 from bert.interchange import ExportError, hub
 from bert.interchange.readers import hf
 from bert.metrics import retrieval
-from bert.model.linear import FrozenWeights
 from bert.model.names import ARCHITECTURES, PROJECTIONS
 from bert.remote import writable
 from bert.tasks.base import Task
@@ -244,7 +243,9 @@ def _with_scaled_head(params: dict[str, Any], temperature: float) -> dict[str, A
 
 def _adapters(model: Any, base: str | None, temperature: float) -> Any:
     """Returns the adapters of a run. Raises UserError if it has none, or if its base model has no name."""
+    # Imported here because they import JAX.
     from bert.interchange.writers.peft import Adapters
+    from bert.model.linear import FrozenWeights
     from bert.runs.checkpoint import Checkpointer
     from bert.runs.orbax_io import read_frozen_weights
 

@@ -1,16 +1,16 @@
-"""Runs the compiled forward functions of a model in batches of rows with similar lengths."""
+"""Runs the forward functions of a model in batches of rows with similar lengths. Does not import JAX.
+
+The functions are compiled by JAX (`bert.inference.compiled`) or run by ONNX Runtime (`bert.inference.onnx_engine`).
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from bert.config import ModelConfig
 from bert.data.batching import bucket_length, evaluation_batches
@@ -18,12 +18,8 @@ from bert.data.inputs import check_count
 from bert.data.pretraining.packing import assign_packs, packing_arrays
 from bert.data.rows import QueryDocumentRows, Rows, TokenRows
 from bert.data.windows import WindowedRows, outputs_of_texts
-from bert.errors import UserError, require
-from bert.model.encoder import Bert
-from bert.model.heads import HEADS
-from bert.model.mask import Packing
+from bert.errors import UserError
 from bert.model.pooling import Pooling
-from bert.model.pretraining import BertForMaskedLM
 from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
 
@@ -52,7 +48,7 @@ def packed_batches(rows: PackedRows, features: TokenRows) -> Iterator[tuple[np.n
     """Yields (indices of the texts, in the order of their tokens; batch).
 
     A batch has ``input_ids``, ``token_type_ids``, ``example_ids`` and ``position_ids``, [B, T] int32. For the last two,
-    see `Packing`.
+    see `bert.model.mask.Packing`.
     """
     for start in range(0, len(rows.packs), rows.num_rows):
         packs = rows.packs[start : start + rows.num_rows]
@@ -133,17 +129,20 @@ def check_inputs(ids: np.ndarray, vocab_size: int) -> None:
         )
 
 
-def check_finite(numbers: Sequence[int] | np.ndarray, outputs: Any, lengths: Sequence[int] | None = None) -> None:
+def check_finite(
+    numbers: Sequence[int] | np.ndarray, outputs: Any, lengths: Sequence[int] | np.ndarray | None = None
+) -> None:
     """Raises UserError if the output of an input is NaN or infinite, and names the input.
 
     All outputs are checked, because softmax and argmax would hide a NaN.
 
     Args:
         numbers: [R] index of each row's input.
-        outputs: arrays. The first R rows are checked.
+        outputs: an array, or a tuple of arrays and None. The first R rows of each array are checked.
         lengths: [R] tokens per row. Arrays [B, T, ...] are checked up to this length; None checks all.
     """
-    leaves = [np.asarray(leaf)[: len(numbers)] for leaf in jax.tree.leaves(outputs)]
+    parts = outputs if isinstance(outputs, tuple) else (outputs,)
+    leaves = [np.asarray(part)[: len(numbers)] for part in parts if part is not None]
     with np.errstate(all="ignore"):  # a finite sum proves that all are finite; an overflow proves nothing
         if all(math.isfinite(leaf.sum()) for leaf in leaves):
             return
@@ -156,23 +155,43 @@ def check_finite(numbers: Sequence[int] | np.ndarray, outputs: Any, lengths: Seq
             )
 
 
-class BatchedForward:
-    """The compiled encoder, masked-LM head and task head of a model."""
+class Encoded(NamedTuple):
+    """Outputs of an encoder for a batch.
 
-    packs_texts = True
-    """Whether short texts may share rows, in which each text attends only to itself."""
+    Attributes:
+        last_hidden_state: [B, T, D].
+        pooled_output: [B, D]; None without a pooler.
+    """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        params: dict[str, Any],
-        task: Task | None,
-        num_feature_layers: int | None,
-        dtype: DTypeLike = jnp.float32,
-    ) -> None:
-        self.has_pooler = "pooler" in params["bert"]
-        self._config, self._params, self._task, self._num_feature_layers = config, params, task, num_feature_layers
-        self._dtype = dtype
+    last_hidden_state: Any
+    pooled_output: Any | None
+
+
+class BatchedForward(ABC):
+    """The encoder and the task head of a model, applied to batches of rows.
+
+    Args:
+        params: first argument of `encoder` and `head`; None for functions that hold the parameters.
+        task: the task whose head `apply_head` applies; None for an encoder.
+    """
+
+    def __init__(self, config: ModelConfig, params: dict[str, Any] | None, task: Task | None) -> None:
+        self._config, self._params, self._task = config, params, task
+
+    @property
+    @abstractmethod
+    def has_pooler(self) -> bool:
+        """Whether the encoder returns pooled outputs."""
+
+    @property
+    @abstractmethod
+    def encoder(self) -> Callable[..., Any]:
+        """Maps (params, token ids, segment ids, mask) of a batch to `Encoded`."""
+
+    @property
+    @abstractmethod
+    def head(self) -> Callable[..., Any]:
+        """Maps (params, token ids, segment ids, mask) of a batch to the outputs of the task head."""
 
     def encode(self, features: Rows, batch_size: int) -> Batches:
         """Yields hidden states and pooled outputs."""
@@ -185,7 +204,7 @@ class BatchedForward:
         batch_size: int,
         skipped: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Computes the embeddings of rows, [R, E] float32. Many short rows are packed to avoid padding.
+        """Computes the embeddings of rows, [R, E] float32.
 
         The embedding of a text with several windows is the mean or maximum of their embeddings, scaled to length 1
         if ``pooling`` normalizes.
@@ -203,21 +222,14 @@ class BatchedForward:
             return pooling.scaled(np.array(vectors), features.counts > 1)
         width = pooling.embedding_size(self._config.hidden_size)
         embeddings = np.zeros((len(features), width), np.float32)
-        packed = pack_if_shorter(features, self._config, batch_size, BUCKETS) if self.packs_texts else None
-        if packed is not None:
-            for texts, hidden in self._encode_packed(packed, features):
-                left_out = None if skipped is None else skipped[texts]
-                embeddings[texts] = pooling.of_sequences(hidden, features.lengths[texts], left_out)
-                check_finite(features.input_numbers[texts], embeddings[texts])
-            return embeddings
-        for rows, vectors in self._embed_padded(features, pooling, batch_size, skipped):
+        for rows, vectors in self._embed_rows(features, pooling, batch_size, skipped):
             embeddings[rows] = vectors
         return embeddings
 
-    def _embed_padded(
+    def _embed_rows(
         self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None
     ) -> Batches:
-        """Yields the embeddings of padded rows."""
+        """Yields the embeddings of each batch."""
         for rows, output in self.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows)]
             mask = (np.arange(states.shape[1]) < features.lengths[rows, None]).astype(np.int32)
@@ -244,22 +256,6 @@ class BatchedForward:
         check_finite(range(count), embeddings)
         return EncodeOutput(hidden, pooled if self.has_pooler else None, mask, embeddings)
 
-    def _encode_packed(self, packed: PackedRows, features: TokenRows) -> Batches:
-        """Yields the hidden states of each batch, with the texts concatenated to [tokens, D]."""
-
-        def dispatched() -> Iterator[tuple[Any, Any]]:
-            for texts, batch in packed_batches(packed, features):
-                check_inputs(batch["input_ids"], self._config.known_vocab_size)
-                yield (texts, batch["example_ids"] > 0), self._packed_encoder(self._params, batch)
-
-        for (texts, is_token), hidden in _one_ahead(dispatched()):
-            yield texts, hidden[is_token]
-
-    def predict_masks(self, features: Rows) -> Any:
-        """Returns the masked-LM logits of a single row, [1, T, V]."""
-        [(_, logits)] = self._run(self._masked_lm, features, 1)
-        return logits
-
     def apply_head(self, features: Rows, batch_size: int) -> Outputs:
         """Returns the outputs of the task head, one array per row (see `bert.tasks.base.Outputs`).
 
@@ -274,7 +270,7 @@ class BatchedForward:
         return outputs
 
     def warm_up(self, num_rows: int, length: int) -> None:
-        """Compiles the head, or the encoder if there is no task, for a number of rows and a length."""
+        """Runs the head, or the encoder if there is no task, for a number of rows and a length."""
         offsets = length * np.arange(num_rows + 1, dtype=np.int64)
         blank = TokenRows(np.zeros(num_rows * length, np.int32), offsets, np.full(num_rows, length, np.int32), None)
         rows = blank if self._task is None else self._task.blank_rows(blank)
@@ -282,7 +278,7 @@ class BatchedForward:
             pass
 
     def _run(self, forward: Callable[..., Any], features: Rows, batch_size: int) -> Batches:
-        """Applies a function to all rows. The next batch is dispatched before one is returned.
+        """Applies a function to all rows, and yields its outputs for each batch.
 
         Raises:
             UserError: a token id is outside of the embedding, or an output is not finite.
@@ -298,56 +294,14 @@ class BatchedForward:
                 yield rows, forward(self._params, *inputs)
 
         numbers = getattr(features, "input_numbers", np.arange(len(features)))
-        for rows, outputs in _one_ahead(dispatched()):
+        for rows, outputs in self._fetched(dispatched()):
             check_finite(numbers[rows], outputs, features.lengths[rows])
             yield rows, outputs
 
     def _padded_size(self, lengths: np.ndarray, batch_size: int) -> tuple[int, int]:
-        """Returns T and B of the arrays for rows of the given lengths. Few sizes are used, as each is compiled."""
-        return bucket_length(int(lengths.max()), BUCKETS, self._config.max_position_embeddings), batch_size
+        """Returns T and B of the arrays for rows of the given lengths."""
+        return int(lengths.max()), len(lengths)
 
-    @cached_property
-    def encoder(self) -> Callable[..., Any]:
-        model = Bert(self._config, self._dtype, add_pooling_layer=self.has_pooler)
-        return _compiled(lambda params, *inputs: model.apply({"params": params["bert"]}, *inputs))
-
-    @cached_property
-    def _packed_encoder(self) -> Callable[..., Any]:
-        model = Bert(self._config, self._dtype, add_pooling_layer=False)
-
-        def encode(params: dict[str, Any], batch: dict[str, jax.Array]) -> jax.Array:
-            ids = batch["input_ids"]
-            packing = Packing(batch["example_ids"], batch["position_ids"], jnp.zeros_like(ids[:, :1]))
-            output: Any = model.apply({"params": params["bert"]}, ids, batch["token_type_ids"], packing=packing)
-            return output.last_hidden_state
-
-        return _compiled(encode)
-
-    @cached_property
-    def _masked_lm(self) -> Callable[..., Any]:
-        model = BertForMaskedLM(self._config, self._dtype)
-        return _compiled(lambda params, *inputs: model.apply({"params": params}, *inputs))
-
-    @cached_property
-    def head(self) -> Callable[..., Any]:
-        task = require(self._task, "the task")
-        model = HEADS[task.kind](
-            self._config, task.num_labels, dtype=self._dtype, num_feature_layers=self._num_feature_layers
-        )
-        return _compiled(lambda params, *inputs: model.apply({"params": params}, *inputs))
-
-
-def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function and casts its outputs to float32."""
-    return jax.jit(lambda *inputs: jax.tree.map(lambda x: x.astype(jnp.float32), forward(*inputs)))
-
-
-def _one_ahead(batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Yields (key, outputs as NumPy arrays) while the next outputs are computed."""
-    previous: tuple[Any, Any] | None = None
-    for dispatched in batches:
-        if previous is not None:
-            yield previous[0], jax.device_get(previous[1])
-        previous = dispatched
-    if previous is not None:
-        yield previous[0], jax.device_get(previous[1])
+    def _fetched(self, batches: Batches) -> Batches:
+        """Yields (key, outputs as NumPy arrays)."""
+        return batches

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
@@ -25,13 +24,16 @@ from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.interchange.pooling import encoder_folder
 from bert.interchange.readers import google, hf
 from bert.interchange.readers.peft import is_adapter, tokenizer_folder
-from bert.model.heads import HEADS
-from bert.model.linear import FrozenWeights
-from bert.model.names import ENCODER_DECODER, PROJECTIONS, pretraining_architecture
+from bert.interchange.stored_params import StoredParams
+from bert.interchange.tensor_files import weight_files
+from bert.interchange.weights_records import WeightsRecord, content_key, read_record, write_record
+from bert.model.names import ARCHITECTURE_OF_KIND, ENCODER_DECODER, PROJECTIONS, pretraining_architecture
+from bert.model.parameters import Params
 from bert.model.pooling import Pooling, find_activation
 from bert.parallel.devices import require_no_fork
 from bert.remote import fetch, is_url
-from bert.runs.folder import TARGET_TOKENIZER, run_and_step
+from bert.runs.checkpoint_directory import CheckpointDirectory
+from bert.runs.folder import FROZEN_WEIGHTS, TARGET_TOKENIZER, run_and_step
 from bert.runs.metrics_log import read_results
 from bert.runtime.compilation_cache import use_compilation_cache
 from bert.tasks import make_task
@@ -40,7 +42,7 @@ from bert.tasks.registry import published_task
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
 
-KIND_OF_ARCHITECTURE = {module.__name__: kind for kind, module in HEADS.items() if kind != "reranker"}
+KIND_OF_ARCHITECTURE = {name: kind for kind, name in ARCHITECTURE_OF_KIND.items() if kind != "reranker"}
 """The task kind of each architecture that `Pretrained.predict` supports."""
 
 ENGINES = {"jax": ("float32", "bfloat16"), "onnxruntime": ("float32", "int8")}
@@ -82,8 +84,8 @@ def load(
             quantization of the weights). Results are float32.
         adapter: folder, URL or hub name of a LoRA adapter in PEFT's format, which is added to the model's weights.
         engine: ``jax``, or ``onnxruntime`` for a model's encoder and task head on a CPU (extra ``onnx``). Its graph is
-            written to the user's cache folder and compared with the model on first use. Other methods, such as
-            `generate`, use JAX.
+            written to the user's cache folder and compared with the model on first use. Later, neither JAX is imported
+            nor are the weights read, except by methods that need them, such as `generate`.
 
     Raises:
         UserError: there is no model, no valid checkpoint, or the requested one does not exist.
@@ -109,20 +111,70 @@ def load(
     name = source if revision is None else f"{source}@{revision}"
     folder, own_step = _find(name, weights=True)
     step = own_step if step is None else step
-    if adapter is not None:
-        model = _load_published(folder, name, log, _find_adapter(adapter, folder))
-    elif _is_run(folder):
-        model = _load_run(folder, step, log)
-    elif step is not None:
+    if step is not None and not _is_run(folder):
         raise UserError(f"{source} is not a run: remove step")
+    if adapter is not None:
+        model = _load_published(folder, name, log, adapter=_find_adapter(adapter, folder))
+    elif engine == "onnxruntime":
+        return _load_for_graph(folder, name, step, log).replace(dtype=dtype, engine=engine)
     else:
-        model = _load_published(folder, name, log)
+        model = _load_run(folder, step, log) if _is_run(folder) else _load_published(folder, name, log)
     if engine == "onnxruntime":
-        from bert.interchange.writers.onnx import check_exportable  # imported here because it is slow
+        _check_graph(model)
+    return model.replace(dtype=dtype, engine=engine)
 
-        check_head(model)
-        check_exportable(model)
-    return dataclasses.replace(model, dtype=dtype, engine=engine)
+
+def _load_for_graph(folder: Path, name: str, step: int | None, log: Callable[[str], None]) -> Pretrained:
+    """Loads a model for ONNX Runtime. Its weights are read on first use if there is a record of them."""
+    is_run = _is_run(folder)
+
+    def weights_of(step: int | None) -> tuple[int | None, str | None]:
+        step, files = _run_weights(folder, step) if is_run else (None, _published_weights(folder))
+        return step, content_key(files)
+
+    step_found, key = weights_of(step)
+    known = None if key is None else read_record(key)
+    if is_run:
+        model = _load_run(folder, step if known is None else step_found, log, known)
+    else:
+        model = _load_published(folder, name, log, known)
+    if known is None:
+        _check_graph(model)
+        if key is not None and weights_of(model.step)[1] == key:  # nothing was written while the weights were read
+            write_record(key, WeightsRecord.of(model))
+    return model
+
+
+def _check_graph(model: Pretrained) -> None:
+    """Raises UserError if a model has no graph, or if the extra ``onnx`` is not installed."""
+    from bert.interchange.writers.onnx import check_exportable  # imported here because it is slow
+
+    check_head(model)
+    check_exportable(model)
+
+
+def _published_weights(folder: Path) -> list[Path]:
+    """Returns the files on which the parameters of a Hugging Face folder depend; [] for other folders."""
+    if not hf.is_hf_folder(folder) or is_adapter(folder):
+        return []
+    encoder = encoder_folder(folder)
+    files = weight_files(encoder)
+    return [encoder / "config.json", *files] if files else []
+
+
+def _run_weights(folder: Path, step: int | None) -> tuple[int | None, list[Path]]:
+    """Returns the step that `_load_run` reads from an undamaged run, and the files on which its parameters depend."""
+    directory = CheckpointDirectory(folder / "checkpoints")
+    if step is None and isinstance(load_run_config(folder), FinetuneConfig):
+        step = directory.best
+    if step is None:
+        step = max(directory.steps(), default=None)
+    checkpoint = directory.find().get(-1 if step is None else step)
+    if checkpoint is None:
+        return step, []
+    frozen = [file for file in [folder / FROZEN_WEIGHTS] if file.is_file()]
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    return step, [folder / "config.yaml", *frozen, *files]
 
 
 def _find_adapter(adapter: str | os.PathLike[str], base: Path) -> Path:
@@ -142,6 +194,9 @@ def _find_adapter(adapter: str | os.PathLike[str], base: Path) -> Path:
 
 def share_arrays(model: Pretrained, base: Pretrained) -> Pretrained:
     """Returns the model with the arrays of ``base``, on the host and on the device, wherever they are equal."""
+    import jax
+    from flax import traverse_util
+
     own, others = (traverse_util.flatten_dict(each.params) for each in (model, base))
     equal = {path for path, array in own.items() if path in others and np.array_equal(array, others[path])}
     shared = dataclasses.replace(
@@ -195,8 +250,17 @@ def _is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file()
 
 
-def _load_published(folder: Path, name: str, log: Callable[[str], None], adapter: Path | None = None) -> Pretrained:
-    read = hf.read_hf_model(folder, log, adapter) if hf.is_hf_folder(folder) else google.read_google_model(folder, log)
+def _load_published(
+    folder: Path,
+    name: str,
+    log: Callable[[str], None],
+    known: WeightsRecord | None = None,
+    adapter: Path | None = None,
+) -> Pretrained:
+    if hf.is_hf_folder(folder):
+        read = hf.read_hf_model(folder, log, adapter, known)
+    else:
+        read = google.read_google_model(folder, log)
     task = published_task(
         KIND_OF_ARCHITECTURE.get(read.architecture),
         name,
@@ -220,33 +284,29 @@ def _load_published(folder: Path, name: str, log: Callable[[str], None], adapter
     return Pretrained(**{**vars(read), "source": name}, task=task, data=data)
 
 
-def _load_run(path: Path, step: int | None, log: Callable[[str], None]) -> Pretrained:
-    # Imported here because it is slow and other sources do not need it.
-    from bert.runs.checkpoint import Checkpointer
-    from bert.runs.orbax_io import read_frozen_weights
-
+def _load_run(
+    path: Path, step: int | None, log: Callable[[str], None], known: WeightsRecord | None = None
+) -> Pretrained:
     config = load_run_config(path)
     if isinstance(config, FinetuneConfig) and config.num_seeds > 1:
         raise UserError(
             f"{path} holds the runs of {config.num_seeds} seeds: name one of them, for example "
             f"{path / f'seed-{config.seed}'} (results.json names the best one)"
         )
-    with Checkpointer(path / "checkpoints", config.training.max_to_keep, log) as checkpoints:
-        is_best = step is None and isinstance(config, FinetuneConfig)
-        restored = checkpoints.restore_best_params() if is_best else checkpoints.restore_params(step)
-    if restored is None:
-        raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
-    step, params = restored
-    if isinstance(config, FinetuneConfig) and config.lora.rank is not None:
-        params = FrozenWeights(read_frozen_weights(path, config.lora.checksum), config.lora.scale).merge(params)
-    params.pop(PROJECTIONS, None)
+    params: Any
+    if known is None:
+        step, params = _read_run_params(path, step, config, log)
+        parts = frozenset(params)
+    else:
+        read = partial(_read_run_params, path, step, config, lambda text: None)
+        params, parts = StoredParams(str(path), known.checksum, lambda: read()[1]), known.parts
     task: Task | None = None
     settings: dict[str, Any] = {}
     if isinstance(config, FinetuneConfig):
         tuned = (read_results(path) or {}).get("tuned", {})
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, **tuned))
         task, settings = _task_of_run(path, config)
-    architecture = pretraining_architecture(set(params), config.model) if task is None else architecture_of(task)
+    architecture = pretraining_architecture(parts, config.model) if task is None else architecture_of(task)
     return Pretrained(
         config=config.model,
         params=params,
@@ -262,6 +322,27 @@ def _load_run(path: Path, step: int | None, log: Callable[[str], None]) -> Pretr
         **({} if task is None else task.bundle_fields),
         **settings,
     )
+
+
+def _read_run_params(
+    path: Path, step: int | None, config: PretrainConfig | FinetuneConfig, log: Callable[[str], None]
+) -> tuple[int, Params]:
+    """Reads the step and the parameters of a checkpoint: of ``step``, of the best or of the newest one."""
+    # Imported here because they are slow and other sources do not need them.
+    from bert.model.linear import FrozenWeights
+    from bert.runs.checkpoint import Checkpointer
+    from bert.runs.orbax_io import read_frozen_weights
+
+    with Checkpointer(path / "checkpoints", config.training.max_to_keep, log) as checkpoints:
+        is_best = step is None and isinstance(config, FinetuneConfig)
+        restored = checkpoints.restore_best_params() if is_best else checkpoints.restore_params(step)
+    if restored is None:
+        raise UserError(f"{path} has no checkpoint yet: let the run reach its first one")
+    step, params = restored
+    if isinstance(config, FinetuneConfig) and config.lora.rank is not None:
+        params = FrozenWeights(read_frozen_weights(path, config.lora.checksum), config.lora.scale).merge(params)
+    params.pop(PROJECTIONS, None)
+    return step, params
 
 
 def _long_texts_of_run(config: PretrainConfig | FinetuneConfig, task: Task | None) -> LongTexts | None:
@@ -312,4 +393,8 @@ def _task_of_run(path: Path, config: FinetuneConfig) -> tuple[Task, dict[str, An
 
 def architecture_of(task: Task) -> str:
     """Returns the architecture with which a model of the task is exported."""
-    return task.architecture or HEADS[task.kind].__name__
+    if known := task.architecture or ARCHITECTURE_OF_KIND.get(task.kind):
+        return known
+    from bert.model.heads import HEADS  # has the kinds of other packages
+
+    return HEADS[task.kind].__name__

@@ -1,8 +1,10 @@
-"""ONNX Runtime as the engine of a model: it runs the model's graph instead of compiled JAX functions."""
+"""ONNX Runtime as the engine of a model: it runs the model's graph instead of compiled JAX functions.
+
+Does not import JAX, except to write a graph.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import shutil
@@ -11,21 +13,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 import bert
+from bert.config import ModelConfig
 from bert.data.rows import TokenRows
 from bert.errors import UserError, log_message
 from bert.files import atomic_directory, user_cache_dir
-from bert.inference.forward import BatchedForward, Batches
+from bert.inference.forward import BatchedForward, Batches, Encoded
 from bert.interchange.bundle import ModelBundle
-from bert.interchange.writers.signature import EMBEDDING
-from bert.model.encoder import EncoderOutput
+from bert.interchange.names import EMBEDDING, GRAPH
+from bert.model.parameters import arrays_by_path
 from bert.model.pooling import Pooling
+from bert.tasks.base import Task
 
-FORMAT = 1
+FORMAT = 2
 """Number of the form of graphs, to increase when the graph of a model changes."""
+
+HIDDEN, POOLED = "last_hidden_state", "pooler_output"
+"""Outputs of an encoder's graph besides `EMBEDDING`."""
 
 MAX_SIZE = 8 * 2**30
 """Maximum size of the folder of cached graphs in bytes. The least recently used graphs are removed."""
@@ -40,32 +46,31 @@ class GraphForward(BatchedForward):
         graph_of: returns the file of the graph with the head, or of the encoder (``Bert``).
     """
 
-    packs_texts = False
-
-    def __init__(self, graph_of: Callable[[str | None], Path], *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, graph_of: Callable[[str | None], Path], config: ModelConfig, task: Task | None) -> None:
+        super().__init__(config, None, task)
         self._graph_of = graph_of
 
-    def _embed_padded(
+    @property
+    def has_pooler(self) -> bool:
+        return POOLED in self._encoder_session.outputs
+
+    def _embed_rows(
         self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None
     ) -> Batches:
         if skipped is not None or EMBEDDING not in self._encoder_session.outputs:
-            yield from super()._embed_padded(features, pooling, batch_size, skipped)
+            yield from super()._embed_rows(features, pooling, batch_size, skipped)
             return
         run = self._encoder_session
         yield from self._run(lambda params, *inputs: run([EMBEDDING], *inputs)[EMBEDDING], features, batch_size)
 
-    def _padded_size(self, lengths: np.ndarray, batch_size: int) -> tuple[int, int]:
-        return int(lengths.max()), len(lengths)
-
     @cached_property
     def encoder(self) -> Callable[..., Any]:
         run = self._encoder_session
-        names = [name for name in ("last_hidden_state", "pooler_output") if name in run.outputs]
+        names = [name for name in (HIDDEN, POOLED) if name in run.outputs]
 
-        def encode(params: Any, *inputs: np.ndarray) -> EncoderOutput:
+        def encode(params: None, *inputs: np.ndarray) -> Encoded:
             outputs = run(names, *inputs)
-            return EncoderOutput(outputs["last_hidden_state"], outputs.get("pooler_output"))
+            return Encoded(outputs[HIDDEN], outputs.get(POOLED))
 
         return encode
 
@@ -73,7 +78,7 @@ class GraphForward(BatchedForward):
     def head(self) -> Callable[..., Any]:
         run = Session(self._graph_of(None))
 
-        def answer(params: Any, input_ids: np.ndarray, *inputs: np.ndarray) -> np.ndarray:
+        def answer(params: None, input_ids: np.ndarray, *inputs: np.ndarray) -> np.ndarray:
             outputs = run(run.outputs, input_ids, *inputs)
             if "start_logits" in outputs:
                 return np.stack([outputs["start_logits"], outputs["end_logits"]], axis=-1)
@@ -91,11 +96,10 @@ class Session:
     """A graph that ONNX Runtime has loaded, with one thread per available core."""
 
     def __init__(self, graph: Path) -> None:
-        from onnxruntime import InferenceSession, SessionOptions
-
-        options = SessionOptions()
+        onnxruntime = _onnxruntime()
+        options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-        self._session = InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         self._inputs = {port.name: len(port.shape) for port in self._session.get_inputs()}
         self.outputs = [port.name for port in self._session.get_outputs()]
 
@@ -110,6 +114,15 @@ class Session:
         return dict(zip(outputs, self._session.run(outputs, feed), strict=True))
 
 
+def _onnxruntime() -> Any:
+    """Imports ONNX Runtime. Raises UserError if it is not installed."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
+    return onnxruntime
+
+
 def cached_graph(model: ModelBundle, architecture: str | None, log: Callable[[str], None] = log_message) -> Path:
     """Returns the graph of a model in the user's cache folder, where it is written and compared on first use.
 
@@ -121,38 +134,43 @@ def cached_graph(model: ModelBundle, architecture: str | None, log: Callable[[st
         UserError: the model has no graph, or the extra ``onnx`` is not installed.
         ExportError: the outputs of the graph differ from the model's.
     """
-    from bert.interchange.writers import onnx
-
     if architecture is not None:
-        pooling = model.pooling or Pooling()
-        model = dataclasses.replace(model, architecture=architecture, labels=(), pooling=pooling)
-    onnx.check_exportable(model)
+        model = model.replace(architecture=architecture, labels=(), pooling=model.pooling or Pooling())
     if (caches := user_cache_dir()) is None:
         raise UserError("there is no home folder for the graph: set XDG_CACHE_HOME, or use the engine jax")
     folder = caches / "graphs" / _fingerprint(model)
     if not folder.exists():
-        _make_room(folder.parent, sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)))
-        try:
-            with atomic_directory(folder) as draft:
-                onnx.write_graph(model, draft, log, quantize=model.dtype == "int8")
-        except UserError:
-            if not folder.exists():  # otherwise another process has written it in the meantime
-                raise
+        _write_graph(model, folder, log)
     os.utime(folder)
-    return folder / onnx.GRAPH
+    return folder / GRAPH
+
+
+def _write_graph(model: ModelBundle, folder: Path, log: Callable[[str], None]) -> None:
+    from bert.interchange.writers import onnx  # imported here because it imports JAX, and most graphs are written
+
+    onnx.check_exportable(model)
+    _make_room(folder.parent, sum(array.nbytes for array in arrays_by_path(model.params).values()))
+    try:
+        with atomic_directory(folder) as draft:
+            onnx.write_graph(model, draft, log, quantize=model.dtype == "int8")
+    except UserError:
+        if not folder.exists():  # otherwise another process has written it in the meantime
+            raise
 
 
 def _fingerprint(model: ModelBundle) -> str:
-    """Returns a hash of everything on which a graph depends."""
-    import onnxruntime
+    """Returns a hash of everything on which a graph depends.
 
+    It includes the checksum of all parameters. For stored parameters, the checksum is found by the content of their
+    files (`bert.interchange.weights_records`). A model with other weights therefore never has the same hash.
+    """
     digest = hashlib.sha256()
-    versions = (FORMAT, bert.__version__, onnxruntime.__version__)
-    settings = (model.architecture, model.config, model.labels, model.pooling, model.dtype)
+    versions = (FORMAT, bert.__version__, _onnxruntime().__version__)
+    pooling = model.pooling
+    settings = (model.architecture, model.config, model.labels, pooling, model.dtype, model.params_checksum)
     digest.update(repr((versions, settings)).encode())
-    for path, leaf in jax.tree.leaves_with_path(model.params):
-        digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape}".encode())
-        digest.update(np.ascontiguousarray(leaf))
+    for layer in pooling.dense if pooling is not None else ():  # repr shortens arrays
+        digest.update(layer.kernel.tobytes() + (b"" if layer.bias is None else layer.bias.tobytes()))
     return digest.hexdigest()[:32]
 
 

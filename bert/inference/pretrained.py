@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bert.config import Decoding, TaskDataConfig
@@ -25,16 +23,19 @@ from bert.inference import evaluation, export, scoring
 from bert.inference import generate as generation
 from bert.inference import search as retrieval
 from bert.inference.forward import BUCKETS, BatchedForward, EncodeOutput
-from bert.interchange.bundle import ModelBundle, build_module
-from bert.model.electra import extract_generator
+from bert.interchange.bundle import ModelBundle
 from bert.model.names import ENCODER_DECODER
+from bert.model.parameters import Params, num_parameters
 from bert.model.pooling import Pooling
 from bert.parallel.devices import require_no_fork
 from bert.tasks.base import Outputs, Task
 from bert.tasks.question_answering import ANSWER_SETTINGS
 from bert.tokenizer.vocabulary import embedding_rows
 
-Params = dict[str, Any]
+if TYPE_CHECKING:
+    from bert.inference.compiled import CompiledForward
+    from bert.inference.generators import SequenceGenerator, TextGenerator
+    from bert.inference.text_scorer import TextScorer
 
 PromptName = Literal["query", "document"]
 """Role of a text in retrieval."""
@@ -73,7 +74,7 @@ class Pretrained(ModelBundle):
             "encoder": f"{sizes.num_hidden_layers} layers, hidden size {sizes.hidden_size}, "
             f"{sizes.num_attention_heads} heads, feed-forward size {sizes.intermediate_size}, "
             f"up to {sizes.max_position_embeddings} tokens",
-            "parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(self.params)):,}",
+            "parameters": f"{num_parameters(self.params):,}",
             "vocabulary": f"{embedding_rows(self.tokenizer):,} tokens",
             "task": None if self.task is None else self.task.name,
             "labels": ", ".join(labels[:LABELS_SHOWN]) + more,
@@ -85,6 +86,8 @@ class Pretrained(ModelBundle):
     @cached_property
     def module(self) -> Any:
         """The Flax module for `params`."""
+        from bert.interchange.modules import build_module
+
         layers = self.num_feature_layers
         more = {} if layers is None else {"num_feature_layers": layers}
         return build_module(self).clone(dtype=self._jax_dtype, **more)
@@ -329,6 +332,8 @@ class Pretrained(ModelBundle):
         """
         if "generator" not in self.params:
             raise UserError(f"{self.source} has no generator: use a pretraining run with training.objective rtd")
+        from bert.model.electra import extract_generator
+
         config, params = extract_generator(self.config, self.params)
         return dataclasses.replace(self, config=config, params=params, architecture="BertForMaskedLM")
 
@@ -353,46 +358,66 @@ class Pretrained(ModelBundle):
     save = export.save
     push_to_hub = export.push_to_hub
 
-    # Compiled functions, built on first use.
+    # Compiled functions, built on first use. JAX is imported here, because the engine onnxruntime does not need it.
 
     @cached_property
     def _device_params(self) -> Params:
+        import jax
+
         require_no_fork()
         return jax.device_put(self.params)
 
     @property
-    def _jax_dtype(self) -> jnp.dtype:
+    def _jax_dtype(self) -> Any:
         """Type of the computation in JAX, which also serves what a graph of 8 bits lacks."""
+        import jax.numpy as jnp
+
         return jnp.dtype("float32" if self.dtype == "int8" else self.dtype)
 
     @cached_property
     def _forward(self) -> BatchedForward:
-        task = None if self.task is None or "embed" in self.task.calls else self.task  # embeddings have no head
-        parts = (task, self.num_feature_layers, self._jax_dtype)
         if self.graph is None and self.engine == "jax":
-            return BatchedForward(self.config, self._device_params, *parts)
-        from bert.inference.onnx_engine import GraphForward, cached_graph  # imported here because it is an extra
+            return self._compiled
+        from bert.inference.onnx_engine import GraphForward, cached_graph
 
         graph = self.graph
         graph_of = partial(cached_graph, self) if graph is None else lambda architecture: graph
-        return GraphForward(graph_of, self.config, self.params, *parts)
+        return GraphForward(graph_of, self.config, self._head_task)
 
     @cached_property
-    def _text_generator(self) -> generation.TextGenerator | generation.SequenceGenerator:
+    def _compiled(self) -> CompiledForward:
+        from bert.inference.compiled import CompiledForward
+
+        parts = (self._head_task, self.num_feature_layers, self._jax_dtype)
+        return CompiledForward(self.config, self._device_params, *parts)
+
+    @property
+    def _head_task(self) -> Task | None:
+        """The task whose head the model has; embeddings have none."""
+        return None if self.task is None or "embed" in self.task.calls else self.task
+
+    @cached_property
+    def _text_generator(self) -> TextGenerator | SequenceGenerator:
+        from bert.inference.generators import TextGenerator
+
         if self.architecture == ENCODER_DECODER:
             return self._sequence_generator
         arguments = (self.config, self._device_params, self.tokenizer, self.source, self._jax_dtype)
-        return generation.TextGenerator(*arguments)
+        return TextGenerator(*arguments)
 
     @cached_property
-    def _sequence_generator(self) -> generation.SequenceGenerator:
+    def _sequence_generator(self) -> SequenceGenerator:
+        from bert.inference.generators import SequenceGenerator
+
         tokenizers = (self.tokenizer, self.target_tokenizer or self.tokenizer)
         arguments = (self.config, self._device_params, tokenizers, self.source, self._jax_dtype)
-        return generation.SequenceGenerator(*arguments)
+        return SequenceGenerator(*arguments)
 
     @cached_property
-    def _text_scorer(self) -> scoring.TextScorer:
-        return scoring.TextScorer(self.config, self._device_params, self.tokenizer, self._jax_dtype)
+    def _text_scorer(self) -> TextScorer:
+        from bert.inference.text_scorer import TextScorer
+
+        return TextScorer(self.config, self._device_params, self.tokenizer, self._jax_dtype)
 
     def _features(self, texts: Sequence[Text], max_length: int | None = None) -> TokenRows:
         positions = self.config.max_position_embeddings

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Self, cast, get_args
 
 from tokenizers import Tokenizer
 
@@ -15,8 +15,8 @@ from bert.config.model import LongTextMode, PairTruncation
 from bert.data.long_texts import LongTexts
 from bert.errors import UserError, on_one_line, shorten
 from bert.interchange.names import ARCHITECTURES_WITH_LABELS
-from bert.model import decoders, electra, heads, pretraining
-from bert.model.encoder import Bert
+from bert.interchange.stored_params import ParamsField, StoredParams
+from bert.model.parameters import Params, params_checksum
 from bert.model.pooling import Pooling
 
 
@@ -26,7 +26,8 @@ class ModelBundle:
 
     Attributes:
         config: configuration of the encoder.
-        params: nested dict of float32 arrays, with the encoder and the model's heads.
+        params: nested dict of float32 arrays, with the encoder and the model's heads. `StoredParams` are read on first
+            use.
         tokenizer: the vocabulary.
         architecture: name of the module in `bert.model`, a key of `bert.model.names.ARCHITECTURES`.
         labels: class names of a classifier, in order of their ids; () for other models.
@@ -50,7 +51,7 @@ class ModelBundle:
     """
 
     config: ModelConfig
-    params: dict[str, Any]
+    params: Params = cast(Any, ParamsField())  # noqa: RUF009  # a descriptor, which is not a default
     tokenizer: Tokenizer
     architecture: str
     labels: tuple[str, ...] = ()
@@ -69,6 +70,17 @@ class ModelBundle:
     source: str = ""
     step: int | None = None
     dtype: str = "float32"
+
+    def replace(self, **changes: Any) -> Self:
+        """Like `dataclasses.replace`, without reading stored parameters."""
+        fields = {field.name: vars(self)[field.name] for field in dataclasses.fields(self)}
+        return type(self)(**{**fields, **changes})
+
+    @property
+    def params_checksum(self) -> str:
+        """`params_checksum` of the parameters. Stored ones are not read for it."""
+        params = vars(self)["params"]
+        return params.checksum if isinstance(params, StoredParams) else params_checksum(params)
 
     @property
     def longest_text(self) -> int:
@@ -91,30 +103,6 @@ class ModelBundle:
     def title(self) -> str:
         """Name of the source folder, for headings. Names that are not valid UTF-8 are escaped."""
         return on_one_line(Path(self.source).resolve().name)
-
-
-OUTPUTS = {"BertForQuestionAnswering": 2, "BertForMultipleChoice": 1}
-"""Number of outputs of heads without labels: start and end, or one score per choice."""
-
-MODULE_HOMES = {
-    "BertForPreTraining": pretraining,
-    "BertForMaskedLM": pretraining,
-    "BertForNextSentencePrediction": pretraining,
-    "BertForReplacedTokenDetection": electra,
-    "BertForCausalLM": decoders,
-    "BertForSequenceToSequence": decoders,
-}
-"""Module classes of architectures that are not in `bert.model.heads`."""
-
-
-def build_module(model: ModelBundle) -> Any:
-    """Returns the Flax module that matches the parameters."""
-    if model.architecture == "Bert":
-        return Bert(model.config, add_pooling_layer="pooler" in model.params["bert"])
-    module = getattr(MODULE_HOMES.get(model.architecture, heads), model.architecture)
-    takes = {field.name for field in dataclasses.fields(module)}
-    outputs = len(model.labels) or OUTPUTS.get(model.architecture, 0)
-    return module(model.config, **({"num_labels": outputs} if "num_labels" in takes else {}))
 
 
 MULTI_LABEL = "multi_label_classification"

@@ -13,6 +13,7 @@ import numpy as np
 from bert.config import ModelConfig
 from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json, read_json_object
+from bert.interchange.names import EMBEDDING
 from bert.interchange.tensor_files import read_tensors, write_tensors
 from bert.model.pooling import ACTIVATIONS, CONCATENATED, MODES, PooledDense, Pooling, find_activation
 
@@ -59,9 +60,6 @@ TANH = "torch.nn.modules.activation.Tanh"
 
 CROSS_ENCODER = "sentence_transformers"
 """Key of config.json with the settings of cross-encoders."""
-
-FEATURES = "sentence_embedding"
-"""Name of the vector that modules read and write."""
 
 FEATURE_KEYS = ("module_input_name", "module_output_name")
 """Keys of a module's config.json with the names of vectors."""
@@ -331,9 +329,9 @@ def read_score_activation(
 def _check_features(file: Path, content: dict[str, Any]) -> None:
     """Raises UserError if a module reads or writes anything except the pooled vector."""
     for key in FEATURE_KEYS:
-        if content.get(key) not in (None, FEATURES):
+        if content.get(key) not in (None, EMBEDDING):
             raise UserError(
-                f"{file}: {key} is {shorten(content[key])}, and only {FEATURES} is supported: use another model"
+                f"{file}: {key} is {shorten(content[key])}, and only {EMBEDDING} is supported: use another model"
             )
 
 

@@ -19,6 +19,20 @@ SAFE_PYTORCH = (2, 6)
 """First PyTorch version whose ``weights_only`` loader runs no code."""
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the files that `read_tensors` reads; [] if there are none or if their index is damaged."""
+    for name in (SAFETENSORS, PICKLE):
+        file, index = folder / name, folder / f"{name}{INDEX}"
+        if file.is_file():
+            return [file]
+        if index.is_file():
+            try:
+                return [index, *(folder / shard for shard in sorted(set(_weight_map(index).values())))]
+            except UserError:
+                return []
+    return []
+
+
 def read_tensors(folder: Path) -> tuple[dict[str, np.ndarray], Path]:
     """Reads all tensors of a model folder as stored. Returns them and the file that lists them.
 
@@ -55,11 +69,17 @@ def read_safetensors(file: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{file} is not a whole safetensors file ({reason}): copy it again or convert it") from None
 
 
-def _read_shards(index: Path, read: Any) -> dict[str, np.ndarray]:
+def _weight_map(index: Path) -> dict[str, str]:
+    """Returns the name of each tensor's file. Raises UserError."""
     content = read_json(index)
     file_of = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(file_of, dict) or not all(isinstance(name, str) for name in file_of.values()):
         raise UserError(f"{index} has no weight_map from tensors to files: copy it again")
+    return file_of
+
+
+def _read_shards(index: Path, read: Any) -> dict[str, np.ndarray]:
+    file_of = _weight_map(index)
     arrays: dict[str, np.ndarray] = {}
     for name in sorted(set(file_of.values())):
         if name in ("", ".", "..") or "/" in name or "\\" in name:

@@ -17,8 +17,8 @@ from bert.model.encoder import Bert, EncoderOutput
 from bert.model.layers import LayerExecution
 from bert.model.linear import dense
 from bert.model.mask import Mask, Packing
-from bert.model.pooling import last_token
 from bert.model.pretraining import LanguageModel, MaskedLMHead, PretrainingModel
+from bert.model.reductions import last_token
 
 
 class BertForCausalLM(LanguageModel):

@@ -23,8 +23,8 @@ from bert.model.encoder import Bert, Encoder
 from bert.model.layers import LayerExecution
 from bert.model.linear import ACTIVATIONS, dense, hidden_dense
 from bert.model.mask import Mask, Packing, make_mask
-from bert.model.pooling import at_positions
 from bert.model.pretraining import MaskedLMHead, PretrainingModel
+from bert.model.reductions import at_positions
 
 BLOCK = 128
 """Block size in `sample_tokens`, in tokens."""

@@ -35,7 +35,6 @@ from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.layers import Layer, LayerExecution, LayerStates, remat, scan_layers
 from bert.model.linear import ACTIVATIONS, Transform, hidden_dense, layer_norm, truncated_normal_init
 from bert.model.mask import Mask, Packing, make_mask
-from bert.model.pooling import pooler_input, standardize
 from bert.model.positions import (
     AttentionContext,
     attention_contexts,
@@ -43,6 +42,7 @@ from bert.model.positions import (
     sinusoidal_position_table,
     step_embeddings,
 )
+from bert.model.reductions import pooler_input, standardize
 from bert.parallel.sharding import all_gather_fsdp, constrain_activation
 
 

@@ -12,7 +12,7 @@ from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.encoder import Bert
 from bert.model.layers import LayerExecution
 from bert.model.linear import dense
-from bert.model.pooling import last_token, pool, pooler_input
+from bert.model.reductions import last_token, pool, pooler_input
 
 Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
 """Token ids, segment ids and attention mask, [B, T] each."""

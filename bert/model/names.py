@@ -5,6 +5,8 @@ A path joins module names with ``/``, from the top of the parameters. ``{}`` sta
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from bert.config import ModelConfig
 
 PROJECTIONS = "distillation"
@@ -43,6 +45,15 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
 
 ENCODER_DECODER = "BertForSequenceToSequence"
 
+ARCHITECTURE_OF_KIND = {
+    "sequence_classification": "BertForSequenceClassification",
+    "token_classification": "BertForTokenClassification",
+    "question_answering": "BertForQuestionAnswering",
+    "multiple_choice": "BertForMultipleChoice",
+    "reranker": "BertForMultipleChoice",
+}
+"""Names of the classes in `bert.model.heads.HEADS`, for code that does not import JAX."""
+
 
 def output_layer(architecture: str) -> str | None:
     """Returns the name of the output layer of a fine-tuning head; None for an architecture without one."""
@@ -80,11 +91,11 @@ def parts_of(architecture: str, config: ModelConfig) -> tuple[str, ...]:
     return tuple(part for part in parts if part not in absent)
 
 
-def pretraining_architecture(parts: set[str], config: ModelConfig) -> str:
+def pretraining_architecture(parts: Set[str], config: ModelConfig) -> str:
     """Returns the pretraining architecture that consists of the given parts."""
     if DECODER in parts:
         return "BertForSequenceToSequence"
-    if config.causal and parts.issuperset(parts_of("BertForCausalLM", config)):
+    if config.causal and parts >= set(parts_of("BertForCausalLM", config)):
         return "BertForCausalLM"
     if DETECTION in parts:
         return "BertForReplacedTokenDetection"

@@ -18,7 +18,7 @@ from bert.model.encoder import Bert
 from bert.model.layers import LayerExecution
 from bert.model.linear import ACTIVATIONS, dense, hidden_dense, layer_norm, tied_logits, truncated_normal_init
 from bert.model.mask import Mask, Packing
-from bert.model.pooling import at_positions
+from bert.model.reductions import at_positions
 from bert.parallel.sharding import constrain_activation
 
 

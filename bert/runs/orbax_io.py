@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import hashlib
 import logging
 import os
 import re
@@ -25,6 +24,7 @@ from safetensors.numpy import load_file
 
 from bert.errors import UserError, first_line
 from bert.files import atomic_write, write_safetensors
+from bert.model.parameters import Params, params_checksum
 from bert.parallel.sharding import path_str
 from bert.runs.checkpoint_directory import TRAINING_STATE
 from bert.runs.folder import FROZEN_WEIGHTS
@@ -261,18 +261,6 @@ def _errno(error: Exception) -> int | None:
     # tensorstore's ValueErrors have the number in one of two forms
     match = re.search(r"(?:os_error_code='|OS error )(\d+)", str(error))
     return int(match[1]) if match else None
-
-
-Params = dict[str, Any]
-
-
-def params_checksum(params: Params) -> str:
-    """Computes SHA-256 over the names, shapes, types and values of parameters."""
-    digest = hashlib.sha256()
-    for name, array in sorted(traverse_util.flatten_dict(params, sep="/").items()):
-        digest.update(f"{name} {array.shape} {array.dtype}".encode())
-        digest.update(np.asarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def write_frozen_weights(run: Path, params: Params) -> None:

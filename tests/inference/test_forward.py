@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert.data.rows import TokenRows
-from bert.inference import forward
+from bert.inference import compiled
 from bert.inference.forward import BUCKETS, pack_if_shorter, packed_batches
 from bert.model.decoders import BertForCausalLM
 from bert.model.pooling import MODES, Pooling
@@ -90,9 +90,9 @@ def test_packed_texts_and_pairs_have_the_embeddings_of_padded_ones(
         used.append(pack_if_shorter(*inputs))
         return used[-1]
 
-    monkeypatch.setattr(forward, "pack_if_shorter", spy)
+    monkeypatch.setattr(compiled, "pack_if_shorter", spy)
     packed = model.embed(mixed, 4)
-    monkeypatch.setattr(forward, "pack_if_shorter", lambda *inputs: None)
+    monkeypatch.setattr(compiled, "pack_if_shorter", lambda *inputs: None)
     padded = model.embed(mixed, 4)
     assert used[0] is not None and max(map(len, used[0].packs)) > 3
     assert np.ptp(padded, axis=0).max() > 0.02

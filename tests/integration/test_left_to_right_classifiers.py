@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers
 import bert
 from bert.commands.finetune import main as finetune
 from bert.config import ModelConfig
-from bert.interchange.names import expected_shapes
+from bert.interchange.shapes import expected_shapes
 from bert.interchange.writers import hf
 from bert.model import names
 from bert.model.decoders import ClassifierWithLanguageModel

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from bert.config import ModelConfig
 from bert.inference.pretrained import Pretrained
-from bert.interchange.bundle import build_module
+from bert.interchange.modules import build_module
 from bert.interchange.writers import hf
 from bert.model.names import has_decoder
 from tests.interchange.hf_folders import CONFIG, random_model

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import bert
 from bert.config import ModelConfig
-from bert.interchange.names import expected_shapes
+from bert.interchange.shapes import expected_shapes
 from bert.model import names
 from bert.tokenizer.vocabulary import load_tokenizer
 

@@ -12,6 +12,7 @@ import pytest
 from bert.config import ModelConfig
 from bert.model.encoder import Bert
 from bert.model.heads import HEADS
+from bert.model.names import ARCHITECTURE_OF_KIND
 from bert.tasks import TASKS
 from bert.training.finetuning.kinds import TASK_KINDS
 
@@ -91,3 +92,7 @@ def test_every_task_has_a_kind_in_the_table():
     for task in TASKS.values():
         assert task.kind in TASK_KINDS
         assert (task.kind in HEADS) == (not task.calls & {"embed", "generate"})
+
+
+def test_names_of_heads_are_known_without_jax():
+    assert {kind: head.__name__ for kind, head in HEADS.items()} == ARCHITECTURE_OF_KIND

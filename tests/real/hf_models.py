@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import bert
 from bert.data.encoding import tokenize
 from bert.interchange import families
-from bert.interchange.bundle import build_module
+from bert.interchange.modules import build_module
 from bert.model.encoder import Bert
 from tests.real.vocabularies import PIECES, VOCABULARIES, write_wordpiece
 

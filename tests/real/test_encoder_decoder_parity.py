@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import bert
 from bert.config import Decoding
-from bert.interchange.bundle import build_module
+from bert.interchange.modules import build_module
 from tests.helpers import english
 from tests.interchange.hf_folders import assert_same
 

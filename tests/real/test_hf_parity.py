@@ -12,7 +12,7 @@ import bert
 from bert.data.encoding import tokenize
 from bert.errors import UserError
 from bert.interchange import families
-from bert.interchange.bundle import build_module
+from bert.interchange.modules import build_module
 from bert.model.dropout import Dropout
 from bert.model.positions import MAX_RELATIVE_DISTANCE, buckets_by_distance
 from tests.interchange.hf_folders import edit

@@ -14,7 +14,7 @@ from flax import traverse_util
 import bert
 from bert.config import LoraConfig
 from bert.interchange import families
-from bert.interchange.bundle import build_module
+from bert.interchange.modules import build_module
 from bert.interchange.writers.peft import Adapters, export
 from bert.model.linear import FrozenWeights
 from bert.training.finetuning.initialization import trained_params

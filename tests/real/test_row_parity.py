@@ -115,7 +115,7 @@ def make(shared, byte_level, tmp_path_factory) -> Make:
 @pytest.fixture(autouse=True)
 def _one_length(monkeypatch) -> None:
     """Every input is padded to the same length: a model is compiled once for each batch size."""
-    monkeypatch.setattr("bert.inference.forward.BUCKETS", (LENGTH,))
+    monkeypatch.setattr("bert.inference.compiled.BUCKETS", (LENGTH,))
 
 
 def rows_of(features: Any) -> list[list[int]]:

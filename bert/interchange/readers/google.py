@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flax import traverse_util
 
 from bert.config import ModelConfig
 from bert.config.model import Activation
@@ -17,7 +16,7 @@ from bert.errors import UserError, WarningText, log_message, shorten
 from bert.files import read_json_object
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families import GOOGLE_NAMES
-from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers, expected_shapes
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers
 from bert.interchange.readers.tf_checkpoint import Bundle
 from bert.model import names
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
@@ -92,6 +91,10 @@ def read_params(folder: Path, log: Log = log_message) -> tuple[ModelConfig, Para
     Raises:
         UserError: a file is missing, damaged or malformed; a tensor is missing, unknown or has the wrong shape.
     """
+    from flax import traverse_util  # imported here because JAX is slow to import
+
+    from bert.interchange.shapes import expected_shapes
+
     config = read_config(folder / CONFIG, log)
     bundle = Bundle(_checkpoint(folder))
     name = f"{bundle.prefix}.index"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
@@ -24,12 +23,15 @@ from bert.files import read_json_object
 from bert.interchange.bundle import ModelBundle, read_label_thresholds, read_long_texts, read_task_settings
 from bert.interchange.families import FAMILIES, Family, family_of_classes, family_of_type
 from bert.interchange.generation_files import read_decoding, read_target_tokenizer, warn_unread_decoding
-from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers, check_tensors
+from bert.interchange.names import ARCHITECTURES_WITH_LABELS, check_layers
 from bert.interchange.pooling import encoder_folder, fit_to_model, read_pooling, read_score_activation
-from bert.interchange.readers.peft import is_adapter, read_adapter, tokenizer_folder
-from bert.interchange.tensor_files import read_tensors
+from bert.interchange.readers.peft import Adapter, is_adapter, read_adapter, tokenizer_folder
+from bert.interchange.stored_params import StoredParams
+from bert.interchange.tensor_files import read_tensors, weight_files
+from bert.interchange.weights_records import WeightsRecord
 from bert.metrics.tagging_schemes import is_span_tag
 from bert.model import names
+from bert.model.parameters import Params
 from bert.tokenizer.hf_settings import SETTINGS, read_settings, set_one_token_type
 from bert.tokenizer.library import is_wordpiece, special_ids
 from bert.tokenizer.vocabulary import load_tokenizer, require_embedding_rows
@@ -69,16 +71,20 @@ def is_hf_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file() or (folder / "modules.json").is_file() or is_adapter(folder)
 
 
-def read_hf_model(folder: Path, log: Log, adapter_folder: Path | None = None) -> ModelBundle:
+def read_hf_model(
+    folder: Path, log: Log, adapter_folder: Path | None = None, known: WeightsRecord | None = None
+) -> ModelBundle:
     """Reads a folder. Logs what was read, what was skipped, and which parts are randomly initialized.
 
     Args:
         adapter_folder: folder of an adapter in PEFT's format, which is added to the model in ``folder``.
+        known: record of the weights. If given, they are read on first use.
 
     Raises:
         UserError: a file is missing or damaged, the family is not supported, a tensor matches no parameter, a parameter
             has no tensor, or a shape differs from config.json.
     """
+    root = folder
     pooling, folder = read_pooling(folder, log), encoder_folder(folder)
     place = folder if adapter_folder is None else adapter_folder
     base = None if adapter_folder is None else folder
@@ -107,31 +113,30 @@ def read_hf_model(folder: Path, log: Log, adapter_folder: Path | None = None) ->
     if names.has_decoder(architecture):
         target_tokenizer = read_target_tokenizer(folder, config)
         decoding = read_decoding(folder, target_tokenizer or tokenizer, log)
-    stored, source = read_tensors(folder)
-    stored = stored if adapter is None else adapter.merge(stored, family)
-    arrays, config = _rename_tensors(stored, source, config, family, architecture, log)
-    parts = check_tensors(family.names, arrays, source, config, architecture, len(labels))
+    params: Any
+    if known is None:
+        params, config, parts = _read_params(folder, config, family, architecture, len(labels), adapter, log)
+    else:
+        params = StoredParams(str(root), known.checksum, lambda: read_hf_model(root, lambda text: None).params)
+        config, parts = dataclasses.replace(config, tie_word_embeddings=known.tie_word_embeddings), known.parts
     if names.PREDICTIONS in parts and family.prediction_act not in (None, config.hidden_act):
         raise UserError(
             f"{file}: hidden_act is {content[family.keys['hidden_act']]}, but the MLM head of {family.model_type} has "
             f"{family.prediction_act}: use another model"
         )
-    size = sum(array.size for array in arrays.values())
-    log(f"read {source}: {', '.join(sorted(parts))} ({len(arrays)} tensors, {size:,} parameters)")
     if inferred is not None:
         log(WarningText(f"{file}: architectures is missing, and inferred to be {inferred} from the tensor names"))
     if missing := [part for part in names.parts_of(architecture, config) if part not in parts]:
-        log(f"not in {source}, randomly initialized: {', '.join(missing)}")
+        log(f"not in {weight_files(folder)[0]}, randomly initialized: {', '.join(missing)}")
     activation = None
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
         architecture, labels = names.pretraining_architecture(parts, config), ()
         task_settings = {"classifier_dropout": task_settings["classifier_dropout"]}
     elif architecture == "BertForSequenceClassification":
         activation = read_score_activation(folder, content, len(labels), log)
-    config, arrays = family.share(config, arrays)
     return ModelBundle(
         config=config,
-        params=traverse_util.unflatten_dict(arrays, sep="/"),
+        params=params,
         tokenizer=tokenizer,
         architecture=architecture,
         labels=labels,
@@ -143,6 +148,31 @@ def read_hf_model(folder: Path, log: Log, adapter_folder: Path | None = None) ->
         decoding=decoding,
         **task_settings,
     )
+
+
+def _read_params(
+    folder: Path,
+    config: ModelConfig,
+    family: Family,
+    architecture: str,
+    num_labels: int,
+    adapter: Adapter | None,
+    log: Log,
+) -> tuple[Params, ModelConfig, frozenset[str]]:
+    """Returns the parameters, the configuration as the tensors require it, and the parts that have parameters."""
+    # Imported here because JAX is slow to import, and not needed if the weights are not read.
+    from flax import traverse_util
+
+    from bert.interchange.shapes import check_tensors
+
+    stored, source = read_tensors(folder)
+    stored = stored if adapter is None else adapter.merge(stored, family)
+    arrays, config = _rename_tensors(stored, source, config, family, architecture, log)
+    parts = check_tensors(family.names, arrays, source, config, architecture, num_labels)
+    size = sum(array.size for array in arrays.values())
+    log(f"read {source}: {', '.join(sorted(parts))} ({len(arrays)} tensors, {size:,} parameters)")
+    config, arrays = family.share(config, arrays)
+    return traverse_util.unflatten_dict(arrays, sep="/"), config, frozenset(parts)
 
 
 def _family(content: dict[str, Any], file: Path) -> tuple[Family, dict[str, Any]]:

@@ -27,9 +27,9 @@ from bert.interchange.generation_files import (
     generation_config,
     unexpressed_decoding,
 )
-from bert.interchange.names import expected_shapes
 from bert.interchange.pooling import pooling_config_files, write_dense_weights
 from bert.interchange.readers import hf
+from bert.interchange.shapes import expected_shapes
 from bert.interchange.tensor_files import write_tensors
 from bert.interchange.writers.averaging import with_averaging_layer
 from bert.interchange.writers.hf_files import (

@@ -18,6 +18,7 @@ from bert.errors import UserError, first_line
 from bert.files import atomic_directory, write_atomic
 from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle
+from bert.interchange.names import GRAPH
 from bert.interchange.writers.hf_files import published_config
 from bert.interchange.writers.onnx_graph import OPSET
 from bert.interchange.writers.onnx_layers import build
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 
-GRAPH, WEIGHTS = "model.onnx", "model.onnx_data"
+WEIGHTS = "model.onnx_data"
 FLOAT_FOLDER = "float"
 """Subfolder of the float graph until the int8 graph made from it is accepted."""
 LARGEST = 2**31 - 2**24

@@ -14,9 +14,10 @@ import numpy as np
 from bert.config import ModelConfig
 from bert.errors import require
 from bert.interchange.bundle import ModelBundle
+from bert.interchange.names import EMBEDDING
 from bert.interchange.writers.onnx_graph import Graph
 from bert.interchange.writers.onnx_pooling import mean, sentence_embedding
-from bert.interchange.writers.signature import CHOICES, EMBEDDING, Signature, parameters, signature
+from bert.interchange.writers.signature import CHOICES, Signature, parameters, signature
 from bert.model.positions import (
     MAX_RELATIVE_DISTANCE,
     NUM_PRODUCTS,

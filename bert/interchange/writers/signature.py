@@ -19,8 +19,10 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.files import write_atomic
 from bert.interchange import ExportError
-from bert.interchange.bundle import ModelBundle, build_module
+from bert.interchange.bundle import ModelBundle
 from bert.interchange.generation_files import generation_config
+from bert.interchange.modules import build_module
+from bert.interchange.names import EMBEDDING
 from bert.interchange.writers.hf_files import describe_labels, published_tokenizers, save_published_tokenizer
 from bert.interchange.writers.long_texts import long_text_rule
 from bert.model import names
@@ -29,9 +31,6 @@ from bert.tokenizer.library import special_ids
 
 BATCH, CHOICES, LENGTH, TARGET_LENGTH = "batch_size", "num_choices", "sequence_length", "target_length"
 """Names of the free dimensions B, C and T, and of the T of an encoder-decoder's target."""
-
-EMBEDDING = "sentence_embedding"
-"""Output of a sentence encoder: the vector that `Pretrained.embed` returns, as in exports of sentence-transformers."""
 
 TOLERANCE = 1e-4
 """Maximum difference between an output of the graph and of the model."""

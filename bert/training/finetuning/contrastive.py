@@ -19,7 +19,7 @@ from jaxtyping import Float
 from bert.errors import UserError
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
-from bert.model.pooling import pool_windows
+from bert.model.reductions import pool_windows
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
 from bert.tasks.base import Task

@@ -29,7 +29,7 @@ from bert.inference.load import load
 from bert.inference.pretrained import Pretrained
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
-from bert.runs.orbax_io import params_checksum
+from bert.model.parameters import params_checksum
 from bert.tasks.base import Task
 from bert.tasks.teaching import (
     TaughtRows,

@@ -15,7 +15,7 @@ from bert.data.batching import bucket_length, evaluation_batches, host_rows
 from bert.data.rows import Rows, TokenRows
 from bert.data.windows import outputs_of_texts, windowed_parts
 from bert.inference.decoding import Decoded
-from bert.inference.generate import decode_targets, max_target_tokens
+from bert.inference.generators import decode_targets, max_target_tokens
 from bert.inference.sampling import DecodingArrays
 from bert.model.decoders import BertForSequenceToSequence
 from bert.parallel.backends import Parallelism, psum_if_axis

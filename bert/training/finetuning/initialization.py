@@ -20,8 +20,9 @@ from bert.interchange.names import ARCHITECTURES_WITH_LABELS
 from bert.model.decoders import BertForSequenceToSequence
 from bert.model.linear import LORA_A, LORA_B, FrozenWeights
 from bert.model.names import CROSS, output_layer
+from bert.model.parameters import params_checksum
 from bert.runs.folder import RunFolder
-from bert.runs.orbax_io import params_checksum, read_frozen_weights, write_frozen_weights
+from bert.runs.orbax_io import read_frozen_weights, write_frozen_weights
 from bert.training.initialization import LabelRows, ParameterPath, Params, is_cross_attention
 from bert.training.optimizer import STACKS
 

@@ -22,7 +22,8 @@ from bert.model.decoders import BertForSequenceToSequence, ClassifierWithLanguag
 from bert.model.dropout import Dropout
 from bert.model.heads import HEADS, BertForEmbedding
 from bert.model.layers import LayerExecution
-from bert.model.pooling import Pooling, pool_windows
+from bert.model.pooling import Pooling
+from bert.model.reductions import pool_windows
 from bert.parallel.backends import Parallelism
 from bert.tasks import register_task
 from bert.tasks.base import Task

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from bert.config import EmbeddingConfig, RerankerConfig
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
-from bert.model.pooling import pool_windows
+from bert.model.reductions import pool_windows
 from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
 from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
 

@@ -19,8 +19,8 @@ from bert.config import FinetuneConfig
 from bert.config.run_file import load_run_config
 from bert.data.windows import row_shape
 from bert.errors import LOGGER, log_info, require
-from bert.inference.pretrained import Params
 from bert.model.linear import NOTHING_FROZEN, FrozenWeights
+from bert.model.parameters import Params
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
 from bert.runs import metrics_log

@@ -16,8 +16,8 @@ from bert.data.corpus.vocabulary import first_texts, measure_losses, report_size
 from bert.data.rows import Rows
 from bert.errors import LOGGER, UserError, require
 from bert.inference.load import load
-from bert.inference.pretrained import Params
 from bert.model.layers import LayerExecution
+from bert.model.parameters import Params
 from bert.model.pooling import Pooling
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism, make_parallelism

@@ -9,7 +9,7 @@ from flax import traverse_util
 
 from bert.config import FinetuneConfig, ModelConfig
 from bert.errors import UserError
-from bert.interchange.names import expected_shapes
+from bert.interchange.shapes import expected_shapes
 from bert.runs.folder import open_run
 from bert.training.finetuning.initialization import SHARES, Head, decoder_source, match_head
 from bert.training.finetuning.setup import task_model_config

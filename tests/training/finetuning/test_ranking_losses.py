@@ -14,7 +14,8 @@ from bert.config import EmbeddingConfig, ModelConfig, RerankerConfig
 from bert.data.rows import number_texts
 from bert.model.dropout import Dropout
 from bert.model.heads import BertForEmbedding, BertForMultipleChoice
-from bert.model.pooling import Pooling, pool
+from bert.model.pooling import Pooling
+from bert.model.reductions import pool
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
 from bert.training.finetuning.kinds import TRAINED_POOLING_MODES
 from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, make_embedding_loss, reranker_loss
