@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import socket
@@ -71,7 +70,7 @@ def main(argv: list[str]) -> int:
 
     model = load(arguments.run, log_to_stderr, adapter=arguments.adapter, engine=arguments.engine)
     # Visitors must not see the folders above the model.
-    model = dataclasses.replace(model, source=model.source if is_hub_name(model.source) else Path(model.source).name)
+    model = model.replace(source=model.source if is_hub_name(model.source) else Path(model.source).name)
     warm_up(model)
     page = build(model)
     try:

@@ -16,6 +16,7 @@ from bert.commands.cli.arguments import (
     MODEL,
     CommandParser,
     add_adapter_option,
+    add_engine_option,
     log_to_stderr,
     run_command,
 )
@@ -130,6 +131,7 @@ def evaluate_command(argv: list[str]) -> int:
     parser = CommandParser("bert evaluate", EVALUATE_DESCRIPTION)
     parser.add_argument("run", type=readable_path, metavar="RUN", help=MODEL)
     add_adapter_option(parser)
+    add_engine_option(parser)
     parser.add_argument("data", type=readable_path, metavar="DATA", help="Labelled rows, or a text. See above.")
     parser.add_argument(
         "--split", default="dev", metavar="NAME", help="Split of a folder or a data set of the hub. (default: dev)"
@@ -157,7 +159,7 @@ def evaluate_command(argv: list[str]) -> int:
     from bert.inference.load import load
 
     messages: list[str] = []
-    model = load(arguments.run, messages.append, adapter=arguments.adapter)
+    model = load(arguments.run, messages.append, adapter=arguments.adapter, engine=arguments.engine)
     is_language_model = model.task is None and model.pooling is None
     reads_text = is_language_model and arguments.cross_validate is None
     texts = _read_texts(arguments.data) if reads_text else []  # an unreadable file is the only message
@@ -184,6 +186,8 @@ def _check_cross_validation(arguments: argparse.Namespace) -> None:
     for name in ("compare", "adapter", "stride", "batch_size"):
         if getattr(arguments, name) is not None:
             raise UserError(f"command line: --{name} has no effect with --cross_validate: remove it")
+    if arguments.engine != "jax":
+        raise UserError("command line: --engine has no effect with --cross_validate, which trains with JAX: remove it")
 
 
 def _cross_validate(model: Pretrained, arguments: argparse.Namespace) -> None:
@@ -214,13 +218,14 @@ def _evaluate_task(model: Pretrained, arguments: argparse.Namespace) -> None:
     """Prints the scores of a fine-tuned model, and writes its files."""
     from bert.inference.evaluation import evaluate, is_split_name
     from bert.inference.load import load
-    from bert.training.finetuning.evaluation import Split
-    from bert.training.finetuning.results import run_outputs
 
     settings: dict[str, Any] = {"columns": _columns(arguments)}
     if arguments.compare is not None:
-        settings["compare"] = load(arguments.compare, log_to_stderr)
+        settings["compare"] = load(arguments.compare, log_to_stderr, engine=arguments.engine)
     if is_split_name(model, arguments.data):
+        from bert.training.finetuning.evaluation import Split
+        from bert.training.finetuning.results import run_outputs
+
         config = load_config(FinetuneConfig, Path(model.source) / "config.yaml")
         settings["outputs"] = lambda *split: run_outputs(model, config, Split(*split), log_to_stderr)
     evaluation = evaluate(

@@ -165,6 +165,7 @@ def mine_command(argv: list[str]) -> int:
     """Runs `bert mine` and returns its exit status."""
     parser = CommandParser("bert mine", MINE_DESCRIPTION)
     parser.add_argument("model", type=readable_path, metavar="MODEL", help=f"{MODEL} Its embeddings are compared.")
+    add_engine_option(parser)
     parser.add_argument(
         "rows", type=readable_path, metavar="ROWS", help="A .jsonl, .csv or .tsv file with query and positive."
     )
@@ -207,8 +208,8 @@ def mine_command(argv: list[str]) -> int:
 
     settings: dict[str, Any] = {name: getattr(arguments, name) for name in numbers}
     model, scorer = (
-        load(arguments.model, log_to_stderr),
-        None if arguments.scorer is None else load(arguments.scorer, log_to_stderr),
+        load(arguments.model, log_to_stderr, engine=arguments.engine),
+        None if arguments.scorer is None else load(arguments.scorer, log_to_stderr, engine=arguments.engine),
     )
     settings |= {"scorer": scorer, "label": arguments.label, "log": log_to_stderr}
     rows = model.mine_negatives(fetch(arguments.rows), corpus, **settings)

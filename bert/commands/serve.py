@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def main(argv: list[str]) -> int:
             raise UserError(f"command line: two models have the name {name}: write NAME=MODEL")
         model = load(source, log_to_stderr, engine=arguments.engine)
         # Error messages must not show the folders above the model.
-        models[name] = dataclasses.replace(model, source=source if is_hub_name(source) else name)
+        models[name] = model.replace(source=source if is_hub_name(source) else name)
         if model.architecture not in ("BertForMultipleChoice", "BertForSequenceToSequence"):
             model_rows = (1,) if arguments.engine == "onnxruntime" else WARM_ROWS
             models[name].warm_up(WARM_LENGTHS, model_rows)

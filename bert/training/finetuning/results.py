@@ -268,11 +268,14 @@ def run_outputs(model: Pretrained, config: FinetuneConfig, split: Split, log: Lo
     """Returns the outputs of each row of a split, computed as in the evaluations of the run.
 
     On the devices of the run they are identical to the run's, because batches, lengths and precision are the same.
+    An engine other than JAX computes them as for any other inputs.
 
     Args:
         log: logs a message if the run's devices are absent, since the last digits may then differ.
     """
     task = model.require_task()
+    if model.engine != "jax":
+        return model.outputs(split.features)
     try:
         parallel = make_parallelism(config.training, config.model)
         parallel.check_batch("training.eval_batch_size", config.training.rows_per_evaluation)
