@@ -1,14 +1,17 @@
-"""Compares sentences per second of `embed`, `encode`, sentence-transformers and our export in onnxruntime, in turns:
+"""Compares the speed and memory of `embed`, `encode`, sentence-transformers and our export in onnxruntime, in turns:
 
     PYTHONPATH=. python benchmarks/inference.py MODEL --output inference.json
 
-MODEL is a sentence-transformers folder, such as all-MiniLM-L6-v2. All sides read the same 5,000 texts of mixed
-lengths, made from the words of its vocabulary with a fixed seed; `--words` selects short or long ones.
+MODEL is a sentence-transformers folder, such as all-MiniLM-L6-v2. All sides read the same texts: short ones of 2 to 15
+words, 1,500 mixed ones of 3 to 100, and long ones of 480, which are cut at 256 tokens. They are made from the words of
+the model's vocabulary with a fixed seed. The table has texts per second at `--batch_size`, the median of the latency of
+a single mixed text, and the largest resident memory.
 
 `embed` corresponds to sentence-transformers' `encode`. Our `encode` ("all states") also returns the hidden states of
 all tokens. "onnxruntime" is used carefully: sorted by length, and padded to the longest text of the batch.
 "transformers" does the same without sentence-transformers, whose row reports if it is not installed. The first call,
-which loads and compiles without caches, is timed separately. An interrupted comparison resumes.
+which loads and compiles without caches, is timed separately. `--peer_python` names the interpreter of the peers, if
+another one has them. An interrupted comparison resumes.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,10 +29,14 @@ from pathlib import Path
 import numpy as np
 from turns import in_turns, table
 
-SIDES = ("ours", "ours, onnxruntime", "ours, all states", "sentence-transformers", "transformers", "onnxruntime")
+PEERS = ("sentence-transformers", "transformers")
+SIDES = ("ours", "ours, onnxruntime", "ours, int8", "ours, all states", *PEERS, "onnxruntime")
+Encode = Callable[[list[str]], np.ndarray]
 LONGEST = 256
-WORDS = {"mixed": (2.8, 0.7, 3, 100), "short": (1.9, 0.4, 2, 15), "long": (6.5, 0.0, 480, 480)}
-"""Mean and deviation of the logarithm of the number of words of a text, and the limits of the number."""
+CALLS = 200
+WORDS = {"short": (1.9, 0.4, 2, 15, 2.0), "mixed": (2.8, 0.7, 3, 100, 1.0), "long": (6.5, 0.0, 480, 480, 0.08)}
+"""Mean and deviation of the logarithm of the number of words of a text, the limits of the number, and the number of
+texts as a multiple of `--sentences`."""
 
 
 def main() -> None:
@@ -36,9 +45,10 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--output", type=Path, default=Path("inference.json"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sentences", type=int, default=5000)
+    parser.add_argument("--sentences", type=int, default=1500)
     parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--words", choices=list(WORDS), default="mixed", help="length of the texts")
+    parser.add_argument("--words", choices=list(WORDS), nargs="+", default=list(WORDS), help="length of the texts")
+    parser.add_argument("--peer_python", default=sys.executable)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--worker", nargs=2, metavar=("SIDE", "EXPORT"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -51,53 +61,63 @@ def main() -> None:
             import bert
 
             bert.load(given.model).save(exported, format="onnx")
-        common = [__file__, str(given.model), "--sentences", str(given.sentences), "--words", given.words]
+        common = [__file__, str(given.model), "--sentences", str(given.sentences), "--words", *given.words]
         common += ["--batch_size", str(given.batch_size), "--worker"]
         sides = {side: [*common, side, str(exported)] for side in given.sides}
-        found = in_turns(sides, given, {"HF_HUB_OFFLINE": "1", "BERT_COMPILATION_CACHE": "off"})
+        environment = {"HF_HUB_OFFLINE": "1", "BERT_COMPILATION_CACHE": "off"}
+        found = in_turns(sides, given, environment, dict.fromkeys(PEERS, given.peer_python))
     print(found["hardware"], found["versions"])
-    print(table(found, ("sentences_per_second", "first_seconds"), given.sides[0]))
+    keys = (*(f"{kind}_per_second" for kind in given.words), "p50_ms", "memory_mb", "first_seconds")
+    print(table(found, keys, given.sides[0]))
 
 
 def sentences(model: Path, count: int, kind: str) -> list[str]:
-    """Makes texts from whole words of the vocabulary."""
+    """Makes texts from whole words of the vocabulary; ``count`` is the number of mixed ones."""
     from tokenizers import Tokenizer
 
     tokens = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
     words = sorted(token for token in tokens if token.isascii() and token.isalpha() and len(token) > 2)
     random = np.random.default_rng(0)
-    mean, deviation, low, high = WORDS[kind]
-    lengths = np.clip(random.lognormal(mean, deviation, count).astype(int), low, high)
+    mean, deviation, low, high, share = WORDS[kind]
+    lengths = np.clip(random.lognormal(mean, deviation, int(share * count)).astype(int), low, high)
     return [" ".join(random.choice(words, length)) for length in lengths]
 
 
 def measured(given: argparse.Namespace) -> dict[str, float]:
-    """Returns sentences per second of the second pass, and the seconds of loading and of the first batch."""
+    """Returns texts per second of the second pass, the median latency, the memory, and the time of the first batch."""
     side, exported = given.worker
-    texts = sentences(given.model, given.sentences, given.words)
+    texts = {kind: sentences(given.model, given.sentences, kind) for kind in given.words}
+    first_texts = next(iter(texts.values()))[: given.batch_size]
     start = time.perf_counter()
     encode = {
         "ours": ours,
         "ours, onnxruntime": engine,
+        "ours, int8": int8,
         "ours, all states": all_states,
         "sentence-transformers": sentence_transformers,
         "transformers": transformers,
         "onnxruntime": onnxruntime,
     }[side](given.model, Path(exported), given.batch_size)
-    encode(texts[: given.batch_size])
-    first = time.perf_counter() - start
-    encode(texts)
+    encode(first_texts)
+    result = {"first_seconds": time.perf_counter() - start}
+    for kind, some in texts.items():
+        encode(some)
+        start = time.perf_counter()
+        embeddings = encode(some)
+        result[f"{kind}_per_second"] = len(some) / (time.perf_counter() - start)
+        result[f"{kind}_checksum"] = float(np.abs(embeddings).sum())
+    singles = texts.get("mixed", first_texts)[:CALLS]
+    latencies = [latency(encode, text) for text in [*singles, *singles]][len(singles) :]  # the first pass compiles
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    memory = int(status["VmHWM"].split()[0]) / 1024  # unlike getrusage, without the parent's
+    return {**result, "p50_ms": statistics.median(latencies), "memory_mb": memory}
+
+
+def latency(encode: Encode, text: str) -> float:
+    """Returns the milliseconds that a single text takes."""
     start = time.perf_counter()
-    embeddings = encode(texts)
-    seconds = time.perf_counter() - start
-    return {
-        "sentences_per_second": len(texts) / seconds,
-        "first_seconds": first,
-        "checksum": float(np.abs(embeddings).sum()),
-    }
-
-
-Encode = Callable[[list[str]], np.ndarray]
+    encode([text])
+    return (time.perf_counter() - start) * 1e3
 
 
 def ours(model: Path, exported: Path, batch_size: int) -> Encode:
@@ -115,6 +135,14 @@ def engine(model: Path, exported: Path, batch_size: int) -> Encode:
     import bert
 
     loaded = bert.load(model, engine="onnxruntime")
+    return lambda texts: loaded.embed(texts, batch_size)
+
+
+def int8(model: Path, exported: Path, batch_size: int) -> Encode:
+    """Embeds with weights of 8 bits in ONNX Runtime."""
+    import bert
+
+    loaded = bert.load(model, engine="onnxruntime", dtype="int8")
     return lambda texts: loaded.embed(texts, batch_size)
 
 

@@ -25,7 +25,10 @@ CHOICES = ("output", "rounds", "sides", "seeds", "tasks", "worker")
 
 
 def in_turns(
-    sides: dict[str, list[str]], given: argparse.Namespace, environment: dict[str, str] | None = None
+    sides: dict[str, list[str]],
+    given: argparse.Namespace,
+    environment: dict[str, str] | None = None,
+    pythons: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Runs each side's command ``given.rounds`` times, in rounds over all sides.
 
@@ -34,6 +37,7 @@ def in_turns(
         given: arguments of the benchmark. Results in the JSON file ``output`` are not measured again, unless they
             failed. The file is complete after every measurement, and has results of one setting on one machine.
         environment: environment variables for all sides.
+        pythons: the interpreters of sides that need another one than this.
 
     Returns:
         {"versions": ..., "hardware": ..., "settings": ..., "sides": {name: [what each measurement printed]}}.
@@ -52,18 +56,21 @@ def in_turns(
             measured = found["sides"].setdefault(name, [])
             if len(measured) > turn and "error" not in measured[turn]:
                 continue
-            measured[turn:] = [run(arguments, environment or {}), *measured[turn + 1 :]]
+            measured[turn:] = [
+                run(arguments, environment or {}, (pythons or {}).get(name, sys.executable)),
+                *measured[turn + 1 :],
+            ]
             write(output, found)
             print(f"{name}, {turn + 1} of {given.rounds}: {json.dumps(measured[turn])}", flush=True)
     return found
 
 
-def run(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
+def run(arguments: list[str], environment: dict[str, str], python: str = sys.executable) -> dict[str, Any]:
     """Runs one measurement. If it fails, the end of its output is recorded."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {name: value for name, value in os.environ.items() if not name.startswith(CACHES)}
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [python, *arguments],
         env={**own, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
