@@ -133,6 +133,16 @@ OPTIONS = {
     "local attention": {"attention_window": 2},
     "relative positions": {"relative_attention_buckets": 8},
     "disentangled attention": {"position_embedding_type": "disentangled", "relative_attention_buckets": 8},
+    "shared keys": {"num_key_value_heads": 1, "attention_softcap": 0.5, "position_embedding_type": "alibi"},
+    "wide heads": {
+        **{"attention_head_size": 12, "query_key_norm": True, "position_embedding_type": "rotary"},
+        **{"rotary_fraction": 0.5, "rotary_scaling": "yarn", "rotary_scaling_factor": 4.0},
+        **{"rotary_original_length": 64, "rotary_base": 50.0},
+    },
+    "some biases": {
+        **{"use_bias": False, "query_key_value_bias": True, "output_bias": True},
+        **{"attention_output_bias": False, "intermediate_bias": False},
+    },
     "pooler of the mean": {"pooler_type": "transform", "pooler_input": "mean"},
     "shared layers": {"layer_groups": 1},
     "step embeddings": {"step_embedding": True},

@@ -16,7 +16,8 @@ TRAINING = 3
 """FLOPs of a training step per FLOP of the forward pass: the backward pass has two products for each one."""
 
 FORMULA = {
-    ATTENTION: "a layer: 8 D^2 (query, key, value, output) + 4 T D (scores and mix), in local layers with the keys of "
+    ATTENTION: "a layer: 8 D^2 (query, key, value, output; 4 D H (N + M) with N heads of H features and M "
+    "heads of keys) + 4 T D (scores and mix), in local layers with the keys of "
     "three blocks in place of T, in disentangled ones with T plus their buckets",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     PROJECTION: "2 E D",
@@ -54,8 +55,10 @@ def forward_flops(
     keys = [read if permuted else config.keys_per_query(layer, length) for layer in range(layers)]
     disentangled = config.position_embedding_type == "disentangled"
     vectors = require(config.relative_attention_buckets, "the buckets") if disentangled else 0
+    products = config.num_attention_heads * config.head_size
+    projections = 4.0 * width * config.head_size * (config.num_attention_heads + config.key_value_heads)
     flops = {
-        ATTENTION: read / length * sum(8.0 * width**2 + 4.0 * (count + vectors) * width for count in keys),
+        ATTENTION: read / length * sum(projections + 4.0 * (count + vectors) * products for count in keys),
         FEED_FORWARD: read / length * layers * _feed_forward_flops(config),
     }
     if PROJECTION in components:
@@ -79,8 +82,9 @@ def _feed_forward_flops(config: ModelConfig) -> float:
 
 def decoder_flops(config: ModelConfig, length: int) -> float:
     """Returns the FLOPs per target token of a decoder's forward pass, for sources and targets of T tokens."""
-    width = config.hidden_size
-    return config.num_hidden_layers * (16.0 * width**2 + 8.0 * length * width + _feed_forward_flops(config))
+    products = config.num_attention_heads * config.head_size
+    projections = 8.0 * config.hidden_size * config.head_size * (config.num_attention_heads + config.key_value_heads)
+    return config.num_hidden_layers * (projections + 8.0 * length * products + _feed_forward_flops(config))
 
 
 def training_flops(

@@ -92,10 +92,11 @@ def _head(facts: dict[str, Any]) -> list[str]:
     task = f" for {facts['task']}" if facts["task"] else ""
     step = "" if facts["step"] is None else f", step {facts['step']:,}"
     groups = "" if model["layer_groups"] is None else f" that share the parameters of {model['layer_groups']}"
+    head_size = model["attention_head_size"] or model["hidden_size"] // model["num_attention_heads"]
     return [
         f"{facts['source']}: {facts['kind']}, {facts['architecture']}{task}{step}",
         f"  {model['num_hidden_layers']} layers{groups}, {model['hidden_size']} wide, {model['num_attention_heads']} "
-        f"heads of {model['hidden_size'] // model['num_attention_heads']}, feed-forward {model['intermediate_size']} "
+        f"heads of {head_size}, feed-forward {model['intermediate_size']} "
         f"({model['hidden_act']}), {model['max_position_embeddings']} positions, {model['type_vocab_size']} segment(s)",
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bert.config.data import DOCSTRINGS_PREFIX, HUB_PREFIX, INPUT_FORMATS, DataConfig
 from bert.config.finetuning import ColumnsConfig, FinetuneConfig, TaskDataConfig
-from bert.config.model import ModelConfig, TokenizerConfig
+from bert.config.model import ModelConfig
 from bert.config.options import (
     Decoding,
     DistillationConfig,
@@ -19,6 +19,7 @@ from bert.config.options import (
 )
 from bert.config.pretraining import PretrainConfig
 from bert.config.sources import apply_preset, recipe_folder, recipe_header, recipe_names
+from bert.config.tokenizer import TokenizerConfig
 from bert.config.training import OptimizerConfig, TrainingConfig
 from bert.errors import UserError
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from bert.config.model import WINDOW_MODES, LongTextMode, ModelConfig, PairTruncation, TokenizerConfig
+from bert.config.model import WINDOW_MODES, LongTextMode, ModelConfig, PairTruncation
 from bert.config.options import Decoding, EmbeddingConfig, LoraConfig, RerankerConfig, TaskDistillationConfig
+from bert.config.tokenizer import TokenizerConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
     Fraction,

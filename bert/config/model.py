@@ -1,9 +1,9 @@
-"""Configuration of the model and its vocabulary."""
+"""Configuration of the model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from bert.config.validation import (
     MAX_LENGTH,
@@ -14,20 +14,13 @@ from bert.config.validation import (
     PositiveFloat,
     Range,
     check_fields,
-    check_unused,
     conflict,
-    fields_that_differ,
 )
 from bert.errors import UserError, require, shorten
 
-VocabularyKind = Literal["wordpiece", "byte_level", "unigram"]
-StripAccents = bool | Literal["european"] | None
 PairTruncation = Literal["google", "longest_first"]
 LongTextMode = Literal["cut", "head_tail", "windows", "windows_max"]
 WINDOW_MODES = ("windows", "windows_max")
-
-MIN_BYTE_LEVEL_SIZE = 256 + 5
-"""Size of a byte-level vocabulary without merges: 256 bytes and the special tokens."""
 
 MIN_BLOCK = 32
 """Minimum number of positions in a block of local attention: products of smaller blocks are slow."""
@@ -40,6 +33,9 @@ DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
 
 MAX_SIZE = 2**24
 """Upper limit of every size, so that no shape or number of elements overflows."""
+
+BIASES = ("query_key_value_bias", "attention_output_bias", "intermediate_bias", "output_bias")
+"""Keys of ``model`` for the biases of the dense layers of each layer."""
 
 MODEL_KEYS_KEPT_WITH_INIT = (
     "hidden_dropout_prob",
@@ -64,9 +60,19 @@ class ModelConfig:
     num_hidden_layers: Positive = 2
     """Number of encoder layers."""
     num_attention_heads: Positive = 2
-    """Number of attention heads N per layer; must divide hidden_size."""
+    """Number of attention heads N per layer; must divide hidden_size unless attention_head_size is set."""
     intermediate_size: Positive = 512
     """Width F of the feed-forward layer; 4 x hidden_size in BERT."""
+    num_key_value_heads: Positive | None = None
+    """Number of heads of keys and values, each of which serves num_attention_heads / num_key_value_heads heads of
+    queries; 1 is multi-query attention (Ainslie et al. 2023). Defaults to num_attention_heads."""
+    attention_head_size: Positive | None = None
+    """Features H of a head. Defaults to hidden_size / num_attention_heads."""
+    query_key_norm: bool = False
+    """Normalization of the queries and keys of each head, with the type and bias of the other normalization layers,
+    before rotary positions; true in Qwen3."""
+    attention_softcap: PositiveFloat | None = None
+    """Limit c of the attention scores, which become c x tanh(score / c); 50 in Gemma 2. null: no limit."""
     hidden_act: Activation = "gelu"
     """Activation: gelu (the exact erf form), gelu_tanh (the tanh approximation of Google's BERT), relu, silu, elu or
     tanh."""
@@ -104,19 +110,39 @@ class ModelConfig:
     """LayerNorm layers have a bias; false in ModernBERT."""
     use_bias: bool = True
     """Dense layers have a bias; false in ModernBERT. The last layer of a head always has one."""
+    query_key_value_bias: bool | None = None
+    """Queries, keys and values have a bias. Defaults to use_bias."""
+    attention_output_bias: bool | None = None
+    """The dense layer after attention has a bias. Defaults to use_bias."""
+    intermediate_bias: bool | None = None
+    """The first layer of the feed-forward network and its gate have a bias. Defaults to use_bias."""
+    output_bias: bool | None = None
+    """The last layer of the feed-forward network has a bias. Defaults to use_bias."""
     tie_word_embeddings: bool = True
     """The decoder of the MLM head shares the word embeddings, as in BERT; false: it has its own matrix."""
     embedding_size: Positive | None = None
     """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size, as in ALBERT.
     Defaults to hidden_size, without a projection."""
-    position_embedding_type: Literal["learned", "sinusoidal", "rotary", "disentangled", "none"] = "learned"
+    position_embedding_type: Literal["learned", "sinusoidal", "rotary", "disentangled", "alibi", "none"] = "learned"
     """Position encoding: a learned table (learned); fixed sinusoids (sinusoidal); rotations of queries and keys, so
     that attention depends on distances only (rotary; Su et al. 2021); a vector for each bucket of distances, with its
-    own queries and keys (disentangled; He et al. 2021); or none."""
+    own queries and keys (disentangled; He et al. 2021); a penalty of the scores that grows with the distance, with a
+    slope per head (alibi; Press et al. 2022); or none."""
     rotary_base: PositiveFloat = 10_000.0
     """Base of rotary positions: the slowest rotation has a period of 2 pi x rotary_base positions."""
     local_rotary_base: PositiveFloat | None = None
     """Base of rotary positions in local layers (see attention_window). Defaults to rotary_base."""
+    rotary_fraction: Annotated[float, Range(above=0, maximum=1)] = 1.0
+    """Share of the features of a head that rotary positions rotate, the first ones; rounded down."""
+    rotary_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"
+    """Slower rotations for rows longer than in pretraining: all by rotary_scaling_factor (linear; Chen et al. 2023);
+    through a larger base, which keeps the fastest rotation and slows the slowest one by the factor (ntk); or only those
+    with long periods, with larger scores (yarn; Peng et al. 2023). Not in local layers with local_rotary_base."""
+    rotary_scaling_factor: Annotated[float, Range(minimum=1)] = 1.0
+    """Factor by which rotary_scaling extends the positions."""
+    rotary_original_length: Positive | None = None
+    """Positions of the model before rotary_scaling yarn. Defaults to max_position_embeddings divided by
+    rotary_scaling_factor."""
     attention_window: Positive | None = None
     """Maximum distance, to each side, at which a token of a local layer attends (Beltagy et al. 2020). null: all layers
     are global. The value is one-sided: ModernBERT's window of 128 is 64 here."""
@@ -200,7 +226,33 @@ class ModelConfig:
     @property
     def head_size(self) -> int:
         """H."""
-        return self.hidden_size // self.num_attention_heads
+        return self.attention_head_size or self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """M, the number of heads of keys and values."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def rotated_size(self) -> int:
+        """Number of features of a head that rotary positions rotate."""
+        return int(self.head_size * self.rotary_fraction)
+
+    @property
+    def without_aliases(self) -> ModelConfig:
+        """The same model, with null for values that equal the default of a key."""
+        defaults: dict[str, Any] = {
+            "num_key_value_heads": self.num_attention_heads,
+            "attention_head_size": self.hidden_size / self.num_attention_heads,
+            **dict.fromkeys(BIASES, self.use_bias),
+        }
+        unset: dict[str, Any] = {key: None for key, value in defaults.items() if getattr(self, key) == value}
+        return replace(self, **unset)
+
+    def has_bias(self, key: str) -> bool:
+        """Returns whether the dense layers of a key of `BIASES` have a bias."""
+        value: bool | None = getattr(self, key)
+        return self.use_bias if value is None else value
 
     @property
     def num_distinct_layers(self) -> int:
@@ -273,11 +325,7 @@ class ModelConfig:
         for name, value in vars(self).items():
             if isinstance(value, int) and value > MAX_SIZE:
                 raise UserError(f"model.{name} is {shorten(value)}: it must be at most {MAX_SIZE:,}")
-        if self.hidden_size % self.num_attention_heads:
-            raise UserError(
-                f"model.hidden_size ({self.hidden_size}) is not divisible by model.num_attention_heads "
-                f"({self.num_attention_heads}): change one of them"
-            )
+        self._check_heads()
         if not self.prediction_transform and self.embedding_width != self.hidden_size:
             fix = f"remove one of the two, since the decoder would read hidden states of width {self.hidden_size}"
             raise conflict(self, "model.prediction_transform", "model.embedding_size", fix)
@@ -285,20 +333,47 @@ class ModelConfig:
         self._check_groups("num_hidden_layers", self.num_hidden_layers)
         self._check_decoder()
 
+    def _check_heads(self) -> None:
+        if self.attention_head_size is None and self.hidden_size % self.num_attention_heads:
+            raise UserError(
+                f"model.hidden_size ({self.hidden_size}) is not divisible by model.num_attention_heads "
+                f"({self.num_attention_heads}): change one of them, or set model.attention_head_size"
+            )
+        if self.num_attention_heads % self.key_value_heads:
+            raise UserError(
+                f"model.num_attention_heads ({self.num_attention_heads}) is not divisible by "
+                f"model.num_key_value_heads ({self.num_key_value_heads}): change one of them"
+            )
+        for name in ("num_attention_heads", "key_value_heads"):
+            if (width := getattr(self, name) * self.head_size) > MAX_SIZE:
+                raise UserError(f"the heads have {width:,} features: use smaller model.attention_head_size")
+
+    def _check_rotary(self) -> None:
+        if self.rotated_size % 2 or not self.rotated_size:
+            part = "" if self.rotary_fraction == 1 else f", of which model.rotary_fraction selects {self.rotated_size}"
+            raise UserError(
+                f"model.position_embedding_type is rotary, but a head has {self.head_size} features{part} "
+                "(model.hidden_size / model.num_attention_heads): change one of them to make the number even"
+            )
+        if self.rotary_scaling == "ntk" and self.rotated_size == 2:
+            raise UserError("model.rotary_scaling is ntk, but a head rotates only 2 features: use linear")
+        if self.rotary_scaling == "yarn" and self.rotary_base <= 1:
+            raise UserError(f"model.rotary_base is {self.rotary_base}, but yarn needs a base above 1: use linear")
+
     def _check_positions(self) -> None:
         kind, buckets = "model.position_embedding_type", self.relative_attention_buckets
         max_buckets = MAX_BUCKETS
-        if self.position_embedding_type == "rotary" and self.head_size % 2:
-            raise UserError(
-                f"{kind} is rotary, but a head has {self.head_size} features (model.hidden_size / "
-                "model.num_attention_heads): change one of them to make it even"
-            )
+        if self.position_embedding_type == "rotary":
+            self._check_rotary()
         if self.position_embedding_type == "disentangled":
             if buckets is None:
                 raise conflict(self, kind, "model.relative_attention_buckets", "set it, for example to 512")
-            if self.attention_window is not None:
-                raise conflict(self, kind, "model.attention_window", "remove one of the two")
+            for key in ("attention_window", "num_key_value_heads", "query_key_norm", "attention_softcap"):
+                if getattr(self, key):
+                    raise conflict(self, kind, f"model.{key}", "remove one of the two")
             max_buckets = 4 * self.max_position_embeddings  # a bucket for each distance in each direction
+        if self.position_embedding_type == "alibi" and buckets is not None:
+            raise conflict(self, kind, "model.relative_attention_buckets", "remove one of the two")
         if buckets is not None and (buckets % 4 or buckets > max_buckets):
             raise UserError(
                 f"model.relative_attention_buckets is {buckets}: set it to a multiple of 4 of at most {max_buckets}"
@@ -328,53 +403,3 @@ class ModelConfig:
             raise conflict(self, "model.decoder_layers", "model.share_decoder", fix)
         if self.share_decoder != "none" and self.decoder_vocab_size not in (None, self.vocab_size):
             raise conflict(self, "model.decoder_vocab_size", "model.share_decoder", fix)
-
-
-@dataclass(frozen=True)
-class TokenizerConfig:
-    """The vocabulary."""
-
-    kind: VocabularyKind = "wordpiece"
-    """Kind of a trained vocabulary: wordpiece (BERT); byte_level, with bytes and merges of them as tokens, which reads
-    every text without loss and needs no [UNK] (GPT-2, RoBERTa); or unigram, which splits words into their most
-    probable tokens (ALBERT, XLM-RoBERTa)."""
-    path: str | None = None
-    """vocab.txt, tokenizer.json, a SentencePiece file, or a folder with one of them, such as a run. null: train a
-    vocabulary on the corpus. With init: the vocabulary of init extended by new words, whose embeddings start as the
-    mean of their old tokens; null: the vocabulary of init."""
-    vocab_size: Annotated[int, Range(minimum=32, below=2**24)] = 30522
-    """Number of tokens to train, including special tokens. A small corpus gives fewer."""
-    lowercase: bool = True
-    """Lower-case all text. For kinds wordpiece and unigram."""
-    strip_accents: StripAccents = "european"
-    """Remove combining marks (accents). european: when lower-casing, from Latin, Greek and Cyrillic letters; like null
-    if the corpus is almost entirely in these scripts, or with a vocab.txt in tokenizer.path. null: when lower-casing,
-    in all scripts, as in BERT's vocabularies, which removes vowels of Thai, Hindi and Arabic."""
-    min_frequency: Positive = 2
-    """Minimum frequency of merged token pairs and of characters in a trained vocabulary."""
-    num_unused_tokens: NonNegative = 0
-    """Number of tokens [unused0], [unused1], ... in a trained vocabulary, for words that are added later."""
-    limit_alphabet: Positive | None = None
-    """Maximum number of characters in a trained vocabulary. Defaults to a quarter of the vocabulary. For kinds
-    wordpiece and unigram."""
-
-    @property
-    def is_unset(self) -> bool:
-        """Whether all values are defaults of this or an earlier version."""
-        return not any(fields_that_differ(self))
-
-    def check(self, section: str = "tokenizer") -> None:
-        """Raises UserError for a vocabulary that cannot be trained."""
-        check_fields(f"{section}.", self)
-        if self.kind == "byte_level":
-            if self.vocab_size < MIN_BYTE_LEVEL_SIZE and self.path is None:
-                fix = f"set it to at least {MIN_BYTE_LEVEL_SIZE} (256 bytes and 5 special tokens)"
-                raise UserError(f"{section}.vocab_size is {self.vocab_size}: {fix}")
-            unused = f"but {section}.kind byte_level does not use it: remove it, or set {section}.kind to wordpiece"
-            check_unused(f"{section}.", self, unused, ("strip_accents", "num_unused_tokens", "limit_alphabet"))
-        if self.kind == "unigram" and self.num_unused_tokens:
-            fix = f"remove it, or set {section}.kind to wordpiece"
-            raise conflict(self, f"{section}.num_unused_tokens", f"{section}.kind", fix)
-        if self.num_unused_tokens > self.vocab_size - 32:
-            fix = "use a number that leaves room for at least 32 tokens"
-            raise conflict(self, f"{section}.num_unused_tokens", f"{section}.vocab_size", fix)

@@ -53,8 +53,8 @@ class ElectraConfig:
         share = f"electra.generator_hidden_size is {self.generator_hidden_size}"
         if not width:
             raise UserError(f"{share}, but model.hidden_size is {model.hidden_size}: use a larger share")
-        head_size = width // generator_heads(width)
-        if model.position_embedding_type == "rotary" and objective == "rtd" and head_size % 2:
+        head_size = int(width // generator_heads(width) * model.rotary_fraction)  # as far as it is rotated
+        if model.position_embedding_type == "rotary" and objective == "rtd" and (head_size % 2 or not head_size):
             rotary = "but model.position_embedding_type is rotary and needs an even number"
             raise UserError(f"{share}, which makes heads of {head_size} features, {rotary}: use another share")
 
@@ -164,9 +164,9 @@ class EmbeddingConfig:
     matryoshka: list[Positive] | None = None
     """Widths to which embeddings may be truncated: the loss is the mean over the whole embedding and these prefixes
     (Kusupati et al. 2022). null: train the whole embedding only."""
-    pooling: Literal["mean", "cls", "max"] | None = None
-    """Pooling of the tokens' hidden states: mean, first token (cls), or maximum of each feature (max). Defaults to the
-    setting of init, or mean."""
+    pooling: Literal["mean", "cls", "max", "lasttoken"] | None = None
+    """Pooling of the tokens' hidden states: mean, first token (cls), maximum of each feature (max), or last token
+    (lasttoken), for causal models. Defaults to the setting of init, or mean."""
     normalize: bool | None = None
     """Scale embeddings to length 1. Losses and scores always use cosines. Defaults to the setting of init, or true."""
     lowercase: bool | None = None

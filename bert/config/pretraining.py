@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from bert.config.data import PAIR_FORMATS, UNUSED_BY_CLM, DataConfig
-from bert.config.model import DECODER_KEYS, ModelConfig, TokenizerConfig
+from bert.config.model import DECODER_KEYS, ModelConfig
 from bert.config.options import DistillationConfig, ElectraConfig
+from bert.config.tokenizer import TokenizerConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
     InnerFraction,

@@ -216,9 +216,13 @@ class TrainingConfig:
         kernel, fix = f"training.attention_implementation is {self.attention_implementation}", "set it to xla or auto"
         if self.attention_implementation == "cudnn" and model.position_embedding_type == "disentangled":
             raise UserError(f"{kernel}, which does not support model.position_embedding_type disentangled: {fix}")
+        if self.attention_implementation == "cudnn" and model.attention_softcap is not None:
+            raise UserError(f"{kernel}, which does not support model.attention_softcap: {fix}")
         if self.attention_implementation == "splash" and model.relative_attention_buckets is not None:
             buckets = f"model.relative_attention_buckets is {model.relative_attention_buckets}"
             raise UserError(f"{kernel}, which does not support biases, but {buckets}: {fix}")
+        if self.attention_implementation == "splash" and model.position_embedding_type == "alibi":
+            raise UserError(f"{kernel}, which does not support model.position_embedding_type alibi: {fix}")
 
     def check_mesh_sizes(self, model: ModelConfig) -> None:
         """Raises UserError if ``mesh`` is set and cannot divide the model evenly."""
@@ -241,12 +245,13 @@ def check_mesh_sizes(shape: tuple[int, int, int], model: ModelConfig) -> None:
     _, fsdp, tensor = shape
     for axis, devices, names in (
         ("fsdp", fsdp, ("hidden_size",)),
-        ("tensor", tensor, ("num_attention_heads", "intermediate_size")),
+        ("tensor", tensor, ("num_attention_heads", "key_value_heads", "intermediate_size")),
     ):
         for name in names:
             if getattr(model, name) % devices:
+                key = "num_key_value_heads" if name == "key_value_heads" else name
                 raise UserError(
-                    f"model.{name} ({getattr(model, name)}) is not divisible by the {devices} devices of "
+                    f"model.{key} ({getattr(model, name)}) is not divisible by the {devices} devices of "
                     f"training.mesh's axis {axis}: take fewer of these and more along data"
                 )
 

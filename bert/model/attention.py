@@ -1,6 +1,6 @@
 """Scaled dot-product attention: explicit, with fused kernels, and over cached keys and values.
 
-Shapes as in `bert.model.encoder`.
+Shapes as in `bert.model.encoder`; M heads of keys and values, each of which serves N / M heads of queries.
 """
 
 from __future__ import annotations
@@ -23,30 +23,38 @@ from bert.parallel.sharding import shard_rows_and_heads
 
 def dot_product_attention(
     query: Float[Array, "B T N H"],
-    key: Float[Array, "B S N H"],
-    value: Float[Array, "B S N H"],
+    key: Float[Array, "B S M H"],
+    value: Float[Array, "B S M H"],
     mask: Bool[Array, "#B #N #T #S"] | None = None,
     bias: Float[Array, "#B #N #T #S"] | None = None,
     *,
     dropout: Dropout | None = None,
     dropout_rate: float = 0.0,
+    softcap: float | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
     """Computes softmax(Q K^T / sqrt(H)) V (Vaswani et al. 2017, section 3.2.1).
 
     Args:
         mask: true where a query attends to a key. A fully masked query attends equally to all positions and does not
             give NaN.
+        softcap: limit of the scores before ``bias`` is added; None for none.
 
     Returns:
         The weighted sums of values, [B, T, N, H], and the weights before dropout, [B, N, T, S] float32.
     """
     scale = query.shape[-1] ** -0.5
+    key, value = (_for_all_heads(x, query.shape[2]) for x in (key, value))
     scores = jnp.einsum("BTNH,BSNH->BNTS", query * jnp.asarray(scale, query.dtype), key).astype(jnp.float32)
-    weights = _softmax(scores, mask, bias)
+    weights = _softmax(scores, mask, bias, softcap)
     dropped = weights.astype(value.dtype)
     if dropout is not None:
         dropped = dropout(dropped, dropout_rate, "attention_probs")
     return jnp.einsum("BNTS,BSNH->BTNH", dropped, value), weights
+
+
+def _for_all_heads(x: Float[Array, "B S M H"], heads: int) -> Float[Array, "B S N H"]:
+    """Repeats each head of keys or values for the heads of queries that it serves."""
+    return x if x.shape[2] == heads else jnp.repeat(x, heads // x.shape[2], axis=2)
 
 
 def cached_attention(
@@ -55,19 +63,30 @@ def cached_attention(
     values: Float[Array, "R S H"],
     mask: Bool[Array, "#B #N #T #S"] | None = None,
     bias: Float[Array, "#B #N #T #S"] | None = None,
+    softcap: float | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
-    """Computes `dot_product_attention` over cached `KeysValues`, without dropout."""
+    """Computes `dot_product_attention` over cached `KeysValues`, without dropout.
+
+    Consecutive heads of queries that share keys are merged into one matrix.
+    """
     rows, length, heads, size = query.shape
-    by_head = jnp.swapaxes(query * jnp.asarray(size**-0.5, query.dtype), 1, 2).reshape(-1, length, size)
+    by_head = jnp.swapaxes(query * jnp.asarray(size**-0.5, query.dtype), 1, 2)
+    by_head = by_head.reshape(len(keys), rows * heads // len(keys) * length, size)
     scores = jnp.einsum("RTH,RHS->RTS", by_head, keys).astype(jnp.float32).reshape(rows, heads, length, -1)
-    weights = _softmax(scores, mask, bias)
-    mixed = jnp.einsum("RTS,RSH->RTH", weights.astype(values.dtype).reshape(rows * heads, length, -1), values)
+    weights = _softmax(scores, mask, bias, softcap)
+    merged = weights.astype(values.dtype).reshape(*by_head.shape[:2], -1)
+    mixed = jnp.einsum("RTS,RSH->RTH", merged, values)
     return jnp.swapaxes(mixed.reshape(rows, heads, length, size), 1, 2), weights
 
 
 def _softmax(
-    scores: Float[Array, "B N T S"], mask: Bool[Array, "#B #N #T #S"] | None, bias: Float[Array, "#B #N #T #S"] | None
+    scores: Float[Array, "B N T S"],
+    mask: Bool[Array, "#B #N #T #S"] | None,
+    bias: Float[Array, "#B #N #T #S"] | None,
+    softcap: float | None = None,
 ) -> Float[Array, "B N T S"]:
+    if softcap is not None:
+        scores = jnp.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
     if mask is not None:
@@ -77,10 +96,11 @@ def _softmax(
 
 def fused_attention(
     query: Float[Array, "B T N H"],
-    key: Float[Array, "B S N H"],
-    value: Float[Array, "B S N H"],
+    key: Float[Array, "B S M H"],
+    value: Float[Array, "B S M H"],
     mask: Mask,
     implementation: str,
+    softcap: float | None = None,
 ) -> Float[Array, "B T N H"]:
     """Computes `dot_product_attention` with a fused kernel, which has no dropout and returns no weights.
 
@@ -88,11 +108,15 @@ def fused_attention(
         mask: which keys a query attends to. The result for a fully masked query is finite but depends on the kernel.
         implementation: "cudnn" (GPUs, bfloat16), "splash" (TPUs, self-attention) or "xla". Masks that the first two do
             not support use "xla".
+        softcap: see `dot_product_attention`. cuDNN does not support it, and XLA compiles the explicit computation.
     """
     if implementation == "splash":
         if splash_supports(mask, query.shape[1], key.shape[1]):
-            return splash_attention(query, key, value, mask)
+            return splash_attention(query, key, value, mask, softcap)
         implementation = "xla"
+    if softcap is not None:
+        pairs = mask.booleans(query.shape[1], key.shape[1])
+        return dot_product_attention(query, key, value, pairs, mask.bias, softcap=softcap)[0]
     arguments = mask.kernel_arguments(query.shape[1], key.shape[1])
     is_odd = query.shape[1] % 2 or key.shape[1] % 2
     if implementation == "cudnn" and is_odd and (mask.bias is not None or "mask" in arguments):
@@ -113,9 +137,10 @@ def splash_supports(mask: Mask, num_queries: int, num_keys: int) -> bool:
 
 def splash_attention(
     query: Float[Array, "B T N H"],
-    key: Float[Array, "B T N H"],
-    value: Float[Array, "B T N H"],
+    key: Float[Array, "B T M H"],
+    value: Float[Array, "B T M H"],
     mask: Mask,
+    softcap: float | None = None,
     *,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
@@ -131,6 +156,7 @@ def splash_attention(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
     length, size = query.shape[1], query.shape[-1]
+    key, value = (_for_all_heads(x, query.shape[2]) for x in (key, value))
     padding = -length % SPLASH_BLOCKS[-1]
     segments = _splash_segments(mask)
     if segments is None and padding:
@@ -147,7 +173,7 @@ def splash_attention(
         value: Float[Array, "B N S H"],
         segments: Int[Array, "B S"] | None,
     ) -> Float[Array, "B N S H"]:
-        kernel = _make_splash_kernel(query.shape[1], length + padding, mask, interpret)
+        kernel = _make_splash_kernel(query.shape[1], length + padding, mask, softcap, interpret)
         ids = None if segments is None else kernels.SegmentIds(segments, segments)
         mixed: jax.Array = jax.vmap(kernel)(query, key, value, ids)
         return mixed
@@ -165,7 +191,9 @@ def _splash_segments(mask: Mask) -> Int[Array, "B T"] | None:
     return mask.examples.astype(jnp.int32) * mask.keys.astype(jnp.int32)
 
 
-def _make_splash_kernel(heads: int, length: int, mask: Mask, interpret: bool) -> Callable[..., Any]:
+def _make_splash_kernel(
+    heads: int, length: int, mask: Mask, softcap: float | None, interpret: bool
+) -> Callable[..., Any]:
     """Returns the kernel for one row of queries, keys and values [N, T, H], with the local or causal mask built in."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -183,6 +211,7 @@ def _make_splash_kernel(heads: int, length: int, mask: Mask, interpret: bool) ->
     return kernels.make_splash_mha_single_device(
         masks.MultiHeadMask([allowed] * heads),
         block_sizes=kernels.BlockSizes(**sizes, use_fused_bwd_kernel=False),
+        attn_logits_soft_cap=softcap,
         interpret=interpret,
     )
 
@@ -190,7 +219,7 @@ def _make_splash_kernel(heads: int, length: int, mask: Mask, interpret: bool) ->
 class KeysValues(struct.PyTreeNode):
     """Projected keys and values of an attention layer over S positions.
 
-    The first axis has R = B * N entries: the heads of row 0, then the heads of row 1, and so on. The matrices are
+    The first axis has R = B * M entries: the heads of row 0, then the heads of row 1, and so on. The matrices are
     stored in the orientation of the products with queries and weights, which saves a CPU one copy per step.
 
     Attributes:
@@ -209,16 +238,16 @@ class KeysValues(struct.PyTreeNode):
         return self.values.shape[1]
 
     @classmethod
-    def from_heads(cls, keys: Float[Array, "B S N H"], values: Float[Array, "B S N H"]) -> KeysValues:
-        """Makes the cache layout from projected keys and values [B, S, N, H]."""
+    def from_heads(cls, keys: Float[Array, "B S M H"], values: Float[Array, "B S M H"]) -> KeysValues:
+        """Makes the cache layout from projected keys and values [B, S, M, H]."""
         rows, length, heads, size = keys.shape
         return cls(
             jnp.transpose(keys, (0, 2, 3, 1)).reshape(rows * heads, size, length),
             jnp.transpose(values, (0, 2, 1, 3)).reshape(rows * heads, length, size),
         )
 
-    def split_heads(self, num_rows: int) -> Float[Array, "B S N H"]:
-        """Returns the keys in their projected layout, [B, S, N, H] with B = ``num_rows``."""
+    def split_heads(self, num_rows: int) -> Float[Array, "B S M H"]:
+        """Returns the keys in their projected layout, [B, S, M, H] with B = ``num_rows``."""
         return jnp.transpose(self.keys.reshape(num_rows, -1, *self.keys.shape[1:]), (0, 3, 1, 2))
 
     def write(self, new: KeysValues, start: Int[Array, ""] | int | None) -> KeysValues:
@@ -270,6 +299,5 @@ class Memory(struct.PyTreeNode):
 
 def make_cache(config: ModelConfig, num_rows: int, num_positions: int, dtype: DTypeLike) -> tuple[LayerCache, ...]:
     """Returns an empty cache for each layer, with B rows and S positions."""
-    heads = config.num_attention_heads
-    zeros = jnp.zeros((num_rows, num_positions, heads, config.hidden_size // heads), dtype)
+    zeros = jnp.zeros((num_rows, num_positions, config.key_value_heads, config.head_size), dtype)
     return tuple(LayerCache(KeysValues.from_heads(zeros, zeros)) for _ in range(config.num_hidden_layers))

@@ -180,13 +180,15 @@ class Electra(nn.Module):
 def make_generator_config(config: ModelConfig, hidden_size: int) -> ModelConfig:
     """Returns the configuration of the generator for a discriminator.
 
-    The feed-forward layer is 4 times as wide as the hidden states. The head has a transform to the width of the
-    embeddings.
+    The feed-forward layer is 4 times as wide as the hidden states, and all heads have separate keys and values. The
+    MLM head has a transform to the width of the embeddings.
     """
     return dataclasses.replace(
         config,
         hidden_size=hidden_size,
         num_attention_heads=generator_heads(hidden_size),
+        num_key_value_heads=None,
+        attention_head_size=None,
         intermediate_size=4 * hidden_size,
         embedding_size=config.embedding_width,
         prediction_transform=True,

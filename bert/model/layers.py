@@ -17,20 +17,14 @@ from flax import struct
 from jaxtyping import Float
 
 from bert.config import ModelConfig, TrainingConfig
-from bert.errors import UserError, require
+from bert.errors import UserError
 from bert.model.array_types import Array, Dtype
-from bert.model.attention import (
-    KeysValues,
-    LayerCache,
-    Memory,
-    cached_attention,
-    dot_product_attention,
-    fused_attention,
-)
+from bert.model.attention import LayerCache, Memory
 from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.linear import ACTIVATIONS, LINEAR_OUTPUT, LayerNorm, hidden_dense, layer_norm, residual_dense
-from bert.model.mask import Mask, split_keys, split_queries
-from bert.model.positions import NUM_PRODUCTS, Disentangled, Positions, Rotation
+from bert.model.mask import Mask
+from bert.model.multi_head import Attention
+from bert.model.positions import Positions
 from bert.parallel.devices import are_tpus, local_devices, max_cudnn_head_dim
 from bert.parallel.sharding import constrain_activation
 
@@ -112,7 +106,8 @@ def _has_cudnn(model: ModelConfig | None, devices: Sequence[Any]) -> bool:
     largest = max_cudnn_head_dim(devices)
     if model is None:
         return largest > 0
-    return model.head_size % 8 == 0 and model.head_size <= largest and model.position_embedding_type != "disentangled"
+    is_plain = model.position_embedding_type != "disentangled" and model.attention_softcap is None
+    return model.head_size % 8 == 0 and model.head_size <= largest and is_plain
 
 
 def remat(module: ModuleClass, policy: str, in_loop: bool) -> ModuleClass:
@@ -235,12 +230,12 @@ class Layer(nn.Module):
 
     def _feed_forward(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         config, width = self.config, self.config.intermediate_size
-        inner = hidden_dense(config, width, self.dtype, "intermediate")(x)
+        inner = hidden_dense(config, width, self.dtype, "intermediate", "intermediate_bias")(x)
         inner = ACTIVATIONS[config.hidden_act](constrain_activation(inner, None, "tensor"))
         if config.gated_feed_forward:
-            gate = hidden_dense(config, width, self.dtype, "gate")(x)
+            gate = hidden_dense(config, width, self.dtype, "gate", "intermediate_bias")(x)
             inner = inner * constrain_activation(gate, None, "tensor")
-        return residual_dense(config, self.dtype, "output")(inner)
+        return residual_dense(config, self.dtype, "output", "output_bias")(inner)
 
     def _norm_before(self, norm: LayerNorm, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the input of a sublayer, normalized with pre-LN."""
@@ -252,134 +247,3 @@ class Layer(nn.Module):
         """Adds a sublayer's output to the residual stream. With post-LN, normalizes the sum."""
         x = x + sublayer_output
         return x if self.config.pre_layer_norm else norm(x)
-
-
-class Attention(nn.Module):
-    """Multi-head attention: self-attention if queries and keys have the same input, cross-attention otherwise.
-
-    Attributes:
-        kernel: see `LayerExecution.attention`.
-    """
-
-    config: ModelConfig
-    dtype: Dtype = jnp.float32
-    kernel: str = "written"
-
-    def setup(self) -> None:
-        width = self.config.hidden_size
-        self.query = hidden_dense(self.config, width, self.dtype, "query")
-        self.key = hidden_dense(self.config, width, self.dtype, "key")
-        self.value = hidden_dense(self.config, width, self.dtype, "value")
-        self.output = residual_dense(self.config, self.dtype, "output")
-
-    def __call__(
-        self,
-        queries: Float[Array, "B T D"],
-        keys_values: Float[Array, "B S D"] | KeysValues,
-        mask: Mask,
-        dropout: Dropout | None = None,
-        positions: Positions | None = None,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"] | None]:
-        """Attends from queries to keys and values.
-
-        Args:
-            keys_values: hidden states [B, S, D], or projections from `keys_values`. With projections there is no
-                dropout and ``kernel`` is ignored. They may have fewer rows than the queries: each then serves several
-                consecutive rows, such as all hypotheses of one source.
-            mask: attention mask, with as many rows as the keys.
-
-        Returns:
-            The output, and the weights; None with a fused kernel.
-        """
-        query = _rotate(self._split_heads(self.query(queries)), positions)
-        weights = None
-        if isinstance(keys_values, KeysValues):
-            mixed, weights = self._attend_to_projected(query, keys_values, mask, dropout, positions)
-        else:
-            key, value = self._project(keys_values, positions)
-            if isinstance(positions, Disentangled):
-                query, mask = self._disentangle(query, key, mask, positions, dropout)
-            if mask.block is not None:
-                mixed = self._attend_in_blocks(query, key, value, mask, dropout)
-            elif self.kernel != "written":
-                mixed = fused_attention(query, key, value, mask, self.kernel)
-            else:
-                pairs, rate = mask.booleans(query.shape[1], key.shape[1]), self.config.attention_probs_dropout_prob
-                mixed, weights = dot_product_attention(
-                    query, key, value, pairs, mask.bias, dropout=dropout, dropout_rate=rate
-                )
-        return self.output(mixed.reshape(queries.shape)), weights
-
-    def keys_values(self, x: Float[Array, "B S D"], positions: Positions | None = None) -> KeysValues:
-        """Projects hidden states [B, S, D] to keys and values for repeated use."""
-        return KeysValues.from_heads(*self._project(x, positions))
-
-    def _attend_to_projected(
-        self,
-        query: Float[Array, "B T N H"],
-        keys_values: KeysValues,
-        mask: Mask,
-        dropout: Dropout | None,
-        positions: Positions | None,
-    ) -> tuple[Float[Array, "rows queries N H"], Float[Array, "B N T S"]]:
-        """Attends to keys and values that may have fewer rows. Consecutive rows of queries are merged."""
-        rows, length, heads, size = query.shape
-        query = query.reshape(len(keys_values.values) // heads, -1, heads, size)
-        if isinstance(positions, Disentangled):
-            key = keys_values.split_heads(len(query))
-            query, mask = self._disentangle(query, key, mask, positions, dropout)
-        pairs = mask.booleans(query.shape[1], keys_values.num_positions)
-        mixed, weights = cached_attention(query, keys_values.keys, keys_values.values, pairs, mask.bias)
-        weights = jnp.swapaxes(weights, 1, 2).reshape(rows, length, heads, -1)
-        return mixed, jnp.swapaxes(weights, 1, 2)
-
-    def _attend_in_blocks(
-        self,
-        query: Float[Array, "B T N H"],
-        key: Float[Array, "B T N H"],
-        value: Float[Array, "B T N H"],
-        mask: Mask,
-        dropout: Dropout | None,
-    ) -> Float[Array, "B T N H"]:
-        """Computes local attention at a cost linear in T: each block of queries becomes a separate row."""
-        block, (rows, length, *_) = require(mask.block, "the size of a block"), query.shape
-        query = split_queries(query, block)
-        key, value = (split_keys(x, block, self.config.causal) for x in (key, value))
-        if self.kernel != "written":
-            mixed = fused_attention(query, key, value, mask, self.kernel)
-        else:
-            if dropout is not None:
-                dropout = dropout.split_rows(query.shape[0] // rows)
-            rate = self.config.attention_probs_dropout_prob
-            mixed, _ = dot_product_attention(
-                query, key, value, mask.pairs, mask.bias, dropout=dropout, dropout_rate=rate
-            )
-        return mixed.reshape(rows, -1, *mixed.shape[2:])[:, :length]
-
-    def _disentangle(
-        self,
-        query: Float[Array, "B T N H"],
-        key: Float[Array, "B S N H"],
-        mask: Mask,
-        positions: Disentangled,
-        dropout: Dropout | None,
-    ) -> tuple[Float[Array, "B T N H"], Mask]:
-        """Returns the scaled query, and the mask with the scores of the distances added as its bias."""
-        vectors = positions.dropped(dropout, self.config.hidden_dropout_prob)[None]
-        distance_query, distance_key = (self._split_heads(project(vectors))[0] for project in (self.query, self.key))
-        bias = positions.scores(query, key, distance_query, distance_key)
-        return query * jnp.asarray(NUM_PRODUCTS**-0.5, query.dtype), mask.replace(bias=bias)
-
-    def _project(
-        self, x: Float[Array, "B S D"], positions: Positions | None
-    ) -> tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]:
-        """Projects hidden states [B, S, D] to keys and values, [B, S, N, H] each."""
-        return _rotate(self._split_heads(self.key(x)), positions), self._split_heads(self.value(x))
-
-    def _split_heads(self, x: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
-        heads = self.config.num_attention_heads
-        return constrain_activation(x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads), None, "tensor")
-
-
-def _rotate(x: Float[Array, "B T N H"], positions: Positions | None) -> Float[Array, "B T N H"]:
-    return positions(x) if isinstance(positions, Rotation) else x

@@ -73,19 +73,19 @@ def dense(config: ModelConfig, features: int, dtype: Dtype, name: str, use_bias:
     return Dense(features, truncated_normal_init(config), dtype, use_bias, name=name)
 
 
-def hidden_dense(config: ModelConfig, features: int, dtype: Dtype, name: str) -> Dense:
-    """Returns a linear layer inside the model, without a bias if ``use_bias`` is false."""
-    return dense(config, features, dtype, name, config.use_bias)
+def hidden_dense(config: ModelConfig, features: int, dtype: Dtype, name: str, bias: str = "use_bias") -> Dense:
+    """Returns a linear layer inside the model, with a bias if the key ``bias`` or its default ``use_bias`` is true."""
+    return dense(config, features, dtype, name, config.has_bias(bias))
 
 
-def residual_dense(config: ModelConfig, dtype: Dtype, name: str) -> Dense:
-    """Returns a linear layer whose D outputs are added to the residual stream.
+def residual_dense(config: ModelConfig, dtype: Dtype, name: str, bias: str) -> Dense:
+    """Returns a linear layer whose D outputs are added to the residual stream. Bias: see `hidden_dense`.
 
     With scaled initialization, the variance of the sum over two sublayers per layer does not depend on the number of
     layers (Radford et al. 2019, section 2.3).
     """
     scale = (2 * config.num_hidden_layers) ** -0.5 if config.residual_init == "scaled" else 1.0
-    return Dense(config.hidden_size, truncated_normal_init(config, scale), dtype, config.use_bias, name=name)
+    return Dense(config.hidden_size, truncated_normal_init(config, scale), dtype, config.has_bias(bias), name=name)
 
 
 class LayerNorm(nn.Module):

@@ -32,7 +32,8 @@ class Rotation(struct.PyTreeNode):
     therefore need no separate positions. Feature i of a head is rotated together with feature i + H / 2.
 
     Attributes:
-        cos, sin: [#B, T, H / 2] float32, cosine and sine of position * base^(-2 i / H).
+        cos, sin: [#B, T, R / 2] float32, cosine and sine of position * base^(-2 i / R). The first R of the H features
+            are rotated.
     """
 
     __no_type_check__ = True  # jax.tree.map may put any object into a field
@@ -43,16 +44,76 @@ class Rotation(struct.PyTreeNode):
     @classmethod
     def of_positions(cls, positions: Int[Array, "#B T"], head_size: int, base: float) -> Rotation:
         """Makes the rotation for positions [B, T]."""
-        # In NumPy, so that the frequencies are equal on all devices.
-        frequencies = 1 / np.float32(base) ** (np.arange(0, head_size, 2, dtype=np.float32) / head_size)
-        angles = positions[..., None].astype(jnp.float32) * frequencies
-        return cls(jnp.cos(angles), jnp.sin(angles))
+        return cls._of_angles(positions[..., None].astype(jnp.float32) * rotary_frequencies(head_size, base))
+
+    @classmethod
+    def of_layers(cls, config: ModelConfig, local: bool, positions: Int[Array, "#B T"]) -> Rotation:
+        """Makes the rotation of global or local layers for positions [B, T]."""
+        own_base = config.local_rotary_base if local else None
+        kind = config.rotary_scaling if own_base is None else "none"
+        base, size, factor = own_base or config.rotary_base, config.rotated_size, config.rotary_scaling_factor
+        if kind == "none":
+            return cls.of_positions(positions, size, base)
+        if kind == "ntk":
+            return cls.of_positions(positions, size, base * factor ** (size / (size - 2)))
+        frequencies = rotary_frequencies(size, base)
+        scaled = frequencies / np.float32(factor)
+        if kind == "linear":
+            return cls._of_angles(positions[..., None].astype(jnp.float32) * scaled)
+        length = config.rotary_original_length or config.max_position_embeddings / factor
+        share = _yarn_shares(size, base, float(length))
+        angles = positions[..., None].astype(jnp.float32) * (scaled * (1 - share) + frequencies * share)
+        return cls._of_angles(angles, 1 + 0.1 * math.log(factor))
+
+    @classmethod
+    def _of_angles(cls, angles: Float[Array, "#B T half"], scale: float = 1.0) -> Rotation:
+        waves = jnp.cos(angles), jnp.sin(angles)
+        return cls(*(waves if scale == 1 else (wave * scale for wave in waves)))
 
     def __call__(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
         """Rotates queries or keys. Computed in float32."""
+        size = 2 * self.cos.shape[-1]
+        if size < x.shape[-1]:
+            return jnp.concatenate([self(x[..., :size]), x[..., size:]], axis=-1)
         left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         cos, sin = self.cos[:, :, None], self.sin[:, :, None]
         return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+
+
+def rotary_frequencies(size: int, base: float) -> np.ndarray:
+    """Returns base^(-2 i / size), [size / 2] float32; in NumPy, so that the frequencies are equal on all devices."""
+    frequencies: np.ndarray = 1 / np.float32(base) ** (np.arange(0, size, 2, dtype=np.float32) / size)
+    return frequencies
+
+
+YARN_TURNS = 32, 1
+"""Turns over the original length: rotations of more are not scaled, rotations of fewer are (Peng et al. 2023, 3.2)."""
+
+
+def _yarn_shares(size: int, base: float, length: float) -> np.ndarray:
+    """Returns the share of the original frequency in each rotation, [size / 2] float32, from 1 down to 0."""
+    first, last = (size * math.log(length / (2 * math.pi * turns)) / (2 * math.log(base)) for turns in YARN_TURNS)
+    first, last = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+    ramp = (np.arange(size // 2, dtype=np.float32) - first) / (last - first if last > first else 1e-3)
+    shares: np.ndarray = 1 - np.clip(ramp, 0, 1)
+    return shares
+
+
+def alibi_bias(heads: int, distances: Int[Array, "#B T S"]) -> Float[Array, "#B N T S"]:
+    """Computes the linear bias of attention with a slope per head (Press et al. 2022), for both directions."""
+    return -jnp.asarray(alibi_slopes(heads))[:, None, None] * jnp.abs(distances)[:, None].astype(jnp.float32)
+
+
+def alibi_slopes(heads: int) -> np.ndarray:
+    """Returns the slopes, [N] float32: 2^(-8 i / N), if N is a power of 2.
+
+    Otherwise, the slopes for the next lower power of 2, and every other slope for twice that power, as in the code of
+    the authors (github.com/ofirpress/attention_with_linear_biases, fairseq/models/transformer.py).
+    """
+    power = 2 ** (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * power, 2)]
+    return np.array([*slopes, *between][:heads], np.float32)
 
 
 MAX_RELATIVE_DISTANCE = 128
@@ -196,8 +257,7 @@ def attention_contexts(
     def context(local: bool) -> AttentionContext:
         positions: Positions | None = None
         if config.position_embedding_type == "rotary":
-            base = config.local_rotary_base if local and config.local_rotary_base is not None else config.rotary_base
-            positions = Rotation.of_positions(mask.query_positions(length), config.head_size, base)
+            positions = Rotation.of_layers(config, local, mask.query_positions(length))
         elif config.position_embedding_type == "disentangled":
             positions = _disentangled(config, dtype, mask.distances(length, num_keys))
         layer_mask = mask.replace(window=config.attention_window) if local else mask
@@ -211,7 +271,9 @@ def attention_contexts(
 
 
 def _relative_bias(config: ModelConfig) -> BiasFromDistances | None:
-    """Returns the function that computes the relative bias from a table shared by all layers; None if there is none."""
+    """Returns the function that computes the bias by distance, which all layers share; None if there is none."""
+    if config.position_embedding_type == "alibi":
+        return partial(alibi_bias, config.num_attention_heads)
     if config.relative_attention_buckets is None or config.position_embedding_type == "disentangled":
         return None
     buckets, heads, init = config.relative_attention_buckets, config.num_attention_heads, truncated_normal_init(config)

@@ -64,10 +64,12 @@ def mean_over(
 
 
 def pool(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMask, mode: str) -> Float[Array, "B D"]:
-    """Pools [B, T, D] to [B, D]: mean of the tokens, first token (cls), or maximum per feature (max)."""
+    """Pools [B, T, D] to [B, D]: mean of the tokens, first token (cls), last one (lasttoken), or maximum (max)."""
     mask = attention_mask[:, :, None] > 0
     if mode == "cls":
         return hidden_states[:, 0]
+    if mode == "lasttoken":
+        return last_token(hidden_states, attention_mask)
     if mode == "max":
         return jnp.max(jnp.where(mask, hidden_states, jnp.finfo(hidden_states.dtype).min), axis=1)
     return jnp.sum(jnp.where(mask, hidden_states, 0), axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bert.config.model import VocabularyKind
+from bert.config.tokenizer import VocabularyKind
 from bert.errors import UserError, cut_at_word, shorten
 
 if TYPE_CHECKING:

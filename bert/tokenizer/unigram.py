@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from bert.config import TokenizerConfig
-from bert.config.model import StripAccents
+from bert.config.tokenizer import StripAccents
 from bert.errors import UserError, without_surrogates
 from bert.tokenizer.library import ALBERT_TOKENS, HIDDEN, bert_rows
 from bert.tokenizer.wordpiece import EUROPEAN_MARKS, WordCounts, WordSteps, normalize_counts, resolve_strip_accents

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert.config import TokenizerConfig
-from bert.config.model import StripAccents
+from bert.config.tokenizer import StripAccents
 from bert.errors import UserError, WarningText, convert, log_message
 from bert.files import require_content, require_text, write_atomic
 from bert.remote import fetch

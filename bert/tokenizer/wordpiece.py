@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import numpy as np
 
 from bert.config import TokenizerConfig
-from bert.config.model import StripAccents
+from bert.config.tokenizer import StripAccents
 from bert.errors import UserError, require, without_surrogates
 from bert.tokenizer.library import MPNET_TOKENS, SPECIAL_TOKENS, bert_rows, special_tokens
 

@@ -31,7 +31,7 @@ from tests.helpers import thoroughly
 pytestmark = pytest.mark.slow
 
 KEYS = {
-    "position_embedding_type": ["learned", "sinusoidal", "rotary", "disentangled", "none"],
+    "position_embedding_type": ["learned", "sinusoidal", "rotary", "disentangled", "alibi", "none"],
     "position_offset": [0, 1],
     "rotary_base": [10_000.0, 50.0],
     "residual_init": ["plain", "scaled"],
@@ -51,6 +51,16 @@ KEYS = {
     **{key: [False, True] for key in ("prediction_bias", "tie_word_embeddings")},
     "scale_embeddings": [False, True],
     "step_embedding": [False, True],
+    "num_key_value_heads": [None, 1, 2],
+    "attention_head_size": [None, 6],
+    "query_key_norm": [False, True],
+    "attention_softcap": [None, 2.0],
+    "rotary_fraction": [1.0, 0.5],
+    "rotary_original_length": [None, 8],
+    "rotary_scaling": ["none", "linear", "ntk", "yarn"],
+    "rotary_scaling_factor": [1.0, 3.0],
+    **{f"{name}_bias": [None, False, True] for name in ("query_key_value", "attention_output")},
+    **{f"{name}_bias": [None, False, True] for name in ("intermediate", "output")},
 }
 IDS = np.random.default_rng(0).integers(5, 50, (2, 9))
 

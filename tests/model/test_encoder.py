@@ -190,6 +190,11 @@ def test_the_options_parameters(option: str) -> None:
         "step embeddings": 0,
         "relative positions": 8 * 12,
         "disentangled attention": (8 + 2 - positions) * width,
+        "shared keys": -positions * width - 12 * 2 * 11 * 64 * (width + 1),
+        # Heads of 12 features instead of 64; two LayerNorms of a head.
+        "wide heads": -positions * width + 12 * (-12 * 52 * (4 * width + 3) + 4 * 12),
+        # The pooler and the head's transform have no bias either.
+        "some biases": -12 * (width + 3072) - 2 * width,
     }
     # The final LayerNorm has a scale, the pooler's has one, the first layer has lost one.
     difference["modern"] = -(positions + segments) * width + 12 * width * 3072 + difference["no biases"] + width

@@ -9,9 +9,9 @@ import pytest
 
 from bert.config import ModelConfig
 from bert.model.encoder import Encoder
-from bert.model.layers import Attention
 from bert.model.linear import ACTIVATIONS
 from bert.model.mask import Mask
+from bert.model.multi_head import Attention
 
 CONFIG = ModelConfig(
     vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,

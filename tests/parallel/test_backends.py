@@ -30,6 +30,17 @@ from tests.tiny_training import T, assert_same_gradients, batch_of
 CONFIG = ModelConfig(64, 16, 1, 8, 32, max_position_embeddings=T, initializer_range=0.1)
 MODEL = BertForPreTraining(CONFIG)
 MODERN = BertForPreTraining(dataclasses.replace(CONFIG, num_hidden_layers=2, **OPTIONS["modern"]))
+GROUPED = BertForPreTraining(
+    dataclasses.replace(
+        CONFIG,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_head_size=4,
+        query_key_norm=True,
+        attention_softcap=2.0,
+        position_embedding_type="alibi",
+    )
+)
 SHARED = BertForPreTraining(dataclasses.replace(CONFIG, num_hidden_layers=2, **OPTIONS["shared layers"]))
 OBJECTIVE = make_pretraining_loss(MODEL.apply)
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), 10)
@@ -43,6 +54,7 @@ LAYOUTS = [
     pytest.param("1x8x1", 2, MODEL, marks=pytest.mark.slow),
     pytest.param("2x2x2", 1, MODERN, marks=pytest.mark.slow),
     pytest.param("2x2x2", 1, SHARED, marks=pytest.mark.slow),
+    pytest.param("2x2x2", 1, GROUPED, marks=pytest.mark.slow),
 ]
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bert.config import ModelConfig
-from bert.config.model import Activation, VocabularyKind
+from bert.config.model import BIASES, Activation
+from bert.config.tokenizer import VocabularyKind
 from bert.interchange.names import Names
 from bert.model.names import LAYER
 from bert.tokenizer.library import SpecialTokenIds
@@ -62,8 +63,22 @@ SEPARATE_LAYERS = {
 }
 """Limits of all families except those with shared layers."""
 
+PLAIN_ATTENTION = {
+    "num_key_value_heads": Limit(None, "all of its heads have their own keys and values"),
+    "attention_head_size": Limit(None, "its heads have hidden_size / num_attention_heads features"),
+    "query_key_norm": Limit(False, "its queries and keys are not normalized"),
+    "attention_softcap": Limit(None, "its attention scores have no limit"),
+    "rotary_fraction": Limit(1.0, "its rotations include all features of a head"),
+    "rotary_scaling": Limit("none", "its rotations are not scaled"),
+}
+"""Limits of families without the options of recent models in attention."""
+
+PLAIN_BIASES = dict.fromkeys(BIASES, Limit(None, "its dense layers have biases, or all of them have none"))
+
 CLASSIC_LIMITS = {
     **SEPARATE_LAYERS,
+    **PLAIN_ATTENTION,
+    **PLAIN_BIASES,
     "position_embedding_type": Limit("learned", "its positions are a table"),
     "norm_type": Limit("layer", "it has LayerNorm"),
     "norm_bias": Limit(True, "its LayerNorm has biases"),

@@ -201,6 +201,8 @@ MODERNBERT = Family(
     },
     limits={
         **base.SEPARATE_LAYERS,
+        **base.PLAIN_ATTENTION,
+        **base.PLAIN_BIASES,
         "position_embedding_type": Limit("rotary", "its positions are rotary"),
         "relative_attention_buckets": Limit(None, "its attention scores have no bias by distance"),
         "causal": Limit(False, "its tokens attend to both sides"),

@@ -44,8 +44,10 @@ def with_averaging_layer(model: ModelBundle) -> ModelBundle:
         "layer_groups": None,
         "attention_window": None,
         "gated_feed_forward": False,
+        "num_key_value_heads": None,
+        "attention_head_size": None,
     }
-    in_attention = config.position_embedding_type in ("rotary", "disentangled")
+    in_attention = config.position_embedding_type in ("rotary", "disentangled", "alibi")
     if in_attention or any(getattr(config, key) != value for key, value in fixed.items()):
         raise UserError(
             f"{model.source} has model.pooler_type norm, which transformers' classes cannot express for this encoder: "

@@ -15,6 +15,7 @@ from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
+from bert.config.model import BIASES
 from bert.data.encoding import tokenize
 from bert.errors import UserError, WarningText, first_line
 from bert.files import atomic_directory
@@ -51,7 +52,7 @@ TOLERANCE = 1e-4
 SCALED = ("kernel", "scale")
 """Names of parameters that may have a bias."""
 
-IN_ATTENTION = ("rotary", "disentangled")
+IN_ATTENTION = ("rotary", "disentangled", "alibi")
 """Positions inside attention. All others are equivalent to a position table."""
 
 SAMPLES = (
@@ -114,7 +115,11 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     absent = [] if "pooler" in model.params["bert"] else ["pooler_act", "pooler_type", "pooler_input"]
     absent += [] if has_head else ["prediction_transform", "prediction_bias"]
     absent += ["use_bias", "norm_bias"]
+    plain = config.without_aliases
+    if "use_bias" in family.limits:  # biases that the model lacks become zeros
+        absent += [key for key in BIASES if key in family.limits and family.limits[key].value is None]
     values = {
+        **{key: getattr(plain, key) for key in ("num_key_value_heads", "attention_head_size", *BIASES)},
         "embedding_size": None if config.embedding_width == config.hidden_size else config.embedding_width,
         "position_embedding_type": kind if (kind := config.position_embedding_type) in IN_ATTENTION else "learned",
         "type_vocab_size": config.type_vocab_size or int(segments),
@@ -122,6 +127,8 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
         **{key: family.limits[key].value for key in absent if key in family.limits},
         **family.initial,
     }
+    if kind != "rotary":
+        values |= {key: getattr(ModelConfig, key) for key in vars(config) if key.startswith("rotary_")}
     trees = {name: tree for name, tree in model.params.items() if name != "generator"}
     params = traverse_util.flatten_dict(trees, sep="/")
     sides = {names.ENCODER, names.part_of(names.word_embeddings(model.architecture))}

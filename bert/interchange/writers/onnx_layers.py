@@ -22,6 +22,7 @@ from bert.model.positions import (
     MAX_RELATIVE_DISTANCE,
     NUM_PRODUCTS,
     Rotation,
+    alibi_slopes,
     buckets_by_distance,
     sinusoidal_position_table,
     step_embeddings,
@@ -151,7 +152,7 @@ class Context(NamedTuple):
 
     Attributes:
         visible: [B, 1, #T, S] booleans.
-        rotation: cosine and sine [1, 1, T, H / 2] of rotary positions; None for others.
+        rotation: cosine and sine [1, 1, T, R / 2] of rotary positions; None for others.
         bias: [1, N, T, S], added to the scores; None for none.
         vectors: [P, D], the embeddings of distances of disentangled attention; None for others.
         buckets: [B, N, T, S] and [B, N, S, T], the bucket of the distance from a query to a key; None for others.
@@ -171,14 +172,19 @@ def _contexts(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> dict
     visible = node("Unsqueeze", graph.cast(inputs["attention_mask"], "BOOL"), graph.constant([1, 2]))
     disentangled = config.position_embedding_type == "disentangled"
     kinds = sorted(set(map(config.is_local, range(config.num_hidden_layers))))
-    needs_distances = config.causal or config.attention_window is not None or config.relative_attention_buckets
+    alibi = config.position_embedding_type == "alibi"
+    has_buckets = config.relative_attention_buckets is not None
+    needs_distances = config.causal or config.attention_window is not None or has_buckets or alibi
     distances = _distances(graph, length) if needs_distances else ""
     if config.causal:
         visible = node("And", visible, node("GreaterOrEqual", distances, graph.integer(0)))
     shared = Context(visible)
     if disentangled:
         shared = _disentangled(graph, config, distances, inputs["input_ids"])._replace(visible=visible)
-    elif config.relative_attention_buckets is not None:
+    elif alibi:
+        slopes = graph.array("slopes", -alibi_slopes(config.num_attention_heads)[:, None, None])
+        shared = shared._replace(bias=node("Mul", slopes, graph.cast(node("Abs", distances), "FLOAT")))
+    elif has_buckets:
         shared = shared._replace(bias=_relative_bias(graph, config, distances))
     contexts = {}
     for local in kinds:
@@ -188,8 +194,7 @@ def _contexts(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> dict
             within = node("LessOrEqual", node("Abs", distances), window)
             context = context._replace(visible=node("And", visible, within))
         if config.position_embedding_type == "rotary":
-            base = config.local_rotary_base if local and config.local_rotary_base is not None else config.rotary_base
-            context = context._replace(rotation=_rotation(graph, config, base, length))
+            context = context._replace(rotation=_rotation(graph, config, local, length))
         contexts[local] = context
     return contexts
 
@@ -202,12 +207,12 @@ def _distances(graph: Graph, length: str) -> str:
     return node("Sub", rows, columns)
 
 
-def _rotation(graph: Graph, config: ModelConfig, base: float, length: str) -> tuple[str, str]:
-    """Returns cosine and sine [1, 1, T, H / 2]. The tables have a row for each position up to the model's maximum."""
+def _rotation(graph: Graph, config: ModelConfig, local: bool, length: str) -> tuple[str, str]:
+    """Returns cosine and sine [1, 1, T, R / 2]. The tables have a row for each position up to the model's maximum."""
     positions = jnp.arange(config.max_position_embeddings)[None]
-    rotation = Rotation.of_positions(positions, config.head_size, base)
-    tables = {"cos": rotation.cos, "sin": rotation.sin}
-    names = [graph.array(f"{name}_{base}", np.asarray(table)[None]) for name, table in tables.items()]
+    rotation = Rotation.of_layers(config, local, positions)
+    tables = {f"cos_{local}": rotation.cos, f"sin_{local}": rotation.sin}
+    names = [graph.array(name, np.asarray(table)[None]) for name, table in tables.items()]
     cos, sin = (graph.slice(name, 0, length, axis=2) for name in names)
     return cos, sin
 
@@ -256,10 +261,18 @@ def _disentangled(graph: Graph, config: ModelConfig, distances: str, ids: str) -
 def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path: str) -> str:
     """Computes self-attention, [B, T, D] -> [B, T, D]. Empty rows attend equally to all positions."""
     node, size = graph.node, config.head_size
-    split = graph.constant([0, -1, config.num_attention_heads, size])
+    shared = config.num_attention_heads // config.key_value_heads
 
     def project(x: str, name: str, order: list[int]) -> str:
-        return node("Transpose", node("Reshape", graph.dense(x, f"{path}/{name}"), split), perm=order)
+        is_query = name == "query"
+        split = graph.constant([0, -1, config.num_attention_heads if is_query else config.key_value_heads, size])
+        x = node("Reshape", graph.dense(x, f"{path}/{name}"), split)
+        if config.query_key_norm and name != "value":
+            x = graph.norm(x, f"{path}/{name}_norm", config.layer_norm_eps, config.norm_type)
+        if shared > 1 and not is_query:  # each head is repeated for the heads of queries that it serves
+            copies = node("Concat", *[node("Unsqueeze", x, graph.constant([3]))] * shared, axis=3)
+            x = node("Reshape", copies, graph.constant([0, 0, config.num_attention_heads, size]))
+        return node("Transpose", x, perm=order)
 
     products = 1 if context.buckets is None else NUM_PRODUCTS
     scale = graph.constant((products * size) ** -0.5)
@@ -267,8 +280,8 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
     if context.rotation is None:
         key = project(x, "key", KEYS_BY_HEAD)
     else:
-        query = _rotate(graph, query, context.rotation, size)
-        key = node("Transpose", _rotate(graph, project(x, "key", BY_HEAD), context.rotation, size), perm=SWAPPED)
+        query = _rotate(graph, config, query, context.rotation)
+        key = node("Transpose", _rotate(graph, config, project(x, "key", BY_HEAD), context.rotation), perm=SWAPPED)
     query = node("Mul", query, scale)
     if context.buckets is not None and context.vectors is not None:
         vectors = node("Unsqueeze", context.vectors, graph.constant([0]))
@@ -277,11 +290,14 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
         by_key = node("MatMul", keys, project(vectors, "query", KEYS_BY_HEAD))
         bias = _distance_scores(graph, by_query, by_key, context.buckets)
     scores = node("MatMul", query, key)
+    if config.attention_softcap is not None:
+        limit = graph.constant(config.attention_softcap)
+        scores = node("Mul", node("Tanh", node("Div", scores, limit)), limit)
     if bias is not None:
         scores = node("Add", scores, bias)
     scores = node("Where", context.visible, scores, graph.constant(float(np.finfo(np.float32).min)))
     mixed = node("MatMul", node("Softmax", scores, axis=-1), project(x, "value", BY_HEAD))
-    joined = graph.constant([0, 0, config.hidden_size])
+    joined = graph.constant([0, 0, config.num_attention_heads * size])
     return graph.dense(node("Reshape", node("Transpose", mixed, perm=BY_HEAD), joined), f"{path}/output")
 
 
@@ -295,13 +311,15 @@ def _distance_scores(graph: Graph, by_query: str, by_key: str, buckets: tuple[st
     return graph.node("Add", content_distance, graph.node("Transpose", distance_content, perm=SWAPPED))
 
 
-def _rotate(graph: Graph, x: str, rotation: tuple[str, str], size: int) -> str:
+def _rotate(graph: Graph, config: ModelConfig, x: str, rotation: tuple[str, str]) -> str:
     """Rotates queries or keys [B, N, T, H] (see `bert.model.positions.Rotation`)."""
     node, (cos, sin) = graph.node, rotation
-    left, right = graph.nodes("Split", x, graph.constant([size // 2, size // 2]), outputs=2, axis=-1)
+    half, rest = config.rotated_size // 2, config.head_size - config.rotated_size
+    sizes = [half, half, *([rest] if rest else [])]
+    left, right, *others = graph.nodes("Split", x, graph.constant(sizes), outputs=len(sizes), axis=-1)
     first = node("Sub", node("Mul", left, cos), node("Mul", right, sin))
     second = node("Add", node("Mul", right, cos), node("Mul", left, sin))
-    return node("Concat", first, second, axis=-1)
+    return node("Concat", first, second, *others, axis=-1)
 
 
 def _pooler(graph: Graph, config: ModelConfig, x: str) -> str:

@@ -123,6 +123,8 @@ def init_embeddings(examples: PretrainingDataset, ignored: Sequence[int], params
 
 LAYER_FIELDS = (
     "num_attention_heads",
+    "num_key_value_heads",
+    "attention_softcap",
     "hidden_act",
     "position_embedding_type",
     "pre_layer_norm",

@@ -1,0 +1,160 @@
+"""Multi-head attention: projections, positions inside attention, and the choice of the kernel.
+
+Shapes as in `bert.model.encoder`; M heads of keys and values.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from bert.config import ModelConfig
+from bert.errors import require
+from bert.model.array_types import Array, Dtype
+from bert.model.attention import KeysValues, cached_attention, dot_product_attention, fused_attention
+from bert.model.dropout import Dropout
+from bert.model.linear import hidden_dense, layer_norm, residual_dense
+from bert.model.mask import Mask, split_keys, split_queries
+from bert.model.positions import NUM_PRODUCTS, Disentangled, Positions, Rotation
+from bert.parallel.sharding import constrain_activation
+
+
+class Attention(nn.Module):
+    """Multi-head attention: self-attention if queries and keys have the same input, cross-attention otherwise.
+
+    Attributes:
+        kernel: see `LayerExecution.attention`.
+    """
+
+    config: ModelConfig
+    dtype: Dtype = jnp.float32
+    kernel: str = "written"
+
+    def setup(self) -> None:
+        config = self.config
+        width, shared_width = config.num_attention_heads * config.head_size, config.key_value_heads * config.head_size
+        self.query = hidden_dense(config, width, self.dtype, "query", "query_key_value_bias")
+        self.key = hidden_dense(config, shared_width, self.dtype, "key", "query_key_value_bias")
+        self.value = hidden_dense(config, shared_width, self.dtype, "value", "query_key_value_bias")
+        self.output = residual_dense(config, self.dtype, "output", "attention_output_bias")
+        if config.query_key_norm:
+            self.query_norm = layer_norm(config, self.dtype, "query_norm")
+            self.key_norm = layer_norm(config, self.dtype, "key_norm")
+
+    def __call__(
+        self,
+        queries: Float[Array, "B T D"],
+        keys_values: Float[Array, "B S D"] | KeysValues,
+        mask: Mask,
+        dropout: Dropout | None = None,
+        positions: Positions | None = None,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"] | None]:
+        """Attends from queries to keys and values.
+
+        Args:
+            keys_values: hidden states [B, S, D], or projections from `keys_values`. With projections there is no
+                dropout and ``kernel`` is ignored. They may have fewer rows than the queries: each then serves several
+                consecutive rows, such as all hypotheses of one source.
+            mask: attention mask, with as many rows as the keys.
+
+        Returns:
+            The output, and the weights; None with a fused kernel.
+        """
+        query = self._split_heads(self.query(queries))
+        query = _rotate(self.query_norm(query) if self.config.query_key_norm else query, positions)
+        weights, softcap = None, self.config.attention_softcap
+        if isinstance(keys_values, KeysValues):
+            mixed, weights = self._attend_to_projected(query, keys_values, mask, dropout, positions)
+        else:
+            key, value = self._project(keys_values, positions)
+            if isinstance(positions, Disentangled):
+                query, mask = self._disentangle(query, key, mask, positions, dropout)
+            if mask.block is not None:
+                mixed = self._attend_in_blocks(query, key, value, mask, dropout)
+            elif self.kernel != "written":
+                mixed = fused_attention(query, key, value, mask, self.kernel, softcap)
+            else:
+                pairs, rate = mask.booleans(query.shape[1], key.shape[1]), self.config.attention_probs_dropout_prob
+                mixed, weights = dot_product_attention(
+                    query, key, value, pairs, mask.bias, dropout=dropout, dropout_rate=rate, softcap=softcap
+                )
+        return self.output(mixed.reshape(*queries.shape[:-1], query.shape[2] * query.shape[3])), weights
+
+    def keys_values(self, x: Float[Array, "B S D"], positions: Positions | None = None) -> KeysValues:
+        """Projects hidden states [B, S, D] to keys and values for repeated use."""
+        return KeysValues.from_heads(*self._project(x, positions))
+
+    def _attend_to_projected(
+        self,
+        query: Float[Array, "B T N H"],
+        keys_values: KeysValues,
+        mask: Mask,
+        dropout: Dropout | None,
+        positions: Positions | None,
+    ) -> tuple[Float[Array, "rows queries N H"], Float[Array, "B N T S"]]:
+        """Attends to keys and values that may have fewer rows. Consecutive rows of queries are merged."""
+        rows, length, heads, size = query.shape
+        query = query.reshape(len(keys_values.values) // self.config.key_value_heads, -1, heads, size)
+        if isinstance(positions, Disentangled):
+            key = keys_values.split_heads(len(query))
+            query, mask = self._disentangle(query, key, mask, positions, dropout)
+        pairs = mask.booleans(query.shape[1], keys_values.num_positions)
+        softcap = self.config.attention_softcap
+        mixed, weights = cached_attention(query, keys_values.keys, keys_values.values, pairs, mask.bias, softcap)
+        weights = jnp.swapaxes(weights, 1, 2).reshape(rows, length, heads, -1)
+        return mixed, jnp.swapaxes(weights, 1, 2)
+
+    def _attend_in_blocks(
+        self,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B T M H"],
+        value: Float[Array, "B T M H"],
+        mask: Mask,
+        dropout: Dropout | None,
+    ) -> Float[Array, "B T N H"]:
+        """Computes local attention at a cost linear in T: each block of queries becomes a separate row."""
+        block, (rows, length, *_) = require(mask.block, "the size of a block"), query.shape
+        query = split_queries(query, block)
+        key, value = (split_keys(x, block, self.config.causal) for x in (key, value))
+        softcap = self.config.attention_softcap
+        if self.kernel != "written":
+            mixed = fused_attention(query, key, value, mask, self.kernel, softcap)
+        else:
+            if dropout is not None:
+                dropout = dropout.split_rows(query.shape[0] // rows)
+            rate = self.config.attention_probs_dropout_prob
+            mixed, _ = dot_product_attention(
+                query, key, value, mask.pairs, mask.bias, dropout=dropout, dropout_rate=rate, softcap=softcap
+            )
+        return mixed.reshape(rows, -1, *mixed.shape[2:])[:, :length]
+
+    def _disentangle(
+        self,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S N H"],
+        mask: Mask,
+        positions: Disentangled,
+        dropout: Dropout | None,
+    ) -> tuple[Float[Array, "B T N H"], Mask]:
+        """Returns the scaled query, and the mask with the scores of the distances added as its bias."""
+        vectors = positions.dropped(dropout, self.config.hidden_dropout_prob)[None]
+        distance_query, distance_key = (self._split_heads(project(vectors))[0] for project in (self.query, self.key))
+        bias = positions.scores(query, key, distance_query, distance_key)
+        return query * jnp.asarray(NUM_PRODUCTS**-0.5, query.dtype), mask.replace(bias=bias)
+
+    def _project(
+        self, x: Float[Array, "B S D"], positions: Positions | None
+    ) -> tuple[Float[Array, "B S M H"], Float[Array, "B S M H"]]:
+        """Projects hidden states [B, S, D] to keys and values, [B, S, M, H] each."""
+        key = self._split_heads(self.key(x))
+        key = self.key_norm(key) if self.config.query_key_norm else key
+        return _rotate(key, positions), self._split_heads(self.value(x))
+
+    def _split_heads(self, x: Float[Array, "B S features"]) -> Float[Array, "B S heads H"]:
+        size = self.config.head_size
+        return constrain_activation(x.reshape(*x.shape[:-1], x.shape[-1] // size, size), None, "tensor")
+
+
+def _rotate(x: Float[Array, "B T N H"], positions: Positions | None) -> Float[Array, "B T N H"]:
+    return positions(x) if isinstance(positions, Rotation) else x
