@@ -22,7 +22,7 @@ from bert.commands.pretrain import main as pretrain
 from bert.config import ModelConfig
 from bert.data.encoding import tokenize
 from bert.errors import UserError
-from bert.interchange import bundle, families
+from bert.interchange import families, modules
 from bert.model import names
 from bert.model.pooling import Pooling
 from tests.conftest import SMALL_RUN
@@ -46,7 +46,7 @@ from tests.interchange.hf_folders import (
 def test_the_table_names_every_parameter(architecture: str, tied: bool, made) -> None:
     sizes = GPT2 if architecture == "BertForCausalLM" else CONFIG
     model = made(architecture, dataclasses.replace(sizes, tie_word_embeddings=tied))
-    module: nn.Module = bundle.build_module(model)
+    module: nn.Module = modules.build_module(model)
     ids = jnp.zeros((1, 2, 8) if architecture == "BertForMultipleChoice" else (1, 8), jnp.int32)
     inputs = (ids, ids) if names.has_decoder(architecture) else (ids,)
     tree = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs))["params"]

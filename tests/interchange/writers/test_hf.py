@@ -15,7 +15,7 @@ import bert
 from bert.commands.export import main as export
 from bert.commands.predictions import predict_command as predict
 from bert.errors import UserError
-from bert.interchange import bundle
+from bert.interchange import modules
 from bert.interchange.writers.hf_files import model_card
 from tests.interchange.hf_folders import assert_same, edit
 
@@ -118,7 +118,7 @@ def test_positions_and_biases_that_a_model_lacks_are_written_as_zeros(make, tmp_
     )
     assert not again.params["bert"]["embeddings"]["position"]["embedding"].any()
     ids = np.arange(5, 17)[None]
-    actual, expected = (jax.jit(bundle.build_module(m).apply)({"params": m.params}, ids) for m in (model, again))
+    actual, expected = (jax.jit(modules.build_module(m).apply)({"params": m.params}, ids) for m in (model, again))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), actual, expected)
 
 
@@ -148,7 +148,7 @@ def test_fixed_positions_are_exported_as_the_table_that_they_are(make, tmp_path:
     again = bert.load(tmp_path / "out")
     assert (again.config.position_embedding_type, again.config.embedding_size) == ("learned", None)
     ids = np.arange(5, 17)[None]
-    actual, expected = (jax.jit(bundle.build_module(m).apply)({"params": m.params}, ids) for m in (model, again))
+    actual, expected = (jax.jit(modules.build_module(m).apply)({"params": m.params}, ids) for m in (model, again))
     np.testing.assert_allclose(actual.prediction_logits, expected.prediction_logits, atol=1e-5)
 
 
