@@ -27,7 +27,7 @@ from bert.model.parameters import arrays_by_path
 from bert.model.pooling import Pooling
 from bert.tasks.base import Task
 
-FORMAT = 2
+FORMAT = 3
 """Number of the form of graphs, to increase when the graph of a model changes."""
 
 HIDDEN, POOLED = "last_hidden_state", "pooler_output"

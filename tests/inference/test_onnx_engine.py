@@ -17,7 +17,7 @@ from bert.model.heads import BertForSequenceClassification
 from bert.model.pooling import Pooling
 from tests.tiny_models import CONFIG, TASKS, model_of
 
-pytest.importorskip("onnx", reason="needs the extra `onnx`")
+onnx = pytest.importorskip("onnx", reason="needs the extra `onnx`")
 pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
 
 WORDS = ["ba", "ko ri", "tu lo", "mi", "sa ne", "du", "ri ba", "lo"]
@@ -64,6 +64,18 @@ def test_both_engines_compute_the_same_vectors(encoder, pooling: dict) -> None:
     for name in ("last_hidden_state", "pooled_output", "embeddings"):
         np.testing.assert_allclose(getattr(actual, name), getattr(expected, name), atol=1e-5)
     assert other.embed([]).shape == (0, CONFIG.hidden_size)
+
+
+@pytest.mark.medium
+def test_only_graphs_of_the_engine_have_operators_of_onnx_runtime(encoder, caches: Path, tmp_path: Path) -> None:
+    def domains(file: Path) -> set[str]:
+        return {node.domain for node in onnx.load(file).graph.node}
+
+    model = encoder()
+    with_engine(model).embed(WORDS)
+    assert [domains(folder / "model.onnx") for folder in caches.iterdir()] == [{"", "com.microsoft"}]
+    model.save(tmp_path / "out", "onnx")
+    assert domains(tmp_path / "out" / "model.onnx") == {""}
 
 
 @pytest.mark.medium

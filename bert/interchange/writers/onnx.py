@@ -92,25 +92,30 @@ def check_exportable(model: ModelBundle) -> None:
 
 
 def write_graph(model: ModelBundle, folder: Path, log: Callable[[str], None], *, quantize: bool) -> None:
-    """Writes only the graph into a folder, after its outputs were compared. With ``quantize`` its weights have 8 bits.
+    """Writes only the graph for ONNX Runtime into a folder, after its outputs were compared.
+
+    Args:
+        quantize: write weights of 8 bits.
 
     Raises:
         ExportError: ONNX Runtime does not load the graph, or its outputs differ.
     """
     if not quantize:
-        _write_verified(model, folder / GRAPH, signature(model), log)
+        _write_verified(model, folder / GRAPH, signature(model), log, fused=True)
         return
     with tempfile.TemporaryDirectory(dir=folder) as floats:
-        _write_verified(model, Path(floats, GRAPH), signature(model), log)
+        _write_verified(model, Path(floats, GRAPH), signature(model), log, fused=True)
         write_int8(Path(floats, GRAPH), folder / GRAPH)
 
 
-def _write_verified(model: ModelBundle, file: Path, ports: Signature, log: Callable[[str], None]) -> None:
+def _write_verified(
+    model: ModelBundle, file: Path, ports: Signature, log: Callable[[str], None], fused: bool = False
+) -> None:
     """Writes the float graph and compares its outputs in ONNX Runtime. Raises ExportError."""
     import onnx
 
     large = sum(array.nbytes for array in parameters(model).values()) > LARGEST
-    onnx.save_model(build(model), file, save_as_external_data=large, location=WEIGHTS if large else None)
+    onnx.save_model(build(model, fused), file, save_as_external_data=large, location=WEIGHTS if large else None)
     session = _session(model, file)
     output_names = [output.name for output in session.get_outputs()]
     positions = model.config.max_position_embeddings
@@ -125,6 +130,7 @@ def write_int8(source: Path, target: Path) -> None:
     Each column of a matrix has a separate scale. Weights use 7 bits, because sums of 8-bit products overflow on CPUs
     without VNNI, which would change the outputs.
     """
+    from onnx import TensorProto
     from onnxruntime.quantization import quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -132,7 +138,10 @@ def write_int8(source: Path, target: Path) -> None:
     large = (source.parent / WEIGHTS).exists()
     options = {"save_as_external_data": large, "external_data_location": f"{prepared.name}_data" if large else None}
     quant_pre_process(source, prepared, skip_optimization=True, skip_symbolic_shape=True, **options)
-    quantize_dynamic(prepared, target, per_channel=True, reduce_range=True, use_external_data_format=large)
+    floats = {"DefaultTensorType": TensorProto.FLOAT}  # shapes behind ONNX Runtime's own operators are not inferred
+    quantize_dynamic(
+        prepared, target, per_channel=True, reduce_range=True, use_external_data_format=large, extra_options=floats
+    )
 
 
 def _session(model: ModelBundle, file: Path) -> onnxruntime.InferenceSession:

@@ -17,12 +17,19 @@ if TYPE_CHECKING:
 
 
 OPSET, IR_VERSION = 17, 8
+DOMAIN = "com.microsoft"
+"""Domain of ONNX Runtime's own operators."""
 
 
 class Graph:
-    """Nodes in the order of their creation, and the constants that they read."""
+    """Nodes in the order of their creation, and the constants that they read.
 
-    def __init__(self, weights: dict[str, np.ndarray]) -> None:
+    Attributes:
+        fused: whether the graph may have operators of ONNX Runtime that other runtimes lack.
+    """
+
+    def __init__(self, weights: dict[str, np.ndarray], fused: bool = False) -> None:
+        self.fused = fused
         self._weights = weights
         self._constants: dict[str, np.ndarray] = {}
         self._nodes: list[onnx.NodeProto] = []
@@ -62,7 +69,7 @@ class Graph:
         return self.array(f"integer_{value}", np.asarray(value, np.int64))
 
     def cast(self, x: str, kind: str) -> str:
-        """Casts to ``BOOL``, ``FLOAT`` or ``INT64``."""
+        """Casts to ``BOOL``, ``FLOAT``, ``INT32`` or ``INT64``."""
         from onnx import TensorProto
 
         return self.node("Cast", x, to=getattr(TensorProto, kind))
@@ -103,6 +110,12 @@ class Graph:
         gate = self.node("Add", inner, self.constant(1.0))
         return self.node("Mul", self.node("Mul", x, gate), self.constant(0.5))
 
+    def attention(self, query: str, key: str, value: str, padding: str, heads: int) -> str:
+        """Computes attention with ONNX Runtime's operator: three [B, T, D] and int32 padding [B, T] -> [B, T, D]."""
+        lowest = float(np.finfo(np.float32).min)
+        inputs = (query, key, value, "", padding)
+        return self.node("MultiHeadAttention", *inputs, num_heads=heads, mask_filter_value=lowest, domain=DOMAIN)
+
     def slice(self, x: str, start: int, end: str | int, axis: int) -> str:
         """Selects ``start`` to ``end`` along an axis; ``end`` is a number or the name of a vector [1]."""
         stop = end if isinstance(end, str) else self.constant([end])
@@ -140,5 +153,5 @@ class Graph:
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in ports.outputs.items()],
             [numpy_helper.from_array(array, name) for name, array in self._constants.items()],
         )
-        opset = helper.make_opsetid("", OPSET)
-        return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="bert-jax")
+        opsets = [helper.make_opsetid("", OPSET), *([helper.make_opsetid(DOMAIN, 1)] if self.fused else [])]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="bert-jax")

@@ -38,9 +38,13 @@ SWAPPED = [0, 1, 3, 2]
 """Order of axes that transposes the matrices of an array [B, N, ...]."""
 
 
-def build(model: ModelBundle) -> onnx.ModelProto:
-    """Returns the graph with its weights included, regardless of size."""
-    graph = Graph(parameters(model))
+def build(model: ModelBundle, fused: bool = False) -> onnx.ModelProto:
+    """Returns the graph with its weights included, regardless of size.
+
+    Args:
+        fused: use ONNX Runtime's operator for attention where it has one, which other runtimes lack.
+    """
+    graph = Graph(parameters(model), fused)
     ports = signature(model)
     results = _outputs(graph, model, ports)
     for name, result in zip(ports.outputs, results, strict=True):
@@ -152,6 +156,7 @@ class Context(NamedTuple):
 
     Attributes:
         visible: [B, 1, #T, S] booleans.
+        padding: [B, S] int32, 0 for padding, if ONNX Runtime's operator computes the attention; None for others.
         rotation: cosine and sine [1, 1, T, R / 2] of rotary positions; None for others.
         bias: [1, N, T, S], added to the scores; None for none.
         vectors: [P, D], the embeddings of distances of disentangled attention; None for others.
@@ -159,6 +164,7 @@ class Context(NamedTuple):
     """
 
     visible: str
+    padding: str | None = None
     rotation: tuple[str, str] | None = None
     bias: str | None = None
     vectors: str | None = None
@@ -178,7 +184,7 @@ def _contexts(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> dict
     distances = _distances(graph, length) if needs_distances else ""
     if config.causal:
         visible = node("And", visible, node("GreaterOrEqual", distances, graph.integer(0)))
-    shared = Context(visible)
+    shared = Context(visible, graph.cast(inputs["attention_mask"], "INT32") if _is_plain(graph, config) else None)
     if disentangled:
         shared = _disentangled(graph, config, distances, inputs["input_ids"])._replace(visible=visible)
     elif alibi:
@@ -197,6 +203,15 @@ def _contexts(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> dict
             context = context._replace(rotation=_rotation(graph, config, local, length))
         contexts[local] = context
     return contexts
+
+
+def _is_plain(graph: Graph, config: ModelConfig) -> bool:
+    """Returns whether ONNX Runtime's operator computes the attention of all layers."""
+    plain_positions = config.position_embedding_type in ("learned", "sinusoidal", "none")
+    restricted = config.causal or config.attention_window is not None or config.relative_attention_buckets is not None
+    changed = config.query_key_norm or config.attention_softcap is not None
+    grouped = config.key_value_heads != config.num_attention_heads
+    return graph.fused and plain_positions and not (restricted or changed or grouped)
 
 
 def _distances(graph: Graph, length: str) -> str:
@@ -261,6 +276,10 @@ def _disentangled(graph: Graph, config: ModelConfig, distances: str, ids: str) -
 def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path: str) -> str:
     """Computes self-attention, [B, T, D] -> [B, T, D]. Empty rows attend equally to all positions."""
     node, size = graph.node, config.head_size
+    if context.padding is not None:
+        query, key, value = (graph.dense(x, f"{path}/{name}") for name in ("query", "key", "value"))
+        mixed = graph.attention(query, key, value, context.padding, config.num_attention_heads)
+        return graph.dense(mixed, f"{path}/output")
     shared = config.num_attention_heads // config.key_value_heads
 
     def project(x: str, name: str, order: list[int]) -> str:

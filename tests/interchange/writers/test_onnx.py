@@ -187,7 +187,7 @@ def test_a_graph_of_an_activation_that_transformers_lacks_is_exported(make, tmp_
 def test_what_answers_otherwise_is_not_exported(make, tmp_path, monkeypatch, fails):
     model, other = make("BertForQuestionAnswering"), make("BertForQuestionAnswering", layer_norm_eps=0.01)
     built = exporter.build(other)
-    monkeypatch.setattr(exporter, "build", lambda model: built)
+    monkeypatch.setattr(exporter, "build", lambda model, fused: built)
     monkeypatch.setattr("bert.inference.load.load", lambda source, log, **adapter: model)
     to_out = ("tiny", str(tmp_path / "out"), "--format=onnx")
     assert "tiny: its graph's end_logits differs by" in fails(main, *to_out)
