@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ import bert
 from bert.errors import UserError
 from bert.inference import onnx_engine
 from bert.model.encoder import Bert
-from bert.model.heads import BertForSequenceClassification
+from bert.model.heads import HEADS, BertForSequenceClassification
 from bert.model.pooling import Pooling
+from bert.tasks import find_task
+from bert.tasks.registry import published_task
 from tests.tiny_models import CONFIG, TASKS, model_of
 
 onnx = pytest.importorskip("onnx", reason="needs the extra `onnx`")
@@ -87,6 +90,55 @@ def test_a_classifier_has_a_graph_of_its_head_and_one_of_its_encoder(tmp_path: P
     assert len(list(caches.iterdir())) == 1
     np.testing.assert_allclose(other.embed(WORDS), model.embed(WORDS), atol=1e-5)
     assert len(list(caches.iterdir())) == 2
+
+
+INPUTS = {
+    "classification": ["ba ko", "mi"],
+    "pairs": [("ba", "ko ri"), ("tu", "")],
+    "regression": [("ba", "ko ri"), ("tu", "lo")],
+    "choices": [("ba", ["ko", "ri"]), ("who", ["tu lo", "mi", "sa"])],
+    "squad2": [("ba ko", "a b c d e f g h i j k l m n o p q r"), ("who", "ba")],
+    "tagging": ["ba ko", "mi"],
+    "reranker": [("ba", "ko ri"), ("tu", "lo")],
+}
+
+
+def numbers_of(answer: Any) -> list[float]:
+    """The numbers in an answer, from left to right."""
+    parts = answer.values() if isinstance(answer, dict) else answer
+    if isinstance(parts, int | float):
+        return [parts]
+    return [] if isinstance(parts, str) or parts is None else [n for part in parts for n in numbers_of(part)]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", INPUTS)
+def test_both_engines_give_the_same_answers(name: str, tmp_path: Path) -> None:
+    task = find_task("reranker") if name == "reranker" else TASKS[name]
+    labels = task.output_names if name in ("classification", "pairs", "regression", "tagging") else ()
+    model = model_of(tmp_path, HEADS[task.kind](CONFIG, task.num_labels), task, labels=labels)
+    other = with_engine(model)
+    expected = model.predict(INPUTS[name])
+    assert numbers_of(other.predict(INPUTS[name])) == pytest.approx(numbers_of(expected), abs=1e-4)
+    if name == "reranker":
+        assert numbers_of(other.rank("ba", WORDS)) == pytest.approx(numbers_of(model.rank("ba", WORDS)), abs=1e-4)
+    if name == "classification":
+        rows = [{"text": text, "label": label} for text, label in zip(WORDS, ["no", "yes"] * 4, strict=True)]
+        assert other.evaluate(rows).metrics == pytest.approx(model.evaluate(rows).metrics, abs=1e-4)
+
+
+@pytest.mark.medium
+def test_both_engines_search_and_choose_labels_alike(encoder, tmp_path: Path) -> None:
+    model = encoder(normalize=True)
+    index = with_engine(model).embed(WORDS)  # an index of one engine serves queries of the other
+    actual, expected = with_engine(model).search(["ba"], index, top_k=3), model.search(["ba"], WORDS, top_k=3)
+    np.testing.assert_array_equal(actual.indices, expected.indices)
+    np.testing.assert_allclose(actual.scores, expected.scores, atol=1e-4)
+    names = ("contradiction", "neutral", "entailment")
+    task = published_task("sequence_classification", "published", names, None, texts_per_input=2)
+    entailment = model_of(tmp_path, BertForSequenceClassification(CONFIG, 3), task, labels=names)
+    answers = [each.zero_shot(WORDS, ["ko", "mi"], "x {}") for each in (with_engine(entailment), entailment)]
+    assert numbers_of(answers[0]) == pytest.approx(numbers_of(answers[1]), abs=1e-4)
 
 
 @pytest.mark.medium
