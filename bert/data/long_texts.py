@@ -29,6 +29,9 @@ from bert.errors import UserError
 LONG_TEXT_KEYS = ("long_texts", "max_train_windows", "doc_stride")
 """Keys of ``data`` that tasks with texts of any length read."""
 
+USUAL = 0.997
+"""Share of queries that are at most as long as usual: of batches of 64, four in five have no longer one."""
+
 HEAD, WHOLE = 128, 510
 """Tokens that are kept of the start of a text, and of the whole text, in a row of 512 tokens (Sun et al. 2019)."""
 
@@ -209,12 +212,17 @@ def tokenize_queries(
     flat = [text for texts in documents for text in texts]
     offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
     rows = encode_texts(tokenizer, queries, settings, scores)
-    max_query_length = bucket_length(int(rows.lengths.max(initial=0)), buckets, settings.max_length)
     return QueryDocumentRows(
         rows,
         ChoiceRows(encode_texts(tokenizer, flat, settings), offsets, None),
         number_texts(queries),
         number_texts(flat),
-        max_query_length,
+        query_lengths(rows.lengths, buckets, settings.max_length),
         has_loss,
     )
+
+
+def query_lengths(lengths: np.ndarray, buckets: Sequence[int], max_length: int) -> tuple[int, ...]:
+    """Returns the buckets of the longest query and of one longer than nearly all others, in increasing order."""
+    longest, usual = (int(np.quantile(lengths, share, method="higher")) if len(lengths) else 0 for share in (1, USUAL))
+    return tuple(sorted({bucket_length(length, buckets, max_length) for length in (longest, usual)}))

@@ -219,8 +219,8 @@ class SourceTargetRows:
 class QueryDocumentRows:
     """R queries, each with one or more documents; the first document is the right one.
 
-    Documents are padded to the length of the batch, queries at most to ``max_query_length``. A run then compiles a
-    program per length instead of per pair of lengths.
+    Documents are padded to the length of the batch, queries to one of ``query_lengths``. A run then compiles one or two
+    programs per length instead of one per pair of lengths.
     """
 
     queries: Rows
@@ -230,8 +230,8 @@ class QueryDocumentRows:
     """[R] int32: equal texts have equal numbers."""
     document_numbers: np.ndarray
     """[documents of all rows] int32: equal texts have equal numbers."""
-    max_query_length: int
-    """Maximum length to which queries are padded."""
+    query_lengths: Sequence[int]
+    """Lengths to which queries are padded, in increasing order."""
     has_loss: bool = True
     """Whether a loss can be computed."""
 
@@ -266,7 +266,9 @@ class QueryDocumentRows:
         """
         rows = np.asarray(rows)
         used = slice(0, len(rows))
-        batch = self.queries.batch(rows, min(length, self.max_query_length), batch_size)
+        longest = int(self.queries.lengths[rows].max())
+        query_length = next(padded for padded in self.query_lengths if padded >= longest)
+        batch = self.queries.batch(rows, min(length, query_length), batch_size)
         documents = self.documents.batch(rows, length, batch_size)
         query_numbers = np.full(batch_size, -1, np.int32)
         query_numbers[used] = self.query_numbers[rows]

@@ -173,6 +173,17 @@ def test_queries_and_documents_have_windows(tokenizer: Tokenizer) -> None:
     assert rows.sizes.tolist() == [40, 20]
 
 
+def test_one_long_query_lengthens_only_its_own_batch(tokenizer: Tokenizer) -> None:
+    queries = [*(spaced(LETTERS[: 1 + number % 3]) for number in range(999)), spaced(LETTERS[:14])]
+    documents = [[spaced(LETTERS[:20])]] * 1000
+    rows = tokenize_queries(tokenizer, queries, documents, None, LongTexts(24), [6, 12, 18])
+    assert rows.query_lengths == (6, 18)
+    shapes = [rows.batch(np.array(chosen), 24, 2)["input_ids"].shape for chosen in ([0, 1], [2], [998, 999])]
+    assert shapes == [(2, 6), (2, 6), (2, 18)]
+    empty = tokenize_queries(tokenizer, [], [], None, LongTexts(24), [6])
+    assert (len(empty), empty.query_lengths) == (0, (6,))
+
+
 def test_wrong_settings_name_the_key() -> None:
     data = TaskDataConfig(dir="x", long_texts="windows")
     config = FinetuneConfig(init="none", data=data, training=TrainingConfig(tokens_per_batch=4096, epochs=1))
