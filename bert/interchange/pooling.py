@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -341,7 +342,11 @@ def _warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], l
         log(WarningText(f"not loaded from {file}: {', '.join(unknown)}"))
 
 
-def write_dense_weights(layer: PooledDense, folder: Path) -> None:
-    """Writes a Dense module's model.safetensors."""
-    bias = {} if layer.bias is None else {"linear.bias": layer.bias}
-    write_tensors(folder / "model.safetensors", {"linear.weight": layer.kernel.T, **bias})
+def write_pooling_files(pooling: Pooling, hidden_size: int, folder: Path) -> None:
+    """Writes the files of `pooling_config_files`, and the weights of dense modules."""
+    for name, content in pooling_config_files(pooling, hidden_size).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for number, layer in enumerate(pooling.dense, 2):
+        bias = {} if layer.bias is None else {"linear.bias": layer.bias}
+        write_tensors(folder / f"{number}_Dense" / "model.safetensors", {"linear.weight": layer.kernel.T, **bias})

@@ -28,7 +28,7 @@ from bert.interchange.generation_files import (
     generation_config,
     unexpressed_decoding,
 )
-from bert.interchange.pooling import pooling_config_files, write_dense_weights
+from bert.interchange.pooling import write_pooling_files
 from bert.interchange.readers import hf
 from bert.interchange.shapes import expected_shapes
 from bert.interchange.tensor_files import write_tensors
@@ -205,15 +205,12 @@ def _write(model: ModelBundle, folder: Path) -> None:
     file = folder / "model.safetensors"
     write_tensors(file, published_tensors(model))
     files = {"config.json": published_config(model)}
-    if model.pooling is not None:
-        files |= pooling_config_files(model.pooling, model.config.hidden_size)
     if names.has_decoder(model.architecture):
         files[GENERATION_CONFIG] = generation_config(model)
     for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    for number, layer in enumerate(() if model.pooling is None else model.pooling.dense, 2):
-        write_dense_weights(layer, folder / f"{number}_Dense")
+    if model.pooling is not None:
+        write_pooling_files(model.pooling, model.config.hidden_size, folder)
     for tokenizer, place in published_tokenizers(model, folder):
         segments = model.config.type_vocab_size > 1  # with a single segment, the model class makes the ids
         save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings, segments)

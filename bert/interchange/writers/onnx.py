@@ -19,6 +19,7 @@ from bert.files import atomic_directory, write_atomic
 from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.names import GRAPH
+from bert.interchange.pooling import write_pooling_files
 from bert.interchange.writers.hf_files import published_config
 from bert.interchange.writers.onnx_graph import OPSET
 from bert.interchange.writers.onnx_layers import build
@@ -53,6 +54,8 @@ def export(
 ) -> None:
     """Writes ``out`` atomically: the graph, config.json, tokenizer files, signature.json and README.md.
 
+    A sentence encoder also has the files of sentence-transformers, which text-embeddings-inference requires.
+
     Args:
         accept: if given, weights are written in 8 bits. It is called with the files of the float and the int8 graph,
             compares them, and returns a paragraph for README.md or raises ExportError.
@@ -77,6 +80,8 @@ def export(
         write_metadata_files(model, draft, ports, "int64", text)
         config = json.dumps(published_config(model), indent=2, ensure_ascii=False)
         write_atomic(draft / "config.json", config + "\n")
+        if model.architecture == "Bert" and model.pooling is not None:
+            write_pooling_files(model.pooling, model.config.hidden_size, draft)
     log(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 

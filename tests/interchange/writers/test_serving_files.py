@@ -69,6 +69,24 @@ def test_an_embedding_folder_is_complete(made, tmp_path: Path, pooling: Pooling,
     assert {"embeddings.LayerNorm.weight", "encoder.layer.0.output.LayerNorm.bias"} <= names
 
 
+@pytest.mark.medium
+def test_the_folder_of_a_graph_is_complete(made, tmp_path: Path) -> None:
+    """For the backend ort of text-embeddings-inference (backends/ort/src/lib.rs), which reads this output."""
+    pytest.importorskip("onnx", reason="needs the extra `onnx`")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
+    made(pooling=Pooling("cls", normalize=True, max_length=5)).save(tmp_path / "out", "onnx")
+    required(tmp_path / "out" / "config.json", {"hidden_size": int, "num_hidden_layers": int, "pad_token_id": int})
+    assert required(tmp_path / "out" / "1_Pooling" / "config.json", {"pooling_mode_cls_token": bool})
+    assert required(tmp_path / "out" / "sentence_bert_config.json", {"max_seq_length": int})["max_seq_length"] == 5
+    modules = json.loads((tmp_path / "out" / "modules.json").read_text())
+    assert [module["type"].split(".")[-1] for module in modules] == ["Transformer", "Pooling", "Normalize"]
+    Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
+    assert {port.name for port in session.get_inputs()} <= {"input_ids", "attention_mask", "token_type_ids"}
+    assert {port.type for port in session.get_inputs()} == {"tensor(int64)"}
+    assert "sentence_embedding" in {port.name for port in session.get_outputs()}
+
+
 @pytest.mark.parametrize("labels", [("LABEL_0",), ("no", "yes")])
 def test_a_reranker_and_a_classifier_have_numbered_labels(made, tmp_path: Path, labels: tuple[str, ...]) -> None:
     model = made("BertForSequenceClassification")
