@@ -15,7 +15,7 @@ import numpy as np
 from bert import metrics
 from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.data import OF_HELD_OUT_ROWS
-from bert.config.pretraining import phase_configs
+from bert.config.phases import PhaseConfig, held_out_data
 from bert.config.run_file import check_vocabulary, flatten, load_run_config
 from bert.errors import LOGGER, UserError, format_number, quoted
 from bert.runs.folder import KINDS
@@ -222,7 +222,8 @@ def _held_out(run: ComparedRun) -> dict[str, Any]:
     settings = run.settings
     values = {key: settings[key] for key in HELD_OUT_KEYS[type(run.config)]}
     if isinstance(run.config, PretrainConfig):
-        phases = [phase.data for phase in phase_configs(run.config)]
+        entries, predicts_all = run.config.phases or [PhaseConfig()], run.config.training.objective == "clm"
+        phases = [held_out_data(run.config.data, phase, predicts_all) for phase in entries]
         values["sequence_length"] = [data.sequence_length for data in phases]
         values["max_predictions_per_sequence"] = [data.predictions_per_row for data in phases]
         vocabulary = run.path / "tokenizer.json"

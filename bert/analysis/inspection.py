@@ -140,7 +140,7 @@ def _expected_parameters(config: RunConfig) -> tuple[str, Shapes]:
 def pretraining_costs(config: PretrainConfig) -> tuple[int, list[float]]:
     """Returns the number of parameters of a run, and the FLOPs of a training step per token for each phase."""
     architecture, shapes = _expected_parameters(config)
-    phases = [_parts(config.model, shapes, architecture, phase, None) for phase in phase_configs(config)]
+    phases = [_parts(phase.model, shapes, architecture, phase, None) for phase in phase_configs(config)]
     return phases[0]["parameters"], [phase["flops_per_token"]["training"] for phase in phases]
 
 

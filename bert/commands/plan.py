@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, get_args
 from bert.analysis.flops import UTILIZATION, all_reduce_terms, compute_term, num_hosts, step_lines
 from bert.commands.cli.arguments import log_to_stderr, parse, run_command
 from bert.config import ModelConfig, PretrainConfig
+from bert.config.phases import OVERRIDES
 from bert.config.pretraining import Phase, resolve_phases
 from bert.config.training import Remat, check_mesh_sizes, check_shares
 from bert.errors import UserError
@@ -87,7 +88,7 @@ def _known_sizes(config: PretrainConfig) -> ModelConfig:
     if config.init is not None:
         source = load(config.init, log_to_stderr)
         sizes = dataclasses.replace(source.config, vocab_size=max(rows, source.config.known_vocab_size))
-        return model_config_from_source(config.model, sizes, source.source)
+        return model_config_from_source(config.model, sizes, source.source, OVERRIDES["model"])
     return dataclasses.replace(config.model, vocab_size=rows or embedding_rows(load_vocabulary(str(teacher))))
 
 
@@ -104,7 +105,7 @@ def _print_compiled(
     if spec is not None:
         print(f"  without compiling: --device {spec.kind}:{mesh.mesh.size}", file=sys.stderr, flush=True)
     progress = CompilationProgress()
-    for planned in resolve_phases(config, config.training.steps or 0):
+    for planned in _whole_phases(config):
         phase = planned.config
         print(_phase_title(config, planned))
         columns = f"  {'remat':6}{'rows at once':>13}{'micro-batches':>15}{'activations, gradients':>24}{'peak':>12}"
@@ -143,12 +144,12 @@ def _print_estimate(config: PretrainConfig, spec: DeviceSpec, memory: int | None
     itemsize = 2 if training.dtype == "bfloat16" else 4
     implementation = training.attention_implementation
     stores_scores = implementation == "xla" or (implementation == "auto" and training.preset != "fast")
-    for planned in resolve_phases(config, training.steps or 0):
+    for planned in _whole_phases(config):
         phase = planned.config
         print(_phase_title(config, planned))
         for remat in ("none", "full"):
             row = activation_bytes(
-                config.model, phase.data.sequence_length, itemsize, remat, stores_scores, tensor=shape[2]
+                phase.model, phase.data.sequence_length, itemsize, remat, stores_scores, tensor=shape[2]
             )
             fit = "" if memory is None else f"; about {max(memory - 2 * parameters - optimizer, 0) // row} rows fit"
             print(f"  activations     {_size(row):>10}  a row at once, remat {remat} (rough){fit}")
@@ -228,10 +229,31 @@ def _print_state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> tuple[int
     return parameters, optimizer
 
 
+def _whole_phases(config: PretrainConfig) -> list[Phase]:
+    """Returns the phases of a run. Steps of a ramp, with smaller batches, count as fewer steps of whole batches."""
+    phases: dict[int, list[Phase]] = {}
+    for phase in resolve_phases(config, config.training.steps or 0):
+        phases.setdefault(phase.number, []).append(phase)
+    whole = []
+    for *ramp, last in phases.values():
+        saved = sum(
+            (1 - one.config.training.batch_size / last.config.training.batch_size) * (one.end - one.first)
+            for one in ramp
+        )
+        whole.append(dataclasses.replace(last, first=[*ramp, last][0].first + round(saved)))
+    return whole
+
+
 def _phase_title(config: PretrainConfig, phase: Phase) -> str:
-    prefix = f"phase {phase.number}: " if config.phases else ""
     rows, length = phase.config.training.batch_size, phase.config.data.sequence_length
-    return f"{prefix}batches of {rows} x {length} tokens"
+    title = f"batches of {rows} x {length} tokens"
+    if not config.phases:
+        return title
+    tokens = (phase.end - phase.first) * rows * length
+    settings = config.phases[phase.number - 1].describe()
+    return f"phase {phase.number}: {title} up to step {phase.end:,}, {tokens:.4g} tokens" + (
+        f"\n  {settings}" if settings else ""
+    )
 
 
 def suggestion(fits: list[BatchFit], mesh: MeshParallel, section: str = "training") -> str:

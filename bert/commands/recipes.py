@@ -33,6 +33,8 @@ GROUPS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
                 "student",
                 "roberta_mini",
                 "modern_mini",
+                "falling_masks",
+                "better_decay",
                 "electra_mini",
                 "gpt_tiny",
                 "gpt_mini",

@@ -15,6 +15,7 @@ from bert.config.validation import (
     PositiveFloat,
     Range,
     Seed,
+    Share,
     check_fields,
     check_unused,
     conflict,
@@ -42,7 +43,7 @@ OF_STREAMS = ("stream_readers", "shuffle_buffer")
 
 OF_HELD_OUT_ROWS = (
     *("verbatim", "document_per_line", "text_field", "one_sentence_per_line", "language"),
-    *("input_format", "masked_lm_prob", "whole_word_masking", "short_seq_prob"),
+    *("input_format", "masked_lm_prob", "mask_share", "random_share", "whole_word_masking", "short_seq_prob"),
 )
 """Keys of the section ``data`` that determine the predicted tokens of held-out text, except the lengths of its rows."""
 
@@ -52,9 +53,17 @@ UNUSED_BY_STREAMS = ("near_duplicates", "static_masking", "dupe_factor")
 UNUSED_BY_BLOCKS = ("one_sentence_per_line", "language")
 """Keys of sentence boundaries, which blocks ignore."""
 
+REPLACEMENTS = {"mlm": (0.8, 0.1), "rtd": (0.85, 0.0)}
+"""Default shares of the predicted tokens that become [MASK] and a random token, by objective (Devlin et al. 2018,
+section 3.1; google-research/electra pretrain/pretrain_helpers.py, mask)."""
+
+OF_REPLACEMENTS = ("mask_share", "random_share")
+"""Keys of these shares."""
+
 UNUSED_BY_CLM = (
     "max_predictions_per_sequence",
     "masked_lm_prob",
+    *OF_REPLACEMENTS,
     "whole_word_masking",
     "static_masking",
     "dupe_factor",
@@ -111,6 +120,11 @@ class DataConfig:
     rounded up, and at most sequence_length - 1."""
     masked_lm_prob: InnerFraction = 0.15
     """Share of a row's tokens that are predicted."""
+    mask_share: Share | None = None
+    """Share of the predicted tokens that become [MASK]. Defaults to 0.8, or 0.85 with training.objective rtd."""
+    random_share: Share | None = None
+    """Share of the predicted tokens that become a random token; the rest stay. Defaults to 0.1, or 0 with
+    training.objective rtd."""
     whole_word_masking: bool = False
     """Mask all tokens of a word or none of them. Each token is still replaced by the 80/10/10 rule."""
     static_masking: bool = False

@@ -14,59 +14,30 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
-from bert.config.data import PAIR_FORMATS, UNUSED_BY_CLM, DataConfig
+from bert.config.data import OF_REPLACEMENTS, PAIR_FORMATS, REPLACEMENTS, UNUSED_BY_CLM, DataConfig
 from bert.config.model import DECODER_KEYS, ModelConfig
 from bert.config.options import DistillationConfig, ElectraConfig
+from bert.config.phases import (
+    PhaseConfig,
+    data_of_phase,
+    held_out_data,
+    optimizer_of_phase,
+    phase_boundaries,
+    ramp_boundaries,
+    ramp_of_phase,
+)
 from bert.config.tokenizer import TokenizerConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
-    InnerFraction,
-    Positive,
-    PositiveFloat,
-    Range,
     Seed,
     check_fields,
     check_paths,
     check_unused,
     conflict,
 )
-from bert.errors import UserError
-
-
-@dataclass(frozen=True)
-class PhaseConfig:
-    """One phase of a run; unset keys default to the rest of the configuration."""
-
-    share: InnerFraction | None = None
-    """Share of training.steps. The last phase has neither share nor steps: it has the remaining steps."""
-    steps: Positive | None = None
-    """Number of steps, instead of a share."""
-    sequence_length: Annotated[int, Range(minimum=8)] | None = None
-    """Tokens T per row. Defaults to data.sequence_length."""
-    max_predictions_per_sequence: Positive | None = None
-    """Maximum number of predictions P per row. Defaults to data.max_predictions_per_sequence, in proportion to the
-    lengths; if that is null too, to data.masked_lm_prob x sequence_length, rounded up."""
-    batch_size: Positive | None = None
-    """Rows B of one optimizer step. Defaults to training.batch_size."""
-    gradient_accumulation_steps: Positive | None = None
-    """Micro-batches per batch. Defaults to training.gradient_accumulation_steps."""
-    learning_rate: PositiveFloat | None = None
-    """Peak learning rate. Defaults to optimizer.learning_rate. Warm-up and decay are one schedule over all phases."""
-    micro_batch_size: Positive | None = None
-    """Maximum number of rows in a micro-batch, in place of gradient_accumulation_steps. Defaults to
-    training.micro_batch_size."""
-
-    def check(self, name: str, is_last: bool) -> None:
-        """Raises UserError for invalid values; ``name`` is the key of the phase, such as phases.2."""
-        lengths = [key for key in ("share", "steps") if getattr(self, key) is not None]
-        if is_last and lengths:
-            raise UserError(f"{name}.{lengths[0]} is set, but the last phase has the remaining steps: remove it")
-        if not is_last and len(lengths) != 1:
-            state = "are both set" if lengths else "are both null"
-            raise UserError(f"{name}.share and {name}.steps {state}: set exactly one of them, as another phase follows")
-        check_fields(f"{name}.", self)
+from bert.errors import UserError, require
 
 
 @dataclass(frozen=True)
@@ -157,6 +128,9 @@ class PretrainConfig:
         for number, config in enumerate(phase_configs(self), 1):
             training, section = config.training, "training" if self.phases is None else f"phases.{number}"
             batches.append((f"{section}.batch_size", training.batch_size, training.gradient_accumulation_steps))
+            for step in [] if self.phases is None else ramp_of_phase(training, self.phases[number - 1]):
+                key = f"{section}.batch_size_ramp"
+                batches.append((key, step.batch_size, step.gradient_accumulation_steps))
             batches.append(("training.eval_batch_size", training.rows_per_evaluation, 1))
         return batches
 
@@ -181,18 +155,35 @@ class PretrainConfig:
         if objective == "clm":
             no_masks = "but training.objective clm masks no tokens: remove it"
             check_unused("data.", self.data, no_masks, UNUSED_BY_CLM)
+        if objective not in REPLACEMENTS:
+            kept = f"but training.objective {objective} does not replace tokens: remove it"
+            check_unused("data.", self.data, kept, OF_REPLACEMENTS)
+            return
+        set_shares = (self.data.mask_share, self.data.random_share)
+        shares = [
+            share if given is None else given for share, given in zip(REPLACEMENTS[objective], set_shares, strict=True)
+        ]
+        if sum(shares) > 1 + 1e-9:
+            raise UserError(
+                f"data.mask_share is {shares[0]:g} and data.random_share {shares[1]:g}: lower one of them, they are "
+                "shares of the same tokens"
+            )
 
     def _check_max_minutes(self) -> None:
         """Raises UserError if ``max_minutes`` is set and the schedule depends on the unknown number of steps."""
         if self.training.max_minutes is None:
             return
         fixes = []
-        if self.optimizer.schedule in ("linear", "cosine"):
+        if self.optimizer.schedule in ("linear", "cosine", "one_minus_sqrt"):
             fixes.append(f"optimizer.schedule to warmup_stable_decay (it is {self.optimizer.schedule})")
         if self.optimizer.warmup_steps is None and self.optimizer.warmup_ratio:
             fixes.append("optimizer.warmup_steps to the steps of the warm-up (optimizer.warmup_ratio is a share)")
         if any(phase.share is not None for phase in self.phases or ()):
             fixes.append("phases to null, or their steps in place of share")
+        if self.phases and self.phases[-1].schedule is not None:
+            fixes.append(f"phases.{len(self.phases)}.schedule to null (the last phase has the schedule of the run)")
+        if self.phases and self.phases[-1].ramp_share is not None:
+            fixes.append(f"phases.{len(self.phases)}.ramp_steps in place of ramp_share")
         if fixes:
             raise UserError(
                 f"training.max_minutes is {self.training.max_minutes:g}, but the number of steps is not known in "
@@ -214,10 +205,10 @@ class PretrainConfig:
         if self.training.steps is None:
             fix = "set training.steps instead, since the length of an epoch is not known"
             raise conflict(self, "training.epochs", "data.streaming", fix)
-        for config in phase_configs(self):
-            if config.training.batch_size % self.data.stream_readers:
-                fix = "use a divisor of the batch size"
-                raise conflict(config, "data.stream_readers", "training.batch_size", fix)
+        for key, rows, _ in self.batches():
+            if not key.startswith("training.eval") and rows % self.data.stream_readers:
+                readers = f"data.stream_readers is {self.data.stream_readers}"
+                raise UserError(f"{readers}, but {key} is {rows}: use a divisor of the batch size")
 
     def check_model(self) -> None:
         """Raises UserError if the model, whose sizes are known now, does not fit the other settings."""
@@ -248,25 +239,49 @@ class PretrainConfig:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a run whose number of steps is known.
+    """A phase of a run whose number of steps is known, or the steps of a phase with one batch size of its ramp.
 
     Attributes:
         number: index of the phase, from 1.
         first, end: its steps are first + 1 to end, as counted in metrics and checkpoints.
         config: configuration of a run with only this phase.
+        held_out: the same data with the masks of the run.
+        schedule_steps: (first, end) of the learning rate schedule: the run's, or the phase's if it sets a schedule.
     """
 
     number: int
     first: int
     end: int
     config: PretrainConfig
+    held_out: DataConfig
+    schedule_steps: tuple[int, int]
 
 
 def resolve_phases(config: PretrainConfig, total_steps: int) -> list[Phase]:
-    """Returns the phases of a run of ``total_steps``; a configuration without phases has one."""
-    ends = _phase_boundaries(config.phases or [PhaseConfig()], total_steps)
-    spans = itertools.pairwise([0, *ends])
-    return [Phase(i, *span, one) for i, (span, one) in enumerate(zip(spans, phase_configs(config), strict=True), 1)]
+    """Returns the phases of a run of ``total_steps``; a configuration without phases has one.
+
+    A phase with `batch_size_ramp` is divided into one for each batch size.
+    """
+    entries, resolved = config.phases or [PhaseConfig()], []
+    spans = itertools.pairwise([0, *phase_boundaries(entries, total_steps)])
+    predicts_all = config.training.objective == "clm"
+    for number, (entry, (first, end), one) in enumerate(zip(entries, spans, phase_configs(config), strict=True), 1):
+        held_out = held_out_data(config.data, entry, predicts_all)
+        schedule_steps = (0, total_steps) if entry.schedule is None else (first, end)
+        parts = itertools.pairwise([first, *ramp_boundaries(entry, first, end)])
+        for training, part in zip([*ramp_of_phase(one.training, entry), one.training], parts, strict=True):
+            alone = dataclasses.replace(one, training=training)
+            if part[0] < part[1] or not entry.batch_size_ramp:  # a ramp of few steps skips batch sizes
+                resolved.append(Phase(number, *part, alone, held_out, schedule_steps))
+    return resolved
+
+
+def phase_of_step(config: PretrainConfig, step: int) -> PretrainConfig:
+    """Returns the configuration of the phase that a checkpoint belongs to, or the configuration if it has no phases."""
+    if config.phases is None:
+        return config
+    phases = resolve_phases(config, require(config.training.steps, "training.steps"))
+    return next((phase.config for phase in phases if step <= phase.end), phases[-1].config)
 
 
 def phase_configs(config: PretrainConfig) -> list[PretrainConfig]:
@@ -285,14 +300,13 @@ def check_phases(config: PretrainConfig) -> None:
         phase.check(f"phases.{number}", is_last=number == len(phases))
     total = int(config.training.steps)
     first = 0
-    boundaries = _phase_boundaries(phases, total)
+    boundaries = phase_boundaries(phases, total)
     for number, (phase, end, alone) in enumerate(zip(phases, boundaries, phase_configs(config), strict=True), 1):
         if end <= first:
             raise UserError(
                 f"phases.{number} has no steps, since the phases before it have {first:,} and training.steps is "
                 f"{total:,}: raise training.steps, or set phases to null"
             )
-        first = end
         if alone.training.objective == "clm" and phase.max_predictions_per_sequence is not None:
             raise UserError(
                 f"phases.{number}.max_predictions_per_sequence is {phase.max_predictions_per_sequence}, but "
@@ -300,6 +314,28 @@ def check_phases(config: PretrainConfig) -> None:
             )
         _check_lengths(alone, f"phases.{number}")
         alone.training.check_micro_batches(f"phases.{number}")
+        _check_alone(config, alone, phase, f"phases.{number}", end - first)
+        first = end
+
+
+def _check_alone(config: PretrainConfig, alone: PretrainConfig, phase: PhaseConfig, name: str, num_steps: int) -> None:
+    """Raises UserError if the settings of a phase do not fit together, or do not fit the run."""
+    if phase.train is not None and config.data.eval is None:
+        raise UserError(
+            f"{name}.train is set, but data.eval is null: set data.eval, since text that is held out of one corpus may "
+            "be in the other"
+        )
+    if phase.ramp_steps is not None and phase.ramp_steps >= num_steps:
+        raise UserError(f"{name}.ramp_steps is {phase.ramp_steps}, but the phase has {num_steps:,} steps: use fewer")
+    try:
+        check_paths(alone)
+        alone.data.check()
+        alone.model.check()
+        alone.optimizer.check()
+        alone.optimizer.num_warmup_steps(num_steps if phase.schedule else int(config.training.steps or 0))
+        alone._check_objective()
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
 
 
 def _check_lengths(config: PretrainConfig, section: str) -> None:
@@ -313,33 +349,14 @@ def _check_lengths(config: PretrainConfig, section: str) -> None:
         )
 
 
-def _phase_boundaries(phases: list[PhaseConfig], total_steps: int) -> list[int]:
-    """Returns the last step of each phase. Shares are summed before they are rounded, so that no step is lost. A phase
-    with a share leaves at least one step for each later phase."""
-    ends, share, steps = [], 0.0, 0
-    for number, phase in enumerate(phases[:-1], 1):
-        share, steps = share + (phase.share or 0.0), steps + int(phase.steps or 0)
-        last = total_steps if phase.share is None else total_steps - (len(phases) - number)
-        ends.append(min(last, round(share * total_steps) + steps))
-    return [*ends, total_steps]
-
-
 def _config_for_phase(config: PretrainConfig, phase: PhaseConfig) -> PretrainConfig:
     """Returns the configuration of a run that consists of this phase."""
-    data, training, optimizer = config.data, config.training, config.optimizer
-    length = phase.sequence_length or data.sequence_length
-    predictions = phase.max_predictions_per_sequence or data.max_predictions_per_sequence
-    if predictions and phase.max_predictions_per_sequence is None and training.objective != "clm":
-        predictions = -(-predictions * length // data.sequence_length)
-    accumulation = phase.gradient_accumulation_steps or training.gradient_accumulation_steps
+    predicts_all = config.training.objective == "clm"
     return dataclasses.replace(
         config,
         phases=None,
-        data=dataclasses.replace(data, sequence_length=length, max_predictions_per_sequence=predictions),
-        training=dataclasses.replace(
-            training,
-            batch_size=phase.batch_size or training.batch_size,
-            gradient_accumulation_steps=accumulation,
-        ),
-        optimizer=dataclasses.replace(optimizer, learning_rate=phase.learning_rate or optimizer.learning_rate),
+        data=data_of_phase(config.data, phase, predicts_all),
+        model=dataclasses.replace(config.model, **phase.overrides("model")),
+        training=dataclasses.replace(config.training, **phase.overrides("training")),
+        optimizer=optimizer_of_phase(config.optimizer, phase),
     )

@@ -114,11 +114,15 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _map_paths(config: Any, change: Callable[[Any, str], Any]) -> Any:
-    """Returns a configuration with ``change(value, key)`` for each of `PATHS` that it has."""
+    """Returns a configuration with ``change(value, key)`` for each of `PATHS` that it has; phases are numbered."""
     for key in PATHS:
         section, _, name = key.rpartition(".")
         part: Any = getattr(config, section, None) if section else config
-        if hasattr(part, name):
+        if isinstance(part, list):
+            parts = [(f"{section}.{number}.{name}", item) for number, item in enumerate(part, 1)]
+            part = [dataclasses.replace(item, **{name: change(getattr(item, name), key)}) for key, item in parts]
+            config = dataclasses.replace(config, **{section: part})
+        elif hasattr(part, name):
             part = dataclasses.replace(part, **{name: change(getattr(part, name), key)})
             config = dataclasses.replace(config, **{section: part}) if section else part
     return config
@@ -145,9 +149,14 @@ def _require_last_key(entries: Mapping[str, UserValue], file: Path) -> None:
 
 def _digests(config: Any, run: Path, vocabulary: bool) -> Digests:
     values = flatten(dataclasses.asdict(config))
-    digests = {key: _digest_of_value(value) for key, value in values.items() if key not in FREE_KEYS}
+    digests = {key: _digest_of_value(value) for key, value in values.items() if _unnumbered(key) not in FREE_KEYS}
     files = [name for name in VOCABULARY_FILES if vocabulary and (run / name).is_file()]
     return digests | {name: _digest_of_file(run / name) for name in files}
+
+
+def _unnumbered(key: str) -> str:
+    """Returns a key without the number of its phase."""
+    return re.sub(r"^phases\.\d+\.", "phases.", key)
 
 
 def _first_difference(values: Digests, known: Digests) -> str | None:
@@ -297,7 +306,7 @@ def first_difference(requested: Config, stored: Config) -> tuple[str, Any, Any] 
         comes_along = section in ("model", "tokenizer") and name not in MODEL_KEYS_KEPT_WITH_INIT
         if key == "tokenizer.path" and isinstance(requested, PretrainConfig):
             comes_along = False  # the source's vocabulary may be extended
-        may_change = (source and comes_along) or re.sub(r"^phases\.\d+\.", "phases.", key) in RESUMABLE_KEYS
+        may_change = (source and comes_along) or _unnumbered(key) in RESUMABLE_KEYS
         if key == "num_seeds":  # more seeds may be added, but one run and several runs have different folders
             may_change = (value > 1) == (stored_values[key] > 1)
         is_derived = key in DERIVED_KEYS and value is None

@@ -13,9 +13,10 @@ from typing import Any, Generic, TypeVar
 
 from bert.config.finetuning import FinetuneConfig
 from bert.config.model import MODEL_KEYS_KEPT_WITH_INIT
-from bert.config.pretraining import PhaseConfig, PretrainConfig
+from bert.config.phases import PhaseConfig
+from bert.config.pretraining import PretrainConfig, phase_configs
 from bert.config.run_file import check_run_file
-from bert.config.training import TrainingConfig
+from bert.config.training import TrainingConfig, num_micro_batches
 from bert.config.validation import ConfigField, keys_of
 from bert.config.yaml_io import NULLS, UserValue, build_config, display_path, read_yaml
 from bert.errors import UserError
@@ -163,7 +164,9 @@ def apply_preset(config: AnyConfig, explicit: Collection[str] = ()) -> AnyConfig
     if "model.attention_probs_dropout_prob" not in explicit:
         model = replace(model, attention_probs_dropout_prob=0.0)
     # The kernel supports only masks that are defined by row lengths.
-    no_lengths = isinstance(config, PretrainConfig) and (config.data.packing or config.training.objective == "plm")
+    no_lengths = isinstance(config, PretrainConfig) and (
+        config.training.objective == "plm" or any(phase.data.packing for phase in phase_configs(config))
+    )
     no_kernel = no_lengths or model.attention_probs_dropout_prob > 0 or training.dtype != "bfloat16"
     if training.attention_implementation == "auto" and no_kernel:
         training = replace(training, attention_implementation="xla")
@@ -210,11 +213,6 @@ def _set_twice(section: str) -> UserError:
     return UserError(
         f"{section}.micro_batch_size and {section}.gradient_accumulation_steps are both set: remove one of them"
     )
-
-
-def num_micro_batches(rows: int, max_rows: int) -> int:
-    """Returns the smallest number of equal micro-batches of at most ``max_rows`` rows."""
-    return next((count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= max_rows), 1)
 
 
 def find_config(name: str, option: str, for_task: bool) -> Path:

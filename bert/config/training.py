@@ -25,6 +25,7 @@ from bert.errors import UserError
 Remat = Literal["none", "dots", "full"]
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 ObjectiveName = Literal["mlm", "rtd", "plm", "clm"]
+ScheduleName = Literal["linear", "cosine", "inverse_sqrt", "constant", "warmup_stable_decay", "one_minus_sqrt"]
 
 ROW_SHARES = "shares of rows (data x fsdp)"
 
@@ -44,14 +45,14 @@ class OptimizerConfig:
     """Steps of linear warm-up. Defaults to warmup_ratio of all steps."""
     warmup_ratio: Fraction = 0.1
     """Share of all steps that warm up if warmup_steps is null, rounded down."""
-    schedule: Literal["linear", "cosine", "inverse_sqrt", "constant", "warmup_stable_decay"] = "linear"
+    schedule: ScheduleName = "linear"
     """Decay of the learning rate after the warm-up: linear; half a cosine (cosine); 1 / sqrt(step), independent of the
-    number of steps, as in the Transformer (inverse_sqrt); none (constant); or linear over the last decay_ratio of the
-    steps (warmup_stable_decay)."""
+    number of steps, as in the Transformer (inverse_sqrt); none (constant); linear over the last decay_ratio of the
+    steps (warmup_stable_decay); or 1 - sqrt(share of the steps done), for the last phase of a run (one_minus_sqrt)."""
     decay_ratio: InnerFraction = 0.1
     """warmup_stable_decay: share of the steps in which the learning rate decays."""
     final_rate: Fraction = 0.0
-    """linear, cosine, warmup_stable_decay: final learning rate as a share of the peak."""
+    """linear, cosine, warmup_stable_decay, one_minus_sqrt: final learning rate as a share of the peak."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay; not applied to biases and LayerNorm."""
     beta1: Fraction = 0.9
@@ -265,3 +266,8 @@ def check_shares(name: str, batch_size: int, shares: int, what: str = ROW_SHARES
         raise UserError(
             f"{name} ({batch_size}) is not divisible by {shares} {what} x {micro_batches} micro-batches: take {nearest}"
         )
+
+
+def num_micro_batches(rows: int, max_rows: int) -> int:
+    """Returns the smallest number of equal micro-batches of at most ``max_rows`` rows."""
+    return next((count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= max_rows), 1)

@@ -27,6 +27,7 @@ MAX_LENGTH = 2**16 - 1
 PATHS = (
     "output_dir", "init", "architecture_from", "transfer", "tokenizer.path", "target_tokenizer.path", "data.dir",
     "data.train", "data.dev", "data.test", "data.unlabelled", "data.eval", "data.cache_dir", "distillation.teacher",
+    "phases.train",
 )  # fmt: skip
 """Keys with a path, in pretraining and fine-tuning."""
 
@@ -73,6 +74,7 @@ NonNegativeFloat = Annotated[float, Range(minimum=0)]
 PositiveFloat = Annotated[float, Range(above=0)]
 Fraction = Annotated[float, Range(minimum=0, below=1)]
 InnerFraction = Annotated[float, Range(above=0, below=1)]
+Share = Annotated[float, Range(minimum=0, maximum=1)]
 Seed = Annotated[int, Range(minimum=0, below=2**32)]
 
 

@@ -13,9 +13,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, PretrainConfig, TaskDataConfig
+from bert.config.pretraining import phase_of_step
 from bert.config.run_file import check_vocabulary, load_run_config
 from bert.data.long_texts import LongTexts
-from bert.errors import UserError, log_message, renamed_argument, shorten, system_errors_as_user_errors
+from bert.errors import UserError, log_message, renamed_argument, require, shorten, system_errors_as_user_errors
 from bert.files import path_text
 from bert.inference.export import check_head
 from bert.inference.pretrained import Pretrained
@@ -300,6 +301,8 @@ def _load_run(
     else:
         read = partial(_read_run_params, path, step, config, lambda text: None)
         params, parts = StoredParams(str(path), known.checksum, lambda: read()[1]), known.parts
+    if isinstance(config, PretrainConfig):
+        config = phase_of_step(config, require(step, "the step of the checkpoint"))
     task: Task | None = None
     settings: dict[str, Any] = {}
     if isinstance(config, FinetuneConfig):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -190,8 +190,13 @@ def _merge_pooler(params: Params) -> Params:
     return merged
 
 
-def model_config_from_source(requested: ModelConfig, source: ModelConfig, name: str) -> ModelConfig:
+def model_config_from_source(
+    requested: ModelConfig, source: ModelConfig, name: str, replaced: Collection[str] = ()
+) -> ModelConfig:
     """Returns the source's sizes with the run's own dropout.
+
+    Args:
+        replaced: keys that change no weights, which pretraining may set to other values than the source's.
 
     Raises:
         UserError: a requested size differs from the source's.
@@ -199,7 +204,10 @@ def model_config_from_source(requested: ModelConfig, source: ModelConfig, name: 
     defaults, source = ModelConfig(), source.resolved
     for field in dataclasses.fields(ModelConfig):
         value, source_value = getattr(requested, field.name), getattr(source, field.name)
-        if field.name not in MODEL_KEYS_KEPT_WITH_INIT and value not in (getattr(defaults, field.name), source_value):
+        is_default = value == getattr(defaults, field.name)
+        if field.name in replaced and not is_default:
+            source = dataclasses.replace(source, **{field.name: value})
+        elif field.name not in MODEL_KEYS_KEPT_WITH_INIT and not is_default and value != source_value:
             raise UserError(
                 f"model.{field.name} is {value}, but {name} was trained with {source_value}: "
                 "leave it out, sizes come with the weights"

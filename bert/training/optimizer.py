@@ -173,27 +173,45 @@ def stable_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Sche
     return optax.join_schedules([no_decay(config, warmup, steps), linear_decay(config, warmup, decay)], [steps - decay])
 
 
+def one_minus_sqrt_decay(config: OptimizerConfig, warmup: int, steps: int) -> optax.Schedule:
+    """Decays to ``final_rate`` times the peak as 1 - sqrt(n / steps) (Haegele et al. 2024, section 3.1)."""
+    low, peak = config.final_rate, config.learning_rate
+
+    def rate(count: jax.Array) -> jax.Array:
+        return peak * (low + (1 - low) * (1 - jnp.sqrt(jnp.clip(count / steps, 0, 1))))
+
+    return rate
+
+
 DECAYS = {
     "linear": linear_decay,
     "cosine": cosine_decay,
     "inverse_sqrt": inverse_sqrt_decay,
     "constant": no_decay,
     "warmup_stable_decay": stable_decay,
+    "one_minus_sqrt": one_minus_sqrt_decay,
 }
 """Learning rate after the warm-up, by ``OptimizerConfig.schedule``: updates since the warm-up -> rate."""
 
 
-def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+def learning_rate_schedule(config: OptimizerConfig, total_steps: int, first: int = 0) -> optax.Schedule:
     """Returns a function from the update number n (from 0) to the learning rate: warm-up, then decay (`DECAYS`).
 
     The warm-up is linear. Its first update has rate 0, as in google-research/bert and transformers. The decay starts at
     the peak, as in transformers; in google-research/bert it starts at update 0, and the warm-up replaces its first
     part.
+
+    Args:
+        total_steps: last step of the schedule.
+        first: update at which the schedule starts, of a phase with its own schedule.
     """
+    total_steps -= first
     warmup = config.num_warmup_steps(total_steps)
     decay = DECAYS[config.schedule](config, warmup, max(total_steps - warmup, 1))
     rise = optax.linear_schedule(0.0, config.learning_rate, max(warmup, 1))
-    return optax.join_schedules([rise, decay], [warmup])
+    whole = optax.join_schedules([rise, decay], [warmup])
+    # Skipped steps are no updates, so that the first updates of a phase may have smaller numbers.
+    return whole if first == 0 else lambda count: whole(jnp.maximum(count - first, 0))
 
 
 STACKS = ("bert", "decoder")
@@ -253,7 +271,10 @@ def make_frozen_predicate(
 
 
 def make_optimizer(
-    config: OptimizerConfig, total_steps: int, frozen: Callable[[ParameterPath], bool] | None = None
+    config: OptimizerConfig,
+    total_steps: int,
+    frozen: Callable[[ParameterPath], bool] | None = None,
+    first_step: int = 0,
 ) -> optax.GradientTransformation:
     """Returns the chain: clip by global norm, direction, weight decay, trust ratio (LAMB), learning rate (by layer).
 
@@ -263,6 +284,7 @@ def make_optimizer(
     Args:
         frozen: path -> whether a parameter is not trained. Such a parameter has no moments and no decay, and is
             excluded from the norm. Its gradient has to be zero (`jax.lax.stop_gradient`).
+        first_step: update at which the learning rate schedule starts.
     """
     chain = []
     if config.max_grad_norm > 0:
@@ -271,7 +293,7 @@ def make_optimizer(
     chain.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
     if config.name == "lamb":
         chain.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
-    chain.append(optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps)))
+    chain.append(optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps, first_step)))
     if config.layerwise_lr_decay != 1:
         chain.append(scale_by_layer_depth(config.layerwise_lr_decay))
     whole = optax.chain(*chain)

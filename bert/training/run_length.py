@@ -92,12 +92,17 @@ def num_equal_steps(
 
 def _steps_of(config: PretrainConfig | FinetuneConfig, total_steps: int, limit: int) -> np.ndarray:
     """Returns [S, 2] float64: number of the phase and learning rate of each step."""
-    spans: list[tuple[int, int, OptimizerConfig]] = [(0, total_steps, config.optimizer)]
+    spans: list[tuple[int, int, OptimizerConfig, tuple[int, int]]] = [
+        (0, total_steps, config.optimizer, (0, total_steps))
+    ]
     if isinstance(config, PretrainConfig):
-        spans = [(phase.first, phase.end, phase.config.optimizer) for phase in resolve_phases(config, total_steps)]
+        phases = resolve_phases(config, total_steps)
+        spans = [(phase.first, phase.end, phase.config.optimizer, phase.schedule_steps) for phase in phases]
     rows = [np.zeros((0, 2))]
-    for number, (first, end, optimizer) in enumerate(spans):
-        rates = learning_rate_schedule(optimizer, total_steps)(jnp.arange(first, max(first, min(end, limit))))
+    for number, (first, end, optimizer, (start, last)) in enumerate(spans):
+        if first == end:
+            continue  # a phase beyond the steps of the run
+        rates = learning_rate_schedule(optimizer, last, start)(jnp.arange(first, max(first, min(end, limit))))
         rows.append(np.stack([np.full(len(rates), number), np.asarray(rates, np.float64)], axis=1))
     return np.concatenate(rows)
 

@@ -21,13 +21,14 @@ from bert.tasks.docstring_tasks import DOCSTRING_TASKS
 from bert.tasks.embedding import EmbeddingTask
 from bert.tasks.sequence_to_sequence import SequenceToSequenceTask
 from bert.training.loop import count_parameters
+from bert.training.optimizer import learning_rate_schedule
 from bert.training.pretraining.objectives import build_model_and_loss
 
 FINETUNING = recipe_names(for_task=True)
 PRETRAINING = recipe_names(for_task=False)
 PARAMETERS = {"tiny": 4_433_468, "mini": 11_267_900, "small": 29_058_876, "medium": 41_668_412, "base": 110_106_428,
               "large": 336_226_108}  # fmt: skip
-ROBERTA = {"roberta": 124_697_433, "roberta_mini": 5_463_040}
+ROBERTA = {"roberta": 124_697_433, "roberta_mini": 5_463_040, "falling_masks": 5_463_040, "better_decay": 5_463_040}
 HOURS = {"hours": 1_883_906}
 STUDENT = {"student": 17_569_724}
 ALBERT = {"albert_base": 11_813_810}
@@ -224,10 +225,32 @@ def test_modern_base_has_the_published_settings() -> None:
     assert (model.attention_window, model.global_attention_every) == (128 // 2, 3)
     assert (model.rotary_base, model.local_rotary_base, model.layer_norm_eps) == (160_000, 10_000, 1e-5)
     assert (data.sequence_length, data.masked_lm_prob, training.batch_size) == (1024, 0.3, 4608)
-    assert training.steps * 4608 * 1024 == pytest.approx(1.719e12, rel=1e-3)
-    assert optimizer.num_warmup_steps(364_300) * 4608 * 1024 == pytest.approx(3e9, rel=0.01)
+    assert optimizer.num_warmup_steps(training.steps) * 768 * 1024 == pytest.approx(3e9, rel=0.01)
     assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (8e-4, 0.9, 0.98, 1e-6)
     assert optimizer.weight_decay * optimizer.learning_rate == pytest.approx(1e-5)
+
+
+def test_modern_base_has_the_three_published_stages() -> None:
+    """Warner et al. 2024, section 2.2 and table 3; the authors' yamls/modernbert/modernbert-base-pretrain.yaml."""
+    phases = resolve_phases(pretraining("modern_base"), 438_500)
+    sizes = {phase: (phase.end - phase.first) * phase.config.training.batch_size for phase in phases}
+    tokens = {
+        number: sum(rows * phase.config.data.sequence_length for phase, rows in sizes.items() if phase.number == number)
+        for number in (1, 2, 3)
+    }
+    assert tokens == pytest.approx({1: 1.719e12, 2: 250e9, 3: 50e9}, rel=3e-3)
+    *ramp, first, second, third = phases
+    assert [phase.config.training.batch_size for phase in ramp] == [768, 1536, 2304, 3072, 3840]
+    assert sum(sizes[phase] * 1024 for phase in ramp) == pytest.approx(50e9, rel=1e-3)
+    stages = (first.config, second.config, third.config)
+    assert [alone.model.rotary_base for alone in stages] == [10_000, 160_000, 160_000]
+    assert [alone.data.sequence_length for alone in stages] == [1024, 8192, 8192]
+    assert [alone.training.batch_size for alone in stages] == [4608, 576, 576]
+    rates = [learning_rate_schedule(p.config.optimizer, p.schedule_steps[1], p.schedule_steps[0]) for p in phases[-3:]]
+    ends = [float(rate(phase.end - 1)) for rate, phase in zip(rates, phases[-3:], strict=True)]
+    assert ends == pytest.approx([8e-4, 3e-4, 3e-7], abs=2e-6)
+    for alone in stages:
+        assert alone.optimizer.weight_decay * alone.optimizer.learning_rate == pytest.approx(1e-5, rel=1e-3)
 
 
 def test_modern_long_is_modern_base_over_longer_rows() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from bert.config import DataConfig
+from bert.config.data import OF_REPLACEMENTS
 from bert.data.batching import host_slice
 from bert.data.pretraining.masking import (
     MASKINGS,
@@ -116,6 +117,7 @@ def make_masking(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm
     from bert.tokenizer.vocabulary import embedding_rows, subword_ids
 
     special = special_ids(tokenizer)
+    shares = {name: share for name in OF_REPLACEMENTS if (share := getattr(config, name)) is not None}
     return MASKINGS[objective](
         vocab_size=embedding_rows(tokenizer),
         mask_id=special.mask,
@@ -123,6 +125,7 @@ def make_masking(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm
         max_predictions=config.predictions_per_row,
         prob=config.masked_lm_prob,
         continuing_ids=subword_ids(tokenizer) if config.whole_word_masking else (),
+        **shares,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Integer, UInt32, UInt64
 
+from bert.config.data import REPLACEMENTS
 from bert.data.pretraining.input_formats import NEXT_ID
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.errors import UserError
@@ -104,8 +105,8 @@ class Masking:
     special_ids: Sequence[int]
     max_predictions: int
     prob: float = 0.15
-    mask_share: float = 0.8
-    random_share: float = 0.1
+    mask_share: float = REPLACEMENTS["mlm"][0]
+    random_share: float = REPLACEMENTS["mlm"][1]
     continuing_ids: Sequence[int] = ()
     maskable: np.ndarray = field(init=False, repr=False, compare=False)
     continuing: np.ndarray = field(init=False, repr=False, compare=False)
@@ -318,8 +319,8 @@ class SamplingMasking(Masking):
     batch also has ``sample_uniforms`` [B, P] float32 in [0, 1), the random numbers of the samples.
     """
 
-    mask_share: float = 0.85
-    random_share: float = 0.0
+    mask_share: float = REPLACEMENTS["rtd"][0]
+    random_share: float = REPLACEMENTS["rtd"][1]
 
     def _draw_more(self, draws: UInt32[np.ndarray, "B P"]) -> dict[str, Float32[np.ndarray, "B P"]]:
         return {"sample_uniforms": (draws >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)}
@@ -381,5 +382,6 @@ def philox_uint64_of_rows(
     return words
 
 
-def _share(fraction: float) -> np.uint32:
-    return np.uint32(round(fraction * 2**32))
+def _share(fraction: float) -> np.uint32 | np.uint64:
+    threshold = round(fraction * 2**32)
+    return np.uint32(threshold) if threshold < 2**32 else np.uint64(threshold)

@@ -25,6 +25,7 @@ from bert.data.pretraining import build
 from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.dataset import PretrainingDataset, open_rows
 from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_predictions
+from bert.data.pretraining.masking import Predictions
 from bert.data.pretraining.row_stream import RowReader, Start, StreamedRows, StreamLoader, StreamSpec, buffer_chunks
 from bert.errors import LOGGER, UserError, require
 from bert.files import load_json, write_atomic
@@ -49,6 +50,7 @@ class PhaseData:
         examples: examples of its length.
         loader: loader of its training batches.
         eval_rows: its held-out rows.
+        held_out_predictions: selects the predicted tokens of the held-out rows.
         tokens_per_byte: predicted tokens of the held-out rows per byte of the text that they stand for; None if
             unknown, because not every token is predicted or the vocabulary alters texts.
     """
@@ -57,6 +59,7 @@ class PhaseData:
     examples: PretrainingDataset
     loader: PretrainingLoader
     eval_rows: RowSource
+    held_out_predictions: Predictions
     tokens_per_byte: float | None = None
 
     @property
@@ -78,7 +81,7 @@ class PhaseData:
         if not isinstance(self.loader, StreamLoader) or (is_multihost() and sys.exception() is not None):
             return
         starts = self.loader.rows.starts(self.loader.first_reader_row(step))
-        groups = len(run.config.data.mixture_weights or [1])
+        groups = len(self.phase.config.data.mixture_weights or [1])
         everywhere = gather_rows(np.array([_to_integers(start, groups) for start in starts], np.int64)).tolist()
         if run.is_writer:
             path = run.path / STREAM_FILE
@@ -91,7 +94,7 @@ class PhaseData:
     def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
         """Returns every held-out row once, or this host's share of each batch; the masks are the same each time."""
         rows = self.phase.config.training.rows_per_evaluation
-        return held_out_batches(self.eval_rows, self.loader.predictions, rows, process)
+        return held_out_batches(self.eval_rows, self.held_out_predictions, rows, process)
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,8 @@ def build_data(
     warn, process = multihost.main_process_only(LOGGER.warning), setup.parallel.process
     with multihost.main_process_first():
         if config.data.eval is not None:  # a mistyped name is reported before a vocabulary is trained
-            _warn_of_trained_files(corpus_files(config.data.eval), config.data, warn)
+            for phase in phase_configs(config):
+                _warn_of_trained_files(corpus_files(config.data.eval), phase.data, warn)
         tokenizer = _choose_tokenizer(run, setup, log)
         if setup.init_model is None:
             config = dataclasses.replace(config, model=with_vocab_size(config.model, embedding_rows(tokenizer)))
@@ -190,14 +194,17 @@ def open_phases(
 ) -> list[PhaseData]:
     """Returns the phases with their data. Phases with the same examples continue where the previous phase ended.
 
-    ``streams`` has the training rows of each phase if they are streamed instead of built.
+    Args:
+        datasets: the examples of each of `phase_configs`.
+        streams: their training rows if they are streamed instead of built.
     """
     phases: list[PhaseData] = []
     train_rows = [open_rows(examples.train) for examples in datasets] if streams is None else streams
     loader_class: type[PretrainingLoader] = PretrainingLoader if streams is None else StreamLoader
     num_rows_read: Counter[Path] = Counter()
     spans = resolve_phases(config, num_train_steps(config.training, _steps_per_epoch(config, datasets[0])))
-    for phase, examples, rows in zip(spans, datasets, train_rows, strict=True):
+    for phase in spans:
+        examples, rows = datasets[phase.number - 1], train_rows[phase.number - 1]
         batch_size = phase.config.training.batch_size
         loader = loader_class(
             rows,
@@ -210,7 +217,8 @@ def open_phases(
             first_row=num_rows_read[examples.folder],
         )
         num_rows_read[examples.folder] += (phase.end - phase.first) * batch_size
-        data = PhaseData(phase, examples, loader, open_rows(examples.eval))
+        held_out = make_predictions(phase.held_out, tokenizer, phase.config.training.objective)
+        data = PhaseData(phase, examples, loader, open_rows(examples.eval), held_out)
         if (byte_counts := token_byte_counts(tokenizer)) is not None and phase.config.training.objective == "clm":
             data = dataclasses.replace(data, tokens_per_byte=_tokens_per_byte(data, byte_counts))
         phases.append(data)

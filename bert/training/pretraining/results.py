@@ -54,7 +54,7 @@ def log_summary(params: Any, config: PretrainConfig, parallel: Parallelism, phas
             ("corpus", f"{corpus['train']} for training, {corpus['eval']} held out"),
             *_describe_near_duplicates(examples.counts),
             ("fingerprint", examples.corpus[:16]),
-            *(line for phase in phases for line in _describe_phase(phase, len(phases))),
+            *(line for phase in phases for line in _describe_phase(phase, len(phases), config)),
             ("optimizer", describe_decay(params, config.optimizer)),
         ]
     )
@@ -69,7 +69,7 @@ def _describe_near_duplicates(counts: Mapping[str, int]) -> list[tuple[str, str]
     return [("near-duplicates", f"{count:,} left out")] if (count := counts.get("near_duplicates")) is not None else []
 
 
-def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:
+def _describe_phase(data: PhaseData, num_phases: int, config: PretrainConfig) -> list[tuple[str, str]]:
     """Returns the table entries of a phase; a single phase has no number."""
     phase = data.phase
     batch_size, length = data.loader.batch_size, phase.config.data.sequence_length
@@ -82,10 +82,12 @@ def _describe_phase(data: PhaseData, num_phases: int) -> list[tuple[str, str]]:
     tokens = f"{batch_size * length:,} ({batch_size} x {length})"
     if num_phases == 1:
         return [("rows", rows), ("tokens per step", tokens), ("steps", steps)]
-    rate, predictions = phase.config.optimizer.learning_rate, phase.config.data.max_predictions_per_sequence
+    rate, predictions = phase.config.optimizer.learning_rate, phase.config.data.predictions_per_row
     predicted = "" if phase.config.training.objective == "clm" else f", up to {predictions} predicted a row"
+    settings = "" if config.phases is None else config.phases[phase.number - 1].describe()
     return [
         (f"phase {phase.number}", f"steps {phase.first + 1:,} to {phase.end:,}: {steps}"),
+        *([("  sets", settings)] if settings else []),
         ("  rows", rows),
         ("  tokens per step", f"{tokens}{predicted}, peak learning rate {rate:g}"),
     ]
@@ -164,18 +166,19 @@ def write_results(
         The content of results.json.
     """
     config, step = run.config.distillation, int(state.step)
+    # A callback may have ended the run early.
+    last = next((phase for phase in data.phases if step <= phase.phase.end), data.phases[-1])
+    sizes = last.phase.config.model
     params = {name: state.params[name] for name in state.params if name != PROJECTIONS}
     model = Pretrained(
-        config=run.config.model,
+        config=sizes,
         params=params,
         tokenizer=data.tokenizer,
-        architecture=pretraining_architecture(set(params), run.config.model),
+        architecture=pretraining_architecture(set(params), sizes),
         step=step,
         source=str(run.path),
     )
     objective, input_format = OBJECTIVES[run.config.training.objective], INPUT_FORMATS[run.config.data.input_format]
-    # A callback may have ended the run early.
-    last = next((phase for phase in data.phases if step <= phase.phase.end), data.phases[-1])
     counts = predictable_counts(last.examples, data.tokenizer, objective.special_tokens)
     scores = scores_of_line(read_eval_metrics(run.path)[-1])
     baselines = objective.baselines(last.eval_batches(), input_format, counts, scores)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bert.config import PretrainConfig
+from bert.config import ModelConfig, PretrainConfig
+from bert.config.pretraining import Phase
 from bert.errors import UserError, log_info, require
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
@@ -95,7 +96,12 @@ def _train(
         TimeBudget(run, start_time, log) as budget,
     ):
         model, loss, compile_loss = build_with_teacher(run.config, setup.teacher, parallel)
-        compile_phases = partial(_compile_phases, compile_loss, loss.factors, parallel, interrupts)
+
+        def compile_loss_for(alone: PretrainConfig) -> CompileLoss:
+            is_same = alone.model == run.config.model
+            return compile_loss if is_same else build_with_teacher(alone, setup.teacher, parallel)[2]
+
+        compile_phases = partial(_compile_phases, compile_loss_for, loss.factors, parallel, interrupts)
         programs = compile_phases(run.config, data)
         state = _initialize(model, loss.metrics, run, setup, data, checkpoints, log)
         if run.is_writer:
@@ -161,13 +167,15 @@ def _phase_loops(
                 continue  # at phase.end itself the evaluation may still be missing
             if len(programs) > 1:
                 facts = {"phase": phase.number, "sequence_length": phase.config.data.sequence_length}
+                if run.config.phases is not None and any(entry.batch_size_ramp for entry in run.config.phases):
+                    facts["batch_size"] = phase.config.training.batch_size
                 make_loop.keywords["report"].set_phase(facts)
             loop = make_loop(
                 config=phase.config.training,
                 end_step=phase.end,
                 loader=program.data.loader,
                 train_step=program.train_step,
-                schedule=learning_rate_schedule(phase.config.optimizer, data.total_steps),
+                schedule=_schedule(phase),
                 evaluate=program.evaluate,
                 checkpoints=checkpoints,
                 before_save=partial(program.data.record_position, run),
@@ -187,8 +195,13 @@ def _phase_loops(
         programs = compile_phases(run.config, data, programs)
 
 
+def _schedule(phase: Phase) -> Callable[[int], Any]:
+    first, last = phase.schedule_steps
+    return learning_rate_schedule(phase.config.optimizer, last, first)
+
+
 def _compile_phases(
-    compile_loss: CompileLoss,
+    compile_loss_for: Callable[[PretrainConfig], CompileLoss],
     loss_factors: Mapping[str, float],
     parallel: Parallelism,
     interrupts: InterruptHandler,
@@ -199,12 +212,19 @@ def _compile_phases(
     """Returns the functions of each phase, which JAX compiles at their first call; phases share the evaluation.
 
     Args:
+        compile_loss_for: configuration of a phase -> `CompileLoss` of its model.
         earlier: programs of the same run with another number of steps, whose evaluations are reused.
     """
-    eval_step = compile_loss(partial(make_eval_step, axis=parallel.axis), ())
-    programs = []
+    programs: list[PhaseProgram] = []
+    eval_steps: list[tuple[ModelConfig, Callable[..., Any]]] = []
     for number, phase in enumerate(data.phases):
-        optimizer = make_optimizer(phase.phase.config.optimizer, data.total_steps)
+        alone = phase.phase.config
+        compile_loss = compile_loss_for(alone)
+        if (eval_step := next((step for model, step in eval_steps if model == alone.model), None)) is None:
+            eval_step = compile_loss(partial(make_eval_step, axis=parallel.axis), ())
+            eval_steps.append((alone.model, eval_step))
+        first, last = phase.phase.schedule_steps
+        optimizer = make_optimizer(alone.optimizer, last, first_step=first)
         make_step = partial(
             make_train_step,
             optimizer=optimizer,
@@ -245,7 +265,7 @@ def _initialize(
 
     state = initialize_state(
         model,
-        make_optimizer(first.phase.config.optimizer, data.total_steps),
+        make_optimizer(config.optimizer, data.total_steps),
         metrics,
         config.seed,
         restore,

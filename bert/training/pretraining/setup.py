@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bert.config import DataConfig, PretrainConfig
+from bert.config.phases import OVERRIDES, PhaseConfig
 from bert.config.pretraining import phase_configs
+from bert.config.run_file import load_run_config
 from bert.errors import UserError, require
 from bert.inference.load import fetch_model, load
 from bert.inference.pretrained import Pretrained
@@ -99,7 +101,8 @@ def check_readers(data: DataConfig, hosts: int) -> None:
 def _notes_on_predictions(config: PretrainConfig) -> Iterator[str]:
     """Yields a note for each phase whose predictions per row are limited."""
     for number, phase in enumerate(phase_configs(config), 1):
-        own = config.phases is not None and config.phases[number - 1].max_predictions_per_sequence is not None
+        entry = PhaseConfig() if config.phases is None else config.phases[number - 1]
+        own = entry.max_predictions_per_sequence is not None or entry.masked_lm_prob is not None
         if (note := phase.capped_predictions(f"phases.{number}" if own else "data")) is not None:
             yield note
 
@@ -129,10 +132,14 @@ def _load_init_model(
     """Returns the configuration with the sizes of the ``init`` model, and this model if the run starts from it."""
     if config.init is None or has_begun(run):
         return config, None
-    if config.init_state:
-        find_branch_source(config)
     model = _with_new_tokens(load(config.init, log), run, config, log)
-    config = dataclasses.replace(config, model=model_config_from_source(config.model, model.config, model.source))
+    if config.init_state:
+        # The checkpoint may belong to a phase with other values than the run that it is continued as.
+        final = load_run_config(find_branch_source(config)[0]).model
+        values = {key: getattr(final, key) for key in OVERRIDES["model"]}
+        model = dataclasses.replace(model, config=dataclasses.replace(model.config, **values))
+    sizes = model_config_from_source(config.model, model.config, model.source, OVERRIDES["model"])
+    config = dataclasses.replace(config, model=sizes)
     config.check()
     config.check_model()
     return config, model
