@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from bert.analysis.flops import TRAINING, forward_flops
 from bert.analysis.memory import activation_bytes
 from bert.config import ModelConfig, OptimizerConfig, TrainingConfig
 from bert.config.training import Remat
@@ -24,6 +23,7 @@ from bert.data.pretraining.masking import Masking
 from bert.model.layers import LayerExecution
 from bert.model.pretraining import BertForPreTraining
 from bert.parallel.backends import PmapParallelism
+from bert.training.flops import TRAINING, forward_flops
 from bert.training.losses import make_pretraining_loss
 from bert.training.optimizer import make_optimizer
 from bert.training.step import TrainState, make_train_step

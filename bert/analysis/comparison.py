@@ -161,7 +161,9 @@ def _final_scores(results: dict[str, Any]) -> dict[str, float]:
     scores: dict[str, float] = {}
     for split in scored_splits(results) or ["eval"]:
         scores |= _named(split, results.get(split, {}), results.get("main_metric"))
-    return scores | {name: results[name] for name in ("seconds",) if name in results}
+    timing = results.get("timing", {})
+    rates = {name.replace("_", " "): timing[name] for name in ("tokens_per_second", "mfu") if name in timing}
+    return scores | {name: results[name] for name in ("seconds",) if name in results} | rates
 
 
 def _transfer_scores(results: dict[str, Any]) -> dict[str, list[float]]:
@@ -204,7 +206,7 @@ def score_rows(runs: Sequence[ComparedRun]) -> Rows:
     """Returns the progress and scores of each run; several seeds as mean and standard deviation."""
     scores = [run.scores() for run in runs]
     names = dict.fromkeys(name for values in scores for name in values)
-    digits = {name: 1 if name in ("perplexity", "seconds") else 4 for name in names}
+    digits = {name: 1 if name in ("perplexity", "seconds", "tokens per second") else 4 for name in names}
     rows = [
         (name, *(_score(values[name], digits[name]) if name in values else "-" for values in scores)) for name in names
     ]

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from bert.analysis.flops import UTILIZATION, all_reduce_terms, compute_term, num_hosts, step_lines
 from bert.commands.cli.arguments import log_to_stderr, parse, run_command
 from bert.config import ModelConfig, PretrainConfig
 from bert.config.phases import OVERRIDES
@@ -20,6 +19,7 @@ from bert.config.pretraining import Phase, resolve_phases
 from bert.config.training import Remat, check_mesh_sizes, check_shares
 from bert.errors import UserError
 from bert.parallel.devices import FIGURES, DeviceFigures, DeviceSpec, local_devices, parse_device_spec
+from bert.training.flops import UTILIZATION, all_reduce_terms, compute_term, num_hosts, step_lines
 
 if TYPE_CHECKING:
     from jax import Device

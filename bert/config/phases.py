@@ -66,21 +66,21 @@ class PhaseConfig:
     """Maximum number of rows in a micro-batch, in place of gradient_accumulation_steps. Defaults to
     training.micro_batch_size."""
     batch_size_ramp: list[Positive] | None = None
-    """Batch sizes of the first steps of the phase, in order, with an equal number of steps each. Their micro-batches
-    have at most as many rows as those of batch_size. null: no ramp."""
+    """Batch sizes of the first steps of the phase, in order, with an equal number of steps each. Micro-batches have at
+    most as many rows as with batch_size. null: no ramp."""
     ramp_share: InnerFraction | None = None
     """Share of the steps of the phase that batch_size_ramp takes."""
     ramp_steps: Positive | None = None
     """Number of steps of batch_size_ramp, instead of a share."""
     train: list[str] | str | None = None
-    """Corpus, in the formats of data.train, whose text the vocabulary is made of. Needs data.eval. Defaults to
-    data.train."""
+    """Corpus, in the formats of data.train. Needs data.eval. The vocabulary is trained on data.train, which is also the
+    default."""
     mixture_weights: list[PositiveFloat] | None = None
     """Share of the training text for each entry of the phase's corpus. Defaults to data.mixture_weights, or, if the
     phase sets train, to each document once."""
     masked_lm_prob: InnerFraction | None = None
-    """Share of a row's tokens that are predicted. Defaults to data.masked_lm_prob, which the held-out rows of all
-    phases have."""
+    """Share of a row's tokens that are predicted. Held-out rows always have data.masked_lm_prob, which is also the
+    default."""
     mask_share: Share | None = None
     """Share of the predicted tokens that become [MASK]. Defaults to data.mask_share."""
     random_share: Share | None = None

@@ -159,3 +159,21 @@ def _note_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
+
+
+KINDS_OF_DEVICES = (
+    (r"TPU v4", "v4"),
+    (r"TPU v5 ?lite|TPU v5e", "v5e"),
+    (r"TPU v5p?", "v5p"),
+    (r"TPU v6 ?lite|TPU v6e", "v6e"),
+    (r"NVIDIA A100-.*", "a100"),
+    (r"NVIDIA H100 80GB HBM3", "h100"),
+    (r"NVIDIA H200", "h200"),
+)
+"""Names of devices, as JAX reports them, and their keys of `FIGURES`. Other forms of these chips are slower."""
+
+
+def figures_of_device(device_kind: str) -> DeviceFigures | None:
+    """Returns the published figures of a device by the name that JAX reports, or None if unknown."""
+    kind = next((kind for pattern, kind in KINDS_OF_DEVICES if re.fullmatch(pattern, device_kind)), None)
+    return None if kind is None else FIGURES[kind]

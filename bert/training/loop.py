@@ -25,6 +25,7 @@ from bert.runtime.interrupts import EvaluationInterrupted, InterruptHandler
 from bert.runtime.process import release_free_memory
 from bert.training.means import EarlyStopping, ParameterAverage, compute_means
 from bert.training.step import StepMetrics, TrainState
+from bert.training.timing import RunTimes, is_ready
 
 TrainStep = Callable[[Any, dict[str, jax.Array]], tuple[Any, StepMetrics]]
 """(state, batch) -> (state, metrics), compiled and donating its state."""
@@ -59,6 +60,8 @@ class TrainLoop:
         average: the average whose mean is evaluated; None evaluates the trained parameters.
         before_evaluation: changes a state on the devices that will be evaluated, before it is saved.
         before_save: called with the step before each save.
+        times: measures the time of the run by activity.
+        flops_per_token: FLOPs of training per token, for the use of the devices; None if unknown.
     """
 
     config: TrainingConfig
@@ -79,6 +82,8 @@ class TrainLoop:
     is_last: bool = True
     decide: Callable[[int], int | None] = lambda step: None
     before_save: Callable[[int], None] = lambda step: None
+    times: RunTimes = field(default_factory=RunTimes)
+    flops_per_token: float | None = None
 
     def __post_init__(self) -> None:
         self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
@@ -105,6 +110,10 @@ class TrainLoop:
             UserError: too many consecutive steps were skipped, or data cannot be read; the state is saved.
             Exception: an error of a callback; the state is saved.
         """
+        with self.times.measure("training"):
+            return self._run(state)
+
+    def _run(self, state: TrainState) -> TrainState:
         self._step = int(state.step)
         self._saved_step: int | None = self._step
         self._state = self.parallel.put_state(state)
@@ -115,9 +124,11 @@ class TrainLoop:
         self._evaluate_if_missing()
         self.decided_steps = self.decide(self._step)
         if not self._has_ended():
-            self._load_batch()
+            with self.times.measure("input"):
+                self._load_batch()
         while not self._has_ended():
             self._timer.tokens += self._num_tokens
+            self.times.add_work(self._num_tokens, self.flops_per_token or 0.0)
             if self.profiler is not None:
                 self.profiler.before_step(self._state)
             with jax.profiler.StepTraceAnnotation("train", step_num=self._step):
@@ -182,7 +193,7 @@ class TrainLoop:
         """Completes the parameters of a step that will be evaluated, before its state is saved."""
         if not self._is_due(self._eval_every) and self._stop_reason != "asked":
             return
-        with self._timer.paused():
+        with self._timer.paused(), self.times.measure("evaluation"):
             if self.before_evaluation is not None:
                 self._state = self.before_evaluation(self._state)
             if self.average is not None and self.average.add(self._step, self.parallel.to_host(self._state.params)):
@@ -200,7 +211,10 @@ class TrainLoop:
         self._step += 1
         self._in_flight.append((self._step, metrics))
         if self._step < self.end_step:
+            start = time.perf_counter()
             self._load_batch()
+            if is_ready(metrics.loss):  # the devices have been idle
+                self.times.move("input", time.perf_counter() - start)
         self._drain(0 if self._is_due(self.config.log_every) else self.parallel.steps_in_flight)
 
     def _drain(self, keep: int = 0) -> None:
@@ -238,7 +252,9 @@ class TrainLoop:
         if skipped[1]:
             metrics["skipped_steps"] = int(skipped[1])
         metrics["learning_rate"] = float(self.schedule(self._step - 1 - int(skipped[1])))
-        metrics["tokens_per_second"] = self._timer.lap()
+        metrics["tokens_per_second"] = rate = self._timer.lap()
+        if (mfu := self.times.utilization(rate * (self.flops_per_token or 0.0))) is not None:
+            metrics["mfu"] = mfu
         self._report_metrics("train", metrics)
         if self.is_last and self._step == self.end_step and self._step % self.config.log_every:
             return  # if the run is extended, these steps are part of the next log line
@@ -249,7 +265,7 @@ class TrainLoop:
         """Saves the state unless this step is saved already."""
         self._drain()  # a resumed run would not report these steps
         if self._saved_step != self._step:
-            with self._timer.paused():
+            with self._timer.paused(), self.times.measure("saving"):
                 # The average holds whole arrays, and so do its checkpoints.
                 self.before_save(self._step)
                 if self.average is None:
@@ -269,7 +285,7 @@ class TrainLoop:
             raise
 
     def _run_evaluation(self) -> None:
-        with self._timer.paused():
+        with self._timer.paused(), self.times.measure("evaluation"):
             with self._saved_on_error():
                 try:
                     metrics = self.evaluate(self._evaluated_params())

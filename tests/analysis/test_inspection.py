@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import bert
-from bert.analysis.inspection import _row, summarize
+from bert.analysis.inspection import summarize
 from bert.analysis.memory import batch_shapes
 from bert.commands.reports import inspect_command as main
 from bert.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig
+from bert.training.flops import row_sizes
 from bert.training.loop import count_parameters
 
 
@@ -69,7 +70,7 @@ def test_a_run_of_replaced_token_detection(detected, tmp_path, capsys) -> None:
 def test_a_packed_row_has_a_place_for_each_prediction_of_its_examples() -> None:
     data = DataConfig(sequence_length=512, max_predictions_per_sequence=20, packing=True, max_sequences_per_pack=8)
     config = PretrainConfig(model=ModelConfig(64, 16, 1, 2, 32), data=data, training=TrainingConfig(batch_size=8))
-    assert _row(config.model, config, None) == (512, batch_shapes(config)["masked_lm_ids"].shape[-1]) == (512, 79)
+    assert row_sizes(config.model, config, None) == (512, batch_shapes(config)["masked_lm_ids"].shape[-1]) == (512, 79)
 
 
 def test_words(pretrained, finetuned, capsys) -> None:

@@ -123,7 +123,7 @@ HEAVY = (
             f"import bert.commands as c\ntry: c.command_function({name!r})(['--help'])\nexcept SystemExit: pass"
             for name in ("pretrain", "finetune", "examples", "tokenizer", "inspect", "compare", "attention")
         ),
-        "import bert.analysis.flops, bert.commands.cli.arguments, bert.runs.report, bert.runs.plots, bert.config",
+        "import bert.training.flops, bert.commands.cli.arguments, bert.runs.report, bert.runs.plots, bert.config",
     ],
 )
 def test_help_imports_nothing_heavy(imports):

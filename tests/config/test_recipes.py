@@ -192,7 +192,7 @@ def test_the_student_has_a_teacher() -> None:
 
 def test_the_budgets_arithmetic() -> None:
     """The 24 hours in the recipe's header: steps x tokens x FLOPs per token at 60 TFLOP/s."""
-    from bert.analysis.flops import forward_flops
+    from bert.training.flops import forward_flops
 
     config = pretraining("budget24h")
     data, training = config.data, config.training

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert.analysis.flops import ATTENTION, forward_flops
 from bert.config import ModelConfig
 from bert.model.attention import dot_product_attention, fused_attention
 from bert.model.dropout import Dropout
 from bert.model.encoder import Encoder
 from bert.model.layers import LayerExecution
 from bert.model.mask import Mask, split_keys, split_queries
+from bert.training.flops import ATTENTION, forward_flops
 
 ROWS, HEADS, SIZE = 3, 2, 8
 SHAPES = ((6, 6, None), (6, 6, 0), (1, 6, 4), (3, 6, 2), (3, 6, None), (5, 3, None))

@@ -38,6 +38,7 @@ from bert.training.pretraining.data import (
 )
 from bert.training.pretraining.objectives import OBJECTIVES
 from bert.training.step import TrainState
+from bert.training.timing import RunTimes, describe_times
 
 
 def log_summary(params: Any, config: PretrainConfig, parallel: Parallelism, phases: Sequence[PhaseData]) -> None:
@@ -153,7 +154,12 @@ EXPORT = "export"
 
 
 def write_results(
-    run: RunFolder[PretrainConfig], data: PretrainingData, state: TrainState, divergence: str | None, start_time: float
+    run: RunFolder[PretrainConfig],
+    data: PretrainingData,
+    state: TrainState,
+    divergence: str | None,
+    start_time: float,
+    times: RunTimes,
 ) -> dict[str, Any]:
     """Writes results.json and the final curves.
 
@@ -161,6 +167,7 @@ def write_results(
         state: the last state, on the host.
         divergence: a sentence if the training loss ended far above its start.
         start_time: start of the run, by `time.perf_counter`.
+        times: time of the run by activity.
 
     Returns:
         The content of results.json.
@@ -197,7 +204,9 @@ def write_results(
         objective.examples_name: [] if loss is None else objective.examples(model, last.eval_rows),
         "stopped_early": step < (read_budget(run.path).get("steps") or data.total_steps),
         "seconds": round(time.perf_counter() - start_time, 1),
+        "timing": times.results(),
     }
+    log_info(describe_times(results["timing"]))
     metrics_log.write_results(run.path, results)
     plot_curves(run.path, curves_subject(run.config, results["baselines"]))
     return dict(metrics_log.to_jsonable(results))

@@ -12,6 +12,7 @@ from typing import Any
 from bert.config import ModelConfig, PretrainConfig
 from bert.config.pretraining import Phase
 from bert.errors import UserError, log_info, require
+from bert.model.names import PROJECTIONS
 from bert.parallel import multihost
 from bert.parallel.backends import Parallelism
 from bert.runs.checkpoint import Checkpointer, Checkpoints, make_checkpointer, require_space
@@ -21,6 +22,7 @@ from bert.runs.loggers import Callback, RunStart
 from bert.runs.report import make_report
 from bert.runtime.interrupts import Interrupted, InterruptHandler
 from bert.tokenizer.library import special_ids
+from bert.training.flops import flops_per_token, shapes_of
 from bert.training.initialization import Initializable, Log, Params, initialize_state
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
@@ -45,6 +47,7 @@ from bert.training.pretraining.setup import Setup, find_branch_source, has_begun
 from bert.training.pretraining.transfer import measure_transfer
 from bert.training.run_length import StepCosts, TimeBudget, time_train_step
 from bert.training.step import TrainState, make_eval_step, make_train_step
+from bert.training.timing import RunTimes, peak_flops_of_devices
 
 
 def pretrain(run: RunFolder[PretrainConfig], log: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -95,6 +98,7 @@ def _train(
         make_profiler(run.config.profile and run.is_writer, run.path, log) as profiler,
         TimeBudget(run, start_time, log) as budget,
     ):
+        times = RunTimes(start_time, peak_flops_of_devices(run.config.training.dtype))
         model, loss, compile_loss = build_with_teacher(run.config, setup.teacher, parallel)
 
         def compile_loss_for(alone: PretrainConfig) -> CompileLoss:
@@ -110,7 +114,8 @@ def _train(
         with make_report(run, data.total_steps, int(state.step), subject, callbacks, baseline) as report:
             if state.step < data.total_steps:
                 require_space(run, state, log)
-                costs, compilation = _measure_costs(programs, state, parallel)
+                with times.measure("compilation"):
+                    costs, compilation = _measure_costs(programs, state, parallel)
                 budget.start(data.total_steps, int(state.step), costs, compilation, state)
             make_loop = partial(
                 TrainLoop,
@@ -120,16 +125,22 @@ def _train(
                 profiler=profiler,
                 loss_factors=loss.factors,
                 decide=budget.decide,
+                times=times,
             )
+            shapes = {path: shape for path, shape in shapes_of(state.params).items() if path[0] != PROJECTIONS}
+            count_flops = partial(flops_per_token, shapes=shapes)
             for loop in _phase_loops(
-                run, data, programs, int(state.step), make_loop, checkpoints, budget, compile_phases
+                run, data, programs, int(state.step), make_loop, checkpoints, budget, compile_phases, count_flops
             ):
                 state = parallel.take_state(loop.run(state))
-        checkpoints.wait()
+        with times.measure("saving"):
+            checkpoints.wait()
         interrupts.raise_if_signalled(int(state.step))
     # Sharded parameters become whole arrays, to be used and exported.
     state = state.replace(params=parallel.to_host(parallel.put_state(state.params)))
-    results = multihost.broadcast_from_main(partial(write_results, run, data, state, report.divergence, start_time))
+    results = multihost.broadcast_from_main(
+        partial(write_results, run, data, state, report.divergence, start_time, times)
+    )
     return run, dict(results)
 
 
@@ -155,6 +166,7 @@ def _phase_loops(
     checkpoints: Checkpoints,
     budget: TimeBudget,
     compile_phases: CompilePhases,
+    count_flops: Callable[[PretrainConfig], float],
 ) -> Iterator[TrainLoop]:
     """Yields the training loop of each remaining phase; the caller runs it before it requests the next one.
 
@@ -180,6 +192,7 @@ def _phase_loops(
                 checkpoints=checkpoints,
                 before_save=partial(program.data.record_position, run),
                 is_last=phase.end == data.total_steps,
+                flops_per_token=count_flops(phase.config),
             )
             yield loop
             step = loop.step

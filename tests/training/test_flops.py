@@ -6,7 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert.analysis.flops import (
+from bert.config import ModelConfig
+from bert.model.decoders import BertForCausalLM
+from bert.model.pretraining import BertForPreTraining
+from bert.parallel.devices import FIGURES
+from bert.training.flops import (
     ATTENTION,
     FEED_FORWARD,
     PREDICTIONS,
@@ -19,10 +23,6 @@ from bert.analysis.flops import (
     step_lines,
     training_flops,
 )
-from bert.config import ModelConfig
-from bert.model.decoders import BertForCausalLM
-from bert.model.pretraining import BertForPreTraining
-from bert.parallel.devices import FIGURES
 from bert.training.token_losses import decoded_loss
 from tests.messages import has_all
 

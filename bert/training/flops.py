@@ -1,13 +1,24 @@
-"""Floating point operations of a model, and the time of a step from published device speeds."""
+"""Parameters and floating point operations of a model by part, and the time of a step from published device speeds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from bert.config import ModelConfig
-from bert.errors import require
+from flax import traverse_util
+
+from bert.config import FinetuneConfig, ModelConfig, PretrainConfig
+from bert.data.pretraining.masking import Masking
+from bert.errors import UserError, require
+from bert.model.electra import make_generator_config
+from bert.model.names import ENCODER_DECODER, pretraining_architecture
 from bert.parallel.devices import DeviceFigures
+
+Facts = dict[str, Any]
+Shapes = dict[tuple[str, ...], tuple[int, ...]]
+RunConfig = PretrainConfig | FinetuneConfig
 
 ATTENTION, FEED_FORWARD, POOLER, PREDICTIONS = "layers/attention", "layers/feed_forward", "pooler", "predictions"
 GENERATOR, DECODER, PROJECTION = "generator", "decoder", "embeddings/projection"
@@ -32,6 +43,22 @@ FORMULA = {
 
 PERMUTED_FORMULA = {"layers of permuted rows": "these operations for each of T + 2 P tokens in place of T"}
 """Addition to `FORMULA` for permuted language modelling."""
+
+DEFAULT_MASKED_LM_PROB = 0.15
+"""Share of predicted tokens if there is no run configuration (Devlin et al. 2018, section 3.1)."""
+
+PUBLISHED_LENGTH = 128
+"""Tokens per row if there is no run configuration, as in the paper's first phase."""
+
+PART_ORDER = (
+    *(f"embeddings/{table}" for table in ("word", "position", "segment", "norm")),
+    *(ATTENTION, FEED_FORWARD, "layers/norm", POOLER, DECODER, PREDICTIONS, GENERATOR),
+)
+"""Order of the parts; further heads come last."""
+
+
+TOKEN_HEADS = ("BertForTokenClassification", "BertForQuestionAnswering", "BertForReplacedTokenDetection")
+"""Architectures whose head reads every token instead of one per row."""
 
 
 def forward_flops(
@@ -174,3 +201,100 @@ def step_lines(compute: Term, all_reduce: list[Term], tokens: int, steps: int | 
 
 def _time(seconds: float) -> str:
     return f"{1000 * seconds:,.3f} ms"
+
+
+def shapes_of(params: Any) -> Shapes:
+    return {name: leaf.shape for name, leaf in traverse_util.flatten_dict(params).items()}
+
+
+def _table_line(path: tuple[str, ...]) -> str:
+    """Returns the part of a parameter."""
+    if path[:2] == ("bert", "embeddings"):
+        return f"embeddings/{path[2]}"
+    if path[:2] == ("bert", "encoder"):
+        module = path[3] if path[2].startswith("layer_") else path[2]
+        return "layers/norm" if module.endswith("norm") else ATTENTION if "attention" in module else FEED_FORWARD
+    return path[1] if path[0] == "bert" else path[0]
+
+
+def _sort_key(part: str) -> tuple[int, str]:
+    return (PART_ORDER.index(part) if part in PART_ORDER else len(PART_ORDER)), part
+
+
+def flops_per_token(config: PretrainConfig, shapes: Shapes) -> float:
+    """Returns the FLOPs of a training step per token of a pretraining run without phases."""
+    architecture = pretraining_architecture({path[0] for path in shapes}, config.model)
+    return float(count_parts(config.model, shapes, architecture, config, None)["flops_per_token"]["training"])
+
+
+def count_parts(
+    model: ModelConfig, shapes: Shapes, architecture: str, config: RunConfig | None, length: int | None
+) -> Facts:
+    """Returns parameters and FLOPs by part and in total."""
+    parameters: dict[str, int] = {}
+    for path, shape in shapes.items():
+        part = _table_line(path)
+        parameters[part] = parameters.get(part, 0) + math.prod(shape)
+    if architecture == "BertForCausalLM":
+        parameters.setdefault(PREDICTIONS, 0)  # the decoder may consist of the word embeddings
+    tokens, predictions = row_sizes(model, config, length)
+    if architecture == ENCODER_DECODER:
+        parameters.setdefault(DECODER, 0)  # the decoder may share all parameters with the encoder
+        predictions = tokens
+    elements: dict[str, int] = {}
+    for path, shape in shapes.items():
+        if path[0] not in ("bert", PREDICTIONS, GENERATOR, DECODER) and path[-1] == "kernel":
+            elements[path[0]] = elements.get(path[0], 0) + math.prod(shape)
+    outputs = {name: (count, architecture in TOKEN_HEADS) for name, count in elements.items()}
+    permuted = isinstance(config, PretrainConfig) and config.training.objective == "plm"
+    forward = forward_flops(model, tokens, parameters, predictions, outputs, permuted)
+    if GENERATOR in parameters:
+        width = shapes[GENERATOR, PREDICTIONS, "transform", "kernel"][0]
+        sizes = make_generator_config(model, width)
+        forward[GENERATOR] = sum(forward_flops(sizes, tokens, (PREDICTIONS,), predictions, {}).values())
+    if architecture == ENCODER_DECODER:
+        forward |= {DECODER: decoder_flops(model.decoder, tokens)}
+        forward[PREDICTIONS] *= model.decoder.known_vocab_size / model.known_vocab_size
+    num_frozen_layers, adapters = 0, False
+    frozen: tuple[str, ...] = ()
+    if isinstance(config, FinetuneConfig):
+        num_frozen_layers, adapters = config.num_frozen_layers or 0, config.lora.rank is not None
+        if config.num_feature_layers is not None:
+            num_frozen_layers, frozen = model.num_hidden_layers, (PROJECTION, POOLER)
+        elif num_frozen_layers or adapters:
+            frozen = (PROJECTION,)
+    return {
+        "parameters": sum(parameters.values()),
+        "parts": [
+            {"part": part, "parameters": count, "flops_per_token": forward.get(part, 0.0)}
+            for part, count in sorted(parameters.items(), key=lambda item: _sort_key(item[0]))
+        ],
+        "flops_per_token": {
+            "sequence_length": tokens,
+            "predictions": predictions if {PREDICTIONS, GENERATOR} & set(parameters) else 0,
+            "forward": sum(forward.values()),
+            "training": training_flops(forward, model.num_hidden_layers, num_frozen_layers, frozen, adapters),
+            "formula": {part: text for part, text in FORMULA.items() if part in parameters}
+            | (PERMUTED_FORMULA if permuted else {}),
+        },
+    }
+
+
+def row_sizes(model: ModelConfig, config: RunConfig | None, length: int | None) -> tuple[int, int]:
+    """Returns tokens T per row and predictions P."""
+    if length is not None and not 1 <= length <= model.max_position_embeddings:
+        raise UserError(
+            f"length is {length}, but the model reads 1 to {model.max_position_embeddings} tokens: choose one of these"
+        )
+    if isinstance(config, PretrainConfig):
+        tokens = length or config.data.sequence_length
+        if config.training.objective == "clm":
+            return tokens, tokens
+        max_predictions, prob = config.data.predictions_per_row, config.data.masked_lm_prob
+        if config.data.packing:
+            places = Masking(2, 0, (0,), max_predictions, prob)  # any vocabulary
+            return tokens, places.predictions_per_row(tokens, config.data.max_sequences_per_pack)
+        return tokens, max(1, min(max_predictions, round(prob * tokens)))
+    default = PUBLISHED_LENGTH if config is None else config.data.max_length
+    tokens = length or min(default, model.max_position_embeddings)
+    return tokens, tokens if model.causal else max(1, round(DEFAULT_MASKED_LM_PROB * tokens))

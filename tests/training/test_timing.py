@@ -1,0 +1,88 @@
+"""Time of a run by activity, and the use of the devices."""
+
+import pytest
+
+from bert.parallel.devices import FIGURES, figures_of_device
+from bert.training.timing import ACTIVITIES, RunTimes, compilation_seconds, describe_times
+
+
+class Clock:
+    """A clock that tests set, for the time and for the seconds of compilation."""
+
+    def __init__(self) -> None:
+        self.now, self.compiled = 100.0, 5.0
+
+    def pass_time(self, seconds: float, compiled: float = 0.0) -> None:
+        self.now, self.compiled = self.now + seconds, self.compiled + compiled
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def times(clock: Clock) -> RunTimes:
+    return RunTimes(98.0, 1e6, clock=lambda: clock.now, compiled=lambda: clock.compiled)
+
+
+def test_each_second_counts_once(times: RunTimes, clock: Clock) -> None:
+    clock.pass_time(1)
+    with times.measure("training"):
+        clock.pass_time(10, compiled=4)
+        with times.measure("evaluation"):
+            clock.pass_time(3, compiled=1)
+            with times.measure("saving"):
+                clock.pass_time(2)
+            clock.pass_time(1)
+        clock.pass_time(5)
+        times.add_work(600, 1000.0)
+        times.add_work(600, 2000.0)
+        times._switch("training")
+        times.move("input", 3.0)
+    clock.pass_time(0.5)
+    results = times.results()
+    assert results == {
+        "seconds": {"training": 8, "input": 3, "compilation": 5, "evaluation": 3, "saving": 2, "other": 3.5},
+        "tokens_per_second": pytest.approx(1200 / 11, abs=0.1),
+        "mfu": pytest.approx(1.8e6 / 11 / 1e6, abs=1e-4),
+    }
+    assert sum(results["seconds"].values()) == clock.now - 98
+    assert tuple(results["seconds"]) == ACTIVITIES
+    line = describe_times(results)
+    assert "training 8.0 s (33%)" in line
+    assert "MFU 16.4%" in line
+
+
+def test_an_error_ends_its_activity(times: RunTimes, clock: Clock) -> None:
+    with pytest.raises(ZeroDivisionError), times.measure("saving"):
+        clock.pass_time(2)
+        raise ZeroDivisionError
+    clock.pass_time(1)
+    assert times.results() == {"seconds": dict.fromkeys(ACTIVITIES, 0) | {"saving": 2, "other": 3}}
+
+
+def test_compilation_is_measured() -> None:
+    import jax
+
+    before = compilation_seconds()
+    jax.jit(lambda x: x * 3 + 1)(2.0).block_until_ready()
+    assert 0 < compilation_seconds() - before < 60
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("TPU v4", "v4"),
+        ("TPU v5 lite", "v5e"),
+        ("TPU v5", "v5p"),
+        ("TPU v6 lite", "v6e"),
+        ("cpu", None),
+    ],
+)
+def test_peaks_of_devices(name: str, kind: str | None) -> None:
+    assert figures_of_device(name) == FIGURES.get(kind or "")
