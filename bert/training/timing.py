@@ -41,7 +41,7 @@ class RunTimes:
         Args:
             start_time: start of the session, by ``clock``. Defaults to now.
             peak_flops: FLOPs per second of all devices; None if unknown.
-            compiled: returns the seconds of compilation so far. Defaults to those of this process.
+            compiled: returns the seconds of compilation so far. Defaults to `compilation_seconds`.
         """
         self.peak_flops, self._clock = peak_flops, clock
         self._compiled = compilation_seconds if compiled is None else compiled
