@@ -83,11 +83,13 @@ class ModelConfig:
     the MLM head (transform), which token-level heads apply to every token, as in ModernBERT; or only LayerNorm without
     parameters (norm).
     """
-    pooler_input: Literal["first", "mean"] = "first"
-    """Input of the pooler: the hidden state of the first token (first), or the mean over all tokens (mean)."""
+    pooler_input: Literal["first", "mean", "each"] = "first"
+    """Input of the pooler: the hidden state of the first token (first), the mean over all tokens (mean), or each token,
+    whose outputs are averaged (each)."""
     pooler_dropout: bool | None = None
     """Dropout before the pooler of a classifier, besides the one after it, as in RoBERTa and ELECTRA. Defaults to true
-    if position_offset is set or pooler_act is gelu, except with disentangled positions, and to false otherwise."""
+    if position_offset is set or pooler_act is gelu, except with disentangled positions or pooler_input each, and to
+    false otherwise."""
     hidden_dropout_prob: Fraction = 0.1
     """Dropout rate after the embeddings, the attention output and the feed-forward output."""
     attention_probs_dropout_prob: Fraction = 0.1
@@ -220,7 +222,8 @@ class ModelConfig:
         has_dropout = self.pooler_dropout
         if has_dropout is None:
             like_roberta = self.position_offset > 0 or self.pooler_act == "gelu"
-            has_dropout = like_roberta and self.position_embedding_type != "disentangled"
+            in_attention = self.position_embedding_type == "disentangled"
+            has_dropout = like_roberta and not in_attention and self.pooler_input != "each"
         return replace(self, pooler_dropout=has_dropout and not self.causal)
 
     @property

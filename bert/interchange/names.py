@@ -49,6 +49,8 @@ ENCODER_MODULES = {
     f"{LAYER}/attention/key": "dense",
     f"{LAYER}/attention/value": "dense",
     f"{LAYER}/attention/output": "dense",
+    f"{LAYER}/attention/query_norm": "norm",
+    f"{LAYER}/attention/key_norm": "norm",
     f"{LAYER}/attention_norm": "norm",
     f"{LAYER}/intermediate": "dense",
     f"{LAYER}/gate": "dense",

@@ -310,13 +310,28 @@ class Bert(nn.Module):
         output = self.encoder(x, mask, dropout, intermediates, cache=cache)
         if not self.add_pooling_layer:
             return output
-        pooled = self.pool(pooler_input(self.config, output.last_hidden_state, attention_mask, packing))
-        return output.replace(pooled_output=pooled)
+        return output.replace(pooled_output=self.pool_rows(output.last_hidden_state, attention_mask, packing))
 
     def _make_pooler(self) -> nn.Module:
         if self.config.pooler_type == "transform":
             return Transform(self.config, self.dtype)
         return hidden_dense(self.config, self.config.hidden_size, self.dtype, "pooler")
+
+    def pool_rows(
+        self,
+        hidden_states: Float[Array, "B T D"],
+        attention_mask: PaddingMask | None,
+        packing: Packing | None = None,
+        drop: Callable[[Array], Array] = lambda x: x,
+    ) -> Float[Array, "B D"] | Float[Array, "B K D"]:
+        """Returns the pooled output of rows, [B, D], or of the examples of packed rows, [B, K, D].
+
+        Args:
+            drop: dropout before the pooler.
+        """
+        if self.config.pooler_input == "each":
+            return pooler_input(self.config, self.pool(drop(hidden_states)), attention_mask, packing)
+        return self.pool(drop(pooler_input(self.config, hidden_states, attention_mask, packing)))
 
     def pool(self, hidden_states: Float[Array, "*places D"]) -> Float[Array, "*places D"]:
         """Applies the pooler, [..., D] -> [..., D]."""

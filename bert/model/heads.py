@@ -12,7 +12,7 @@ from bert.model.dropout import Dropout, maybe_dropout
 from bert.model.encoder import Bert
 from bert.model.layers import LayerExecution
 from bert.model.linear import dense
-from bert.model.reductions import last_token, pool, pooler_input
+from bert.model.reductions import last_token, pool
 
 Inputs = tuple[Int[Array, "B T"], Int[Array, "B T"] | None, PaddingMask | None]
 """Token ids, segment ids and attention mask, [B, T] each."""
@@ -96,8 +96,7 @@ class BertForSequenceClassification(TaskModel):
         config = self.config
         if dropout is not None and config.resolved.pooler_dropout and self.num_feature_layers is None:
             hidden = self.bert(*inputs, dropout=dropout).last_hidden_state
-            unpooled = pooler_input(config, hidden, attention_mask)
-            features = self.bert.pool(self.drop(unpooled, dropout, "pooler"))
+            features = self.bert.pool_rows(hidden, attention_mask, None, lambda x: self.drop(x, dropout, "pooler"))
         else:
             features = self.row_features(inputs, dropout)
         return self.classifier(self.drop(features, dropout)).astype(jnp.float32)

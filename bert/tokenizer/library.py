@@ -23,8 +23,14 @@ ROBERTA_TOKENS = {
 MPNET_TOKENS = {**ROBERTA_TOKENS, "unk": "[UNK]"}
 ALBERT_TOKENS = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 GPT2_TOKENS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "pad": "<pad>"}
+EUROBERT_TOKENS = {
+    **{"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>", "mask": "<|mask|>"},
+    **{"cls": "<|begin_of_text|>", "sep": "<|end_of_text|>"},
+}
 
-TOKEN_SETS: tuple[Mapping[str, str], ...] = (MPNET_TOKENS, ROBERTA_TOKENS, BERT_TOKENS, ALBERT_TOKENS, GPT2_TOKENS)
+TOKEN_SETS: tuple[Mapping[str, str], ...] = (
+    *(MPNET_TOKENS, ROBERTA_TOKENS, BERT_TOKENS, ALBERT_TOKENS, GPT2_TOKENS, EUROBERT_TOKENS),
+)
 """Names by role. A vocabulary belongs to the set with which it shares the most tokens, or to the first of equal sets.
 """
 

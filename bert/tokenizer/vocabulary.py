@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from bert.config import TokenizerConfig
 from bert.config.tokenizer import StripAccents
@@ -302,7 +302,9 @@ def _parse_tokenizer(text: str, file: Path) -> Tokenizer:
 
     with library_errors(f"{file} is not a complete tokenizer.json", "copy it again or name the vocab.txt"):
         tokenizer = Tokenizer.from_str(text)
-    by_bytes = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) or "<mask>" in tokenizer.get_vocab()
+    words = tokenizer.pre_tokenizer
+    steps: list[Any] = list(cast(Any, words)) if isinstance(words, pre_tokenizers.Sequence) else [words]
+    by_bytes = isinstance(steps[-1], pre_tokenizers.ByteLevel) or "<mask>" in tokenizer.get_vocab()
     model = tokenizer.model
     if not isinstance(model, models.WordPiece | models.Unigram) and not (isinstance(model, models.BPE) and by_bytes):
         kind = f"{file} holds a {type(model).__name__} vocabulary"

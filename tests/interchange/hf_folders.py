@@ -53,7 +53,40 @@ MODERNBERT = dataclasses.replace(
     use_bias=False, norm_bias=False, pre_layer_norm=True, first_layer_norm=False, pooler_type="transform",
     pooler_input="mean",
 )  # fmt: skip
+QWEN3 = dataclasses.replace(
+    CONFIG, hidden_act="silu", type_vocab_size=0, position_embedding_type="rotary", rotary_base=1000.0, causal=True,
+    num_key_value_heads=1, attention_head_size=6, query_key_norm=True, norm_type="rms", norm_bias=False, use_bias=False,
+    pre_layer_norm=True, embedding_norm=False, prediction_transform=False, prediction_bias=False,
+    gated_feed_forward=True, tie_word_embeddings=False, hidden_dropout_prob=0.0, rotary_scaling="yarn",
+    rotary_scaling_factor=4.0, rotary_original_length=4,
+)  # fmt: skip
 EXAMPLES = {
+    "qwen3": QWEN3,
+    "llama": dataclasses.replace(
+        QWEN3, query_key_norm=False, rotary_scaling="none", rotary_scaling_factor=1.0, rotary_original_length=None
+    ),
+    "eurobert": dataclasses.replace(
+        QWEN3,
+        causal=False,
+        use_bias=True,
+        query_key_value_bias=False,
+        attention_output_bias=False,
+        intermediate_bias=False,
+        output_bias=False,
+        pooler_act="gelu",
+        pooler_input="each",
+        query_key_norm=False,
+    ),
+    "nomic_bert": dataclasses.replace(
+        CONFIG,
+        position_embedding_type="rotary",
+        gated_feed_forward=True,
+        query_key_value_bias=False,
+        attention_output_bias=False,
+        intermediate_bias=False,
+        output_bias=False,
+    ),
+    "megatron-bert": dataclasses.replace(CONFIG, pre_layer_norm=True, embedding_norm=False),
     "bert": CONFIG,
     "roberta": dataclasses.replace(ROBERTA, position_offset=1),
     "roberta-prelayernorm": dataclasses.replace(ROBERTA, position_offset=1, pre_layer_norm=True),

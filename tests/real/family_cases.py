@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from bert.interchange import families
 from bert.interchange.families.base import Family
-from tests.real.vocabularies import GPT2_PIECES, MODERNBERT_ADDED, MODERNBERT_SPECIAL
+from tests.real.vocabularies import GPT2_END, GPT2_PIECES, MODERNBERT_ADDED, MODERNBERT_SPECIAL
 
 
 class Case(NamedTuple):
@@ -59,7 +59,6 @@ DEBERTA = {
     **{"share_att_key": True, "pos_att_type": "p2c|c2p", "position_biased_input": False, "cls_dropout": 0.3},
     **{"num_hidden_layers": 2, "max_relative_positions": -1, "max_position_embeddings": 60},
 }
-GPT2_END = GPT2_PIECES - 1
 GPT2 = {"vocab_size": GPT2_PIECES, "bos_token_id": GPT2_END, "eos_token_id": GPT2_END}
 MODERNBERT_IDS = {role: MODERNBERT_SPECIAL.index(f"[{role.upper()}]") for role in ("cls", "sep", "pad")}
 MODERNBERT = {
@@ -91,7 +90,59 @@ MODERNBERT_VARIANTS = {
     },
 }
 
+DECODER = {**GPT2, "pad_token_id": GPT2_END, "num_key_value_heads": 1}
+YARN = {"rope_type": "yarn", "rope_theta": 200.0, "factor": 4.0, "original_max_position_embeddings": 10}
+DECODERS = {
+    "llama": (families.LLAMA, {}),
+    "llama, biases and yarn": (
+        families.LLAMA,
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 40, "rope_parameters": YARN},
+    ),
+    "qwen2": (families.QWEN2, {"tie_word_embeddings": True}),
+    "qwen3": (families.QWEN3, {"head_dim": 40, "rms_norm_eps": 1e-3}),
+    "qwen3, biases and linear": (
+        families.QWEN3,
+        {
+            **{"attention_bias": True, "tie_word_embeddings": True, "head_dim": 32},
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 200.0, "factor": 4.0},
+        },
+    ),
+}
+EUROBERT = {
+    **{"vocab_size": GPT2_PIECES, "bos_token_id": 0, "eos_token_id": 1, "mask_token_id": 2, "pad_token_id": 1},
+    **{"num_key_value_heads": 1, "attn_implementation": "eager"},
+}
+EUROBERT_VARIANTS = {
+    "late": {},
+    "first, biases": {"classifier_pooling": "bos", "attention_bias": True, "mlp_bias": True, "head_dim": 20},
+    "mean, tied": {"classifier_pooling": "mean", "tie_word_embeddings": True, "rope_parameters": YARN},
+}
+
 CASES = {
+    **{
+        name: Case(
+            family,
+            {**DECODER, **settings},
+            {"causal": True, "num_key_value_heads": 1},
+            architectures=without(family, *(("Bert",) if settings.get("tie_word_embeddings") else ())),
+            columns=MASK_ALONE,
+            real_rows=family is not families.LLAMA,
+        )
+        for name, (family, settings) in DECODERS.items()
+    },
+    **{
+        f"eurobert, {name}": Case(
+            families.EUROBERT, {**EUROBERT, **settings}, {"num_key_value_heads": 1}, columns=MASK_ALONE
+        )
+        for name, settings in EUROBERT_VARIANTS.items()
+    },
+    "nomic_bert": Case(families.NOMIC_BERT, {}, {"rotary_base": 1000.0}),
+    "nomic_bert, wide heads": Case(
+        families.NOMIC_BERT,
+        {"head_dim": 40, "hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+        {"rotary_base": 50.0, "attention_head_size": 40},
+    ),
+    "megatron-bert": Case(families.MEGATRON_BERT, {}, {"pre_layer_norm": True, "embedding_norm": False}),
     **{
         f"bert, {act}": Case(families.BERT, {"hidden_act": act}, {"hidden_act": ours})
         for act, ours in ACTIVATIONS.items()

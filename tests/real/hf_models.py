@@ -16,6 +16,7 @@ from bert.data.encoding import tokenize
 from bert.interchange import families
 from bert.interchange.modules import build_module
 from bert.model.encoder import Bert
+from bert.tokenizer.library import special_ids
 from tests.real.vocabularies import PIECES, VOCABULARIES, write_wordpiece
 
 torch = pytest.importorskip("torch", reason="needs the extra `torch`")
@@ -102,6 +103,7 @@ def real_inputs(folder: Path, model: bert.Pretrained, texts: list, architecture:
     features = tokenize(model.tokenizer, texts, WIDTH)
     batch = features.batch(np.arange(len(texts)), WIDTH, len(texts))
     assert features.lengths.min() < features.lengths.max(), "some rows are padded"
+    batch["input_ids"][batch["attention_mask"] == 0] = special_ids(model.tokenizer).padding
     columns = (texts,) if isinstance(texts[0], str) else tuple(map(list, zip(*texts, strict=True)))
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     given = theirs(*columns, padding="max_length", truncation=True, max_length=WIDTH)

@@ -6,7 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from bert.config import TokenizerConfig
 from bert.tokenizer.unigram import TRAINED_SPECIAL_TOKENS
@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra `torc
 PIECES = 1013
 GPT2_PIECES = 700
 END_OF_TEXT = "<|endoftext|>"
+GPT2_END = GPT2_PIECES - 1
 MODERNBERT_SPECIAL = ["<|padding|>", END_OF_TEXT, "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
 MODERNBERT_ADDED = ["   ", "  ", "|||IP_ADDRESS|||"]
 UNIGRAM = {
@@ -137,7 +138,63 @@ def write_gpt2(folder: Path) -> None:
     transformers.GPT2Tokenizer.from_pretrained(folder).save_pretrained(folder)
 
 
+EUROBERT_SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>"]
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@cache
+def eurobert_words() -> Tokenizer:
+    """Trains a vocabulary of the published form: bytes, with a start and an end around a text, which also pads."""
+    words = train_merges(GPT2_PIECES, EUROBERT_SPECIAL)
+    words.decoder = decoders.ByteLevel()
+    start, end = EUROBERT_SPECIAL[:2]
+    words.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}", pair=f"{start} $A {end} $B {end}", special_tokens=[(start, 0), (end, 1)]
+    )
+    return words
+
+
+def write_eurobert(folder: Path) -> None:
+    names = dict(zip(("bos_token", "eos_token", "mask_token"), EUROBERT_SPECIAL, strict=True))
+    inputs, end = ["input_ids", "attention_mask"], EUROBERT_SPECIAL[1]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=eurobert_words(), model_input_names=inputs, pad_token=end, **names
+    )
+    tokenizer.save_pretrained(folder)
+
+
+@cache
+def qwen_words() -> Tokenizer:
+    """Trains a vocabulary of the published form, whose rows end with the end of a text, as in the embedders."""
+    words = train_merges(GPT2_PIECES - 1)
+    words.normalizer, words.decoder = normalizers.NFC(), decoders.ByteLevel()
+    words.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    words.add_special_tokens([END_OF_TEXT])
+    template = processors.TemplateProcessing(
+        single=f"$A {END_OF_TEXT}", pair=f"$A {END_OF_TEXT} $B {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, GPT2_END)]
+    )
+    words.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    return words
+
+
+def write_qwen(folder: Path) -> None:
+    names = dict.fromkeys(("eos_token", "pad_token"), END_OF_TEXT)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=qwen_words(), **names).save_pretrained(folder)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(settings.read_text().replace("TokenizersBackend", "Qwen2Tokenizer"))
+
+
 VOCABULARIES = {
+    "eurobert": write_eurobert,
+    "llama": write_gpt2,
+    **dict.fromkeys(("qwen2", "qwen3"), write_qwen),
     "roberta": write_roberta,
     "roberta-prelayernorm": write_roberta,
     "mpnet": write_mpnet,

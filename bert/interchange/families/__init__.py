@@ -7,8 +7,14 @@ from bert.interchange.families.base import Family
 from bert.interchange.families.bert import ALBERT, BERT, DISTILBERT, ELECTRA, GOOGLE_NAMES
 from bert.interchange.families.deberta import DEBERTA
 from bert.interchange.families.encoder_decoder import ENCODER_DECODER
+from bert.interchange.families.ernie import ERNIE
+from bert.interchange.families.eurobert import EUROBERT
 from bert.interchange.families.gpt2 import GPT2
+from bert.interchange.families.llama import LLAMA
+from bert.interchange.families.megatron_bert import MEGATRON_BERT
 from bert.interchange.families.modernbert import MODERNBERT
+from bert.interchange.families.nomic_bert import NOMIC_BERT
+from bert.interchange.families.qwen import QWEN2, QWEN3
 from bert.interchange.families.roberta import CAMEMBERT, MPNET, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
 from bert.interchange.families.roformer import ROFORMER
 from bert.tokenizer.library import vocabulary_kind
@@ -17,7 +23,7 @@ __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes
 
 FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, CAMEMBERT, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET, DEBERTA, GPT2),
-    *(MODERNBERT, ROFORMER, ENCODER_DECODER),
+    *(MODERNBERT, ROFORMER, ERNIE, MEGATRON_BERT, NOMIC_BERT, EUROBERT, LLAMA, QWEN2, QWEN3, ENCODER_DECODER),
 )
 """All supported families. Later entries take precedence; the first one matches every model."""
 

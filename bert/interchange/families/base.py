@@ -138,6 +138,7 @@ class Family:
         separate: maps configuration, parameters and padding id to configuration and parameters without sharing, as in
             files.
         share: the inverse of ``separate``: equal copies become shared parameters.
+        from_files: maps the tensors of a file by name to the tensors that are read.
         to_files: maps the configuration and named tensors to the tensors of the file. Features may be reordered
             (``share`` restores the order), and constants that transformers expects are added.
     """
@@ -168,6 +169,7 @@ class Family:
         lambda config, params, _: (config, params)
     )
     share: Callable[[ModelConfig, ParametersByPath], tuple[ModelConfig, ParametersByPath]] = lambda *model: model
+    from_files: Callable[[dict[str, Any]], dict[str, Any]] = lambda tensors: tensors
     to_files: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]] = lambda config, tensors: tensors
 
     @property

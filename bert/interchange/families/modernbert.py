@@ -142,6 +142,11 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
 
 def _separate(config: ModelConfig, params: ParametersByPath, _: int) -> tuple[ModelConfig, ParametersByPath]:
     """Normalizes settings without effect to the values that ``_read_config`` returns."""
+    if config.pooler_input not in POOLING:
+        raise UserError(
+            f"model.pooler_input is {config.pooler_input}, which transformers' ModernBERT does not support: export it "
+            "as onnx"
+        )
     local = any(config.is_local(number) for number in range(config.num_hidden_layers))
     values: dict[str, Any] = {"pooler_act": "tanh", "local_rotary_base": config.local_rotary_base or config.rotary_base}
     if not local:

@@ -130,7 +130,9 @@ def read_hf_model(
         log(f"not in {weight_files(folder)[0]}, randomly initialized: {', '.join(missing)}")
     activation = None
     if not parts & {names.CLASSIFIER, names.QA_OUTPUTS}:
-        architecture, labels = names.pretraining_architecture(parts, config), ()
+        is_whole = architecture == "BertForMaskedLM" and not missing  # its head may have no parameters
+        architecture = architecture if is_whole else names.pretraining_architecture(parts, config)
+        labels = ()
         task_settings = {"classifier_dropout": task_settings["classifier_dropout"]}
     elif architecture == "BertForSequenceClassification":
         activation = read_score_activation(folder, content, len(labels), log)
@@ -167,6 +169,7 @@ def _read_params(
 
     stored, source = read_tensors(folder)
     stored = stored if adapter is None else adapter.merge(stored, family)
+    stored = family.from_files(stored)
     arrays, config = _rename_tensors(stored, source, config, family, architecture, log)
     parts = check_tensors(family.names, arrays, source, config, architecture, num_labels)
     size = sum(array.size for array in arrays.values())

@@ -116,10 +116,12 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
     absent += [] if has_head else ["prediction_transform", "prediction_bias"]
     absent += ["use_bias", "norm_bias"]
     plain = config.without_aliases
-    if "use_bias" in family.limits:  # biases that the model lacks become zeros
+    use_bias = family.limits["use_bias"].value if "use_bias" in family.limits else config.use_bias
+    if use_bias:  # biases that the model lacks become zeros
         absent += [key for key in BIASES if key in family.limits and family.limits[key].value is None]
     values = {
-        **{key: getattr(plain, key) for key in ("num_key_value_heads", "attention_head_size", *BIASES)},
+        **{key: getattr(plain, key) for key in ("num_key_value_heads", "attention_head_size")},
+        **{key: None if config.has_bias(key) == use_bias else config.has_bias(key) for key in BIASES},
         "embedding_size": None if config.embedding_width == config.hidden_size else config.embedding_width,
         "position_embedding_type": kind if (kind := config.position_embedding_type) in IN_ATTENTION else "learned",
         "type_vocab_size": config.type_vocab_size or int(segments),

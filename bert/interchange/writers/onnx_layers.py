@@ -66,6 +66,8 @@ def _outputs(graph: Graph, model: ModelBundle, ports: Signature) -> list[str]:
         if config.causal:
             return graph.last_token(hidden, inputs["attention_mask"])
         is_first, mask = config.pooler_input == "first", inputs["attention_mask"]
+        if config.pooler_input == "each":
+            return mean(graph, _pooler(graph, config, hidden), mask)
         return _pooler(graph, config, graph.first_token(hidden) if is_first else mean(graph, hidden, mask))
 
     def tokens() -> str:

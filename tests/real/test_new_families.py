@@ -1,0 +1,104 @@
+"""Families with a file of another form, pooling or setting: ERNIE, NomicBERT's published keys, Qwen3 as an embedder."""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert
+from bert.interchange import families
+from tests.interchange.hf_folders import edit
+from tests.real.family_cases import DECODER, YARN
+from tests.real.hf_models import HOSTILE, answers, assert_alike, drawn, inputs, our_answers
+
+pytestmark = pytest.mark.real
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("architecture", families.family_of_type("ernie").classes)
+def test_ernie_is_read_and_exported_as_bert(architecture: str, tasks: bool, tmp_path: Path) -> None:
+    reference = drawn(tmp_path / "theirs", architecture, "ernie", use_task_id=tasks)
+    model = bert.load(tmp_path / "theirs")
+    assert model.architecture == architecture
+    batch = inputs(architecture, padded=True)
+    expected = answers(reference, batch)
+    assert_alike(our_answers(model, batch), expected, batch["attention_mask"])
+    lines: list[str] = []
+    model.save(tmp_path / "ours", log=lines.append)
+    assert "logits within" in lines[0]
+    again = bert.load(tmp_path / "ours")
+    assert_alike(our_answers(again, batch), expected, batch["attention_mask"])
+
+
+PUBLISHED = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "resid_pdrop": "hidden_dropout_prob",
+    "attn_pdrop": "attention_probs_dropout_prob",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+
+
+def test_the_published_keys_of_nomic_bert(tmp_path: Path) -> None:
+    drawn(tmp_path, "Bert", "nomic_bert")
+    expected = bert.load(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    old = {key: content[name] for key, name in PUBLISHED.items()}
+    removed = dict.fromkeys([*PUBLISHED.values(), "hidden_act", "rope_parameters", "head_dim"])
+    edit(tmp_path, **removed, **old, activation_function="swiglu", rotary_emb_base=1000, rotary_emb_fraction=1.0)
+    model = bert.load(tmp_path)
+    assert model.config == expected.config
+    edit(tmp_path, rotary_emb_fraction=0.5)
+    with pytest.raises(bert.UserError, match=r"rotary_emb_fraction is 0\.5"):
+        bert.load(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_scaled_rotations_beyond_the_original_length(family: str, tmp_path: Path) -> None:
+    settings = {**DECODER, "max_position_embeddings": 200, "rope_parameters": YARN}
+    reference = drawn(tmp_path, "BertForCausalLM", family, **settings)
+    ids = np.random.default_rng(0).integers(0, DECODER["vocab_size"] - 1, (2, 190))
+    batch = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
+    theirs = answers(reference, {key: batch[key] for key in ("input_ids", "attention_mask")})
+    assert_alike(our_answers(bert.load(tmp_path), batch), theirs, batch["attention_mask"])
+
+
+def test_qwen3_embeds_by_the_last_token(tmp_path: Path) -> None:
+    """The folder of a sentence encoder: the texts of the published form end with the token that is pooled."""
+    st = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    modules = importlib.import_module("sentence_transformers.models")
+    drawn(tmp_path / "qwen", "Bert", "qwen3", **DECODER, head_dim=40)
+    word = modules.Transformer(str(tmp_path / "qwen"), max_seq_length=40)
+    pooling = modules.Pooling(word.get_word_embedding_dimension(), pooling_mode="lasttoken")
+    reference = st.SentenceTransformer(modules=[word, pooling, modules.Normalize()], device="cpu")
+    reference.save(str(tmp_path / "theirs"))
+    model = bert.load(tmp_path / "theirs")
+    assert (model.pooling.mode, model.config.causal) == ("lasttoken", True)
+    np.testing.assert_allclose(model.encode(HOSTILE).embeddings, reference.encode(HOSTILE), atol=1e-4)
+    model.save(tmp_path / "ours")
+    again = st.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    np.testing.assert_allclose(again.encode(HOSTILE), reference.encode(HOSTILE), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("qwen3", {"use_sliding_window": True}, "use_sliding_window is true"),
+        ("qwen3", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+        ("llama", {"rope_parameters": {**YARN, "beta_fast": 16}}, "beta_fast is 16"),
+        ("llama", {"rope_parameters": {**YARN, "factor": "two"}}, "factor is 'two'"),
+        ("llama", {"num_key_value_heads": 2}, r"num_attention_heads \(3\).*num_key_value_heads \(2\)"),
+        ("llama", {"attention_bias": "yes"}, "attention_bias is 'yes'"),
+    ],
+)
+def test_settings_without_a_counterpart_are_rejected(family: str, changes: dict, said: str, tmp_path: Path) -> None:
+    drawn(tmp_path, "BertForCausalLM", family, **DECODER, num_hidden_layers=1)
+    edit(tmp_path, **changes)
+    with pytest.raises(bert.UserError, match=said) as caught:
+        bert.load(tmp_path)
+    assert "config.json" in str(caught.value)
