@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import bert
+from bert.commands.language_models import evaluate_command
+from bert.commands.predictions import predict_command
 from bert.model.heads import BertForSequenceClassification
 from bert.runs.checkpoint_directory import CheckpointDirectory
 from tests.processes import finish, launch
@@ -118,3 +122,20 @@ def test_damaged_checkpoints_and_records_are_not_used(finetuned: Path, tmp_path:
     [damaged, *_] = (file for file in (run / "checkpoints" / str(first.step)).rglob("*") if file.stat().st_size > 4096)
     change_last_byte(damaged)
     assert load(run).step != first.step
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("command", [evaluate_command, predict_command])
+def test_commands_give_the_same_for_a_split(command: Any, finetuned: Path, capfdbinary: Any) -> None:
+    printed = []
+    for engine in ("jax", "onnxruntime"):
+        capfdbinary.readouterr()
+        assert command([str(finetuned), "dev", f"--engine={engine}"]) == 0
+        printed.append(re.split(rb"(\d+\.\d+)", capfdbinary.readouterr().out))
+    assert printed[0][::2] == printed[1][::2] and len(printed[0]) > 10
+    numbers = [[float(number) for number in parts[1::2]] for parts in printed]
+    assert numbers[0] == pytest.approx(numbers[1], abs=1e-4)
+
+
+def test_a_cross_validation_has_no_engine(finetuned: Path, fails: Any) -> None:
+    assert "--engine" in fails(evaluate_command, str(finetuned), "dev", "--cross_validate=3", "--engine=onnxruntime")
