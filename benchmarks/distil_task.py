@@ -45,8 +45,8 @@ class Comparison(NamedTuple):
 
 
 TASKS = {
-    "sst2": Comparison("SST-2", "classification", "accuracy", 1500, 3000, (150, 75, 100)),
-    "stsb": Comparison("STS-B", "regression", "pearson", 1500, 3000, (100, 75, 100)),
+    "sst2": Comparison("SST-2", "classification", "accuracy", 1500, 8000, (300, 300, 600)),
+    "stsb": Comparison("STS-B", "regression", "pearson", 1500, 4000, (200, 300, 600)),
 }
 
 
