@@ -16,7 +16,7 @@ from bert.runs.metrics_log import scored_splits
 DESCRIPTION = """Fine-tunes a pretrained model on a task, scores it on the dev set after every epoch, keeps the best
 checkpoint and writes predictions. The same command with the same output_dir resumes a run."""
 
-MAX_TEXT_LENGTH = 300
+MAX_TEXT_LENGTH, MAX_CONTEXT_LENGTH = 100, 300
 """Maximum number of characters of a text in a suggested command."""
 
 COLLAPSED = "collapsed: all predictions are equal, or no better than without the text"
@@ -57,6 +57,9 @@ def _show(results: dict[str, Any], path: str) -> None:
         if split == "dev":
             for remark in results.get("remarks", ()):
                 print(f"  {remark}")
+            if (temperature := results.get("tuned", {}).get("calibration")) is not None:
+                error = results["details"]["dev"]["calibration"]["ece"]
+                print(f"  calibrated with temperature {temperature:.4g}: expected calibration error {error:.4g}")
             if "divergence" in results:
                 print(f"  {results['divergence']}")
     for run in runs:
@@ -75,7 +78,9 @@ def _show(results: dict[str, Any], path: str) -> None:
 def _next(path: str, results: dict[str, Any]) -> str:
     """Suggests commands that use an input of the run's dev set."""
     run = shlex.quote(path)
-    texts = [textwrap.shorten(text, MAX_TEXT_LENGTH, placeholder="") for text in results.get("sample_input") or ()]
+    texts = results.get("sample_input") or ()
+    limit = MAX_TEXT_LENGTH if len(texts) == 1 else MAX_CONTEXT_LENGTH
+    texts = [textwrap.shorten(text, limit, placeholder="") for text in texts]
     lines = [f"bert inspect {run}"]
     if texts and all(texts):
         format_ = "\\t".join(["%s"] * len(texts)) + "\\n"

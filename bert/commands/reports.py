@@ -53,9 +53,12 @@ def _facts(path: Path, source: str, length: int | None) -> tuple[dict[str, Any],
     """Returns the facts to print, and the error if the source cannot be used."""
     from bert.analysis.diagnosis import diagnose, diagnose_data
     from bert.analysis.inspection import summarize
+    from bert.data.records import SUFFIXES
 
     if path.is_file():
         return diagnose_data(path)
+    if not path.exists() and path.suffix in SUFFIXES:
+        raise UserError(f"{path} does not exist: name a file or a folder of data, a run or a model")
     problems = diagnose(path) if path.is_dir() else []
     try:
         return {**summarize(source, length), "problems": problems}, None
