@@ -7,13 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flax import traverse_util
-
 from bert.config import FinetuneConfig, ModelConfig, PretrainConfig
 from bert.data.pretraining.masking import Masking
 from bert.errors import UserError, require
-from bert.model.electra import make_generator_config
 from bert.model.names import ENCODER_DECODER, pretraining_architecture
+from bert.model.parameters import arrays_by_path
 from bert.parallel.devices import DeviceFigures
 
 Facts = dict[str, Any]
@@ -27,8 +25,7 @@ TRAINING = 3
 """FLOPs of a training step per FLOP of the forward pass: the backward pass has two products for each one."""
 
 FORMULA = {
-    ATTENTION: "a layer: 8 D^2 (query, key, value, output; 4 D H (N + M) with N heads of H features and M "
-    "heads of keys) + 4 T D (scores and mix), in local layers with the keys of "
+    ATTENTION: "a layer: 4 D H (N + M) (8 D^2 in BERT; M heads of keys) + 4 T D (scores and mix), in local layers with "
     "three blocks in place of T, in disentangled ones with T plus their buckets",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     PROJECTION: "2 E D",
@@ -204,7 +201,7 @@ def _time(seconds: float) -> str:
 
 
 def shapes_of(params: Any) -> Shapes:
-    return {name: leaf.shape for name, leaf in traverse_util.flatten_dict(params).items()}
+    return {tuple(path.split("/")): array.shape for path, array in arrays_by_path(params).items()}
 
 
 def _table_line(path: tuple[str, ...]) -> str:
@@ -249,6 +246,8 @@ def count_parts(
     permuted = isinstance(config, PretrainConfig) and config.training.objective == "plm"
     forward = forward_flops(model, tokens, parameters, predictions, outputs, permuted)
     if GENERATOR in parameters:
+        from bert.model.electra import make_generator_config  # imported here because it imports JAX
+
         width = shapes[GENERATOR, PREDICTIONS, "transform", "kernel"][0]
         sizes = make_generator_config(model, width)
         forward[GENERATOR] = sum(forward_flops(sizes, tokens, (PREDICTIONS,), predictions, {}).values())

@@ -121,7 +121,7 @@ HEAVY = (
         "from bert.commands import main; assert main(['--help']) == 0",
         *(
             f"import bert.commands as c\ntry: c.command_function({name!r})(['--help'])\nexcept SystemExit: pass"
-            for name in ("pretrain", "finetune", "examples", "tokenizer", "inspect", "compare", "attention")
+            for name in ("pretrain", "finetune", "examples", "tokenizer", "inspect", "compare", "attention", "plan")
         ),
         "import bert.training.flops, bert.commands.cli.arguments, bert.runs.report, bert.runs.plots, bert.config",
     ],

@@ -59,6 +59,8 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
             continue
         if family.limits["position_embedding_type"].value != sizes.position_embedding_type:
             continue
+        if (limit := family.limits.get("embedding_norm")) is not None and limit.value != sizes.embedding_norm:
+            continue
         if architecture == "Bert" and names.POOLER not in family.names.modules:
             continue
         table = family.names.tensors(2, architecture, 2)
