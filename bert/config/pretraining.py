@@ -96,6 +96,7 @@ class PretrainConfig:
         for part in (self.model, self.tokenizer, self.data, self.optimizer, self.distillation, self.training):
             part.check()
         self._check_objective()
+        self._check_z_loss()
         only_rows = "but pretraining has batches of training.batch_size rows: remove it"
         check_unused("training.", self.training, only_rows, ["tokens_per_batch"])
         no_best = "but pretraining keeps its last parameters: remove it"
@@ -168,6 +169,15 @@ class PretrainConfig:
                 f"data.mask_share is {shares[0]:g} and data.random_share {shares[1]:g}: lower one of them, they are "
                 "shares of the same tokens"
             )
+
+    def _check_z_loss(self) -> None:
+        """Raises UserError for a z-loss with a loss that has none."""
+        if not self.training.z_loss:
+            return
+        if self.training.objective != "mlm":
+            raise conflict(self, "training.z_loss", "training.objective", "remove it, only mlm uses it")
+        if self.distillation.teacher is not None:
+            raise conflict(self, "training.z_loss", "distillation.teacher", "remove one of the two")
 
     def _check_max_minutes(self) -> None:
         """Raises UserError if ``max_minutes`` is set and the schedule depends on the unknown number of steps."""

@@ -34,10 +34,11 @@ ROW_SHARES = "shares of rows (data x fsdp)"
 class OptimizerConfig:
     """The optimizer and its learning rate schedule."""
 
-    name: Literal["adamw", "lamb", "lion", "adafactor", "muon"] = "adamw"
+    name: Literal["adamw", "lamb", "lion", "adafactor", "muon", "stable_adamw"] = "adamw"
     """Optimizer: adamw (as in BERT), lamb (for batches of thousands of rows), lion (one moment; beta2 0.99 in the
-    paper), adafactor (little memory, no betas) or muon (orthogonal updates of the layers' matrices, adamw for the
-    rest)."""
+    paper), adafactor (little memory, no betas), muon (orthogonal updates of the layers' matrices, adamw for the
+    rest) or stable_adamw (with bias correction; clips the updates of each tensor instead of the gradient, as in
+    ModernBERT)."""
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate. adafactor: relative to the scale of each tensor (1e-2 in the paper). lion: 3 to 10 times
     lower than for adamw."""
@@ -64,7 +65,7 @@ class OptimizerConfig:
     bias_correction: bool = False
     """Correct the bias of the moments towards zero; Google's BERT does not."""
     max_grad_norm: NonNegativeFloat = 1.0
-    """Clip the gradient to this global norm; 0 turns clipping off."""
+    """Clip the gradient to this global norm; 0 turns clipping off. stable_adamw never clips the gradient."""
     layerwise_lr_decay: Annotated[float, Range(above=0, maximum=1)] = 1.0
     """Learning rate of each encoder layer as a factor of the rate of the layer above; 1: the same rate for all."""
 
@@ -77,6 +78,9 @@ class OptimizerConfig:
         if self.schedule != "warmup_stable_decay":
             reason = "which optimizer.schedule warmup_stable_decay alone uses: remove it"
             check_unused("optimizer.", self, reason, ["decay_ratio"])
+        if self.name == "stable_adamw" and self.max_grad_norm > 0:
+            clips = "but optimizer.name stable_adamw clips updates instead: remove it, or set it to 0"
+            check_unused("optimizer.", self, clips, ["max_grad_norm"])
 
     def num_warmup_steps(self, total_steps: int) -> int:
         """Steps of warm-up of a run of ``total_steps``. Raises UserError if the rate would never fall."""
@@ -123,6 +127,9 @@ class TrainingConfig:
     label_smoothing: Fraction = 0.0
     """training.objective clm and sequence to sequence: share of the probability of the next token that is spread evenly
     over the vocabulary. The logged lm_loss or nll does not include it."""
+    z_loss: NonNegativeFloat = 0.0
+    """training.objective mlm without a teacher: weight of the squared log of the softmax's denominator at the predicted
+    tokens, which keeps the logits small (z-loss; 1e-4 in PaLM). The logged mlm_loss does not include it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the computation; parameters are always float32."""
     preset: Literal["reference", "fast"] = "reference"

@@ -122,7 +122,10 @@ def pretraining_losses(
 
 
 def make_pretraining_loss(
-    apply: Callable[..., Any], label: str | None = "next_sentence", metric: str | None = "nsp"
+    apply: Callable[..., Any],
+    label: str | None = "next_sentence",
+    metric: str | None = "nsp",
+    z_loss: float = 0.0,
 ) -> Loss:
     """Returns the sum of the MLM loss and the loss of the rows' labels, each a mean over its own predictions.
 
@@ -133,20 +136,33 @@ def make_pretraining_loss(
         label: prefix of the batch's ``<label>_labels`` and ``<label>_weights``, [B] or [B, K] for packed rows; None for
             MLM alone.
         metric: prefix of the names of the label's loss and accuracy.
+        z_loss: weight of the mean of log(Z)^2 over the predictions (Chowdhery et al. 2022, section 5). Z is the
+            denominator of the softmax. The mean is logged as ``z_loss``.
     """
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
         output = apply_to_batch(apply, params, batch, dropout)
-        return pretraining_losses(output, batch, label, metric)
+        losses, counts = pretraining_losses(output, batch, label, metric)
+        if not z_loss:
+            return losses, counts
+        predicted = batch["masked_lm_weights"]
+        logits = output if label is None else output.prediction_logits
+        log_z = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)
+        return {**losses, "z_loss": (jnp.sum(predicted * jnp.square(log_z)), jnp.sum(predicted))}, counts
 
     def weights(batch: Batch) -> dict[str, Array]:
         totals = {"mlm_loss": jnp.sum(batch["masked_lm_weights"])}
+        if z_loss:
+            totals["z_loss"] = totals["mlm_loss"]
         if label is not None:
             totals[f"{metric}_loss"] = jnp.sum(batch[f"{label}_weights"])
         return totals
 
     names = ("mlm",) if label is None else ("mlm", metric)
-    return Loss(forward, weights, tuple(f"{name}_{end}" for end in ("loss", "accuracy") for name in names))
+    metrics = tuple(f"{name}_{end}" for end in ("loss", "accuracy") for name in names)
+    return (
+        Loss(forward, weights, (*metrics, "z_loss"), {"z_loss": z_loss}) if z_loss else Loss(forward, weights, metrics)
+    )
 
 
 def make_replaced_token_loss(apply: Callable[..., Any], disc_weight: float) -> Loss:

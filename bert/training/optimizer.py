@@ -1,4 +1,4 @@
-"""Optimizers (BERT's AdamW, LAMB, Lion, Adafactor, Muon) and learning rate schedules, as one optax chain."""
+"""Optimizers (BERT's AdamW, LAMB, Lion, Adafactor, Muon, StableAdamW) and learning rates, as one optax chain."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import optax.contrib
 from flax import traverse_util
 
 from bert.config import OptimizerConfig
+from bert.errors import require
 from bert.model.names import PROJECTIONS
 
 ParameterPath = tuple[Any, ...]
@@ -59,6 +60,33 @@ def scale_by_bert_adam(
     return optax.GradientTransformation(init, update)
 
 
+def scale_by_stable_adam(
+    beta1: float, beta2: float, epsilon: float, weight_decay: float
+) -> optax.GradientTransformation:
+    """Returns StableAdamW's direction with weight decay (Wortsman et al. 2023, algorithm 2).
+
+    The learning rate of each tensor is divided by max(1, RMS) with RMS = sqrt(mean(g^2 / max(v, epsilon^2))). This also
+    scales its weight decay. The paper's debiased betas are Adam's bias correction.
+    """
+    adam = scale_by_bert_adam(beta1, beta2, epsilon, bias_correction=True)
+    decay = optax.add_decayed_weights(weight_decay, decay_mask)
+
+    def update(
+        grads: optax.Updates, state: ScaleByBertAdamState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, ScaleByBertAdamState]:
+        direction, after = adam.update(grads, state)
+        decayed, _ = decay.update(direction, decay.init(require(params, "the parameters")), params)
+        correction = -jnp.expm1(after.count * math.log(beta2)) if beta2 else 1.0
+
+        def clip(update: jax.Array, grad: jax.Array, nu: jax.Array) -> jax.Array:
+            second = jnp.maximum(nu / correction, epsilon**2)
+            return update / jnp.maximum(1.0, jnp.sqrt(jnp.mean(jnp.square(grad) / second)))
+
+        return jax.tree.map(clip, decayed, grads, after.nu), after
+
+    return optax.GradientTransformation(adam.init, update)
+
+
 MUON_RMS = 0.2
 """Root mean square of Muon's updates, equal to AdamW's (Liu et al. 2025, section 2.2)."""
 
@@ -101,7 +129,7 @@ def scale_by_adafactor() -> optax.GradientTransformation:
 
 
 def make_direction(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns the direction of ``config.name``, before weight decay and learning rate."""
+    """Returns the direction of ``config.name``, before learning rate and, except for stable_adamw, weight decay."""
     adam = scale_by_bert_adam(config.beta1, config.beta2, config.epsilon, config.bias_correction)
     directions = {
         "adamw": adam,
@@ -109,6 +137,7 @@ def make_direction(config: OptimizerConfig) -> optax.GradientTransformation:
         "lion": optax.scale_by_lion(config.beta1, config.beta2),
         "adafactor": scale_by_adafactor(),
         "muon": scale_by_muon(adam),
+        "stable_adamw": scale_by_stable_adam(config.beta1, config.beta2, config.epsilon, config.weight_decay),
     }
     return directions[config.name]
 
@@ -287,10 +316,12 @@ def make_optimizer(
         first_step: update at which the learning rate schedule starts.
     """
     chain = []
-    if config.max_grad_norm > 0:
+    is_stable = config.name == "stable_adamw"
+    if config.max_grad_norm > 0 and not is_stable:
         chain.append(optax.clip_by_global_norm(config.max_grad_norm))
     chain.append(make_direction(config))
-    chain.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
+    if not is_stable:
+        chain.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
     if config.name == "lamb":
         chain.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
     chain.append(optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps, first_step)))

@@ -102,7 +102,7 @@ def test_a_mesh_gives_the_gradients_of_one_device(layout: str, micro_batches: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adamw", "lion", "adafactor", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "lion", "adafactor", "muon", "stable_adamw"])
 def test_training_on_a_mesh_follows_training_on_copies(name: str) -> None:
     """Steps with clipping, decay and evaluation; each device of the mesh holds its part of state and moments."""
     rows, optimizer = {}, make_optimizer(OptimizerConfig(name, learning_rate=1e-2, warmup_steps=0), 10)

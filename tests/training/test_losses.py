@@ -1,8 +1,18 @@
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert.training.losses import LOSSES, cross_entropy, make_task_loss, weighted_accuracy_sum, with_class_weights
+from bert.training.losses import (
+    LOSSES,
+    cross_entropy,
+    make_pretraining_loss,
+    make_task_loss,
+    total_loss,
+    weighted_accuracy_sum,
+    with_class_weights,
+)
 
 
 @pytest.mark.medium
@@ -14,6 +24,40 @@ def test_cross_entropy_by_hand() -> None:
     total, weight = cross_entropy(logits, jnp.array([[0, 2]]), jnp.array([[0.0, 1.0]]))
     np.testing.assert_allclose(total, -np.log(0.25), rtol=1e-6)
     assert weight == 1
+
+
+@pytest.mark.parametrize("label", [None, "next_sentence"])
+def test_z_loss_is_the_papers_formula(label: str | None) -> None:
+    """Chowdhery et al. 2022, section 5: 1e-4 log(Z)^2 in addition to the cross-entropy, by NumPy."""
+    random = np.random.default_rng(0)
+    logits, ids = random.normal(size=(2, 3, 7)).astype(np.float32), random.integers(0, 7, (2, 3))
+    weights = np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]], np.float32)
+    batch = {"masked_lm_ids": ids, "masked_lm_weights": weights, "masked_lm_positions": ids, "input_ids": ids}
+    batch |= {"attention_mask": ids, "token_type_ids": ids}
+    rows = {"next_sentence_labels": np.array([0, 1]), "next_sentence_weights": np.ones(2, np.float32)}
+
+    class Output(NamedTuple):
+        prediction_logits: jnp.ndarray
+        seq_relationship_logits: jnp.ndarray
+
+    output = jnp.asarray(logits) if label is None else Output(jnp.asarray(logits), jnp.zeros((2, 2)))
+    apply = lambda *inputs, **more: output  # noqa: E731
+    metric = None if label is None else "nsp"
+    loss = make_pretraining_loss(apply, label, metric, 1e-4)
+    plain = make_pretraining_loss(apply, label, metric)
+    batch |= rows if label else {}
+    losses, _ = loss.forward({}, batch, None)
+    before, _ = plain.forward({}, batch, None)
+    log_z = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1))
+    np.testing.assert_allclose(losses["z_loss"][0], (weights * log_z**2).sum(), rtol=1e-5)
+    assert losses["z_loss"][1] == loss.weights(batch)["z_loss"] == 3
+    assert losses.keys() - before.keys() == {"z_loss"}
+    assert losses["mlm_loss"] == before["mlm_loss"]
+    means = {name: total / weight for name, (total, weight) in losses.items()}
+    without = {name: total / weight for name, (total, weight) in before.items()}
+    added = total_loss(means, loss.factors) - total_loss(without, plain.factors)
+    np.testing.assert_allclose(added, 1e-4 * (weights * log_z**2).sum() / 3, rtol=1e-2)
+    assert set(loss.metrics) - set(plain.metrics) == {"z_loss"}
 
 
 def test_huge_logits_stay_finite() -> None:

@@ -134,6 +134,44 @@ def test_three_steps_equal_the_formula_of_the_paper(name: str, shape: tuple[int,
     np.testing.assert_allclose(params["layer_0"]["kernel"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("epsilon", [1e-6, 0.1])
+def test_stable_adamw_is_the_papers_algorithm(epsilon: float) -> None:
+    """Wortsman et al. 2023, algorithm 2, with its debiased betas, in float64."""
+    random = np.random.default_rng(1)
+    config = OptimizerConfig(
+        "stable_adamw", 0.1, 0, schedule="constant", weight_decay=0.2, beta1=0.9, beta2=0.95, epsilon=epsilon
+    )
+    optimizer = make_optimizer(config, 10)
+    params = {"kernel": jnp.float32(random.normal(size=(3, 5))), "bias": jnp.float32(random.normal(size=5))}
+    expected = {name: np.asarray(value, np.float64) for name, value in params.items()}
+    state, v, u, clipped = optimizer.init(params), dict.fromkeys(params, 0.0), dict.fromkeys(params, 0.0), []
+    for t in range(1, 7):
+        scale = 30.0 if t == 4 else 1.0  # a spike, which is clipped
+        grads = {name: scale * random.normal(size=value.shape) for name, value in params.items()}
+        grads["kernel"][0] = 0.0
+        updates, state = optimizer.update(jax.tree.map(jnp.float32, grads), state, params)
+        params = optax.apply_updates(params, updates)
+        beta1, beta2 = (beta * (1 - beta ** (t - 1)) / (1 - beta**t) for beta in (0.9, 0.95))
+        for name, grad in grads.items():
+            v[name] = beta1 * v[name] + (1 - beta1) * grad
+            u[name] = beta2 * u[name] + (1 - beta2) * grad**2
+            rms = np.sqrt(np.mean(grad**2 / np.maximum(u[name], epsilon**2)))
+            clipped.append(rms > 1)
+            rate = 0.1 / max(1.0, rms)
+            decay = 0.2 if name == "kernel" else 0.0
+            direction = v[name] / (np.sqrt(u[name]) + epsilon)
+            expected[name] = expected[name] - rate * decay * expected[name] - rate * direction
+    assert any(clipped) and not all(clipped)
+    for name, value in expected.items():
+        np.testing.assert_allclose(params[name], value, rtol=2e-5, atol=1e-6)
+
+
+def test_stable_adamw_has_no_clipping_of_gradients() -> None:
+    with pytest.raises(UserError, match=r"optimizer\.max_grad_norm is 0\.5.*stable_adamw"):
+        OptimizerConfig("stable_adamw", max_grad_norm=0.5).check()
+    OptimizerConfig("stable_adamw", max_grad_norm=0.0).check()
+
+
 @pytest.mark.medium
 def test_muon_is_adam_but_for_the_matrices_of_layers() -> None:
     changes = {}

@@ -75,7 +75,7 @@ def _masked_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.M
 
 def _masked_loss(model: nn.Module, config: PretrainConfig) -> Loss:
     rows = INPUT_FORMATS[config.data.input_format]
-    return make_pretraining_loss(model.apply, rows.label, rows.metric)
+    return make_pretraining_loss(model.apply, rows.label, rows.metric, config.training.z_loss)
 
 
 def _replaced_model(config: PretrainConfig, make_execution: MakeExecution) -> nn.Module:

@@ -199,7 +199,7 @@ def test_dump_of_both_configurations_is_plain_yaml():
         ([*ENOUGH, "--loggers", "wandb,comet"], ["--loggers wandb,comet", "use some of tensorboard, wandb, mlflow"]),
         (
             [*ENOUGH, "--optimizer.name", "sgd"],
-            ["--optimizer.name sgd", "use one of adamw, lamb, lion, adafactor, muon"],
+            ["--optimizer.name sgd", "use one of adamw, lamb, lion, adafactor, muon, stable_adamw"],
         ),
     ],
 )
@@ -345,7 +345,7 @@ def test_help_of_all_explains_every_key_with_its_default(config_class, capsys, m
     assert "Decay rate of the first moment. (default: 0.9)" in words
     assert "Lower-case all text. For kinds wordpiece and unigram. (default: true)" in words
     assert "--training.remat none|dots|full " in words
-    assert "--optimizer.name adamw|lamb|lion|adafactor|muon " in words
+    assert "--optimizer.name adamw|lamb|lion|adafactor|muon|stable_adamw " in words
     assert "--loggers tensorboard|wandb|mlflow,... " in words
     assert "null" in words
     assert "None" not in text
