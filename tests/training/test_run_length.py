@@ -281,7 +281,7 @@ BUDGET = ["--training.max_minutes=60", "--training.checkpoint_every=4", "--train
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("schedule", ["warmup_stable_decay", "constant"])
+@pytest.mark.parametrize("schedule", ["warmup_stable_decay", pytest.param("constant", marks=pytest.mark.slow)])
 def test_a_run_within_a_budget_equals_a_run_planned_with_its_steps(pretrain, tmp_path, monkeypatch, schedule) -> None:
     """The steps are decided on at step 6. The same command then finds the run as it is, also from an earlier step."""
     options = [f"--optimizer.schedule={schedule}"]
