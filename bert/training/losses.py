@@ -160,9 +160,8 @@ def make_pretraining_loss(
 
     names = ("mlm",) if label is None else ("mlm", metric)
     metrics = tuple(f"{name}_{end}" for end in ("loss", "accuracy") for name in names)
-    return (
-        Loss(forward, weights, (*metrics, "z_loss"), {"z_loss": z_loss}) if z_loss else Loss(forward, weights, metrics)
-    )
+    factors = {"z_loss": z_loss} if z_loss else {}
+    return Loss(forward, weights, (*metrics, *factors), factors)
 
 
 def make_replaced_token_loss(apply: Callable[..., Any], disc_weight: float) -> Loss:

@@ -35,7 +35,7 @@ def _read_config(content: dict[str, Any]) -> dict[str, Any]:
 
 def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, Any]:
     biases = llama.write_biases(config)
-    if config.prediction_bias != biases["mlp_bias"] and config.prediction_bias:
+    if config.prediction_bias and not biases["mlp_bias"]:
         raise UserError(
             "model.prediction_bias is true but model.intermediate_bias is false, which transformers' EuroBERT does not "
             "have: export it as onnx"
