@@ -133,6 +133,7 @@ OPTIONS = {
     "local attention": {"attention_window": 2},
     "relative positions": {"relative_attention_buckets": 8},
     "disentangled attention": {"position_embedding_type": "disentangled", "relative_attention_buckets": 8},
+    "positions of Transformer-XL": {"position_embedding_type": "transformer_xl", "embedding_norm": False},
     "shared keys": {"num_key_value_heads": 1, "attention_softcap": 0.5, "position_embedding_type": "alibi"},
     "wide heads": {
         **{"attention_head_size": 12, "query_key_norm": True, "position_embedding_type": "rotary"},

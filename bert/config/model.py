@@ -31,6 +31,9 @@ MAX_BUCKETS = 256
 DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
 """Keys of ``model`` that only an encoder-decoder uses."""
 
+IN_ATTENTION = ("rotary", "disentangled", "alibi", "transformer_xl")
+"""Values of position_embedding_type inside attention. All others are equivalent to a position table."""
+
 MAX_SIZE = 2**24
 """Upper limit of every size, so that no shape or number of elements overflows."""
 
@@ -83,9 +86,9 @@ class ModelConfig:
     the MLM head (transform), which token-level heads apply to every token, as in ModernBERT; or only LayerNorm without
     parameters (norm).
     """
-    pooler_input: Literal["first", "mean", "each"] = "first"
-    """Input of the pooler: the hidden state of the first token (first), the mean over all tokens (mean), or each token,
-    whose outputs are averaged (each)."""
+    pooler_input: Literal["first", "last", "mean", "each"] = "first"
+    """Input of the pooler: the hidden state of the first token (first), or of the last one (last), as in XLNet; the
+    mean over all tokens (mean); or each token, whose outputs are averaged (each)."""
     pooler_dropout: bool | None = None
     """Dropout before the pooler of a classifier, besides the one after it, as in RoBERTa and ELECTRA. Defaults to true
     if position_offset is set or pooler_act is gelu, except with disentangled positions or pooler_input each, and to
@@ -125,11 +128,14 @@ class ModelConfig:
     embedding_size: Positive | None = None
     """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size, as in ALBERT.
     Defaults to hidden_size, without a projection."""
-    position_embedding_type: Literal["learned", "sinusoidal", "rotary", "disentangled", "alibi", "none"] = "learned"
+    position_embedding_type: Literal[
+        "learned", "sinusoidal", "rotary", "disentangled", "alibi", "transformer_xl", "none"
+    ] = "learned"
     """Position encoding: a learned table (learned); fixed sinusoids (sinusoidal); rotations of queries and keys, so
     that attention depends on distances only (rotary; Su et al. 2021); a vector for each bucket of distances, with its
     own queries and keys (disentangled; He et al. 2021); a penalty of the scores that grows with the distance, with a
-    slope per head (alibi; Press et al. 2022); or none."""
+    slope per head (alibi; Press et al. 2022); sinusoids of distances and two vectors for equal and different segments
+    in the scores, in place of tables (transformer_xl; Dai et al. 2019, Yang et al. 2019); or none."""
     rotary_base: PositiveFloat = 10_000.0
     """Base of rotary positions: the slowest rotation has a period of 2 pi x rotary_base positions."""
     local_rotary_base: PositiveFloat | None = None
@@ -297,6 +303,21 @@ class ModelConfig:
         return self.pooler_type == "transform" and not self.causal
 
     @property
+    def has_relative_segments(self) -> bool:
+        """Whether attention compares the segments of two tokens, in place of a table of segments."""
+        return self.position_embedding_type == "transformer_xl" and self.type_vocab_size > 0
+
+    @property
+    def has_segment_table(self) -> bool:
+        """Whether the embeddings have a vector for each segment."""
+        return self.position_embedding_type != "transformer_xl" and self.type_vocab_size > 0
+
+    @property
+    def has_query_embedding(self) -> bool:
+        """Whether queries of permuted language modelling have an embedding of their own, as in XLNet."""
+        return self.position_embedding_type == "transformer_xl" and not self.causal
+
+    @property
     def embedding_width(self) -> int:
         """E, as a number."""
         return self.embedding_size or self.hidden_size
@@ -375,6 +396,12 @@ class ModelConfig:
                 if getattr(self, key):
                     raise conflict(self, kind, f"model.{key}", "remove one of the two")
             max_buckets = 4 * self.max_position_embeddings  # a bucket for each distance in each direction
+        if self.position_embedding_type == "transformer_xl":
+            if self.hidden_size % 2:
+                raise UserError(f"{kind} is transformer_xl, but model.hidden_size is {self.hidden_size}: make it even")
+            for key in ("attention_window", "attention_softcap"):
+                if getattr(self, key):
+                    raise conflict(self, kind, f"model.{key}", "remove one of the two")
         if self.position_embedding_type == "alibi" and buckets is not None:
             raise conflict(self, kind, "model.relative_attention_buckets", "remove one of the two")
         if buckets is not None and (buckets % 4 or buckets > max_buckets):

@@ -222,8 +222,11 @@ class TrainingConfig:
     def check_kernel(self, model: ModelConfig) -> None:
         """Raises UserError if the kernel of attention cannot compute the model's scores on any device."""
         kernel, fix = f"training.attention_implementation is {self.attention_implementation}", "set it to xla or auto"
-        if self.attention_implementation == "cudnn" and model.position_embedding_type == "disentangled":
-            raise UserError(f"{kernel}, which does not support model.position_embedding_type disentangled: {fix}")
+        kind = model.position_embedding_type
+        if (self.attention_implementation == "cudnn" and kind == "disentangled") or (
+            self.attention_implementation in ("cudnn", "splash") and kind == "transformer_xl"
+        ):
+            raise UserError(f"{kernel}, which does not support model.position_embedding_type {kind}: {fix}")
         if self.attention_implementation == "cudnn" and model.attention_softcap is not None:
             raise UserError(f"{kernel}, which does not support model.attention_softcap: {fix}")
         if self.attention_implementation == "splash" and model.relative_attention_buckets is not None:

@@ -1,8 +1,8 @@
 """Encodes texts as rows of token ids: special tokens, truncation, and windows over a long input.
 
 BERT's rows are ``[CLS] A [SEP]`` and ``[CLS] A [SEP] B [SEP]`` with token types 0 and 1. RoBERTa's rows are
-``<s> A </s>`` and ``<s> A </s></s> B </s>``, and all token types are 0. The layout is read from the tokenizer's
-post-processor.
+``<s> A </s>`` and ``<s> A </s></s> B </s>``, and all token types are 0. XLNet's rows are ``A <sep> <cls>`` and
+``A <sep> B <sep> <cls>``, where <cls> has type 2. The layout is read from the tokenizer's post-processor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bert.config.model import PairTruncation
 from bert.data.rows import SourceTargetRows, TokenRows
 from bert.errors import UserError
 from bert.tokenizer.hf_settings import NO_LIMIT, truncation_side
-from bert.tokenizer.library import ROBERTA_TOKENS, encode_batch, special_ids
+from bert.tokenizer.library import ROBERTA_TOKENS, are_token_types, encode_batch, special_ids
 from bert.tokenizer.vocabulary import literal_tokenizer
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RowTemplate:
       prefix: ids before A.
       separator: ids between A and B; () for one text.
       suffix: ids after the last text.
-      types_of_special: token type of each of these ids, in order: 0s, then 1s.
+      types_of_special: token type of each of these ids, in order: 0s, then 1s, and 2 if the last one is XLNet's <cls>.
       type_of_second: token type of B; A has type 0.
     """
 
@@ -54,6 +54,11 @@ class RowTemplate:
     def size(self) -> int:
         """Number of special tokens in a row."""
         return len(self.types_of_special)
+
+    @property
+    def has_third_type(self) -> bool:
+        """Whether the last token of a row has type 2."""
+        return self.types_of_special[-1:] == (2,)
 
     def room(self, max_length: int) -> int:
         """Returns the number of text tokens that fit a row of ``max_length`` tokens."""
@@ -73,7 +78,7 @@ def row_template(tokenizer: Tokenizer, pair: bool = False) -> RowTemplate:
     """Returns the template of a tokenizer's rows of one text, or of a pair.
 
     Raises:
-      UserError: special tokens are missing, or token types are not 0s followed by 1s.
+      UserError: special tokens are missing, or token types are not 0s followed by 1s and at most one 2.
     """
     from tokenizers import Tokenizer, models
 
@@ -83,7 +88,7 @@ def row_template(tokenizer: Tokenizer, pair: bool = False) -> RowTemplate:
     encoding = probe.encode("a", "a") if pair else probe.encode("a")
     texts = [column for column, owner in enumerate(encoding.sequence_ids) if owner is not None]
     types = encoding.type_ids
-    if types[texts[0]] != 0 or set(types) - {0, 1} or types != sorted(types):
+    if types[texts[0]] != 0 or not are_token_types(types):
         raise UserError(
             f"the tokenizer's post-processor assigns the token types {types}, but a row needs 0s followed by 1s: "
             "use a tokenizer with BERT's or RoBERTa's post-processor"
@@ -140,7 +145,7 @@ def tokenize(
                 row, segment_a_length = _google_row(tokenizer, template, text, max_length)
             else:
                 row = np.array(encoding.ids, np.int32)
-                segment_a_length = len(row) - sum(encoding.type_ids)
+                segment_a_length = encoding.type_ids.count(0)
             ids.append(row)
             lengths.append(len(row))
             segment_a_lengths.append(segment_a_length)
@@ -152,6 +157,7 @@ def tokenize(
         segment_a_lengths=np.array(segment_a_lengths, np.int32),
         labels=labels,
         pad_token_id=special_ids(truncating).find("pad") or 0,
+        has_third_type=row_template(tokenizer).has_third_type,
     )
 
 

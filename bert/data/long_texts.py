@@ -109,7 +109,7 @@ def encode_texts(
             kept = _pair_lengths(len(first), len(second), template.room(settings.max_length), pair_truncation)
             ends = (_head_and_tail(text, count) for text, count in zip((first, second), kept, strict=True))
             ids[rows.offsets[row] : rows.offsets[row + 1]] = template.row(*ends)
-        return TokenRows(ids, rows.offsets, rows.segment_a_lengths, labels, rows.pad_token_id)
+        return dataclasses.replace(rows, ids=ids)
     windows = {
         row: list(_windows(first, second, template, settings))
         for row, first, second, template in _whole_texts(tokenizer, texts, full)
@@ -186,6 +186,7 @@ def _with_windows(rows: TokenRows, windows: dict[int, list[_Row]], settings: Lon
         segment_a_lengths=np.array(segment_a_lengths, np.int32),
         labels=None,
         pad_token_id=rows.pad_token_id,
+        has_third_type=rows.has_third_type,
         texts=np.repeat(np.arange(len(rows)), counts),
     )
     ends = np.cumsum(counts)

@@ -32,6 +32,8 @@ class TokenRows:
     pad_token_id: int = 0
     token_labels: bool = False
     """If true, there is a label per token instead of one per row."""
+    has_third_type: bool = False
+    """If true, the last token of each row has type 2, like XLNet's <cls>."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -81,9 +83,12 @@ class TokenRows:
             labels[used] = self.labels[rows]
         weights = np.zeros(batch_size, np.float32)
         weights[used] = 1
+        types = (real & (columns >= segment_a)).astype(np.int32)
+        if self.has_third_type:
+            types[used][columns == lengths[:, None] - 1] = 2
         return {
             "input_ids": input_ids,
-            "token_type_ids": (real & (columns >= segment_a)).astype(np.int32),
+            "token_type_ids": types,
             "attention_mask": real.astype(np.int32),
             "labels": labels,
             "weights": weights,

@@ -88,8 +88,10 @@ class Embeddings(nn.Module):
         if config.position_embedding_type == "learned":
             positions = config.position_offset + config.max_position_embeddings
             self.position = table(positions, "position", position_initializer)
-        if config.type_vocab_size:
+        if config.has_segment_table:
             self.segment = table(config.type_vocab_size, "segment", truncated_normal_init)
+        if config.has_query_embedding:
+            self.query = self.param("query", truncated_normal_init(config), (config.embedding_width,), jnp.float32)
         if config.embedding_norm:
             self.norm = layer_norm(config, self.dtype, "norm")
         if config.embedding_width != config.hidden_size:
@@ -102,9 +104,10 @@ class Embeddings(nn.Module):
         position_ids: Int[Array, "#B T"] | None = None,
         packing: Packing | None = None,
         dropout: Dropout | None = None,
+        num_queries: int = 0,
     ) -> Float[Array, "B T D"]:
         """Returns the input of the first layer, [B, T, D]. Arguments and errors: see `Bert`."""
-        return self.project(self.look_up(input_ids, token_type_ids, position_ids, packing, dropout))
+        return self.project(self.look_up(input_ids, token_type_ids, position_ids, packing, dropout, num_queries))
 
     def look_up(
         self,
@@ -113,6 +116,7 @@ class Embeddings(nn.Module):
         position_ids: Int[Array, "#B T"] | None = None,
         packing: Packing | None = None,
         dropout: Dropout | None = None,
+        num_queries: int = 0,
     ) -> Float[Array, "B T E"]:
         """Returns the embeddings before their projection, [B, T, E]."""
         config = self.config
@@ -125,13 +129,15 @@ class Embeddings(nn.Module):
             return jnp.take(all_gather_fsdp(table.embedding, "tensor"), ids, axis=0)
 
         x = rows(self.word, input_ids)
+        if num_queries:
+            x = x.at[:, x.shape[1] - num_queries :].set(self.query)
         if config.scale_embeddings:
             x = x * math.sqrt(config.embedding_width)
         if config.position_embedding_type == "learned":
             x = x + rows(self.position, position_ids)
         elif config.position_embedding_type == "sinusoidal":
             x = x + sinusoidal_position_table(config)[position_ids]
-        if config.type_vocab_size:
+        if config.has_segment_table:
             x = x + rows(self.segment, token_type_ids)
         x = self.norm(x) if config.embedding_norm else x.astype(self.dtype)
         return maybe_dropout(x, dropout, config.hidden_dropout_prob, "embeddings")
@@ -285,6 +291,7 @@ class Bert(nn.Module):
         intermediates: bool = False,
         mask: Mask | None = None,
         cache: tuple[LayerCache, ...] | None = None,
+        num_queries: int = 0,
     ) -> EncoderOutput:
         """Encodes token ids.
 
@@ -301,12 +308,16 @@ class Bert(nn.Module):
             mask: attention mask of the layers. Replaces the mask made from attention_mask and packing.
             cache: keys and values of earlier positions, one entry per layer. Requires ``mask``
                 (`bert.model.layers.Layer`).
+            num_queries: number of tokens at the end of the rows whose word embedding is replaced by the vector of all
+                queries (``ModelConfig.has_query_embedding``).
 
         Raises:
             ValueError: T is larger than ``max_position_embeddings``.
         """
-        x = self.embeddings(input_ids, token_type_ids, position_ids, packing, dropout)
+        x = self.embeddings(input_ids, token_type_ids, position_ids, packing, dropout, num_queries)
         mask = make_mask(self.config, attention_mask, packing) if mask is None else mask
+        if token_type_ids is not None and self.config.has_relative_segments:
+            mask = mask.replace(segments=token_type_ids)
         output = self.encoder(x, mask, dropout, intermediates, cache=cache)
         if not self.add_pooling_layer:
             return output

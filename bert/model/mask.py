@@ -52,6 +52,7 @@ class Mask(struct.PyTreeNode):
             attends to padding.
         pairs: [#B, #N, #T, #S] booleans for any other condition.
         bias: [#B, #N, #T, #S], added to the scores.
+        segments: [B, S], segments of queries and keys for relative segments; None without these.
         positions: [#B, S], positions of queries and keys; None if they are in order.
         start: index of the first query among the keys, for decoding with a cache; None for 0.
         causal: whether a query attends only to its own position and earlier ones.
@@ -65,6 +66,7 @@ class Mask(struct.PyTreeNode):
 
     keys: Array | None = None
     examples: Array | None = None
+    segments: Array | None = None
     pairs: Array | None = None
     bias: Array | None = None
     positions: Array | None = None
@@ -80,7 +82,7 @@ class Mask(struct.PyTreeNode):
         if self.keys is not None:
             conditions.append(self.keys[:, None, None, :].astype(bool))
         if self.examples is not None:
-            conditions.append(_same_example(self.examples, self.start, num_queries))
+            conditions.append(_same_group(self.examples, self.start, num_queries)[:, None])
         if self.pairs is not None:
             conditions.append(self.pairs)
         distances = self.distances(num_queries, num_keys)[:, None]
@@ -89,6 +91,10 @@ class Mask(struct.PyTreeNode):
         if self.window is not None:
             conditions.append(jnp.abs(distances) <= self.window)
         return functools.reduce(operator.and_, conditions) if conditions else None
+
+    def other_segment(self, num_queries: Length) -> Bool[Array, "B T S"] | None:
+        """Returns whether a query and a key are in different segments; None without segments."""
+        return None if self.segments is None else ~_same_group(self.segments, self.start, num_queries)
 
     def distances(self, num_queries: Length, num_keys: Length) -> Int[Array, "#B T S"]:
         """Returns query position minus key position, [B, T, S]."""
@@ -146,14 +152,15 @@ def make_mask(config: ModelConfig, attention_mask: PaddingMask | None, packing: 
     return Mask(keys=attention_mask, causal=config.causal, right_padded=True)
 
 
-def _same_example(
-    examples: Int[Array, "B S"], start: Int[Array, ""] | int | None, num_queries: Length
-) -> Bool[Array, "B 1 T S"]:
+def _same_group(
+    numbers: Int[Array, "B S"], start: Int[Array, ""] | int | None, num_queries: Length
+) -> Bool[Array, "B T S"]:
+    """Returns whether a query and a key have the same number."""
     if start is None:
-        queries = examples[:, :num_queries]
+        queries = numbers[:, :num_queries]
     else:
-        queries = jax.lax.dynamic_slice_in_dim(examples, start, num_queries, axis=1)
-    return (queries[:, :, None] == examples[:, None, :])[:, None]
+        queries = jax.lax.dynamic_slice_in_dim(numbers, start, num_queries, axis=1)
+    return queries[:, :, None] == numbers[:, None, :]
 
 
 def _lengths(keys: Num[Array, "B S"] | Bool[Array, "B S"]) -> Int[Array, "B"]:

@@ -14,9 +14,9 @@ from bert.errors import require
 from bert.model.array_types import Array, Dtype
 from bert.model.attention import KeysValues, cached_attention, dot_product_attention, fused_attention
 from bert.model.dropout import Dropout
-from bert.model.linear import hidden_dense, layer_norm, residual_dense
+from bert.model.linear import dense, hidden_dense, layer_norm, residual_dense, truncated_normal_init
 from bert.model.mask import Mask, split_keys, split_queries
-from bert.model.positions import NUM_PRODUCTS, Disentangled, Positions, Rotation
+from bert.model.positions import NUM_PRODUCTS, Disentangled, Positions, RelativeSinusoids, Rotation
 from bert.parallel.sharding import constrain_activation
 
 
@@ -41,6 +41,14 @@ class Attention(nn.Module):
         if config.query_key_norm:
             self.query_norm = layer_norm(config, self.dtype, "query_norm")
             self.key_norm = layer_norm(config, self.dtype, "key_norm")
+        if config.position_embedding_type == "transformer_xl":
+            init = truncated_normal_init(config)
+            self.position = dense(config, width, self.dtype, "position", use_bias=False)
+            self.content_bias = self.param("content_bias", init, (width,), jnp.float32)
+            self.position_bias = self.param("position_bias", init, (width,), jnp.float32)
+            if config.type_vocab_size:
+                self.segment_bias = self.param("segment_bias", init, (width,), jnp.float32)
+                self.segment = self.param("segment", init, (2, width), jnp.float32)
 
     def __call__(
         self,
@@ -68,8 +76,7 @@ class Attention(nn.Module):
             mixed, weights = self._attend_to_projected(query, keys_values, mask, dropout, positions)
         else:
             key, value = self._project(keys_values, positions)
-            if isinstance(positions, Disentangled):
-                query, mask = self._disentangle(query, key, mask, positions, dropout)
+            query, mask = self._add_positions(query, key, mask, positions, dropout)
             if mask.block is not None:
                 mixed = self._attend_in_blocks(query, key, value, mask, dropout)
             elif self.kernel != "written":
@@ -96,9 +103,7 @@ class Attention(nn.Module):
         """Attends to keys and values that may have fewer rows. Consecutive rows of queries are merged."""
         rows, length, heads, size = query.shape
         query = query.reshape(len(keys_values.values) // self.config.key_value_heads, -1, heads, size)
-        if isinstance(positions, Disentangled):
-            key = keys_values.split_heads(len(query))
-            query, mask = self._disentangle(query, key, mask, positions, dropout)
+        query, mask = self._add_positions(query, keys_values.split_heads(len(query)), mask, positions, dropout)
         pairs = mask.booleans(query.shape[1], keys_values.num_positions)
         softcap = self.config.attention_softcap
         mixed, weights = cached_attention(query, keys_values.keys, keys_values.values, pairs, mask.bias, softcap)
@@ -128,6 +133,31 @@ class Attention(nn.Module):
                 query, key, value, mask.pairs, mask.bias, dropout=dropout, dropout_rate=rate, softcap=softcap
             )
         return mixed.reshape(rows, -1, *mixed.shape[2:])[:, :length]
+
+    def _add_positions(
+        self,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S M H"],
+        mask: Mask,
+        positions: Positions | None,
+        dropout: Dropout | None,
+    ) -> tuple[Float[Array, "B T N H"], Mask]:
+        """Returns the query, and the mask with the scores of disentangled or relative positions in its bias."""
+        if isinstance(positions, Disentangled):
+            return self._disentangle(query, key, mask, positions, dropout)
+        if not isinstance(positions, RelativeSinusoids):
+            return query, mask
+
+        def by_head(x: Array) -> Array:
+            return self._split_heads(jnp.asarray(x, self.dtype)[None])[0]
+
+        segments: tuple[Array | None, Array | None] = (None, None)
+        if self.config.type_vocab_size:
+            segments = by_head(self.segment_bias[None])[0], by_head(self.segment)
+        content_bias, position_bias = (by_head(bias[None])[0] for bias in (self.content_bias, self.position_bias))
+        distances = by_head(self.position(positions.sinusoids.astype(self.dtype)))
+        bias = positions.scores(query, distances, position_bias, *segments)
+        return query + content_bias, mask.replace(bias=bias if mask.bias is None else mask.bias + bias)
 
     def _disentangle(
         self,

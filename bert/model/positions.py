@@ -1,4 +1,4 @@
-"""Position information in attention: rotary, relative and disentangled; and sinusoids for position tables.
+"""Position information in attention: rotary, disentangled and relative; and sinusoids for position tables.
 
 `attention_contexts` combines it with the mask into the input of each layer's self-attention. Shapes as in
 `bert.model.encoder`; P distance buckets.
@@ -217,7 +217,75 @@ def buckets_by_distance(num_buckets: int, max_distance: int, round_up: bool = Fa
     return np.where(distances < exact, distances, growing).astype(np.int32)
 
 
-Positions = Rotation | Disentangled
+class RelativeSinusoids(struct.PyTreeNode):
+    """Relative positions of Transformer-XL (Dai et al. 2019, section 3.3), and relative segments of XLNet.
+
+    In addition to the product of query and key, a score has a product of the query with the projected sinusoids of the
+    distance, and one with a vector for equal or different segments (Yang et al. 2019, section 2.5). The query has a
+    bias in each product.
+
+    Attributes:
+        sinusoids: [P, D] float32, in descending order of the distances.
+        index: [#B, T, S], the row of ``sinusoids`` for each query and key. None if queries and keys are in order and P
+            is T + S - 1: the row is then T - 1 - t + s.
+        other_segment: [B, T, S], true for a query and a key in different segments; None without segments.
+    """
+
+    __no_type_check__ = True  # jax.tree.map may put any object into a field
+
+    sinusoids: Array
+    index: Array | None = None
+    other_segment: Array | None = None
+
+    @classmethod
+    def of_mask(cls, mask: Mask, width: int, num_queries: Length, num_keys: Length) -> RelativeSinusoids:
+        """Makes the positions for the queries and keys of a mask; ``width`` is D."""
+        in_order = mask.positions is None and (mask.start is None or isinstance(mask.start, int))
+        count, largest = 2 * num_keys - 1, num_keys - 1
+        if in_order:
+            count, largest = num_queries + num_keys - 1, (mask.start or 0) + num_queries - 1
+        frequencies = jnp.asarray(rotary_frequencies(width, 10_000.0))
+        angles = (largest - jnp.arange(count)).astype(jnp.float32)[:, None] * frequencies
+        return cls(
+            jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1),
+            None if in_order else largest - mask.distances(num_queries, num_keys),
+            mask.other_segment(num_queries),
+        )
+
+    def scores(
+        self,
+        query: Float[Array, "B T N H"],
+        distances: Float[Array, "P N H"],
+        position_bias: Float[Array, "N H"],
+        segment_bias: Float[Array, "N H"] | None,
+        segments: Float[Array, "2 N H"] | None,
+    ) -> Float[Array, "B N T S"]:
+        """Computes the scores of positions and segments, divided by the square root of H, in float32.
+
+        Args:
+            distances: projected sinusoids.
+            position_bias, segment_bias: added to the query.
+            segments: vectors of equal and different segments.
+        """
+        scale = query.shape[-1] ** -0.5
+        scores = self._by_key(jnp.einsum("BTNH,PNH->BNTP", (query + position_bias) * scale, distances))
+        scores = scores.astype(jnp.float32)
+        if self.other_segment is None or segment_bias is None or segments is None:
+            return scores
+        equal, other = jnp.split(jnp.einsum("BTNH,CNH->BNTC", (query + segment_bias) * scale, segments), 2, axis=-1)
+        return scores + jnp.where(self.other_segment[:, None], other, equal).astype(jnp.float32)
+
+    def _by_key(self, x: Float[Array, "B N T P"]) -> Float[Array, "B N T S"]:
+        """Selects the column of each key: the relative shift of Dai et al. 2019, appendix B, if keys are in order."""
+        if self.index is not None:
+            return jnp.take_along_axis(x, self.index[:, None], axis=-1)
+        *rows, queries, count = x.shape
+        flat = jnp.pad(x, [(0, 0)] * len(rows) + [(0, 0), (0, 1)]).reshape(*rows, queries * (count + 1))
+        flat = flat[..., queries - 1 : queries - 1 + queries * count]
+        return flat.reshape(*rows, queries, count)[..., : count - queries + 1]
+
+
+Positions = Rotation | Disentangled | RelativeSinusoids
 """Position information for self-attention."""
 
 
@@ -260,6 +328,8 @@ def attention_contexts(
             positions = Rotation.of_layers(config, local, mask.query_positions(length))
         elif config.position_embedding_type == "disentangled":
             positions = _disentangled(config, dtype, mask.distances(length, num_keys))
+        elif config.position_embedding_type == "transformer_xl":
+            positions = RelativeSinusoids.of_mask(mask, config.hidden_size, length, num_keys)
         layer_mask = mask.replace(window=config.attention_window) if local else mask
         if local and block is not None:
             return AttentionContext(layer_mask.to_blocks(rows, length, block, bias_from_distances), positions)

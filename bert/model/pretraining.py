@@ -206,6 +206,9 @@ class BertForPermutedLM(LanguageModel):
     - a query at each predicted position, whose output is decoded.
 
     The two streams of the papers thus become one pass with one mask.
+
+    With relative positions of Transformer-XL, the model is XLNet: the layers read no [MASK], all queries have one
+    learned embedding, and S = T + P.
     """
 
     def __call__(
@@ -226,7 +229,9 @@ class BertForPermutedLM(LanguageModel):
             first = jnp.zeros_like(input_ids[:, :1])
             permuted = PermutedTokens(first, first, first.astype(jnp.float32))
         rows, length = input_ids.shape
-        mask = permutation_mask(permuted, rows, length, attention_mask, packing)
+        compensates = not self.config.has_query_embedding
+        mask = permutation_mask(permuted, rows, length, attention_mask, packing, compensates)
+        num_queries = permuted.positions.shape[1]
         in_row = jnp.broadcast_to(jnp.arange(length), (rows, length))
         positions = in_row if packing is None else packing.position_ids
 
@@ -234,13 +239,13 @@ class BertForPermutedLM(LanguageModel):
             return jnp.take_along_axis(x, jnp.asarray(mask.positions), axis=1)
 
         encoded = self.bert(
-            jnp.concatenate([input_ids, permuted.query_ids, permuted.query_ids], axis=1),
+            jnp.concatenate([input_ids, *[permuted.query_ids] * (1 + compensates)], axis=1),
             None if token_type_ids is None else gather(token_type_ids),
             position_ids=self.config.position_offset + gather(positions),
             mask=mask,
             dropout=dropout,
+            num_queries=0 if compensates else num_queries,
         )
-        num_queries = permuted.positions.shape[1]
         return self.predictions(encoded.last_hidden_state[:, -num_queries:], self.bert.embedding_table())
 
 
@@ -250,13 +255,14 @@ def permutation_mask(
     length: int,
     attention_mask: PaddingMask | None = None,
     packing: Packing | None = None,
+    compensates: bool = True,
 ) -> Mask:
     """Returns the mask over S tokens: the row, a [MASK] for each predicted token, and the queries.
 
     A predicted token attends to itself and to the tokens predicted before it. Its query attends only to the tokens
     predicted before it. Other predicted tokens are replaced by their [MASK]. Nothing attends to a query.
 
-    ``rows`` is B and ``length`` is T.
+    ``rows`` is B and ``length`` is T. Without ``compensates``, there are no [MASK].
     """
     rank = jnp.arange(1, permuted.positions.shape[1] + 1)  # predicted tokens count from 1; 0 is never predicted
     ranks = jnp.broadcast_to(rank, permuted.positions.shape)
@@ -264,13 +270,14 @@ def permutation_mask(
     positions = jnp.where(used, permuted.positions, length)  # an index beyond the row is dropped
     ranks_in_row = jnp.zeros((rows, length), jnp.int32)
     ranks_in_row = ranks_in_row.at[jnp.arange(rows)[:, None], positions].set(ranks, mode="drop")
-    last_visible = jnp.concatenate([ranks_in_row, jnp.zeros_like(ranks), ranks - 1], axis=1)[:, :, None]
+    ranks_of_masks = [jnp.zeros_like(ranks)] * compensates
+    last_visible = jnp.concatenate([ranks_in_row, *ranks_of_masks, ranks - 1], axis=1)[:, :, None]
     content = ranks_in_row[:, None, :] <= last_visible
     if attention_mask is not None:
         content &= attention_mask[:, None, :] > 0
     masks = (rank > last_visible) & used[:, None, :]
-    pairs = jnp.concatenate([content, masks, jnp.zeros_like(masks)], axis=2)[:, None]
+    pairs = jnp.concatenate([content, *[masks] * compensates, jnp.zeros_like(masks)], axis=2)[:, None]
     in_row = jnp.broadcast_to(jnp.arange(length), (rows, length))
-    positions = jnp.concatenate([in_row, permuted.positions, permuted.positions], axis=1)
+    positions = jnp.concatenate([in_row, *[permuted.positions] * (1 + compensates)], axis=1)
     examples = None if packing is None else jnp.take_along_axis(packing.example_ids, positions, axis=1)
     return Mask(pairs=pairs, examples=examples, positions=positions)

@@ -24,9 +24,13 @@ def pooler_input(
     attention_mask: PaddingMask | None,
     packing: Packing | None = None,
 ) -> Float[Array, "B D"] | Float[Array, "B K D"]:
-    """Returns the pooler's input, [B, D], or [B, K, D] for packed rows: the first token or the mean of the tokens."""
+    """Returns the pooler's input, [B, D], or [B, K, D] for packed rows: the first or last token, or their mean."""
     if config.pooler_input == "first":
         return hidden_states[:, 0] if packing is None else at_positions(hidden_states, packing.cls_positions)
+    if config.pooler_input == "last":
+        if packing is None:
+            return last_token(hidden_states, attention_mask)
+        return at_positions(hidden_states, _last_positions(packing))
     if packing is not None:
         numbers = 1 + jnp.arange(packing.cls_positions.shape[1])
         return mean_over(hidden_states, packing.example_ids[:, None, :] == numbers[:, None])
@@ -52,6 +56,13 @@ def last_token(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMask
         return hidden_states[:, -1]
     last = jnp.maximum(jnp.sum(attention_mask, axis=1, dtype=jnp.int32) - 1, 0)
     return at_positions(hidden_states, last[:, None])[:, 0]
+
+
+def _last_positions(packing: Packing) -> Int[Array, "B K"]:
+    """Returns the index of each example's last token; 0 for an unused place."""
+    numbers = 1 + jnp.arange(packing.cls_positions.shape[1])
+    columns = jnp.arange(packing.example_ids.shape[1])
+    return jnp.max(jnp.where(packing.example_ids[:, None, :] == numbers[:, None], columns, 0), axis=-1)
 
 
 def mean_over(

@@ -23,13 +23,17 @@ ROBERTA_TOKENS = {
 MPNET_TOKENS = {**ROBERTA_TOKENS, "unk": "[UNK]"}
 ALBERT_TOKENS = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 GPT2_TOKENS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "pad": "<pad>"}
+XLNET_TOKENS = {
+    **{"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"},
+    **{"bos": "<s>", "eos": "</s>"},
+}
 EUROBERT_TOKENS = {
     **{"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>", "mask": "<|mask|>"},
     **{"cls": "<|begin_of_text|>", "sep": "<|end_of_text|>"},
 }
 
 TOKEN_SETS: tuple[Mapping[str, str], ...] = (
-    *(MPNET_TOKENS, ROBERTA_TOKENS, BERT_TOKENS, ALBERT_TOKENS, GPT2_TOKENS, EUROBERT_TOKENS),
+    *(MPNET_TOKENS, ROBERTA_TOKENS, BERT_TOKENS, ALBERT_TOKENS, GPT2_TOKENS, EUROBERT_TOKENS, XLNET_TOKENS),
 )
 """Names by role. A vocabulary belongs to the set with which it shares the most tokens, or to the first of equal sets.
 """
@@ -103,6 +107,20 @@ def bert_rows(cls: str, sep: str, vocab: Mapping[str, int]) -> PostProcessor:
 
     single = f"{cls}:0 $A:0 {sep}:0"
     return TemplateProcessing(single, f"{single} $B:1 {sep}:1", [(token, vocab[token]) for token in (cls, sep)])
+
+
+def xlnet_rows(vocab: Mapping[str, int]) -> PostProcessor:
+    """Returns the post-processor of XLNet's rows, ``A <sep> <cls>`` and ``A <sep> B <sep> <cls>``."""
+    from tokenizers.processors import TemplateProcessing
+
+    cls, sep = XLNET_TOKENS["cls"], XLNET_TOKENS["sep"]
+    single, pair = f"$A:0 {sep}:0 {cls}:2", f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2"
+    return TemplateProcessing(single, pair, [(token, vocab[token]) for token in (cls, sep)])
+
+
+def are_token_types(types: Sequence[int]) -> bool:
+    """Whether the token types of a row are 0s, then 1s, and 2 only for its last token."""
+    return list(types) == sorted(types) and not set(types) - {0, 1, 2} and 2 not in types[:-1]
 
 
 def special_tokens(vocab: Container[str]) -> dict[str, str]:
@@ -198,7 +216,7 @@ def check_post_processor(tokenizer: Tokenizer, source: object) -> None:
                 problem = f"does not place {'each text' if number else 'the text'} exactly once"
             elif unknown:
                 problem = f"adds the id {unknown[0]}, which the vocabulary lacks"
-            elif set(row.type_ids) - {0, 1} or row.type_ids != sorted(row.type_ids):
+            elif not are_token_types(row.type_ids):
                 problem = f"gives the token types {shorten(row.type_ids)}, but a row has 0s, then 1s"
             else:
                 continue

@@ -1,4 +1,4 @@
-"""Reads Unigram vocabularies in SentencePiece files, as published with ALBERT, XLM-RoBERTa and DeBERTa-v3.
+"""Reads Unigram vocabularies in SentencePiece files, as published with ALBERT, XLM-RoBERTa, DeBERTa-v3 and XLNet.
 
 A file (Kudo and Richardson 2018) is a protocol buffer with the field numbers of google/sentencepiece's
 sentencepiece_model.proto. Ids are SentencePiece's ids, shifted as in the model's family.
@@ -16,7 +16,7 @@ import numpy as np
 from bert.errors import UserError, require
 from bert.protobuf import Fields, last_value, parse_message, values
 from bert.tokenizer.hf_settings import SETTINGS, TokenizerSettings, read_object
-from bert.tokenizer.library import ALBERT_TOKENS, BERT_TOKENS, ROBERTA_TOKENS, bert_rows
+from bert.tokenizer.library import ALBERT_TOKENS, BERT_TOKENS, ROBERTA_TOKENS, XLNET_TOKENS, bert_rows, xlnet_rows
 from bert.tokenizer.unigram import WORD_START
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def build_sentencepiece(data: bytes, file: Path, settings: TokenizerSettings) ->
     unknown = [number for number, piece in enumerate(pieces) if piece.kind == UNKNOWN]
     if len(unknown) != 1 or len({piece.text for piece in pieces}) < len(pieces):
         raise UserError(f"{file} has a piece twice, or not one unknown piece: copy it again")
-    vocab = _with_scores(pieces, names is ALBERT_TOKENS)
+    vocab = _with_scores(pieces, names in (ALBERT_TOKENS, XLNET_TOKENS))
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=unknown[0], byte_fallback=bool(content.byte_fallback)))
     tokenizer.normalizer = _normalizer(content, names, settings)
     prefix: Literal["always", "never"] = "always" if content.prefix else "never"
@@ -172,11 +172,13 @@ def build_sentencepiece(data: bytes, file: Path, settings: TokenizerSettings) ->
     first, end = names["cls"], names["sep"]
     ids = {text: require(tokenizer.token_to_id(text), text) for text in (first, end)}
     single = f"{first}:0 $A:0 {end}:0"
-    tokenizer.post_processor = (
-        processors.TemplateProcessing(single, f"{single} {end}:0 $B:0 {end}:0", list(ids.items()))
-        if names is ROBERTA_TOKENS
-        else bert_rows(first, end, ids)
-    )
+    if names is XLNET_TOKENS:
+        tokenizer.post_processor = xlnet_rows(ids)
+    elif names is ROBERTA_TOKENS:
+        pair = f"{single} {end}:0 $B:0 {end}:0"
+        tokenizer.post_processor = processors.TemplateProcessing(single, pair, list(ids.items()))
+    else:
+        tokenizer.post_processor = bert_rows(first, end, ids)
     return tokenizer
 
 
@@ -201,13 +203,13 @@ def _number(pieces: list[Piece], camembert: bool, file: Path) -> tuple[list[Piec
         kinds = [UNKNOWN if text == "<unk>" else CONTROL for text in head]
         start = [Piece(text, 0.0, kind) for text, kind in zip(head, kinds, strict=True)]
         return [*start, *pieces[taken:], Piece(ROBERTA_TOKENS["mask"], 0.0, CONTROL)], ROBERTA_TOKENS
-    for names in (BERT_TOKENS, ALBERT_TOKENS, ROBERTA_TOKENS):
+    for names in (BERT_TOKENS, ALBERT_TOKENS, XLNET_TOKENS, ROBERTA_TOKENS):
         if not (missing := set(names.values()) - texts):
             return pieces, names
         if missing == {names["mask"]}:
             return [*pieces, Piece(names["mask"], 0.0, CONTROL)], names
     fix = "put the tokenizer.json of the same model next to it"
-    raise UserError(f"{file} has the special tokens of neither ALBERT, DeBERTa nor XLM-RoBERTa: {fix}")
+    raise UserError(f"{file} has the special tokens of none of ALBERT, DeBERTa, XLM-RoBERTa and XLNet: {fix}")
 
 
 def _with_scores(pieces: list[Piece], albert: bool) -> list[tuple[str, float]]:
@@ -234,7 +236,7 @@ def _normalizer(content: Content, names: dict[str, str], settings: TokenizerSett
 
     albert = names is ALBERT_TOKENS
     steps: list[Normalizer] = []
-    if albert:
+    if albert or names is XLNET_TOKENS:
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
         if not settings.keep_accents:
             steps += [normalizers.NFKD(), normalizers.StripAccents()]

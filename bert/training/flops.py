@@ -26,7 +26,7 @@ TRAINING = 3
 
 FORMULA = {
     ATTENTION: "a layer: 4 D H (N + M) (8 D^2 in BERT; M heads of keys) + 4 T D (scores and mix), in local layers with "
-    "three blocks in place of T, in disentangled ones with T plus their buckets",
+    "three blocks in place of T, in disentangled ones with T plus their buckets, in transformer_xl ones with 2 T",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     PROJECTION: "2 E D",
     POOLER: "2 D^2 / T: one token a row; 2 D^2 where the head reads every token through it",
@@ -38,7 +38,9 @@ FORMULA = {
 }
 """FLOPs per token of the forward pass of each part."""
 
-PERMUTED_FORMULA = {"layers of permuted rows": "these operations for each of T + 2 P tokens in place of T"}
+PERMUTED_FORMULA = {
+    "layers of permuted rows": "these operations for each of T + 2 P tokens in place of T, or T + P in transformer_xl"
+}
 """Addition to `FORMULA` for permuted language modelling."""
 
 DEFAULT_MASKED_LM_PROB = 0.15
@@ -72,13 +74,16 @@ def forward_flops(
         components: keys of `FORMULA` that the model has.
         predictions: P, number of positions that the MLM head decodes.
         outputs: for each further head, the elements of its matrix and whether it reads every token or one per row.
-        permuted: whether rows have T + 2 P tokens, as in permuted language modelling.
+        permuted: whether rows have T + 2 P tokens, as in permuted language modelling, or XLNet's T + P.
     """
     width, layers = config.hidden_size, config.num_hidden_layers
-    read = length + 2 * predictions if permuted else length  # permuted rows are not computed in blocks
+    streams = 1 if config.has_query_embedding else 2
+    read = length + streams * predictions if permuted else length  # permuted rows are not computed in blocks
     keys = [read if permuted else config.keys_per_query(layer, length) for layer in range(layers)]
     disentangled = config.position_embedding_type == "disentangled"
     vectors = require(config.relative_attention_buckets, "the buckets") if disentangled else 0
+    if config.position_embedding_type == "transformer_xl":
+        keys = [2 * count for count in keys]  # a query is also multiplied by about 2 T distances
     products = config.num_attention_heads * config.head_size
     projections = 4.0 * width * config.head_size * (config.num_attention_heads + config.key_value_heads)
     flops = {

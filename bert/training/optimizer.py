@@ -144,7 +144,7 @@ def make_direction(config: OptimizerConfig) -> optax.GradientTransformation:
 
 def is_decayed(path: ParameterPath) -> bool:
     """Returns whether weight decay (and LAMB's trust ratio) applies to a parameter: not to biases and LayerNorm."""
-    return path[-1] not in ("bias", "scale")
+    return not str(path[-1]).endswith(("bias", "scale"))
 
 
 def decay_mask(params: Any) -> Any:

@@ -53,6 +53,10 @@ MODERNBERT = dataclasses.replace(
     use_bias=False, norm_bias=False, pre_layer_norm=True, first_layer_norm=False, pooler_type="transform",
     pooler_input="mean",
 )  # fmt: skip
+XLNET = dataclasses.replace(
+    CONFIG, hidden_act="gelu", position_embedding_type="transformer_xl", query_key_value_bias=False,
+    attention_output_bias=False, embedding_norm=False, prediction_transform=False, pooler_input="last",
+)  # fmt: skip
 QWEN3 = dataclasses.replace(
     CONFIG, hidden_act="silu", type_vocab_size=0, position_embedding_type="rotary", rotary_base=1000.0, causal=True,
     num_key_value_heads=1, attention_head_size=6, query_key_norm=True, norm_type="rms", norm_bias=False, use_bias=False,
@@ -104,6 +108,7 @@ EXAMPLES = {
         position_embedding_type="rotary",
     ),
     "gpt2": GPT2,
+    "xlnet": XLNET,
     "modernbert": MODERNBERT,
     "encoder-decoder": dataclasses.replace(CONFIG, decoder_layers=1),
 }
@@ -120,8 +125,9 @@ def random_model(
     labels = LABELS if architecture in ("BertForSequenceClassification", "BertForTokenClassification") else ()
     shapes = expected_shapes(config, architecture, len(labels))
     parts = {names.ENCODER, *names.parts_of(architecture, config)}
-    # transformers' ELECTRA, DistilBERT and ModernBERT have no pooler
-    if architecture == "Bert" and (config.pooler_act != "tanh" or config.pooler_type == "transform"):
+    # transformers' ELECTRA, DistilBERT, ModernBERT and XLNet have no pooler
+    without_pooler = config.pooler_act != "tanh" or config.pooler_type == "transform" or config.pooler_input == "last"
+    if architecture == "Bert" and without_pooler:
         parts -= {names.POOLER}
     flat = {
         path: random.normal(size=shape).astype(np.float32)

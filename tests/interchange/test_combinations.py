@@ -31,7 +31,7 @@ from tests.helpers import thoroughly
 pytestmark = pytest.mark.slow
 
 KEYS = {
-    "position_embedding_type": ["learned", "sinusoidal", "rotary", "disentangled", "alibi", "none"],
+    "position_embedding_type": ["learned", "sinusoidal", "rotary", "disentangled", "alibi", "transformer_xl", "none"],
     "position_offset": [0, 1],
     "rotary_base": [10_000.0, 50.0],
     "residual_init": ["plain", "scaled"],
@@ -40,7 +40,7 @@ KEYS = {
     "local_rotary_base": [None, 50.0],
     "hidden_act": ["gelu", "silu", "elu", "relu", "tanh"],
     "pooler_type": ["dense", "transform"],
-    "pooler_input": ["first", "mean"],
+    "pooler_input": ["first", "last", "mean"],
     "norm_type": ["layer", "rms"],
     "type_vocab_size": [0, 2],
     "embedding_size": [None, 6],

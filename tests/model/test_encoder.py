@@ -190,6 +190,8 @@ def test_the_options_parameters(option: str) -> None:
         "step embeddings": 0,
         "relative positions": 8 * 12,
         "disentangled attention": (8 + 2 - positions) * width,
+        # One matrix, three biases and two vectors of segments a layer; the vector of queries.
+        "positions of Transformer-XL": -(positions + segments + 2) * width + 12 * (width**2 + 5 * width) + width,
         "shared keys": -positions * width - 12 * 2 * 11 * 64 * (width + 1),
         # Heads of 12 features instead of 64; two LayerNorms of a head.
         "wide heads": -positions * width + 12 * (-12 * 52 * (4 * width + 3) + 4 * 12),
@@ -267,6 +269,10 @@ def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
         (
             {"position_embedding_type": "disentangled", "relative_attention_buckets": 8, "attention_window": 4},
             "disentangled, but model.attention_window is 4: remove one",
+        ),
+        (
+            {"position_embedding_type": "transformer_xl", "attention_window": 4},
+            "transformer_xl, but model.attention_window is 4: remove one",
         ),
         ({"layer_groups": 3}, r"layer_groups is 3.*model.num_hidden_layers .2."),
         ({"layer_groups": 2, "decoder_layers": 3}, r"divide model.decoder_layers .3."),

@@ -59,6 +59,12 @@ DEBERTA = {
     **{"share_att_key": True, "pos_att_type": "p2c|c2p", "position_biased_input": False, "cls_dropout": 0.3},
     **{"num_hidden_layers": 2, "max_relative_positions": -1, "max_position_embeddings": 60},
 }
+XLNET = {
+    **{"d_model": 96, "n_layer": 2, "n_head": 3, "d_inner": 200, "summary_last_dropout": 0.3, "pad_token_id": 5},
+    **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")),
+    **dict.fromkeys(("max_position_embeddings", "type_vocab_size")),
+}
+"""None: transformers' configuration has no such key."""
 GPT2 = {"vocab_size": GPT2_PIECES, "bos_token_id": GPT2_END, "eos_token_id": GPT2_END}
 MODERNBERT_IDS = {role: MODERNBERT_SPECIAL.index(f"[{role.upper()}]") for role in ("cls", "sep", "pad")}
 MODERNBERT = {
@@ -190,6 +196,13 @@ CASES = {
         },
         classifier_dropout=0.3,
         magnified=("encoder.LayerNorm.weight", 3),
+    ),
+    "xlnet": Case(
+        families.XLNET,
+        XLNET,
+        {"position_embedding_type": "transformer_xl", "pooler_input": "last", "max_position_embeddings": 512},
+        classifier_dropout=0.3,
+        magnified=("layer.0.rel_attn.r_r_bias", 20),
     ),
     # more positions than the distance beyond which all distances share a bucket
     "mpnet": Case(

@@ -15,6 +15,7 @@ import bert
 from bert.data.encoding import tokenize
 from bert.interchange import families
 from bert.interchange.modules import build_module
+from bert.interchange.writers.hf import pad_left
 from bert.model.encoder import Bert
 from bert.tokenizer.library import special_ids
 from tests.real.vocabularies import PIECES, VOCABULARIES, write_wordpiece
@@ -71,7 +72,8 @@ def drawn(folder: Path, architecture: str, family: str = "bert", adjust: Callabl
     if architecture in ("BertForSequenceClassification", "BertForTokenClassification"):
         sizes["id2label"] = dict(enumerate(LABELS))
         sizes["label2id"] = {label: number for number, label in enumerate(LABELS)}
-    config = transformers.AutoConfig.for_model(family, **{**sizes, **settings})
+    settings = {key: value for key, value in {**sizes, **settings}.items() if value is not None}
+    config = transformers.AutoConfig.for_model(family, **settings)
     model = getattr(transformers, families.family_of_type(family).classes[architecture])(config)
     draw_weights(model)
     if adjust is not None:
@@ -106,7 +108,7 @@ def real_inputs(folder: Path, model: bert.Pretrained, texts: list, architecture:
     batch["input_ids"][batch["attention_mask"] == 0] = special_ids(model.tokenizer).padding
     columns = (texts,) if isinstance(texts[0], str) else tuple(map(list, zip(*texts, strict=True)))
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    given = theirs(*columns, padding="max_length", truncation=True, max_length=WIDTH)
+    given = theirs(*columns, padding="max_length", truncation=True, max_length=WIDTH, padding_side="right")
     for name, expected in given.items():
         np.testing.assert_array_equal(batch[name], expected)
     shape = (2, len(texts) // 2, -1) if architecture == "BertForMultipleChoice" else (len(texts), -1)
@@ -118,15 +120,26 @@ def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([batch[name] for batch in batches]) for name in ARGUMENTS}
 
 
-def answers(reference, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Returns every hidden state, then the outputs, of transformers' model."""
+def answers(reference, batch: dict[str, np.ndarray], pads_left: bool = False) -> list[np.ndarray]:
+    """Returns every hidden state, then the outputs, of transformers' model.
+
+    With ``pads_left`` it reads rows with their padding at the beginning.
+    """
+    order = np.argsort(batch["attention_mask"], axis=-1, kind="stable")
+    batch = pad_left(batch) if pads_left else batch
     with torch.no_grad():
         tensors = {name: torch.tensor(array) for name, array in batch.items()}
         output = reference(**tensors, output_hidden_states=True)
     names = ("pooler_output", "prediction_logits", "seq_relationship_logits", "sop_logits", "logits")
     names += ("start_logits", "end_logits")
     heads = [getattr(output, name, None) for name in names]
-    return [array.numpy() for array in (*output.hidden_states, *(head for head in heads if head is not None))]
+    arrays = [array.numpy() for array in (*output.hidden_states, *(head for head in heads if head is not None))]
+    if not pads_left:
+        return arrays
+    back = np.argsort(order.reshape(-1, order.shape[-1]), axis=-1)
+    per_token = [array.shape[:2] == back.shape for array in arrays]
+    rows = np.arange(len(back))[:, None]
+    return [array[rows, back] if moved else array for array, moved in zip(arrays, per_token, strict=True)]
 
 
 def our_answers(model: bert.Pretrained, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -172,6 +185,7 @@ def assert_export(model: bert.Pretrained, reference, folder: Path, name: str, un
     model.save(folder, log=lines.append)
     assert "logits within" in lines[0] and lines[0].endswith("token ids equal"), lines[0]
     auto = AUTO.get(model.architecture, f"AutoModelFor{model.architecture.removeprefix('BertFor')}")
+    auto = "AutoModelForCausalLM" if name.endswith("LMHeadModel") else auto
     again = getattr(transformers, auto).from_pretrained(folder).eval()
     assert type(again).__name__ == name
     state, expected = again.state_dict(), reference.state_dict()

@@ -75,10 +75,14 @@ def test_ids_are_those_of_the_library(case: str, tmp_path: Path) -> None:
     assert orders <= len(TEXTS) // 100
 
 
-@pytest.mark.parametrize("kind", ["xlm-roberta", "camembert", "albert"])
+XLNET = {"pad_id": -1, "control_symbols": ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]}
+FILES = {"albert": ("spiece.model", ALBERT), "xlnet": ("spiece.model", XLNET)}
+
+
+@pytest.mark.parametrize("kind", ["xlm-roberta", "camembert", "albert", "xlnet"])
 def test_ids_are_those_of_the_class(kind: str, tmp_path: Path) -> None:
-    albert = kind == "albert"
-    trained(tmp_path, "spiece.model" if albert else "sentencepiece.bpe.model", **(ALBERT if albert else {}))
+    name, options = FILES.get(kind, ("sentencepiece.bpe.model", {}))
+    trained(tmp_path, name, **options)
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     ours, theirs = load_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert ours.get_vocab() == theirs.get_vocab()

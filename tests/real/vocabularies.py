@@ -29,6 +29,11 @@ UNIGRAM = {
         ["<mask>"],
     ),
     "xlm-roberta": ("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]),
+    "xlnet": (
+        "XLNetTokenizer",
+        ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
+        [],
+    ),
     "deberta-v2": ("DebertaV2Tokenizer", ["[PAD]", "[CLS]", "[SEP]", "[UNK]"], ["[MASK]"]),
 }
 """The tokenizer class of a family with a Unigram vocabulary, its first tokens and its last ones."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from bert.data.encoding import row_template
+from bert.data.encoding import row_template, tokenize
 from bert.errors import UserError
 from bert.tokenizer.hf_settings import TokenizerSettings
 from bert.tokenizer.library import special_ids, vocabulary_kind
@@ -120,6 +120,20 @@ def test_albert_reads_as_its_settings_say() -> None:
     assert (tokens(lower, "E"), tokens(read(sentencepiece()), "E")) == (["▁", "e"], ["▁", "E"])
 
 
+def test_rows_of_xlnet_end_with_cls_in_a_third_segment() -> None:
+    special = [(name, 0.0, CONTROL) for name in ("<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")]
+    tokenizer = read(sentencepiece([*TRAINED, *special, *WORDS, *LETTERS]))
+    row = tokenizer.encode("a É", "b")
+    assert row.tokens == ["▁", "a", "▁", "E", "<sep>", "▁", "b", "<sep>", "<cls>"]
+    assert row.type_ids == [0, 0, 0, 0, 0, 1, 1, 1, 2]
+    ids = special_ids(tokenizer)
+    assert (ids.cls, ids.sep, ids.pad, ids.mask, ids.bos, ids.eos) == (3, 4, 5, 6, 1, 2)
+    template = row_template(tokenizer, pair=True)
+    assert template.has_third_type and template.segment_a_length(4, 2) == 5
+    batch = tokenize(tokenizer, ["a", ("a", "b")], 16).batch(np.arange(2), 8, 2)
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 2, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 2, 0]]
+
+
 def test_spaces_follow_the_file() -> None:
     assert tokens(read(sentencepiece()), "  a   b▁ ") == ["▁", "a", "▁", "b"]
     assert tokens(read(sentencepiece()), "   ") == []
@@ -205,7 +219,7 @@ REFUSED = {
     "characters": (sentencepiece(trainer={3: 4}), "model of kind character, but only Unigram is read"),
     "suffix": (sentencepiece(trainer={24: 1}), "does not mark spaces at the beginning of words"),
     "spaces": (sentencepiece(steps={5: 0}), "does not mark spaces at the beginning of words"),
-    "other special tokens": (sentencepiece(DEBERTA[1:]), "has the special tokens of neither ALBERT, DeBERTa nor XLM-R"),
+    "other special tokens": (sentencepiece(DEBERTA[1:]), "has the special tokens of none of ALBERT, DeBERTa, XLM-R"),
     "twice": (sentencepiece([*PIECES, PIECES[-1]]), "has a piece twice, or not one unknown piece: copy it again"),
     "two unknown": (sentencepiece([*PIECES, ("x", 0.0, UNKNOWN)]), "has a piece twice, or not one unknown piece"),
 }

@@ -17,13 +17,14 @@ from bert.interchange.families.nomic_bert import NOMIC_BERT
 from bert.interchange.families.qwen import QWEN2, QWEN3
 from bert.interchange.families.roberta import CAMEMBERT, MPNET, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
 from bert.interchange.families.roformer import ROFORMER
+from bert.interchange.families.xlnet import XLNET
 from bert.tokenizer.library import vocabulary_kind
 
 __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes", "family_of_type"]
 
 FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, CAMEMBERT, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET, DEBERTA, GPT2),
-    *(MODERNBERT, ROFORMER, ERNIE, MEGATRON_BERT, NOMIC_BERT, EUROBERT, LLAMA, QWEN2, QWEN3, ENCODER_DECODER),
+    *(MODERNBERT, ROFORMER, ERNIE, MEGATRON_BERT, NOMIC_BERT, EUROBERT, LLAMA, QWEN2, QWEN3, XLNET, ENCODER_DECODER),
 )
 """All supported families. Later entries take precedence; the first one matches every model."""
 

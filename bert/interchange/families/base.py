@@ -127,6 +127,7 @@ class Family:
         fixed: keys of config.json with a single supported value.
         settings: further such keys for each architecture in ``classes``.
         pooler_dropout: whether classifiers in training apply dropout before the pooler.
+        pads_left: whether rows must be padded at their beginning, because classifiers read the last position.
         initial: settings of `ModelConfig` that only affect initialization, with the values from ``read_config``.
         constants: pattern for names of tensors that are not parameters and are skipped.
         has_form: whether a model with the given configuration and architecture is exported as this family.
@@ -158,6 +159,7 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     pooler_dropout: bool = False
+    pads_left: bool = False
     initial: Mapping[str, Any] = field(default_factory=lambda: INITIAL)
     constants: str = r"(^|\.)embeddings\.(position_ids|token_type_ids)$"
     has_form: Callable[[ModelConfig, str], bool]

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert.config.model import IN_ATTENTION
 from bert.errors import UserError
 from bert.interchange.bundle import ModelBundle
 
@@ -47,7 +48,7 @@ def with_averaging_layer(model: ModelBundle) -> ModelBundle:
         "num_key_value_heads": None,
         "attention_head_size": None,
     }
-    in_attention = config.position_embedding_type in ("rotary", "disentangled", "alibi")
+    in_attention = config.position_embedding_type in IN_ATTENTION
     if in_attention or any(getattr(config, key) != value for key, value in fixed.items()):
         raise UserError(
             f"{model.source} has model.pooler_type norm, which transformers' classes cannot express for this encoder: "

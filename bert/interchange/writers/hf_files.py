@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, processors
 from bert.config import DOCSTRINGS_PREFIX, HUB_PREFIX
 from bert.config.run_file import INCIDENTAL_KEYS
 from bert.config.validation import PATHS
+from bert.data.encoding import row_template
 from bert.errors import UserError, on_one_line
 from bert.files import read_json, write_atomic
 from bert.interchange.bundle import ModelBundle, task_settings
@@ -104,6 +105,9 @@ def save_published_tokenizer(
     config = {**_class(content), **names, "model_max_length": max_length}
     if truncation_side(tokenizer) == "left":
         config["truncation_side"] = "left"
+    if content["post_processor"] is not None and row_template(tokenizer).has_third_type:
+        config["padding_side"] = "left"  # classifiers read the last position
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     if not segments or _has_one_type(content["post_processor"]):
         config["model_input_names"] = ["input_ids", "attention_mask"]
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
@@ -243,7 +247,9 @@ def _front_matter(model: ModelBundle, recipe: dict[str, Any]) -> str:
     """Returns the front matter for the hub. The license is left to the user."""
     family = family_of(model).model_type
     fields: dict[str, Any] = {"library_name": "transformers", "tags": [family, "jax", "bert-jax"]}
-    if (pipeline := PIPELINES.get(model.architecture)) is not None:
+    if family_of(model).class_of(model.architecture).endswith("LMHeadModel"):
+        fields["pipeline_tag"] = "text-generation"
+    elif (pipeline := PIPELINES.get(model.architecture)) is not None:
         fields["pipeline_tag"] = pipeline
     base = next((name for name in (model.source, recipe.get("init")) if name and is_downloaded(name)), None)
     if base is not None:

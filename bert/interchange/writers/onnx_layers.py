@@ -63,12 +63,15 @@ def _outputs(graph: Graph, model: ModelBundle, ports: Signature) -> list[str]:
     hidden = _encoder(graph, config, inputs)
 
     def pooled() -> str:
+        mask = inputs["attention_mask"]
         if config.causal:
-            return graph.last_token(hidden, inputs["attention_mask"])
-        is_first, mask = config.pooler_input == "first", inputs["attention_mask"]
+            return graph.last_token(hidden, mask)
         if config.pooler_input == "each":
             return mean(graph, _pooler(graph, config, hidden), mask)
-        return _pooler(graph, config, graph.first_token(hidden) if is_first else mean(graph, hidden, mask))
+        if config.pooler_input == "first":
+            return _pooler(graph, config, graph.first_token(hidden))
+        last = config.pooler_input == "last"
+        return _pooler(graph, config, graph.last_token(hidden, mask) if last else mean(graph, hidden, mask))
 
     def tokens() -> str:
         return _pooler(graph, config, hidden) if config.pools_tokens else hidden

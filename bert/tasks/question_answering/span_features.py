@@ -182,6 +182,7 @@ def make_qa_features(
         segment_a_lengths=np.array([row.segment_a_length for _, row in rows], np.int32),
         labels=np.array([row.answer for _, row in rows], np.int32).reshape(-1, 2) if known.any() else None,
         pad_token_id=special_ids(tokenizer).padding,
+        has_third_type=template.has_third_type,
         examples=example_of_row,
         known=known[example_of_row],
         char_starts=_join([row.char_starts for _, row in rows], np.int32),

@@ -101,6 +101,7 @@ def tokenize(tokenizer: Tokenizer, sentences: Sentences, labels: Sequence[str], 
         labels=None if word_labels is None else np.append(word_labels, IGNORE_INDEX)[word_indices].astype(np.int32),
         pad_token_id=special.padding,
         token_labels=True,
+        has_third_type=template.has_third_type,
         words=word_indices,
         sentences=np.array(sentence_of_row, np.int32),
     )
