@@ -235,7 +235,7 @@ def _held_out(run: ComparedRun) -> dict[str, Any]:
         return values
     data = run.config.data
     if data.dev_fraction is not None:
-        values["data.train"] = data.train
+        values |= {"data.train": data.train, "data.stratify_dev": bool(data.stratify_dev)}
     if data.dev_fraction is not None or data.max_dev_samples is not None:
         values["data.sample_seed"] = run.config.seed if data.sample_seed is None else data.sample_seed
     return values

@@ -16,6 +16,9 @@ from bert.runs.metrics_log import scored_splits
 DESCRIPTION = """Fine-tunes a pretrained model on a task, scores it on the dev set after every epoch, keeps the best
 checkpoint and writes predictions. The same command with the same output_dir resumes a run."""
 
+CROSS_VALIDATION_FOLDS = 4
+"""Number of folds in the suggested command."""
+
 MAX_TEXT_LENGTH, MAX_CONTEXT_LENGTH = 100, 300
 """Maximum number of characters of a text in a suggested command."""
 
@@ -40,21 +43,24 @@ def _show(results: dict[str, Any], path: str) -> None:
     runs = results.get("runs", ())  # results of several seeds
     what = f"{len(runs)} seeds, best of all evaluations of each" if runs else "best of all evaluations"
     step = "" if runs else f" (step {results['best_step']:,})"
-    print(f"\n{results['task']} dev, {what}{step}, from {results['init']}:")
-    for split in scored_splits(results):
-        if split != "dev":
+    first, *_ = splits = scored_splits(results)
+    if first != "dev":
+        what = "which do not show how well new rows are predicted, because there are no dev rows"
+    print(f"\n{results['task']} {'dev' if first == 'dev' else 'training rows'}, {what}{step}, from {results['init']}:")
+    for split in splits:
+        if split != first:
             print(f"{split}:")
         scores = results[split]["mean"] if runs else results[split]
         width = max(10, *(len(name) + 2 for name in scores))
         for name, value in scores.items():
             deviation = f" +-{_number(results[split]['standard_deviation'][name])}" if runs else ""
-            baseline = _baseline(results, name) if split == "dev" else ""
+            baseline = _baseline(results, name) if split == first else ""
             label = results.get("metric_labels", {}).get(name)
             of_label = "" if label is None else f"   of the label {label!r}"
             print(f"  {name:{width}}{_number(value)}{deviation}{baseline}{of_label}")
-        if split == "dev" and results["collapsed"] is True:  # a list for several seeds
+        if split == first and results["collapsed"] is True:  # a list for several seeds
             print(f"  {COLLAPSED}")
-        if split == "dev":
+        if split == first:
             for remark in results.get("remarks", ()):
                 print(f"  {remark}")
             if (temperature := results.get("tuned", {}).get("calibration")) is not None:
@@ -63,7 +69,7 @@ def _show(results: dict[str, Any], path: str) -> None:
             if "divergence" in results:
                 print(f"  {results['divergence']}")
     for run in runs:
-        score = _number(run["dev"][results["main_metric"]]).strip()
+        score = _number(run[first][results["main_metric"]]).strip()
         notes = [*([COLLAPSED] if run["collapsed"] else []), *run.get("remarks", ())]
         notes += [run["divergence"]] if "divergence" in run else []
         note = f"   {'; '.join(notes)}".rstrip()
@@ -85,6 +91,8 @@ def _next(path: str, results: dict[str, Any]) -> str:
     if texts and all(texts):
         format_ = "\\t".join(["%s"] * len(texts)) + "\\n"
         lines.insert(0, f"printf '{format_}' {' '.join(map(shlex.quote, texts))} | bert predict {run} -")
+    if "dev" not in results:
+        lines.insert(0, f"bert evaluate {run} train --cross_validate {CROSS_VALIDATION_FOLDS}   # a score for new rows")
     return "".join(f"\n  {line}" for line in lines)
 
 

@@ -11,7 +11,6 @@ from bert.config.tokenizer import TokenizerConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
     Fraction,
-    InnerFraction,
     NonNegative,
     NonNegativeFloat,
     Positive,
@@ -139,9 +138,13 @@ class TaskDataConfig:
     """Train on a random sample of this size (rows, questions, sentences or choices)."""
     max_dev_samples: Positive | None = None
     """Evaluate on a random sample of dev rows of this size."""
-    dev_fraction: InnerFraction | None = None
+    dev_fraction: Fraction | None = None
     """Hold out this share of the training rows as dev instead of reading a dev file; questions about one context stay
-    together. null: read the dev file; custom tasks without one hold out 0.1."""
+    together. 0: hold out none without a dev file, so that there is no dev score. null: read the dev file; custom tasks
+    without one hold out 0.1, or none if classifier_training is contrastive."""
+    stratify_dev: bool | None = None
+    """Whether dev_fraction holds out the same share of each label, for tasks with one label per row. Defaults to true
+    for these tasks. null in a run of an older version: false."""
     sample_seed: Seed | None = None
     """Seed of these samples. Defaults to seed; several seeds share the first one, and so the dev rows."""
     labels: list[str] | None = None
@@ -178,7 +181,7 @@ class TaskDataConfig:
             raise UserError("data.dir is not set: name the folder of the task's train and dev files, --data.dir DIR")
         if not self.buckets:
             raise UserError("data.buckets is an empty list: list at least one length")
-        if self.dev_fraction is not None and self.dev is not None:
+        if self.dev_fraction and self.dev is not None:
             raise UserError("data.dev and data.dev_fraction are both set: remove one of them")
         for name in ("column_names", "labels", "metrics"):
             values = getattr(self, name)

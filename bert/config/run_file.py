@@ -283,6 +283,7 @@ DERIVED_KEYS = (
     "data.clitics",
     "data.pair_truncation",
     "data.dev_fraction",
+    "data.stratify_dev",
     "distillation.checksum",
     "embedding.pooling",
     "embedding.normalize",
@@ -325,6 +326,8 @@ def _with_computed_defaults(config: PretrainConfig | FinetuneConfig) -> dict[str
         values["data"]["max_predictions_per_sequence"] = config.data.predictions_per_row
         for phase, alone in zip(values["phases"] or [], phase_configs(config), strict=False):
             phase["max_predictions_per_sequence"] = alone.data.predictions_per_row
+    elif config.data.dev_fraction is not None:
+        values["data"]["stratify_dev"] = bool(config.data.stratify_dev)  # null in older runs
     return values
 
 

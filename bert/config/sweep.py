@@ -32,7 +32,7 @@ NOT_SWEPT = {
     "num_seeds": "all trials have the same number of seeds",
     **dict.fromkeys(
         (
-            *("data.sample_seed", "data.dev_fraction", "data.max_dev_samples", "data.dev"),
+            *("data.sample_seed", "data.dev_fraction", "data.stratify_dev", "data.max_dev_samples", "data.dev"),
             *("data.eval", "data.eval_fraction", "data.seed"),
         ),
         "trials are scored on the same rows",

@@ -22,7 +22,7 @@ from bert.runs.report import align_columns
 from bert.tasks.base import Outputs, Task
 from bert.tasks.error_files import write_rows
 from bert.tasks.labelled import Labelled, embedding_task, read_labelled, relabelled
-from bert.tasks.splits import read_splits
+from bert.tasks.splits import read_splits, require_dev
 from bert.tasks.weighted_scores import hits, weighted_scores
 
 MATRIX_SHOWN = 10
@@ -279,6 +279,8 @@ def _run_split(model: Any, task: Task, name: str) -> Any:
     examples = read_splits(task, config).examples
     if name not in examples:
         raise UserError(f"{model.source} has no split {name!r}: name a file, or one of {', '.join(examples)}")
+    if name == "dev":
+        require_dev(examples, model.source)
     if not examples[name].labelled:
         raise UserError(f"the split {name} of {model.source} has no labels: name a split or a file with labels")
     return examples[name]

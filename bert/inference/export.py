@@ -25,7 +25,7 @@ from bert.metrics import retrieval
 from bert.model.names import ARCHITECTURES, PROJECTIONS
 from bert.remote import writable
 from bert.tasks.base import Task
-from bert.tasks.splits import read_splits
+from bert.tasks.splits import read_splits, require_dev
 
 TOLERANCE = 0.01
 """Default of the maximum relative loss of score by int8."""
@@ -128,7 +128,9 @@ def _dev_examples(model: Any, task: Task, dev: Any) -> Any:
     config = load_config(FinetuneConfig, Path(model.source) / "config.yaml")
     if dev is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=os.fspath(dev)))
-    return read_splits(task, config).examples["dev"]
+    examples = read_splits(task, config).examples
+    require_dev(examples, model.source)
+    return examples["dev"]
 
 
 def _texts(model: Any, dev: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Reads and samples the splits of a run, holds out dev if it has no file, and describes labels and truncated rows.
+"""Reads and samples the splits of a run, and holds out dev if it has no file.
 
 All randomness is a function of ``data.sample_seed``, so that a resumed run has the same rows.
 """
@@ -11,33 +11,20 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from bert.config import FinetuneConfig, TaskDataConfig
-from bert.config.model import WINDOW_MODES
-from bert.data.rows import Rows
-from bert.data.windows import windowed_parts
-from bert.errors import UserError, require
+from bert.errors import UserError, quoted, require
 from bert.remote import fetch
 from bert.tasks.base import Task
 
 DEV_SHARE = 0.1
 """Share of the training rows held out as dev if there is no file for it and ``data.dev_fraction`` is not set."""
 
+COUNTS_SHOWN = 20
+"""Maximum number of labels whose rows in dev are counted in a message."""
+
 STREAMS = {name: 2**63 + number for number, name in enumerate(("dev_fraction", "max_train_samples", "max_dev_samples"))}
 """Second word of the key of each random stream; the order of batches uses the epoch number."""
-
-MEASURED_ROWS = 5000
-"""Number of rows whose untruncated length is measured. It is enough to estimate a share of rows, and fast."""
-
-UNCUT = 1 << 24
-"""A ``max_length`` above the length of any text."""
-
-SHOWN_LABELS = 6
-FAR_LESS_OFTEN = 3
-"""A label logs a warning if its share in dev is more than this multiple of its share in train ..."""
-ENOUGH_ROWS = 5
-"""... and at least this number of dev rows have it."""
 
 SplitNames = Mapping[str, Sequence[str]]
 """File names, or patterns with a *, of each split; the first one that exists is used."""
@@ -134,18 +121,41 @@ class Splits(NamedTuple):
     task: Task
     """The task, fitted to its training examples."""
     examples: dict[str, Any]
-    """The examples of each split, train and dev first."""
+    """The examples of each split, train and dev first. Without dev rows, the training rows are both."""
     data: TaskDataConfig
-    """The configuration with the share of train that was held out as dev, if any."""
+    """The configuration with the share of train that was held out as dev, if any, and how."""
     notes: tuple[str, ...]
     """Sentences for the user; `WarningText` for skipped and suspicious rows."""
 
+    @property
+    def has_dev(self) -> bool:
+        """Whether there are dev rows."""
+        return has_dev(self.examples)
 
-def read_splits(task: Task, config: FinetuneConfig) -> Splits:
+
+def has_dev(examples: Mapping[str, Any]) -> bool:
+    """Returns whether the dev rows of `Splits` are not the training rows."""
+    return examples["dev"] is not examples["train"]
+
+
+def require_dev(examples: Mapping[str, Any], source: str) -> None:
+    """Raises UserError if there are no dev rows."""
+    if not has_dev(examples):
+        raise UserError(
+            f"{source} has no dev rows, because data.dev_fraction is 0 and there is no dev file: add dev rows, or set "
+            "data.dev_fraction to the share of the training rows to hold out"
+        )
+
+
+def read_splits(task: Task, config: FinetuneConfig, is_new: bool = False) -> Splits:
     """Reads all splits of a task.
 
     Dev is held out of train if ``data.dev_fraction`` is set or if there is no dev file. Then
     ``data.max_train_samples`` and ``data.max_dev_samples`` select samples. Rows keep the order and the ids of the file.
+
+    Args:
+      is_new: whether the run starts now. Otherwise ``data.stratify_dev`` of null means a run of an older version, whose
+        dev rows are held out at random.
 
     Raises:
       UserError: a file cannot be used, or too few training rows remain.
@@ -153,38 +163,86 @@ def read_splits(task: Task, config: FinetuneConfig) -> Splits:
     data, folder = config.data, Path(fetch(config.data.dir or "."))
     seed = config.seed if data.sample_seed is None else data.sample_seed
     names = [name for name in task.splits(folder) if name not in ("train", "dev")]
-    has_dev = "dev" in task.splits(folder)
+    has_file = "dev" in task.splits(folder)
     train = task.read(folder, "train")
     notes, examples = list(train.notes), {}
-    if data.dev_fraction is not None or not has_dev:
-        data = dataclasses.replace(data, dev_fraction=data.dev_fraction or DEV_SHARE)
-        whole = len(train)
-        rows = held_out(_groups(task, train), require(data.dev_fraction, "data.dev_fraction"), seed)
-        examples["dev"] = _take(task, train, rows, "data.dev_fraction")
-        train = _take(task, train, np.setdiff1d(np.arange(whole), rows), "data.dev_fraction")
-        share = (
-            f"data.dev_fraction {data.dev_fraction:g}"
-            if has_dev
-            else f"no dev file, data.dev_fraction {data.dev_fraction:g}"
-        )
-        notes.append(f"dev: {len(rows):,} of the {whole:,} training rows are held out at random ({share})")
+    if data.dev_fraction or not has_file:
+        data = _with_dev_share(task, config, is_new)
+    if data.dev_fraction:
+        train, examples["dev"], more = _hold_out(task, train, data, seed, has_file)
+        notes += more
     train = _sample(task, train, data.max_train_samples, "max_train_samples", seed)
     _require_labels(task, train, data)
+    if data.dev_fraction == 0 and not has_file:
+        examples["dev"] = train
+        notes.append(
+            f"dev: none of the {len(train):,} training rows are held out (no dev file, data.dev_fraction 0), so that "
+            "there is no dev score; estimate it with bert evaluate --cross_validate"
+        )
     task = task.fit(train)
     for name in ([] if "dev" in examples else ["dev"]) + names:
         examples[name] = task.read(folder, name)
         notes += examples[name].notes
     for name in examples:
-        if name.startswith("dev"):
+        if name.startswith("dev") and examples[name] is not train:
             examples[name] = _sample(task, examples[name], data.max_dev_samples, "max_dev_samples", seed)
     return Splits(task, {"train": train, "dev": examples.pop("dev"), **examples}, data, tuple(notes))
 
 
-def held_out(groups: Sequence[Any], share: float, seed: int) -> np.ndarray:
+def _with_dev_share(task: Task, config: FinetuneConfig, is_new: bool) -> TaskDataConfig:
+    """Returns the configuration with the share of the training rows to hold out, and how. Raises UserError."""
+    data, share, by_label = config.data, config.data.dev_fraction, config.data.stratify_dev
+    if share is None:
+        share = 0.0 if config.classifier_training == "contrastive" else DEV_SHARE
+    if share == 0:
+        if not task.one_label:
+            raise UserError(
+                f"data.dev_fraction is 0 and there is no dev file, but the task {task.name} needs dev rows: add a dev "
+                "file, or raise data.dev_fraction"
+            )
+        for key, unset in (("calibration", data.calibration != "temperature"), ("patience", config.patience is None)):
+            if not unset:
+                raise UserError(
+                    f"{'data.' if key == 'calibration' else ''}{key} is set, but there are no dev rows: add a dev "
+                    f"file, set data.dev_fraction to hold out training rows, or remove {key}"
+                )
+    if by_label and not task.one_label:
+        raise UserError(f"data.stratify_dev is true, but {task.name} does not have one label per row: remove it")
+    by_label = task.one_label if by_label is None and is_new else bool(by_label)
+    return dataclasses.replace(data, dev_fraction=share, stratify_dev=by_label)
+
+
+def _hold_out(task: Task, train: Any, data: TaskDataConfig, seed: int, has_file: bool) -> tuple[Any, Any, list[str]]:
+    """Returns the rows that are trained on, the rows that are held out as dev, and sentences for the user."""
+    share = require(data.dev_fraction, "data.dev_fraction")
+    labels = train.known_labels if data.stratify_dev else None
+    rows = held_out(_groups(task, train), share, seed, labels)
+    dev = _take(task, train, rows, "data.dev_fraction")
+    rest = _take(task, train, np.setdiff1d(np.arange(len(train)), rows), "data.dev_fraction")
+    how = "at random" if labels is None else "at random, by label"
+    reason = f"{'' if has_file else 'no dev file, '}data.dev_fraction {share:g}"
+    notes = [f"dev: {len(rows):,} of the {len(train):,} training rows are held out {how} ({reason})"]
+    if labels is not None:
+        words = getattr(train, "label_words", ()) or task.output_words
+        counts = {word: int((dev.known_labels == label).sum()) for label, word in enumerate(words)}
+        present = {word for label, word in enumerate(words) if (labels == label).any()}
+        if missing := [word for word in words if word in present and not counts[word]]:
+            shown = ", ".join(f"{word!r} {count:,}" for word, count in list(counts.items())[:COUNTS_SHOWN])
+            more = f" and {len(counts) - COUNTS_SHOWN} other labels" if len(counts) > COUNTS_SHOWN else ""
+            notes.append(
+                f"dev has no row of {'the label' if len(missing) == 1 else f'{len(missing)} labels,'} "
+                f"{quoted(missing)}, which have too few training rows; rows held out by label: {shown}{more}"
+            )
+    return rest, dev, notes
+
+
+def held_out(groups: Sequence[Any], share: float, seed: int, labels: np.ndarray | None = None) -> np.ndarray:
     """Returns the sorted indices of the rows to hold out: random whole groups, about ``share`` of all rows.
 
     Args:
       groups: [R] the group of each row, such as its context. If all rows are in one group, each row is a group.
+      labels: [R] the label of each row: about ``share`` of the rows of each label are held out, and at least one group
+        of it stays in train. A group has its most frequent label. None: labels do not matter.
 
     Raises:
       UserError: there is only one row.
@@ -198,9 +256,28 @@ def held_out(groups: Sequence[Any], share: float, seed: int) -> np.ndarray:
     sizes = np.bincount(group_ids)
     order = _permutation(len(sizes), seed, "dev_fraction")
     row_count = max(1, round(share * len(groups)))
-    # Enough groups for the share; the last group always stays in train.
-    count = min(int(np.searchsorted(np.cumsum(sizes[order]), row_count)) + 1, len(sizes) - 1)
-    return np.flatnonzero(np.isin(group_ids, order[:count]))
+    if labels is None:
+        return np.flatnonzero(np.isin(group_ids, _first_groups(order, sizes, row_count)))
+    votes = np.zeros((len(sizes), int(labels.max()) + 1), np.int64)
+    np.add.at(votes, (group_ids, labels), 1)
+    parts = [order[votes.argmax(axis=1)[order] == label] for label in range(votes.shape[1])]
+    parts = [part for part in parts if len(part)]
+    # Largest remainders, so that the counts add up to the share of all rows; ties in random order.
+    expected = np.array([share * sizes[part].sum() if len(part) > 1 else 0.0 for part in parts])
+    counts = np.floor(expected + 1e-9).astype(np.int64)
+    position = np.argsort(order)
+    by_remainder = np.lexsort(([position[part[0]] for part in parts], -np.round(expected - counts, 9)))
+    several = [number for number in by_remainder if len(parts[number]) > 1]
+    counts[several[: max(0, row_count - int(counts.sum()))]] += 1
+    chosen = [_first_groups(part, sizes, count) for part, count in zip(parts, counts, strict=True) if count]
+    if not chosen:
+        raise UserError("no label has two training rows, and there is no dev file: set data.dev to a file of dev rows")
+    return np.flatnonzero(np.isin(group_ids, np.concatenate(chosen)))
+
+
+def _first_groups(order: np.ndarray, sizes: np.ndarray, row_count: int) -> np.ndarray:
+    """Returns enough of the first groups for a number of rows; the last group always stays in train."""
+    return order[: min(int(np.searchsorted(np.cumsum(sizes[order]), row_count)) + 1, len(order) - 1)]
 
 
 def _permutation(count: int, seed: int, stream: str) -> np.ndarray:
@@ -238,117 +315,3 @@ def _require_labels(task: Task, train: Any, data: TaskDataConfig) -> None:
             f"the {len(train):,} training rows that data.max_train_samples leaves all have the label "
             f"{words[present[0]]!r}: set data.max_train_samples to a larger number, or remove it"
         )
-
-
-def label_facts(task: Task, examples: dict[str, Any], data: TaskDataConfig) -> list[tuple[str, str]]:
-    """Returns the shares of labels in train and dev, and warnings, for the table before training.
-
-    Returns [] for tasks without labels of whole rows.
-    """
-    counts = {name: task.rows_by_label(examples[name]) for name in ("train", "dev")}
-    if not all(len(count) for count in counts.values()):
-        return []
-    shares = {name: count / len(examples[name]) for name, count in counts.items()}
-    order = np.argsort(-counts["train"], kind="stable")
-    shown = np.sort(order) if len(order) <= SHOWN_LABELS else order[: SHOWN_LABELS - 1]
-    rest = len(order) - len(shown)
-    described = []
-    for name, share in shares.items():
-        words = [f"{task.output_names[label]} {_percent(share[label])}" for label in shown]
-        if task.one_label:
-            more = [f"{rest} other labels {_percent(1 - share[shown].sum())}"] if rest else []
-        else:
-            none = 1 - examples[name].known_labels.any(axis=1).mean()
-            more = [*([f"{rest} other labels"] if rest else []), f"no label {_percent(none)}"]
-        described.append(f"{name} {', '.join([*words, *more])}")
-    facts = [("labels", "; ".join(described))]
-    facts += [(name, f"of the label {label!r}") for name, label in task.metric_labels.items()]
-    if task.class_weights:
-        weights = ", ".join(f"{task.output_names[label]} {task.class_weights[label]:.3g}" for label in shown)
-        facts.append(("class weights", weights + (", ..." if rest else "")))
-    return [*facts, *_label_warnings(task, counts, shares, data)]
-
-
-def _label_warnings(
-    task: Task, counts: dict[str, np.ndarray], shares: dict[str, np.ndarray], data: TaskDataConfig
-) -> list[tuple[str, str]]:
-    lacking = (counts["train"] == 0) & (counts["dev"] > 0)
-    rare = (shares["dev"] > FAR_LESS_OFTEN * shares["train"]) & (counts["dev"] >= ENOUGH_ROWS)
-    suspicious = np.flatnonzero(lacking | rare)
-    if not len(suspicious):
-        return []
-    worst = suspicious[np.argsort(-(shares["dev"] - shares["train"])[suspicious], kind="stable")][:3]
-    words = [
-        f"{task.output_names[label]!r} has {_percent(shares['train'][label])} of the training rows and "
-        f"{_percent(shares['dev'][label])} of dev"
-        for label in worst
-    ]
-    more = f", and {len(suspicious) - 3} other labels differ as much" if len(suspicious) > 3 else ""
-    fix = "split the data again at random" if data.max_train_samples is None else "set a larger data.max_train_samples"
-    return [("warning", f"{', '.join(words)}{more}: {fix}")]
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if 0 < share < 0.01 else f"{share:.0%}"
-
-
-def cut_facts(
-    task: Task,
-    tokenizer: Tokenizer,
-    examples: dict[str, Any],
-    rows: dict[str, Rows],
-    data: TaskDataConfig,
-    max_length: int,
-) -> list[tuple[str, str]]:
-    """Returns the share of rows that ``data.max_length`` truncates, for the table before training.
-
-    Returns [] if no row is truncated, or if the task splits long inputs into several rows. If texts are read through
-    windows, returns the share of texts with several windows.
-    """
-    if data.long_texts in WINDOW_MODES:
-        return _window_facts(rows, data)
-    lengths = {}
-    for name in ("train", "dev"):
-        if task.windows or len(rows[name]) != len(examples[name]) or not hasattr(examples[name], "take"):
-            return []
-        lengths[name] = _whole_lengths(task, tokenizer, examples[name], rows[name], data)
-    if not any((whole > data.max_length).any() for whole in lengths.values()):
-        return []
-
-    def cut(name: str, limit: int) -> str:
-        return _percent(float((lengths[name] > limit).mean()))
-
-    about = "about " if len(rows["train"]) > MEASURED_ROWS else ""
-    median = int(np.median(lengths["train"]))
-    text = f"train {about}{cut('train', data.max_length)} (median {median} tokens), dev {cut('dev', data.max_length)}"
-    larger = [size for size in (2 * data.max_length, max_length) if data.max_length < size <= max_length]
-    if larger:
-        text += f"; --data.max_length {larger[0]} cuts {cut('train', larger[0])} of train"
-    return [("rows cut", text)]
-
-
-def _window_facts(rows: dict[str, Rows], data: TaskDataConfig) -> list[tuple[str, str]]:
-    """Returns the share of texts with several windows, and how many have windows that training leaves out."""
-    counts = {name: [part.counts for part in windowed_parts(rows[name])] for name in ("train", "dev")}
-    shares = {name: np.concatenate(parts) for name, parts in counts.items() if parts}
-    if not shares:
-        return []
-    facts = [
-        f"{name} {_percent(float((of_split > 1).mean()))} of texts, with up to {of_split.max()} windows"
-        for name, of_split in shares.items()
-    ]
-    if left_out := int((shares.get("train", np.zeros(0)) > data.max_train_windows).sum()):
-        facts.append(f"a training step reads {data.max_train_windows} windows of {left_out:,} longer texts")
-    return [("long texts", "; ".join(facts))]
-
-
-def _whole_lengths(task: Task, tokenizer: Tokenizer, examples: Any, rows: Rows, data: TaskDataConfig) -> np.ndarray:
-    """Returns the untruncated lengths of a sample of rows."""
-    step = max(1, len(rows) // MEASURED_ROWS)
-    measured = np.arange(0, len(rows), step)
-    lengths = np.asarray(rows.lengths)[measured].copy()
-    full = np.flatnonzero(lengths >= data.max_length)
-    if len(full):
-        whole = examples.take(measured[full].tolist())
-        lengths[full] = task.features(tokenizer, whole, dataclasses.replace(data, max_length=UNCUT)).lengths
-    return lengths

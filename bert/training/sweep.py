@@ -39,7 +39,7 @@ from bert.runs.metrics_log import read_results, to_jsonable
 from bert.runs.report import align_columns
 from bert.runs.sweep_folder import SWEEP_FILE, SweepFolder, open_sweep
 from bert.tasks import make_task
-from bert.tasks.splits import read_splits
+from bert.tasks.splits import read_splits, require_dev
 from bert.training import launch
 from bert.training.means import read_eval_metrics
 from bert.training.runs import Run
@@ -170,7 +170,9 @@ def main_metric(request: launch.RunRequest[Any]) -> tuple[str, bool]:
             Path(folder, name).write_text(lines, encoding="utf-8")
         if request.tables:
             config = replace(config, data=replace(config.data, dir=folder))
-        task = read_splits(make_task(config), config).task  # the training rows of some tasks determine the metric
+        splits = read_splits(make_task(config), config)  # the training rows of some tasks determine the metric
+        require_dev(splits.examples, "the sweep")
+        task = splits.task
     return task.main_metric, task.higher_main_is_better
 
 

@@ -12,6 +12,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 import bert
+from bert.commands import finetune
 from bert.errors import UserError
 from bert.interchange.writers import hf
 from bert.training.finetuning.contrastive import INVERSE_REGULARIZATION
@@ -34,11 +35,11 @@ def encoder(tmp_path_factory) -> Path:
     return sentence_encoder(tmp_path_factory.mktemp("encoder"))
 
 
-def train(folder: Path, encoder: Path, rows: Any = ROWS, **more: Any) -> bert.Run:
+def train(folder: Path, encoder: Path, rows: Any = ROWS, dev: Any = ROWS, **more: Any) -> bert.Run:
     callbacks = more.pop("callbacks", ())
     overrides = {**SETTINGS, **more}
     return bert.finetune(
-        "few_shot", init=encoder, train=rows, dev=ROWS, output_dir=folder, overrides=overrides, callbacks=callbacks
+        "few_shot", init=encoder, train=rows, dev=dev, output_dir=folder, overrides=overrides, callbacks=callbacks
     )
 
 
@@ -120,6 +121,27 @@ def test_a_frozen_encoder_only_gets_a_classifier(encoder: Path, tmp_path: Path) 
     source = {part: source[part] for part in trained}  # without the pooler
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, trained, source)))
     assert run.results["dev"]["accuracy"] > 0.6
+
+
+def test_without_dev_rows_all_rows_are_trained_on(encoder: Path, tmp_path: Path, capsys) -> None:
+    """The scores of the training rows are reported as such; a resumed run has the same rows."""
+    run = train(tmp_path / "run", encoder, dev=None)
+    assert "dev" not in run.results and run.results["train"]["accuracy"] > 0.6
+    assert (run.results["best_step"], run.results["steps"]) == (6, 6)
+    assert not list((tmp_path / "run").glob("predictions/*dev*"))
+    texts = [row["text"] for row in ROWS]
+    regression = LogisticRegression(C=INVERSE_REGULARIZATION, max_iter=1000)
+    regression.fit(vectors_of(run.model, texts), [row["label"] for row in ROWS])
+    np.testing.assert_allclose(
+        probabilities(run.model, NEW), regression.predict_proba(vectors_of(run.model, NEW)), atol=1e-3
+    )
+    finetune._show(run.results, "runs/few")
+    printed = capsys.readouterr().out
+    assert "training rows, which do not show how well new rows are predicted" in printed
+    assert "bert evaluate runs/few train --cross_validate 4" in printed
+    with pytest.raises(UserError, match=r"has no dev rows"):
+        run.model.evaluate("dev")
+    assert train(tmp_path / "run", encoder, dev=None).results["train"] == run.results["train"]
 
 
 def test_rows_of_one_label_are_an_error(encoder: Path, tmp_path: Path) -> None:

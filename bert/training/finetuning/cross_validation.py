@@ -22,11 +22,9 @@ from bert.inference.pretrained import Pretrained
 from bert.metrics.confident_learning import find_doubtful_labels
 from bert.tasks.labelled import Labelled, read_with_new_labels
 from bert.tasks.sequence_classification.classification import ClassificationPredictions
+from bert.training.finetuning.setup import NEVER
 from bert.training.initialization import Log
 from bert.training.launch import prepare_finetuning, start_or_resume
-
-NEVER = 10**9
-"""Steps between evaluations and checkpoints: only the last step has them, so that the held-out rows choose nothing."""
 
 
 def cross_validate(

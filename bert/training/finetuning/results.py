@@ -24,7 +24,8 @@ from bert.runs.plots import Subject
 from bert.runs.report import log_table
 from bert.tasks import make_task
 from bert.tasks.base import Outputs, Task
-from bert.tasks.splits import cut_facts, label_facts, read_splits
+from bert.tasks.split_facts import cut_facts, label_facts
+from bert.tasks.splits import read_splits, require_dev
 from bert.tasks.weighted_scores import hits
 from bert.training.finetuning.data import FinetuningData
 from bert.training.finetuning.evaluation import Evaluator, Split
@@ -59,12 +60,14 @@ def log_summary(
 ) -> None:
     """Logs the table of sizes before training."""
     task = setup.task
-    examples = {name: split.examples for name, split in setup.splits.items()}
-    rows = {name: split.features for name, split in setup.splits.items()}
+    splits = {name: split for name, split in setup.splits.items() if name != "dev" or setup.has_dev}
+    examples = {name: split.examples for name, split in splits.items()}
+    rows = {name: split.features for name, split in splits.items()}
+    num_dev = f"{len(setup.dev.features):,} dev" if setup.has_dev else "no dev"
     max_length = config.model.max_position_embeddings
     log_table(
         [
-            ("task", f"{task.name}: {len(rows['train']):,} training rows, {len(setup.dev.features):,} dev"),
+            ("task", f"{task.name}: {len(rows['train']):,} training rows, {num_dev}"),
             *_teacher_facts(config, setup),
             *label_facts(task, examples, config.data),
             *cut_facts(task, setup.init_model.tokenizer, examples, rows, config.data, max_length),
@@ -149,11 +152,11 @@ class Scores(NamedTuple):
     """Scores of the best checkpoint.
 
     Attributes:
-        by_split: scores of each split with labels.
+        by_split: scores of each split with labels; of ``train`` instead of ``dev`` if there are no dev rows.
         tuned: fields of ``data`` that the task tuned on dev.
-        collapsed: whether the predictions for dev are degenerate.
+        collapsed: whether the predictions of the first split are degenerate.
         details: additional results by split with labels, for splits that have any.
-        remarks: sentences that describe problems of the predictions for dev.
+        remarks: sentences that describe problems of the predictions of the first split.
     """
 
     by_split: dict[str, dict[str, float]]
@@ -166,11 +169,14 @@ class Scores(NamedTuple):
 def write_predictions(
     run: RunFolder[FinetuneConfig], setup: Setup, evaluate: Evaluator, best: BestCheckpoint
 ) -> Scores:
-    """Tunes the task on dev, and writes and scores the predictions of all splits except train."""
+    """Tunes the task on dev, and writes and scores the predictions of all splits except train.
+
+    Without dev rows, the training rows are scored.
+    """
     dev, config = setup.dev, run.config.data
     params, folder = setup.parallel.put_state(best.params), run.path / "predictions"
     dev_outputs = evaluate(params, dev)[0] if best.dev_outputs is None else best.dev_outputs
-    task = setup.task.tune(dev_outputs, dev.features, dev.examples)
+    task = setup.task.tune(dev_outputs, dev.features, dev.examples) if setup.has_dev else setup.task
     tuned = {name: value for name, value in vars(task.to_config(config)).items() if value != getattr(config, name)}
     by_split, details, collapsed, remarks = {}, {}, False, []
     for name, split in setup.splits.items():
@@ -178,17 +184,19 @@ def write_predictions(
             continue
         outputs, losses = (dev_outputs, {}) if name == "dev" else evaluate(params, split)
         predictions = task.predict(outputs, split.features, split.examples)
-        if run.is_writer:
+        is_written = run.is_writer and (name != "dev" or setup.has_dev)
+        if is_written:
             task.write_predictions(folder, name, predictions, split.examples)
         if name == "dev":
             collapsed = task.is_degenerate(predictions, split.examples)
             remarks = task.remarks(predictions, split.examples)
+            name = name if setup.has_dev else "train"
         if split.examples.labelled:
             by_split[name] = {**losses, **task.score(predictions, split.examples)}
             details[name] = task.details(predictions, split.examples)
             if (correct := hits(task, predictions, split.examples)) is not None:
                 details[name]["calibration"] = calibration(correct)._asdict()
-            if run.is_writer:
+            if is_written:
                 task.write_details(folder, name, predictions, split.examples)
     return Scores(by_split, tuned, collapsed, {name: more for name, more in details.items() if more}, remarks)
 
@@ -204,6 +212,7 @@ def write_results(
     """Writes results.json and returns its content; ``start_time`` is by `time.perf_counter`."""
     task, config, dev = setup.task, run.config, setup.dev.examples
     teacher = config.distillation
+    main = "dev" if setup.has_dev else "train"
     logged = next((scores_of_line(line) for line in best.lines if line["step"] == best.step), {})
     results = {
         "task": task.name,
@@ -214,7 +223,7 @@ def write_results(
         "best_step": best.step,
         "parameters": best.counts.total,
         "trained_parameters": best.counts.trained,
-        **{**scores.by_split, "dev": {**logged, **scores.by_split["dev"]}},
+        **{**scores.by_split, main: {**logged, **scores.by_split[main]}},
         "last": scores_of_line(best.lines[-1]),
         "baseline": task.baseline,
         **({task.baseline: task.baseline_scores(dev)} if task.baseline else {}),
@@ -255,10 +264,13 @@ def predict_split(model: Pretrained, config: FinetuneConfig, name: str, folder: 
     """Writes the prediction files of a split of a run's data in the run's format, and returns their paths.
 
     Raises:
-        UserError: the split is missing or malformed.
+        UserError: the split is missing or malformed, or the run has no dev rows.
     """
     task = model.require_task()
-    examples = read_splits(task, config).examples[name]
+    splits = read_splits(task, config).examples
+    if name == "dev":
+        require_dev(splits, model.source)
+    examples = splits[name]
     split = Split(examples, task.features(model.tokenizer, examples, config.data))
     outputs = run_outputs(model, config, split, log)
     return task.write_predictions(folder, name, task.predict(outputs, split.features, examples), examples)

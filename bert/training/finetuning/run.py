@@ -291,7 +291,7 @@ def aggregate_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **results,
         "main_metric": main,
         "higher_is_better": higher,
-        "best_seed": max(runs, key=lambda one: _rank(one["dev"][main], higher))["seed"],
+        "best_seed": max(runs, key=lambda one: _rank(one[splits[0]][main], higher))["seed"],
         "baseline": first["baseline"],
         **({first["baseline"]: first[first["baseline"]]} if first["baseline"] else {}),
         "runs": [{key: value for key, value in one.items() if key != "details"} for one in runs],

@@ -26,7 +26,7 @@ from bert.runs.environment import record_environment
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tasks import find_task, make_task
 from bert.tasks.base import Task
-from bert.tasks.splits import Examples, read_splits
+from bert.tasks.splits import Examples, has_dev, read_splits
 from bert.tasks.teaching import TaughtRows
 from bert.tokenizer.byte_level import separate_pairs
 from bert.tokenizer.vocabulary import embedding_rows, load_tokenizer, require_embedding_rows, train_tokenizer
@@ -41,6 +41,9 @@ from bert.training.optimizer import ParameterPath, make_frozen_predicate
 
 DEFAULT_MAX_TO_KEEP = 1
 """Number of checkpoints to keep if training.max_to_keep is null."""
+
+NEVER = 10**9
+"""Steps between evaluations and checkpoints: only the last step has them, so that the evaluated rows choose nothing."""
 
 
 class InitialModel(NamedTuple):
@@ -97,7 +100,13 @@ class Setup:
 
     @property
     def dev(self) -> Split:
+        """The rows that are evaluated: the training rows if there are no dev rows."""
         return self.splits["dev"]
+
+    @property
+    def has_dev(self) -> bool:
+        """Whether there are dev rows."""
+        return has_dev({name: split.examples for name, split in self.splits.items()})
 
 
 def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneConfig, Setup]:
@@ -113,7 +122,7 @@ def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneCon
     """
     config = _resolve_defaults(run.config)
     LayerExecution.from_config(config.training)  # fails before data is read
-    task, examples, data, notes = read_splits(make_task(config), config)
+    task, examples, data, notes = read_splits(make_task(config), config, is_new=not run.resumed)
     _ = task.higher_main_is_better  # raises UserError if the task does not declare it
     for note in notes:
         log(note)
@@ -126,7 +135,8 @@ def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneCon
     data = task.to_config(data)
     if data.pair_truncation is None and not run.resumed:  # null in an older run is longest_first
         data = dataclasses.replace(data, pair_truncation=init_model.pair_truncation or "longest_first")
-    config = dataclasses.replace(config, data=data, model=init_model.config)
+    training = config.training if has_dev(examples) else dataclasses.replace(config.training, eval_every=NEVER)
+    config = dataclasses.replace(config, data=data, model=init_model.config, training=training)
     config.check_model()
     parallel = check_devices(config)
     frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)

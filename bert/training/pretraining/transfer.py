@@ -22,7 +22,7 @@ from bert.runs.report import Progress
 from bert.tasks import make_task
 from bert.tasks.docstring_tasks import DOCSTRING_TASKS, write_docstring_task
 from bert.tasks.sequence_classification import lexical_baseline
-from bert.tasks.splits import read_splits
+from bert.tasks.splits import read_splits, require_dev
 from bert.training.finetuning.starts import PRETRAINED, RANDOM, StartComparison
 from bert.training.initialization import Log
 
@@ -75,7 +75,7 @@ def check_transfer(config: PretrainConfig) -> None:
     for name in transfer_names(config):
         recipe = transfer_config(config, name)
         if name not in DOCSTRING_TASKS and not (recipe.data.dir or "").startswith(DOCSTRINGS_PREFIX):
-            read_splits(make_task(recipe), recipe)
+            require_dev(read_splits(make_task(recipe), recipe).examples, f"transfer {name}")
 
 
 def measure_transfer(run: RunFolder[PretrainConfig], step: int, log: Log) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from bert.tasks import TASKS, make_task
 from bert.tasks.registry import published_task
 from bert.tasks.sequence_classification import CustomMultilabel, Examples, Labels, lexical_baseline
 from bert.tasks.sequence_classification.multilabel import best_thresholds
-from bert.tasks.splits import label_facts
+from bert.tasks.split_facts import label_facts
 from tests.helpers import made_files
 
 NAMES = ("bill", "login", "speed")
@@ -70,7 +70,7 @@ def test_the_training_rows_tell_the_labels_and_config_yaml_keeps_them(tmp_path: 
     data = tuned.to_config(TaskDataConfig(dir="x"))
     assert (data.labels, task.to_config(TaskDataConfig()).label_thresholds) == ([*NAMES], None)
     assert own(**vars(data)).label_thresholds == tuned.label_thresholds
-    facts = [("labels", "train bill 75%, login 25%, speed 25%, no label 25%; dev bill 75%, login 25%, speed 25%, "
+    facts = [("labels", "train bill 75%, login 25%, speed 25%, no label 25%\ndev bill 75%, login 25%, speed 25%, "
               "no label 25%")]  # fmt: skip
     assert label_facts(task, {"train": train, "dev": train}, data) == facts
 
