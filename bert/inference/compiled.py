@@ -33,6 +33,9 @@ from bert.model.pooling import Pooling
 from bert.model.pretraining import BertForMaskedLM
 from bert.tasks.base import Task
 
+CPU_TOKENS = 1024
+"""Maximum number of tokens in a padded batch on a CPU, whose caches do not hold the attention weights of more."""
+
 
 class CompiledForward(BatchedForward):
     """The compiled encoder, masked-LM head and task head of a model.
@@ -88,7 +91,10 @@ class CompiledForward(BatchedForward):
 
     def _padded_size(self, lengths: np.ndarray, batch_size: int) -> tuple[int, int]:
         """Returns few different sizes, because each is compiled."""
-        return bucket_length(int(lengths.max()), BUCKETS, self._config.max_position_embeddings), batch_size
+        length = bucket_length(int(lengths.max()), BUCKETS, self._config.max_position_embeddings)
+        if jax.default_backend() == "cpu":
+            batch_size = min(batch_size, max(1, CPU_TOKENS // length))
+        return length, batch_size
 
     def _fetched(self, batches: Batches) -> Batches:
         """Yields (key, outputs as NumPy arrays) while the next outputs are computed."""

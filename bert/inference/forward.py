@@ -287,11 +287,14 @@ class BatchedForward(ABC):
         batch_size = min(batch_size, 1 << max(len(features) - 1, 0).bit_length())
 
         def dispatched() -> Batches:
-            for rows in evaluation_batches(features.lengths, batch_size):
-                batch = features.batch(rows, *self._padded_size(features.lengths[rows], batch_size))
-                check_inputs(batch["input_ids"], self._config.known_vocab_size)
-                inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-                yield rows, forward(self._params, *inputs)
+            for texts in evaluation_batches(features.lengths, batch_size):
+                length, num_rows = self._padded_size(features.lengths[texts], batch_size)
+                for start in range(0, len(texts), num_rows):
+                    rows = texts[start : start + num_rows]
+                    batch = features.batch(rows, length, num_rows)
+                    check_inputs(batch["input_ids"], self._config.known_vocab_size)
+                    inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+                    yield rows, forward(self._params, *inputs)
 
         numbers = getattr(features, "input_numbers", np.arange(len(features)))
         for rows, outputs in self._fetched(dispatched()):
@@ -299,7 +302,7 @@ class BatchedForward(ABC):
             yield rows, outputs
 
     def _padded_size(self, lengths: np.ndarray, batch_size: int) -> tuple[int, int]:
-        """Returns T and B of the arrays for rows of the given lengths."""
+        """Returns T and B of the arrays for rows of the given lengths. More than B rows become several batches."""
         return int(lengths.max()), len(lengths)
 
     def _fetched(self, batches: Batches) -> Batches:

@@ -97,3 +97,20 @@ def test_packed_texts_and_pairs_have_the_embeddings_of_padded_ones(
     assert used[0] is not None and max(map(len, used[0].packs)) > 3
     assert np.ptp(padded, axis=0).max() > 0.02
     np.testing.assert_allclose(packed, padded, atol=2e-6)
+
+
+@pytest.mark.medium
+def test_a_cpu_computes_long_texts_in_smaller_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(tmp_path, BertForPreTraining(CONFIG), None)
+    texts = ["a b c d", "e f g h a b", "c", "d e", "f g h"]
+    expected = model.embed(texts)
+    monkeypatch.setattr(compiled, "CPU_TOKENS", 2 * BUCKETS[0])
+    encoder, shapes = model._forward.encoder, []
+
+    def spy(params: object, input_ids: np.ndarray, *inputs: np.ndarray) -> object:
+        shapes.append(input_ids.shape)
+        return encoder(params, input_ids, *inputs)
+
+    monkeypatch.setattr(model._forward, "encoder", spy)
+    np.testing.assert_allclose(model.embed(texts), expected, atol=1e-6)
+    assert shapes == [(2, BUCKETS[0])] * 3

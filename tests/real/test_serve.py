@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ import numpy as np
 import pytest
 
 import bert
+from tests.helpers import REPOSITORY
 from tests.processes import free_port, launch
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
@@ -40,11 +43,16 @@ def post(url: str, body: Any, **headers: str) -> tuple[int, Any]:
         return error.code, error.read().decode()
 
 
-def started(shared: Path, *options: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
-    """A server that accepts requests, and its URL."""
-    port, model = free_port(), shared / "models" / "all-MiniLM-L6-v2"
-    command = ("-m", "bert", "serve", f"mini={model}", f"--port={port}", "--engine=onnxruntime", *options)
-    process = launch(*command, **environment)
+def started(shared: Path, **environment: str) -> tuple[subprocess.Popen[str], str]:
+    """A server of MiniLM that accepts requests, and its URL."""
+    model = shared / "models" / "all-MiniLM-L6-v2"
+    return accepting("serve", f"mini={model}", "--engine=onnxruntime", **environment)
+
+
+def accepting(*command: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
+    """The server of a command that accepts requests, and its URL."""
+    port = free_port()
+    process = launch("-m", "bert", *command, f"--port={port}", **environment)
     for _ in range(600):
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
@@ -102,6 +110,32 @@ def test_curl(url: str, expected: np.ndarray) -> None:
     command = ["curl", "-s", f"{url}/embed", "-H", "Content-Type: application/json", "-d", body]
     reply = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     np.testing.assert_allclose(json.loads(reply), expected, atol=1e-5)
+
+
+def test_the_commands_of_the_guide(shared: Path, finetuned: Path) -> None:
+    """Folders take the place of the names of the two models."""
+    text = (REPOSITORY / "docs" / "serve.md").read_text(encoding="utf-8")
+    serve, requests = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    for name, folder in (
+        ("sentence-transformers/all-MiniLM-L6-v2", shared / "models" / "all-MiniLM-L6-v2"),
+        ("runs/sst2", finetuned),
+    ):
+        assert name in serve
+        serve = serve.replace(name, str(folder))
+    process, url = accepting(*shlex.split(serve)[1:])
+    try:
+        replies = []
+        for request in requests.splitlines():
+            command = shlex.split(request.replace("localhost:8080", url.removeprefix("http://")))
+            replies.append(json.loads(subprocess.run([*command, "-sf"], capture_output=True, check=True).stdout))
+    finally:
+        process.terminate()
+        process.wait(30)
+    vectors, answers = replies
+    model = bert.load(shared / "models" / "all-MiniLM-L6-v2")
+    np.testing.assert_allclose(vectors, model.embed(["one text", "another text"]), atol=1e-5)
+    [prediction] = bert.load(finetuned).predict(["a dull film"])
+    assert answers[0]["label"] == prediction.label
 
 
 def test_requests_that_are_rejected(url: str) -> None:
