@@ -140,6 +140,11 @@ OPTIONS = {
         **{"rotary_fraction": 0.5, "rotary_scaling": "yarn", "rotary_scaling_factor": 4.0},
         **{"rotary_original_length": 64, "rotary_base": 50.0},
     },
+    "sandwich": {
+        **{"norm_type": "rms_plus_one", "sublayer_output_norm": True, "pre_layer_norm": True},
+        **{"query_pre_attn_scalar": 5.0, "token_dropout_id": 4, "attention_window": 2},
+        **{"global_attention_every": 2, "first_global_layer": 1},
+    },
     "some biases": {
         **{"use_bias": False, "query_key_value_bias": True, "output_bias": True},
         **{"attention_output_bias": False, "intermediate_bias": False},

@@ -74,6 +74,8 @@ class ModelConfig:
     query_key_norm: bool = False
     """Normalization of the queries and keys of each head, with the type and bias of the other normalization layers,
     before rotary positions; true in Qwen3."""
+    query_pre_attn_scalar: PositiveFloat | None = None
+    """Number by whose square root attention scores are divided, as in Gemma. Defaults to attention_head_size."""
     attention_softcap: PositiveFloat | None = None
     """Limit c of the attention scores, which become c x tanh(score / c); 50 in Gemma 2. null: no limit."""
     hidden_act: Activation = "gelu"
@@ -109,8 +111,9 @@ class ModelConfig:
     """Initial values of the learned position table: random (normal), or sinusoids of the same standard deviation."""
     layer_norm_eps: PositiveFloat = 1e-12
     """Epsilon of LayerNorm."""
-    norm_type: Literal["layer", "rms"] = "layer"
-    """Type of all normalization layers: LayerNorm (layer), or RMSNorm, which does not subtract the mean (rms)."""
+    norm_type: Literal["layer", "rms", "rms_plus_one"] = "layer"
+    """Type of all normalization layers: LayerNorm (layer); RMSNorm, which does not subtract the mean (rms); or RMSNorm
+    with the scale 1 + parameter, as in Gemma (rms_plus_one)."""
     norm_bias: bool = True
     """LayerNorm layers have a bias; false in ModernBERT."""
     use_bias: bool = True
@@ -155,9 +158,10 @@ class ModelConfig:
     """Maximum distance, to each side, at which a token of a local layer attends (Beltagy et al. 2020). null: all layers
     are global. The value is one-sided: ModernBERT's window of 128 is 64 here."""
     global_attention_every: Annotated[int, Range(minimum=2)] | None = None
-    """Interval of global layers, with attention_window: every n-th layer, starting with the first, is global; 3 in
-    ModernBERT. null: all layers are local.
-    """
+    """Interval of global layers, with attention_window: every n-th layer, starting with first_global_layer, is
+    global; 3 in ModernBERT. null: all layers are local."""
+    first_global_layer: NonNegative = 0
+    """Number of the first global layer, counted from 0, with global_attention_every; 5 in Gemma 3."""
     relative_attention_buckets: Positive | None = None
     """Number of buckets of distances between two tokens. Each bucket has a bias of the attention scores per head,
     shared by all layers (Raffel et al. 2020, section 2.1). Small distances have their own buckets, large ones share
@@ -179,9 +183,15 @@ class ModelConfig:
     """LayerNorm before the attention of the first layer, with pre_layer_norm; false in ModernBERT, whose embeddings
     have one.
     """
+    sublayer_output_norm: bool = False
+    """LayerNorm also after attention and feed-forward, before their output is added, with pre_layer_norm; true in
+    Gemma 2 and 3."""
     scale_embeddings: bool = False
     """Multiply word embeddings by the square root of their width, and use sinusoids of amplitude 1, as in the
     Transformer (Vaswani et al. 2017). A tied decoder uses the unscaled table."""
+    token_dropout_id: NonNegative | None = None
+    """Id of the mask token, if its word embedding is replaced by zeros, and the others are scaled by 0.88 / (1 - share
+    of mask tokens in the row), as in ESM-2. null: mask tokens have an embedding."""
     embedding_norm: bool = True
     """LayerNorm after the sum of the embeddings; false in GPT-2."""
     prediction_transform: bool = True
@@ -214,6 +224,7 @@ class ModelConfig:
         return replace(
             self.without_decoder,
             vocab_size=self.decoder_vocab_size or self.vocab_size,
+            token_dropout_id=None,
             num_hidden_layers=self.decoder_layers or self.num_hidden_layers,
         )
 
@@ -280,7 +291,7 @@ class ModelConfig:
     def is_local(self, layer: int) -> bool:
         """Returns whether a layer, counted from 0, attends to a window instead of the whole row."""
         every = self.global_attention_every
-        return self.attention_window is not None and (every is None or layer % every != 0)
+        return self.attention_window is not None and (every is None or layer % every != self.first_global_layer)
 
     def local_block(self, length: int) -> int | None:
         """Returns the block size of local attention, in which each block attends to itself and its neighbours.
@@ -392,14 +403,15 @@ class ModelConfig:
         if self.position_embedding_type == "disentangled":
             if buckets is None:
                 raise conflict(self, kind, "model.relative_attention_buckets", "set it, for example to 512")
-            for key in ("attention_window", "num_key_value_heads", "query_key_norm", "attention_softcap"):
+            keys = ("attention_window", "num_key_value_heads", "query_key_norm", "attention_softcap")
+            for key in (*keys, "query_pre_attn_scalar"):
                 if getattr(self, key):
                     raise conflict(self, kind, f"model.{key}", "remove one of the two")
             max_buckets = 4 * self.max_position_embeddings  # a bucket for each distance in each direction
         if self.position_embedding_type == "transformer_xl":
             if self.hidden_size % 2:
                 raise UserError(f"{kind} is transformer_xl, but model.hidden_size is {self.hidden_size}: make it even")
-            for key in ("attention_window", "attention_softcap"):
+            for key in ("attention_window", "attention_softcap", "query_pre_attn_scalar"):
                 if getattr(self, key):
                     raise conflict(self, kind, f"model.{key}", "remove one of the two")
         if self.position_embedding_type == "alibi" and buckets is not None:
@@ -411,8 +423,23 @@ class ModelConfig:
         for key in ("global_attention_every", "local_rotary_base"):
             if getattr(self, key) is not None and self.attention_window is None:
                 raise conflict(self, f"model.{key}", "model.attention_window", "set a window, or remove the key")
+        if self.first_global_layer and self.first_global_layer >= (self.global_attention_every or 0):
+            fix = "set it below the interval of global layers"
+            raise conflict(self, "model.first_global_layer", "model.global_attention_every", fix)
+        self._check_norms()
+
+    def _check_norms(self) -> None:
         if not self.first_layer_norm and not self.pre_layer_norm:
             raise conflict(self, "model.first_layer_norm", "model.pre_layer_norm", "set one of them to true")
+        if self.sublayer_output_norm and not self.pre_layer_norm:
+            raise conflict(self, "model.sublayer_output_norm", "model.pre_layer_norm", "set both to true")
+        if self.token_dropout_id is None:
+            return
+        if self.causal:
+            fix = "remove one of the two, since a token cannot know the masks after it"
+            raise conflict(self, "model.token_dropout_id", "model.causal", fix)
+        if self.vocab_size is not None and self.token_dropout_id >= self.vocab_size:
+            raise conflict(self, "model.token_dropout_id", "model.vocab_size", "set it to the id of a token")
 
     def _check_groups(self, key: str, layers: int) -> None:
         if self.layer_groups is None:

@@ -56,6 +56,8 @@ ENCODER_MODULES = {
     f"{LAYER}/attention/query_norm": "norm",
     f"{LAYER}/attention/key_norm": "norm",
     f"{LAYER}/attention_norm": "norm",
+    f"{LAYER}/attention_output_norm": "norm",
+    f"{LAYER}/feed_forward_norm": "norm",
     f"{LAYER}/intermediate": "dense",
     f"{LAYER}/gate": "dense",
     f"{LAYER}/output": "dense",

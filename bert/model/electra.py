@@ -162,7 +162,9 @@ class Electra(nn.Module):
             masked = MaskedTokens(first, input_ids[:, :1], first.astype(jnp.float32), first.astype(jnp.float32))
         source = None if dropout is None else dropout.fold_in("generator")
         logits = self.generator(
-            self.bert.embeddings.look_up(input_ids, token_type_ids, None, packing, source),
+            self.bert.embeddings.look_up(
+                input_ids, token_type_ids, None, packing, source, attention_mask=attention_mask
+            ),
             make_mask(self.config, attention_mask, packing),
             masked.positions,
             self.bert.embedding_table(),

@@ -42,7 +42,7 @@ from bert.model.positions import (
     sinusoidal_position_table,
     step_embeddings,
 )
-from bert.model.reductions import pooler_input, standardize
+from bert.model.reductions import pooler_input, standardize, token_dropout_factors
 from bert.parallel.sharding import all_gather_fsdp, constrain_activation
 
 
@@ -105,9 +105,11 @@ class Embeddings(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
         num_queries: int = 0,
+        attention_mask: PaddingMask | None = None,
     ) -> Float[Array, "B T D"]:
         """Returns the input of the first layer, [B, T, D]. Arguments and errors: see `Bert`."""
-        return self.project(self.look_up(input_ids, token_type_ids, position_ids, packing, dropout, num_queries))
+        ids = (input_ids, token_type_ids, position_ids)
+        return self.project(self.look_up(*ids, packing, dropout, num_queries, attention_mask))
 
     def look_up(
         self,
@@ -117,6 +119,7 @@ class Embeddings(nn.Module):
         packing: Packing | None = None,
         dropout: Dropout | None = None,
         num_queries: int = 0,
+        attention_mask: PaddingMask | None = None,
     ) -> Float[Array, "B T E"]:
         """Returns the embeddings before their projection, [B, T, E]."""
         config = self.config
@@ -133,6 +136,8 @@ class Embeddings(nn.Module):
             x = x.at[:, x.shape[1] - num_queries :].set(self.query)
         if config.scale_embeddings:
             x = x * math.sqrt(config.embedding_width)
+        if config.token_dropout_id is not None:
+            x = x * token_dropout_factors(input_ids == config.token_dropout_id, attention_mask, packing)
         if config.position_embedding_type == "learned":
             x = x + rows(self.position, position_ids)
         elif config.position_embedding_type == "sinusoidal":
@@ -314,7 +319,8 @@ class Bert(nn.Module):
         Raises:
             ValueError: T is larger than ``max_position_embeddings``.
         """
-        x = self.embeddings(input_ids, token_type_ids, position_ids, packing, dropout, num_queries)
+        ids = (input_ids, token_type_ids, position_ids)
+        x = self.embeddings(*ids, packing, dropout, num_queries, attention_mask)
         mask = make_mask(self.config, attention_mask, packing) if mask is None else mask
         if token_type_ids is not None and self.config.has_relative_segments:
             mask = mask.replace(segments=token_type_ids)

@@ -209,6 +209,7 @@ class Layer(nn.Module):
         inputs = self._norm_before(norm, x) if self.has_attention_norm else x
         own = None if cache is None else cache.own.write(attention.keys_values(inputs, positions), mask.start)
         attended, weights = attention(inputs, inputs if own is None else own, mask, dropout, positions)
+        attended = self._norm_after(attended, "attention_output_norm")
         x = self._add(norm, x, maybe_dropout(attended, dropout, rate, "attention_output"))
 
         cross_weights = cross_cache = None
@@ -222,10 +223,11 @@ class Layer(nn.Module):
             attended, cross_weights = attention(
                 self._norm_before(norm, x), cross_cache or memory.hidden_states, memory.mask, source
             )
+            attended = self._norm_after(attended, "cross_output_norm")
             x = self._add(norm, x, maybe_dropout(attended, source, rate, "attention_output"))
 
         norm = layer_norm(self.config, self.dtype, "output_norm")
-        outputs = self._feed_forward(self._norm_before(norm, x))
+        outputs = self._norm_after(self._feed_forward(self._norm_before(norm, x)), "feed_forward_norm")
         x = constrain_activation(self._add(norm, x, maybe_dropout(outputs, dropout, rate, "output")))
         return x, LayerStates(weights, cross_weights, None if own is None else LayerCache(own, cross_cache))
 
@@ -241,6 +243,12 @@ class Layer(nn.Module):
     def _norm_before(self, norm: LayerNorm, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the input of a sublayer, normalized with pre-LN."""
         return norm(x) if self.config.pre_layer_norm else x
+
+    def _norm_after(self, sublayer_output: Float[Array, "B T D"], name: str) -> Float[Array, "B T D"]:
+        """Returns the output of a sublayer, normalized with ``sublayer_output_norm``."""
+        if not self.config.sublayer_output_norm:
+            return sublayer_output
+        return layer_norm(self.config, self.dtype, name)(sublayer_output)
 
     def _add(
         self, norm: LayerNorm, x: Float[Array, "B T D"], sublayer_output: Float[Array, "B T D"]

@@ -93,16 +93,20 @@ class LayerNorm(nn.Module):
 
     Attributes:
         subtract_mean: false for RMSNorm (Zhang and Sennrich 2019).
+        offset: added to the parameter ``scale``, which is 1 - offset initially.
     """
 
     epsilon: float
     dtype: Dtype = jnp.float32
     subtract_mean: bool = True
     use_bias: bool = True
+    offset: float = 0.0
 
     @nn.compact
     def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        scale = self.param("scale", nn.initializers.constant(1 - self.offset), (x.shape[-1],), jnp.float32)
+        if self.offset:
+            scale = self.offset + scale
         x = x.astype(jnp.float32)
         centred = x - x.mean(-1, keepdims=True) if self.subtract_mean else x
         variance = jnp.square(centred).mean(-1, keepdims=True)
@@ -114,7 +118,9 @@ class LayerNorm(nn.Module):
 
 def layer_norm(config: ModelConfig, dtype: Dtype, name: str) -> LayerNorm:
     """Returns the normalization layer that the configuration selects."""
-    return LayerNorm(config.layer_norm_eps, dtype, config.norm_type == "layer", config.norm_bias, name=name)
+    kind = config.norm_type
+    offset = 1.0 if kind == "rms_plus_one" else 0.0
+    return LayerNorm(config.layer_norm_eps, dtype, kind == "layer", config.norm_bias, offset, name=name)
 
 
 class Transform(nn.Module):

@@ -70,7 +70,10 @@ class Attention(nn.Module):
             The output, and the weights; None with a fused kernel.
         """
         query = self._split_heads(self.query(queries))
-        query = _rotate(self.query_norm(query) if self.config.query_key_norm else query, positions)
+        query = self.query_norm(query) if self.config.query_key_norm else query
+        if (scalar := self.config.query_pre_attn_scalar) is not None:  # kernels divide by the root of H
+            query = query * jnp.asarray((self.config.head_size / scalar) ** 0.5, query.dtype)
+        query = _rotate(query, positions)
         weights, softcap = None, self.config.attention_softcap
         if isinstance(keys_values, KeysValues):
             mixed, weights = self._attend_to_projected(query, keys_values, mask, dropout, positions)

@@ -74,6 +74,29 @@ def mean_over(
     return (sums / jnp.maximum(weights.sum(-1, keepdims=True), 1)).astype(hidden_states.dtype)
 
 
+MASKED_IN_TRAINING = 0.15 * 0.8
+"""Share of mask tokens when ESM-2 was trained."""
+
+
+def token_dropout_factors(
+    is_mask: Bool[Array, "B T"], attention_mask: PaddingMask | None, packing: Packing | None = None
+) -> Float[Array, "B #T 1"]:
+    """Returns factors of word embeddings with token dropout, [B, T, 1]: 0 for mask tokens.
+
+    Other tokens of a row, or of an example of a packed row, have a factor that makes up for the share of mask tokens
+    (Lin et al. 2023; EsmEmbeddings in transformers, modeling_esm.py).
+    """
+    if packing is not None:
+        members = packing.example_ids[:, None] == 1 + jnp.arange(packing.cls_positions.shape[1])[:, None]
+    else:
+        members = (jnp.ones(is_mask.shape) if attention_mask is None else attention_mask)[:, None]
+    shares = mean_over(is_mask[..., None].astype(jnp.float32), members)[..., 0]
+    factors = (1 - MASKED_IN_TRAINING) / jnp.maximum(1 - shares, 1 / is_mask.shape[1])
+    if packing is not None:
+        factors = jnp.take_along_axis(factors, jnp.maximum(packing.example_ids - 1, 0), axis=1)
+    return jnp.where(is_mask, 0.0, factors)[..., None]
+
+
 def pool(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMask, mode: str) -> Float[Array, "B D"]:
     """Pools [B, T, D] to [B, D]: mean of the tokens, first token (cls), last one (lasttoken), or maximum (max)."""
     mask = attention_mask[:, :, None] > 0

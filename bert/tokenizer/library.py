@@ -22,10 +22,18 @@ ROBERTA_TOKENS = {
 }
 MPNET_TOKENS = {**ROBERTA_TOKENS, "unk": "[UNK]"}
 ALBERT_TOKENS = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+GEMMA_TOKENS = {
+    **{"pad": "<pad>", "unk": "<unk>", "cls": "<bos>", "sep": "<eos>", "mask": "<mask>"},
+    **{"bos": "<bos>", "eos": "<eos>"},
+}
 GPT2_TOKENS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "pad": "<pad>"}
 XLNET_TOKENS = {
     **{"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"},
     **{"bos": "<s>", "eos": "</s>"},
+}
+ESM_TOKENS = {
+    **{"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<eos>", "mask": "<mask>"},
+    "eos": "<eos>",
 }
 EUROBERT_TOKENS = {
     **{"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>", "mask": "<|mask|>"},
@@ -33,7 +41,8 @@ EUROBERT_TOKENS = {
 }
 
 TOKEN_SETS: tuple[Mapping[str, str], ...] = (
-    *(MPNET_TOKENS, ROBERTA_TOKENS, BERT_TOKENS, ALBERT_TOKENS, GPT2_TOKENS, EUROBERT_TOKENS, XLNET_TOKENS),
+    *(GEMMA_TOKENS, MPNET_TOKENS, ROBERTA_TOKENS, BERT_TOKENS, ALBERT_TOKENS, GPT2_TOKENS, EUROBERT_TOKENS),
+    *(XLNET_TOKENS, ESM_TOKENS),
 )
 """Names by role. A vocabulary belongs to the set with which it shares the most tokens, or to the first of equal sets.
 """

@@ -20,6 +20,7 @@ from bert.remote import fetch
 from bert.tokenizer.byte_level import SPACES, byte_level_steps, parse_byte_level, train_byte_level
 from bert.tokenizer.hf_settings import SETTINGS, TokenizerSettings, read_settings, set_truncation_side, truncation_side
 from bert.tokenizer.library import (
+    ESM_TOKENS,
     MPNET_TOKENS,
     SPECIAL_TOKENS,
     check_post_processor,
@@ -38,6 +39,7 @@ from bert.tokenizer.wordpiece import (
     UNUSED,
     WordCounts,
     WordSteps,
+    build_residues,
     build_wordpiece,
     has_wordpiece_steps,
     train_wordpiece,
@@ -110,13 +112,8 @@ def load_tokenizer(
             tokenizer = build_sentencepiece(_read_bytes(file), file, settings)
     else:
         text = _read_utf8(file)
-        settings.require_wordpiece(file.parent)
         vocab = _parse_vocab(text, file, log)
-        _require_special_tokens(vocab, file)
-        if detect_casing and settings.do_lower_case is None:
-            config = dataclasses.replace(config, lowercase=_detect_casing(file, vocab, log))
-        strip_accents = None if config.strip_accents == "european" else config.strip_accents
-        tokenizer = build_wordpiece(vocab, config.lowercase, strip_accents)
+        tokenizer = _build_words(vocab, file, config, settings, detect_casing, log)
     with library_errors(f"{file.parent}: the files next to the vocabulary do not fit it", COPY_ALL):
         settings.apply(tokenizer, file.parent)
     check_post_processor(tokenizer, file)
@@ -126,6 +123,25 @@ def load_tokenizer(
     if lacks_unknown or not special_ids(tokenizer).all:
         _require_special_tokens(tokenizer.get_vocab(), file)
     return tokenizer
+
+
+def _build_words(
+    vocab: dict[str, int],
+    file: Path,
+    config: TokenizerConfig,
+    settings: TokenizerSettings,
+    detect_casing: bool,
+    log: Log,
+) -> Tokenizer:
+    """Returns the tokenizer of a vocab.txt: of amino acids if it has ESM's special tokens, WordPiece otherwise."""
+    if set(special_tokens(vocab).values()) == set(ESM_TOKENS.values()):
+        return build_residues(vocab)
+    settings.require_wordpiece(file.parent)
+    _require_special_tokens(vocab, file)
+    if detect_casing and settings.do_lower_case is None:
+        config = dataclasses.replace(config, lowercase=_detect_casing(file, vocab, log))
+    strip_accents = None if config.strip_accents == "european" else config.strip_accents
+    return build_wordpiece(vocab, config.lowercase, strip_accents)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:

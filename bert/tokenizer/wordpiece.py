@@ -9,6 +9,7 @@ strip accents if configured, split at white space and punctuation, then match th
 from __future__ import annotations
 
 import collections
+import re
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ import numpy as np
 from bert.config import TokenizerConfig
 from bert.config.tokenizer import StripAccents
 from bert.errors import UserError, require, without_surrogates
-from bert.tokenizer.library import MPNET_TOKENS, SPECIAL_TOKENS, bert_rows, special_tokens
+from bert.tokenizer.library import ESM_TOKENS, MPNET_TOKENS, SPECIAL_TOKENS, bert_rows, special_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -252,6 +253,38 @@ def build_wordpiece(vocab: dict[str, int], lowercase: bool, strip_accents: Strip
         tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
         tokenizer.post_processor = bert_rows("[CLS]", "[SEP]", vocab)
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    return tokenizer
+
+
+def build_residues(vocab: dict[str, int]) -> Tokenizer:
+    """Returns the tokenizer of a vocabulary of amino acids, which finds tokens anywhere in a text, as ESM's does.
+
+    Each word of the text between tokens is one unknown token.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    names = ESM_TOKENS
+    model = models.WordPiece(
+        vocab,
+        unk_token=names["unk"],
+        continuing_subword_prefix=CONTINUATION,
+        max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
+    )
+    tokenizer = Tokenizer(model)
+    tokens = "|".join(map(re.escape, sorted(vocab, key=len, reverse=True)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(tokens), "isolated"),
+            pre_tokenizers.Split(Regex("[\x1c-\x1f]"), "removed"),  # spaces in Python, but not in the library
+            pre_tokenizers.WhitespaceSplit(),
+        ]
+    )
+    tokenizer.add_special_tokens(list(dict.fromkeys(names.values())))
+    cls, end = names["cls"], names["sep"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        f"{cls} $A {end}", f"{cls} $A {end} $B {end}", [(name, vocab[name]) for name in (cls, end)]
+    )
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION, cleanup=False)
     return tokenizer
 
 

@@ -64,6 +64,10 @@ QWEN3 = dataclasses.replace(
     gated_feed_forward=True, tie_word_embeddings=False, hidden_dropout_prob=0.0, rotary_scaling="yarn",
     rotary_scaling_factor=4.0, rotary_original_length=4,
 )  # fmt: skip
+GEMMA = dataclasses.replace(
+    QWEN3, hidden_act="gelu_tanh", query_key_norm=False, norm_type="rms_plus_one", scale_embeddings=True,
+    tie_word_embeddings=True, rotary_scaling="none", rotary_scaling_factor=1.0, rotary_original_length=None,
+)  # fmt: skip
 EXAMPLES = {
     "qwen3": QWEN3,
     "llama": dataclasses.replace(
@@ -89,6 +93,33 @@ EXAMPLES = {
         attention_output_bias=False,
         intermediate_bias=False,
         output_bias=False,
+    ),
+    "gemma": GEMMA,
+    "gemma2": dataclasses.replace(
+        GEMMA,
+        sublayer_output_norm=True,
+        attention_window=3,
+        global_attention_every=2,
+        first_global_layer=1,
+        query_pre_attn_scalar=9.0,
+        attention_softcap=5.0,
+    ),
+    "gemma3_text": dataclasses.replace(
+        GEMMA,
+        sublayer_output_norm=True,
+        attention_window=3,
+        query_key_norm=True,
+        local_rotary_base=50.0,
+    ),
+    "esm": dataclasses.replace(
+        CONFIG,
+        hidden_act="gelu",
+        pooler_dropout=True,
+        position_offset=1,
+        type_vocab_size=0,
+        pre_layer_norm=True,
+        embedding_norm=False,
+        token_dropout_id=4,
     ),
     "megatron-bert": dataclasses.replace(CONFIG, pre_layer_norm=True, embedding_norm=False),
     "bert": CONFIG,

@@ -15,7 +15,7 @@ from bert.model.encoder import Bert, Encoder
 from bert.model.layers import LayerExecution
 from bert.model.mask import Mask, Packing
 from bert.model.positions import Rotation, alibi_slopes
-from bert.model.reductions import pool
+from bert.model.reductions import pool, token_dropout_factors
 
 CONFIG = ModelConfig(
     vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
@@ -29,6 +29,11 @@ ROTATED = dataclasses.replace(
     rotary_scaling_factor=4.0, rotary_base=100.0, query_key_norm=True, norm_type="rms", norm_bias=False,
     attention_window=40, global_attention_every=2, local_rotary_base=50.0,
 )  # fmt: skip
+SANDWICH = dataclasses.replace(
+    CONFIG, position_embedding_type="rotary", norm_type="rms_plus_one", norm_bias=False, pre_layer_norm=True,
+    sublayer_output_norm=True, query_key_norm=True, query_pre_attn_scalar=5.0, attention_window=2,
+    global_attention_every=2, first_global_layer=1, local_rotary_base=50.0,
+)  # fmt: skip
 X = jax.random.normal(jax.random.key(2), (3, 9, 32))
 IDS = jax.random.randint(jax.random.key(1), (1, 12), 0, 99)
 
@@ -41,7 +46,7 @@ def encoder(config: ModelConfig, kernel: str = "written", scan: bool = False) ->
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("config", [CAPPED, ROTATED], ids=["capped", "rotated"])
+@pytest.mark.parametrize("config", [CAPPED, ROTATED, SANDWICH], ids=["capped", "rotated", "sandwich"])
 def test_kernel_scan_and_cache_equal_the_written_attention(config: ModelConfig) -> None:
     params, run = encoder(config)
     keys = jnp.arange(9)[None] < jnp.array([[9], [4], [7]])
@@ -145,6 +150,52 @@ def test_scaled_rotations(kind: str) -> None:
     np.testing.assert_allclose(angles[0, 1, 0], 0.25 if kind == "linear" else 1.0, rtol=1e-5)
 
 
+def test_token_dropout_by_hand() -> None:
+    """Mask tokens are zeros, and the rest of a row is scaled up by the share of mask tokens, in packed rows too."""
+    is_mask = jnp.array([[False, True, False, True, False, False]])
+    real = jnp.array([[1, 1, 1, 1, 1, 0]])
+    expected = np.array([1, 0, 1, 0, 1, 1]) * 0.88 / (1 - 2 / 5)
+    np.testing.assert_allclose(token_dropout_factors(is_mask, real)[0, :, 0], expected, rtol=1e-6)
+    packing = Packing(jnp.array([[1, 1, 1, 2, 2, 0]]), jnp.array([[0, 1, 2, 0, 1, 0]]), jnp.array([[0, 3, 0]]))
+    expected = 0.88 * np.array([1 / (1 - 1 / 3), 0, 1 / (1 - 1 / 3), 0, 1 / (1 - 1 / 2)])
+    np.testing.assert_allclose(token_dropout_factors(is_mask, real, packing)[0, :5, 0], expected, rtol=1e-6)
+    assert np.isfinite(token_dropout_factors(jnp.ones((1, 3), bool), jnp.zeros((1, 3)))).all()
+
+
+@pytest.mark.medium
+def test_the_norms_and_scores_of_a_gemma_layer_by_hand() -> None:
+    config = dataclasses.replace(SANDWICH, num_hidden_layers=1, global_attention_every=None, first_global_layer=0)
+    config = dataclasses.replace(config, query_key_norm=False, position_embedding_type="none", num_key_value_heads=None)
+    params, run = encoder(config)
+    params = jax.tree.map(lambda leaf: leaf + 0.1, params)
+    layer = jax.tree.map(np.asarray, params["params"]["layer_0"])
+
+    def norm(x: np.ndarray, parameters: dict) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12) * (1 + parameters["scale"])
+
+    def linear(x: np.ndarray, parameters: dict) -> np.ndarray:
+        return x @ parameters["kernel"] + parameters["bias"]
+
+    x, near = np.asarray(X), np.abs(np.arange(9)[:, None] - np.arange(9)) <= 2
+    read = norm(x, layer["attention_norm"])
+    query, key, value = (
+        linear(read, layer["attention"][name]).reshape(3, 9, 4, 8) for name in ("query", "key", "value")
+    )
+    scores = np.where(near, np.einsum("btnh,bsnh->bnts", query, key) / 5**0.5, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = np.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), value).reshape(3, 9, 32)
+    x = x + norm(linear(mixed, layer["attention"]["output"]), layer["attention_output_norm"])
+    inner = np.asarray(jax.nn.gelu(linear(norm(x, layer["output_norm"]), layer["intermediate"]), approximate=False))
+    x = x + norm(linear(inner, layer["output"]), layer["feed_forward_norm"])
+    expected = norm(x, params["params"]["norm"])
+    np.testing.assert_allclose(run(params, X, Mask()).last_hidden_state, expected, atol=2e-5)
+
+
+def test_the_first_global_layer() -> None:
+    config = dataclasses.replace(CONFIG, attention_window=2, global_attention_every=3, first_global_layer=2)
+    assert [config.is_local(layer) for layer in range(7)] == [True, True, False, True, True, False, True]
+
+
 def test_the_last_token_is_pooled() -> None:
     mask = jnp.arange(9)[None] < jnp.array([[9], [4], [1]])
     np.testing.assert_array_equal(pool(X, mask, "lasttoken"), X[jnp.arange(3), jnp.array([8, 3, 0])])
@@ -163,6 +214,10 @@ def test_the_last_token_is_pooled() -> None:
             "disentangled.*num_key_value_heads",
         ),
         ({"attention_softcap": 0.0}, "attention_softcap is 0"),
+        ({"sublayer_output_norm": True}, "sublayer_output_norm.*pre_layer_norm"),
+        ({"token_dropout_id": 99}, "token_dropout_id.*vocab_size"),
+        ({"token_dropout_id": 9, "causal": True}, "token_dropout_id.*causal"),
+        ({"attention_window": 2, "first_global_layer": 1}, "first_global_layer.*global_attention_every"),
     ],
 )
 def test_options_that_cannot_be(changes: dict, said: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from bert.interchange import families
 from bert.interchange.families.base import Family
-from tests.real.vocabularies import GPT2_END, GPT2_PIECES, MODERNBERT_ADDED, MODERNBERT_SPECIAL
+from tests.real.vocabularies import ESM_VOCABULARY, GPT2_END, GPT2_PIECES, MODERNBERT_ADDED, MODERNBERT_SPECIAL
 
 
 class Case(NamedTuple):
@@ -124,7 +124,77 @@ EUROBERT_VARIANTS = {
     "mean, tied": {"classifier_pooling": "mean", "tie_word_embeddings": True, "rope_parameters": YARN},
 }
 
+ESM = {
+    **{"vocab_size": len(ESM_VOCABULARY), "mask_token_id": 32, "pad_token_id": 1},
+    **{"position_embedding_type": "rotary", "token_dropout": True, "emb_layer_norm_before": False},
+}
+ESM_CONSTANTS = tuple(
+    f"{prefix}{name}"
+    for prefix in ("", "esm.")
+    for name in (
+        *("contact_head.regression.weight", "contact_head.regression.bias", "rotary_embeddings.inv_freq"),
+        "encoder.layer.*.attention.self.rotary_embeddings.inv_freq",
+    )
+)
+ESM_VARIANTS = {
+    "rotary": {},
+    "table, norm": {"position_embedding_type": "absolute", "emb_layer_norm_before": True, "layer_norm_eps": 1e-5},
+    "no dropout of tokens": {"token_dropout": False, "rope_theta": 200.0},
+}
+
+GEMMA = {
+    **{"vocab_size": GPT2_PIECES, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "head_dim": 20},
+    **{"num_key_value_heads": 1, "attn_implementation": "eager"},
+}
+GEMMA_VARIANTS = {
+    "gemma": (families.GEMMA, {"tie_word_embeddings": False}, ()),
+    "gemma2": (
+        families.GEMMA2,
+        {"sliding_window": 5, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0},
+        without(families.GEMMA2, "Bert", "BertForCausalLM"),
+    ),
+    "gemma3": (
+        families.GEMMA3,
+        {"sliding_window": 5, "query_pre_attn_scalar": 11, "sliding_window_pattern": 3, "attention_bias": True},
+        without(families.GEMMA3, "Bert"),
+    ),
+    "gemma3, both sides": (
+        families.GEMMA3,
+        {
+            **{"use_bidirectional_attention": True, "sliding_window": 9, "sliding_window_pattern": 2},
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+        ("Bert",),
+    ),
+}
+
 CASES = {
+    **{
+        name: Case(
+            family,
+            {**GEMMA, **settings},
+            {"norm_type": "rms_plus_one", "causal": "use_bidirectional_attention" not in settings},
+            architectures=architectures,
+            columns=MASK_ALONE,
+        )
+        for name, (family, settings, architectures) in GEMMA_VARIANTS.items()
+    },
+    **{
+        f"esm, {name}": Case(
+            families.ESM,
+            {**ESM, **settings},
+            {"pre_layer_norm": True, "type_vocab_size": 0},
+            columns=MASK_ALONE,
+            architectures=() if name == "rotary" else ("BertForMaskedLM",),
+            real_rows=False,
+            last_state=False,
+            unused=ESM_CONSTANTS,
+        )
+        for name, settings in ESM_VARIANTS.items()
+    },
     **{
         name: Case(
             family,

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import bert
+from bert.data.encoding import tokenize
 from bert.interchange import families
 from tests.interchange.hf_folders import edit
-from tests.real.family_cases import DECODER, YARN
-from tests.real.hf_models import HOSTILE, answers, assert_alike, drawn, inputs, our_answers
+from tests.real.family_cases import CASES, DECODER, YARN
+from tests.real.hf_models import HOSTILE, answers, assert_alike, drawn, inputs, our_answers, transformers
 
 pytestmark = pytest.mark.real
 
@@ -68,6 +69,18 @@ def test_scaled_rotations_beyond_the_original_length(family: str, tmp_path: Path
     assert_alike(our_answers(bert.load(tmp_path), batch), theirs, batch["attention_mask"])
 
 
+@pytest.mark.parametrize(("name", "tokenizer"), [("esm, rotary", "Esm"), ("gemma3, both sides", "PreTrained")])
+def test_hostile_texts_equal_transformers_tokenizer(name: str, tokenizer: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    drawn(tmp_path, "Bert", case.family.model_type, **case.settings)
+    model, theirs = bert.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer == "PreTrained" or type(theirs).__name__ == f"{tokenizer}Tokenizer"
+    texts = [*HOSTILE, "MKTAYIAKQR", "M K<mask>L", "mkt", "M\x1cK\x1fxyz zyx", "AB.-J<null_1><cls>O", "<eos> <pad>é"]
+    for text in (*texts, *zip(texts, texts[::-1], strict=True)):
+        expected = theirs(*((text,) if isinstance(text, str) else text))["input_ids"]
+        assert tokenize(model.tokenizer, [text], 2000).ids.tolist() == expected, text
+
+
 def test_qwen3_embeds_by_the_last_token(tmp_path: Path) -> None:
     """The folder of a sentence encoder: the texts of the published form end with the token that is pooled."""
     st = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
@@ -94,6 +107,12 @@ def test_qwen3_embeds_by_the_last_token(tmp_path: Path) -> None:
         ("llama", {"rope_parameters": {**YARN, "factor": "two"}}, "factor is 'two'"),
         ("llama", {"num_key_value_heads": 2}, r"num_attention_heads \(3\).*num_key_value_heads \(2\)"),
         ("llama", {"attention_bias": "yes"}, "attention_bias is 'yes'"),
+        ("gemma2", {}, r"final_logit_softcapping is 30\.0"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true.*without a head"),
+        ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"] * 3}, "not a list of 1 entries"),
+        ("gemma3_text", {"sliding_window": 1, "layer_types": ["sliding_attention"]}, "sliding_window is 1"),
+        ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
     ],
 )
 def test_settings_without_a_counterpart_are_rejected(family: str, changes: dict, said: str, tmp_path: Path) -> None:

@@ -196,7 +196,53 @@ def write_qwen(folder: Path) -> None:
     settings.write_text(settings.read_text().replace("TokenizersBackend", "Qwen2Tokenizer"))
 
 
+ESM_VOCABULARY = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYWMHCXBUZO.-", "<null_1>", "<mask>"]
+
+
+def write_esm(folder: Path) -> None:
+    write_lines(folder, ESM_VOCABULARY)
+    transformers.EsmTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+
+
+GEMMA_SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+
+
+@cache
+def gemma_words() -> Tokenizer:
+    """Trains a vocabulary of the published form: merges of characters, and bytes for other characters."""
+    words = Tokenizer(models.BPE())
+    words.normalizer = normalizers.Replace(" ", "▁")
+    trainer = trainers.BpeTrainer(vocab_size=GPT2_PIECES - 256 - len(GEMMA_SPECIAL), show_progress=False)
+    words.train_from_iterator(readme(), trainer)
+    content = json.loads(words.to_str())["model"]
+    tokens = [*GEMMA_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *content["vocab"]]
+    words.model = models.BPE(
+        {token: number for number, token in enumerate(tokens)},
+        [tuple(pair) for pair in content["merges"]],
+        unk_token="<unk>",
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    words.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    words.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    words.add_special_tokens(GEMMA_SPECIAL)
+    words.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", pair="<bos> $A <eos> $B <eos>", special_tokens=[("<bos>", 2), ("<eos>", 1)]
+    )
+    return words
+
+
+def write_gemma(folder: Path) -> None:
+    names = {f"{role}_token": f"<{role}>" for role in ("pad", "eos", "bos", "unk", "mask")}
+    inputs = ["input_ids", "attention_mask"]
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=gemma_words(), model_input_names=inputs, **names
+    ).save_pretrained(folder)
+
+
 VOCABULARIES = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), write_gemma),
+    "esm": write_esm,
     "eurobert": write_eurobert,
     "llama": write_gpt2,
     **dict.fromkeys(("qwen2", "qwen3"), write_qwen),

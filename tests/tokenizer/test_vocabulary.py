@@ -235,3 +235,13 @@ def test_nothing_to_train_on():
         train_tokenizer(iter(["", "  "]), TokenizerConfig(vocab_size=100))
     with pytest.raises(UserError, match=r"tokenizer\.vocab_size is 7"):
         train_tokenizer(iter(TEXTS), TokenizerConfig(vocab_size=7))
+
+
+def test_residues_are_found_anywhere_and_other_words_are_unknown(tmp_path):
+    tokens = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAG.-", "<mask>"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    tokenizer = load_tokenizer(tmp_path)
+    row = ["<cls>", "L", "A", "<unk>", "G", "<mask>", "-", "<unk>", "<unk>", "<eos>"]
+    assert tokenizer.encode("LAxyzG<mask>-  la gé").tokens == row
+    assert tokenizer.encode("L", "A").tokens == ["<cls>", "L", "<eos>", "A", "<eos>"]
+    assert special_ids(tokenizer).mask == 9

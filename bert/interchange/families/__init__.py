@@ -8,7 +8,9 @@ from bert.interchange.families.bert import ALBERT, BERT, DISTILBERT, ELECTRA, GO
 from bert.interchange.families.deberta import DEBERTA
 from bert.interchange.families.encoder_decoder import ENCODER_DECODER
 from bert.interchange.families.ernie import ERNIE
+from bert.interchange.families.esm import ESM
 from bert.interchange.families.eurobert import EUROBERT
+from bert.interchange.families.gemma import GEMMA, GEMMA2, GEMMA3
 from bert.interchange.families.gpt2 import GPT2
 from bert.interchange.families.llama import LLAMA
 from bert.interchange.families.megatron_bert import MEGATRON_BERT
@@ -24,7 +26,8 @@ __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes
 
 FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, CAMEMBERT, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET, DEBERTA, GPT2),
-    *(MODERNBERT, ROFORMER, ERNIE, MEGATRON_BERT, NOMIC_BERT, EUROBERT, LLAMA, QWEN2, QWEN3, XLNET, ENCODER_DECODER),
+    *(MODERNBERT, ROFORMER, ERNIE, MEGATRON_BERT, NOMIC_BERT, ESM, EUROBERT, LLAMA, QWEN2, QWEN3),
+    *(GEMMA, GEMMA2, GEMMA3, XLNET, ENCODER_DECODER),
 )
 """All supported families. Later entries take precedence; the first one matches every model."""
 

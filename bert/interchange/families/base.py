@@ -57,7 +57,17 @@ FULL_WIDTH = Limit(None, "its embeddings have hidden_size features")
 FROM_ROW_0 = Limit(0, "its positions begin at row 0")
 NO_SEGMENTS = Limit(0, "it has no segments")
 
+PLAIN_SCALE = Limit(None, "its attention scores are divided by the square root of the head size")
+
+PLAIN_LAYERS = {
+    "first_global_layer": Limit(0, "its first layer is global"),
+    "sublayer_output_norm": Limit(False, "its layers have two norms"),
+    "token_dropout_id": Limit(None, "its mask token has an embedding"),
+}
+"""Limits of families without the options of Gemma and ESM."""
+
 SEPARATE_LAYERS = {
+    **PLAIN_LAYERS,
     "layer_groups": Limit(None, "each of its layers has parameters that are not shared"),
     "step_embedding": Limit(False, "its layers read nothing of their number"),
 }
@@ -68,6 +78,7 @@ PLAIN_ATTENTION = {
     "attention_head_size": Limit(None, "its heads have hidden_size / num_attention_heads features"),
     "query_key_norm": Limit(False, "its queries and keys are not normalized"),
     "attention_softcap": Limit(None, "its attention scores have no limit"),
+    "query_pre_attn_scalar": PLAIN_SCALE,
     "rotary_fraction": Limit(1.0, "its rotations include all features of a head"),
     "rotary_scaling": Limit("none", "its rotations are not scaled"),
 }
@@ -177,7 +188,9 @@ class Family:
     @property
     def class_prefix(self) -> str:
         """Prefix of the class names."""
-        return next(iter(self.classes.values())).removesuffix("Model")
+        model, *others = self.classes.values()
+        starts = (name.rpartition("For")[0] for name in others)
+        return next((start for start in starts if start and model.startswith(start)), model.removesuffix("Model"))
 
     def class_of(self, architecture: str) -> str:
         """Returns the class of an architecture. If transformers lacks it, returns the name that it would have."""

@@ -192,6 +192,7 @@ LAYER_LIMITS = {
     "rotary_fraction": Limit(1.0, "its rotations include all features of a head"),
     "relative_attention_buckets": Limit(None, "its attention scores have no bias by distance"),
     "attention_softcap": Limit(None, "its attention scores have no limit"),
+    "query_pre_attn_scalar": base.PLAIN_SCALE,
     "attention_window": Limit(None, "all of its layers are global"),
     "norm_type": Limit("rms", "it has RMSNorm"),
     "norm_bias": Limit(False, "RMSNorm has no bias"),

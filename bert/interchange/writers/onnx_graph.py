@@ -81,13 +81,16 @@ class Graph:
         return self.node("Add", product, self.weight(bias)) if bias in self._weights else product
 
     def norm(self, x: str, path: str, epsilon: float, kind: str) -> str:
-        """Applies LayerNorm (``layer``) or RMSNorm (``rms``) over the last axis, with or without a bias."""
+        """Applies LayerNorm (``layer``) or RMSNorm (other kinds) over the last axis, with or without a bias."""
         parameters = [self.weight(f"{path}/{name}") for name in ("scale", "bias") if f"{path}/{name}" in self._weights]
         if kind == "layer":
             return self.node("LayerNormalization", x, *parameters, axis=-1, epsilon=epsilon)
         mean = self.node("ReduceMean", self.node("Mul", x, x), axes=[-1])
         x = self.node("Div", x, self.node("Sqrt", self.node("Add", mean, self.constant(epsilon))))
-        x = self.node("Mul", x, parameters[0])
+        scale = parameters[0]
+        if kind == "rms_plus_one":
+            scale = self.node("Add", scale, self.constant(1.0))
+        x = self.node("Mul", x, scale)
         return self.node("Add", x, parameters[1]) if len(parameters) > 1 else x
 
     def standardized(self, x: str, width: int, epsilon: float) -> str:

@@ -27,6 +27,7 @@ from bert.model.positions import (
     sinusoidal_position_table,
     step_embeddings,
 )
+from bert.model.reductions import MASKED_IN_TRAINING
 
 if TYPE_CHECKING:
     import onnx
@@ -123,12 +124,15 @@ def _encoder(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> str:
         has_norm = config.pre_layer_norm and (index > 0 or config.first_layer_norm)
         read = norm(x, f"{layer}/attention_norm") if has_norm else x
         attended = _attention(graph, config, read, contexts[config.is_local(index)], f"{layer}/attention")
+        attended = norm(attended, f"{layer}/attention_output_norm") if config.sublayer_output_norm else attended
         x = after(node("Add", x, attended), f"{layer}/attention_norm")
         read = norm(x, f"{layer}/output_norm") if config.pre_layer_norm else x
         inner = graph.activation(graph.dense(read, f"{layer}/intermediate"), config.hidden_act)
         if config.gated_feed_forward:
             inner = node("Mul", inner, graph.dense(read, f"{layer}/gate"))
-        x = after(node("Add", x, graph.dense(inner, f"{layer}/output")), f"{layer}/output_norm")
+        outputs = graph.dense(inner, f"{layer}/output")
+        outputs = norm(outputs, f"{layer}/feed_forward_norm") if config.sublayer_output_norm else outputs
+        x = after(node("Add", x, outputs), f"{layer}/output_norm")
     return norm(x, "bert/encoder/norm") if config.pre_layer_norm else x
 
 
@@ -138,6 +142,8 @@ def _embeddings(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> st
     x = node("Gather", graph.weight(f"{path}/word/embedding"), ids)
     if config.scale_embeddings:
         x = node("Mul", x, graph.constant(math.sqrt(config.embedding_width)))
+    if config.token_dropout_id is not None:
+        x = node("Mul", x, _token_dropout(graph, config.token_dropout_id, ids, inputs["attention_mask"]))
     if config.position_embedding_type in ("learned", "sinusoidal"):
         if config.position_embedding_type == "learned":
             table = graph.weight(f"{path}/position/embedding")
@@ -154,6 +160,21 @@ def _embeddings(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> st
     if config.embedding_norm:
         x = graph.norm(x, f"{path}/norm", config.layer_norm_eps, config.norm_type)
     return x if config.embedding_width == config.hidden_size else graph.dense(x, f"{path}/projection")
+
+
+def _token_dropout(graph: Graph, mask_id: int, ids: str, attention_mask: str) -> str:
+    """Returns the factors of word embeddings [B, T, 1] (see `bert.model.reductions.token_dropout_factors`)."""
+    node, last = graph.node, graph.constant([-1])
+    is_mask = node("Equal", ids, graph.integer(mask_id))
+    total, count = graph.token_sum(
+        *(node("Unsqueeze", graph.cast(x, "FLOAT"), last) for x in (is_mask, attention_mask))
+    )
+    rest = node("Max", node("Sub", count, total), graph.constant(1.0))
+    factor = node("Mul", node("Div", count, rest), graph.constant(1 - MASKED_IN_TRAINING))
+    factors = node(
+        "Mul", node("Unsqueeze", factor, last), graph.cast(node("Not", node("Unsqueeze", is_mask, last)), "FLOAT")
+    )
+    return factors
 
 
 class Context(NamedTuple):
@@ -214,7 +235,7 @@ def _is_plain(graph: Graph, config: ModelConfig) -> bool:
     """Returns whether ONNX Runtime's operator computes the attention of all layers."""
     plain_positions = config.position_embedding_type in ("learned", "sinusoidal", "none")
     restricted = config.causal or config.attention_window is not None or config.relative_attention_buckets is not None
-    changed = config.query_key_norm or config.attention_softcap is not None
+    changed = config.query_key_norm or (config.attention_softcap, config.query_pre_attn_scalar) != (None, None)
     grouped = config.key_value_heads != config.num_attention_heads
     return graph.fused and plain_positions and not (restricted or changed or grouped)
 
@@ -299,7 +320,7 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
         return node("Transpose", x, perm=order)
 
     products = 1 if context.buckets is None else NUM_PRODUCTS
-    scale = graph.constant((products * size) ** -0.5)
+    scale = graph.constant((products * (config.query_pre_attn_scalar or size)) ** -0.5)
     query, bias = project(x, "query", BY_HEAD), context.bias
     if context.rotation is None:
         key = project(x, "key", KEYS_BY_HEAD)

@@ -67,6 +67,7 @@ CASES = {
     "shared keys": ("BertForMaskedLM", {**OPTIONS["shared keys"], "num_hidden_layers": 2}),
     "wide heads": ("BertForMaskedLM", {**OPTIONS["wide heads"], "num_key_value_heads": 1}),
     "some biases": ("BertForMaskedLM", OPTIONS["some biases"]),
+    "sandwich": ("BertForMaskedLM", {**OPTIONS["sandwich"], "num_hidden_layers": 2}),
     "disentangled": ("BertForSequenceClassification", {**OPTIONS["disentangled attention"], "num_hidden_layers": 2}),
     "mean": ("BertForSequenceClassification", OPTIONS["pooler of the mean"]),
     "modern": ("BertForSequenceClassification", MODERN),
