@@ -14,7 +14,7 @@ import numpy as np
 
 from bert import metrics
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.data import OF_HELD_OUT_ROWS
+from bert.config.data import OF_FILTERS, OF_HELD_OUT_ROWS
 from bert.config.phases import PhaseConfig, held_out_data
 from bert.config.run_file import check_vocabulary, flatten, load_run_config
 from bert.errors import LOGGER, UserError, format_number, quoted
@@ -231,7 +231,10 @@ def _held_out(run: ComparedRun) -> dict[str, Any]:
         vocabulary = run.path / "tokenizer.json"
         values["vocabulary"] = vocabulary.read_bytes() if vocabulary.is_file() else None
         if run.config.data.eval is None:
-            values |= {key: settings[key] for key in ("data.train", "data.eval_fraction", "data.near_duplicates")}
+            values |= {
+                key: settings[key]
+                for key in ("data.train", "data.eval_fraction", *(f"data.{name}" for name in OF_FILTERS))
+            }
         return values
     data = run.config.data
     if data.dev_fraction is not None:

@@ -56,8 +56,7 @@ def example_statistics(dataset: PretrainingDataset, tokenizer: Tokenizer) -> lis
     """Returns names and values: unknown tokens, and documents, sentences, tokens, rows and padding of each split."""
     unknown = dataset.unknown_rate(special_ids(tokenizer))
     lines = [("unknown tokens", f"{unknown:.3%} of the training tokens")]
-    if (left_out := dataset.counts.get("near_duplicates")) is not None:
-        lines.append(("near-duplicates", f"{left_out:,} documents left out"))
+    lines += dataset.filter_lines(with_samples=True)
     for split, paths in (("train", dataset.train), ("eval", dataset.eval)):
         documents, sentences, tokens = (
             dataset.counts[f"{split}_{name}"] for name in ("documents", "sentences", "tokens")

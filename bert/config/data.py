@@ -50,6 +50,14 @@ OF_HELD_OUT_ROWS = (
 UNUSED_BY_STREAMS = ("near_duplicates", "static_masking", "dupe_factor")
 """Keys that need the whole corpus, to compare its documents or to count its rows."""
 
+FilterName = Literal["language", "c4", "gopher", "fineweb", "exact_duplicates"]
+
+OF_FILTERS = ("filters", "decontaminate", "near_duplicates")
+"""Keys of the documents that are left out."""
+
+WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my", "bo", "yue", "wuu")
+"""Languages without spaces between words, to which rules on words do not apply."""
+
 UNUSED_BY_BLOCKS = ("one_sentence_per_line", "language")
 """Keys of sentence boundaries, which blocks ignore."""
 
@@ -87,9 +95,16 @@ class DataConfig:
     """Held-out corpus, in the formats of data.train. null: hold out a share of data.train (eval_fraction)."""
     eval_fraction: Fraction = 0.05
     """Share of the documents of data.train that is held out if data.eval is null."""
+    filters: list[FilterName] | None = None
+    """Filters of the documents of data.train, in order: language (data.language, as identified by fastText), c4, gopher
+    and fineweb (the quality rules of these corpora, for languages with spaces between words), exact_duplicates. They
+    are followed by decontaminate and near_duplicates. language needs the extra filters. null: none."""
+    decontaminate: list[str] | str | None = None
+    """Files or globs of evaluation sets (JSON, JSONL, CSV, TSV, Parquet or text). Removes documents of data.train that
+    share 13 words in a row with one of their texts. null: keep all documents."""
     near_duplicates: Annotated[float, Range(above=0, maximum=1)] | None = None
     """Removes documents of data.train that share at least this fraction of their five-word sequences with an earlier
-    document (estimated by MinHash; needs the extra dedup). null: keep all documents."""
+    document (estimated by MinHash; needs the extra filters). null: keep all documents."""
     streaming: bool = False
     """Train while data.train is being read, without copying URLs and hub data sets to disk. Needs data.eval."""
     stream_readers: Positive = 4
@@ -173,6 +188,7 @@ class DataConfig:
             if not LANGUAGE.fullmatch(language):
                 raise UserError(f"data.language is {language!r}: give a code in lower case, such as en, de or pt-br")
         self._check_input_format()
+        self._check_filters()
         if self.dupe_factor > 1 and not self.static_masking and self.input_format not in PAIR_FORMATS:
             fix = "without pairs, copies of a row do not differ: remove it, or set data.static_masking"
             raise conflict(self, "data.dupe_factor", "data.input_format", fix)
@@ -200,7 +216,21 @@ class DataConfig:
             no_pairs = f"but the rows of data.input_format {self.input_format} have no pairs: remove it"
             check_unused("data.", self, no_pairs, ["short_seq_prob"])
         if self.input_format == "blocks":
-            check_unused("data.", self, "but data.input_format blocks ignores sentences: remove it", UNUSED_BY_BLOCKS)
+            unused = UNUSED_BY_BLOCKS[: 1 if self.filters else None]  # filters use the language
+            check_unused("data.", self, "but data.input_format blocks ignores sentences: remove it", unused)
+
+    def _check_filters(self) -> None:
+        """Raises UserError for filters that are named twice or do not apply to the language."""
+        names = self.filters or []
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise UserError(f"data.filters names {repeated[0]} twice: name each filter once")
+        for language in [self.language] if isinstance(self.language, str) else self.language:
+            rules = [name for name in names if name in ("c4", "gopher", "fineweb")]
+            if rules and language.split("-")[0] in WITHOUT_SPACES:
+                raise UserError(
+                    f"data.filters has {rules[0]}, a rule on words, but data.language {language} has no spaces between "
+                    "words: remove it"
+                )
 
     def _check_streaming(self) -> None:
         """Raises UserError for keys that streams do not support, or that only streams use."""
@@ -211,6 +241,8 @@ class DataConfig:
             raise conflict(self, "data.streaming", "data.eval", "set data.eval, since a stream has no held-out share")
         unknown = "but data.streaming does not know the whole corpus: remove it, or set data.streaming to false"
         check_unused("data.", self, unknown, UNUSED_BY_STREAMS)
+        if "exact_duplicates" in (self.filters or ()):
+            raise UserError(f"data.filters has exact_duplicates, {unknown}")
 
     def _check_entries(self) -> None:
         """Raises UserError for lists that do not have one value for each entry of data.train."""

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from bert.config import FinetuneConfig, PretrainConfig
-from bert.config.data import OF_HELD_OUT_ROWS
+from bert.config.data import OF_FILTERS, OF_HELD_OUT_ROWS
 from bert.config.sweep import (
     Choices,
     Range,
@@ -54,7 +54,7 @@ OTHER_LOSS = (
     *("phases", "tokenizer.", "electra.", "distillation.", "training.objective", "training.label_smoothing"),
 )
 """Prefixes of keys that determine the loss that pretraining computes on held-out text, or its rows."""
-OTHER_ROWS = ("data.train", "data.near_duplicates")
+OTHER_ROWS = ("data.train", *(f"data.{name}" for name in OF_FILTERS))
 """Keys that determine the rows if the held-out text is a share of the training text."""
 
 SAMPLE_SEED = 0

@@ -1,4 +1,4 @@
-"""Stores the documents of a corpus in one file with an index, for random access, and filters near-duplicates.
+"""Stores the documents of a corpus in one file with an index, for random access.
 
 A corpus may be compressed, spread over files, or parsed on the fly, but workers that build examples need documents by
 index. The store is removed when the examples are complete.
@@ -6,85 +6,24 @@ index. The store is removed when the examples are complete.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from bert.data.corpus.files import Document
+from bert.data.corpus.filters import Filters
+from bert.data.worker_processes import Engine
 from bert.errors import UserError
 from bert.files import load_json, write_atomic
-
-SHINGLE = 5
-"""Words per run. The similarity of two documents is the share of distinct runs that both have (Jaccard)."""
-
-PERMUTATIONS = 128
-"""Hashes per document. The standard deviation of an estimated similarity of 0.8 is 0.04."""
 
 MAX_REPEATS = 1000
 """Maximum repetitions of one corpus in a mixture; more indicates a mistake in `data.mixture_weights`."""
 
 _TEXT, _OFFSETS, _SOURCES, _DONE = "text", "offsets.int64", "sources.int32", "done.json"
-
-
-class NearDuplicateFilter:
-    """Filters documents that are similar to an earlier one, by MinHash (Broder 1997) from the library datasketch.
-
-    Uses about 6 kB of memory per document.
-
-    Attributes:
-        count: number of removed documents.
-    """
-
-    def __init__(self, threshold: float) -> None:
-        """Takes the minimum estimated similarity of a near-duplicate. Raises UserError without datasketch."""
-        require_datasketch()
-        from datasketch import MinHash, MinHashLSH
-
-        self.count = 0
-        self._threshold = threshold
-        # Weights that favour few misses, because each candidate is compared. No index exists for a threshold above 0.9.
-        self._index = MinHashLSH(threshold=min(threshold, 0.9), num_perm=PERMUTATIONS, weights=(0.1, 0.9))
-        self._empty = MinHash(num_perm=PERMUTATIONS)
-        self._values: list[np.ndarray] = []
-
-    def __call__(self, documents: Iterable[tuple[int, Document]]) -> Iterator[tuple[int, Document]]:
-        """Yields the documents that are kept, each with the index of its source, in order."""
-        for source, document in documents:
-            if self._is_new(document):
-                yield source, document
-            else:
-                self.count += 1
-
-    def _is_new(self, document: Document) -> bool:
-        hashes = self._empty.copy()
-        hashes.update_batch(_shingles(document))
-        values = hashes.hashvalues.astype(np.uint32)  # a hash has 32 bits
-        for candidate in self._index.query(hashes):
-            if np.mean(self._values[candidate] == values) >= self._threshold:
-                return False
-        self._index.insert(len(self._values), hashes)
-        self._values.append(values)
-        return True
-
-
-def require_datasketch() -> None:
-    """Raises UserError if the library is not installed."""
-    if importlib.util.find_spec("datasketch") is None:
-        fix = "use pip install 'bert-jax[dedup]', or remove the key"
-        raise UserError(f"data.near_duplicates needs datasketch, which is not installed: {fix}")
-
-
-def _shingles(document: Document) -> set[bytes]:
-    """Returns the lower-cased runs of words; a shorter document is one run."""
-    words = " ".join(document).lower().split()
-    last = max(1, len(words) - SHINGLE + 1)
-    return {" ".join(words[start : start + SHINGLE]).encode() for start in range(last)}
 
 
 class Documents(Protocol):
@@ -107,8 +46,8 @@ class DocumentStore:
     folder: Path
     number_of_documents: int
     number_of_bytes: int
-    near_duplicates: int = 0
-    """Number of near-duplicates that were removed."""
+    filtered: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """`FilterReport` of each filter, as a dictionary."""
 
     def offsets(self) -> np.ndarray:
         """Returns the byte offsets, int64 [N + 1], mapped."""
@@ -193,12 +132,14 @@ def write_store(
     documents: Iterable[tuple[int, list[str]]],
     folder: Path,
     progress: Callable[[int], None],
-    new_only: NearDuplicateFilter | None = None,
+    filters: Filters | None = None,
+    engine: Engine = "local",
 ) -> DocumentStore:
-    """Writes pairs (index of the source, document) that pass the filter ``new_only``, in order.
+    """Writes pairs (index of the source, document) that pass the filters, in order.
 
     ``progress`` is called regularly with their number.
     """
+    kept = filters.filter_documents(documents, engine) if filters else documents
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _DONE).unlink(missing_ok=True)
     count, offset = 0, 0
@@ -208,7 +149,7 @@ def write_store(
         open(folder / _SOURCES, "wb") as sources,
     ):
         offsets.write(np.int64(0).tobytes())
-        for count, (source, document) in enumerate(new_only(documents) if new_only else documents, start=1):
+        for count, (source, document) in enumerate(kept, start=1):
             data = "\n".join(document).encode("utf-8")
             offset += len(data)
             text.write(data)
@@ -219,10 +160,10 @@ def write_store(
         for file in (text, offsets, sources):
             file.flush()
             os.fsync(file.fileno())
-    left_out = new_only.count if new_only else 0
-    done = {"documents": count, "bytes": offset, "near_duplicates": left_out}
+    filtered = {name: asdict(report) for name, report in filters.reports.items()} if filters else {}
+    done = {"documents": count, "bytes": offset, "filtered": filtered}
     write_atomic(folder / _DONE, json.dumps(done))  # written last, so that an incomplete store is recognized
-    return DocumentStore(folder, count, offset, left_out)
+    return DocumentStore(folder, count, offset, filtered)
 
 
 def open_store(folder: Path) -> DocumentStore | None:
@@ -231,4 +172,4 @@ def open_store(folder: Path) -> DocumentStore | None:
         done = load_json((folder / _DONE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return DocumentStore(folder, done["documents"], done["bytes"], done.get("near_duplicates", 0))
+    return DocumentStore(folder, done["documents"], done["bytes"], done.get("filtered", {}))

@@ -29,6 +29,7 @@ from bert.data.corpus.files import (
     reading,
     require_readable_kind,
 )
+from bert.data.corpus.filters import make_filters
 from bert.errors import UserError, redact
 from bert.remote import is_url, remote_files
 
@@ -182,6 +183,7 @@ class DocumentReader:
         self._weights = np.array([1.0] if weights is None else weights)
         self._files = [[file for file in files if weights is None or file.entry == group] for group in groups]
         self._positions = [ReadPosition(*position) for position in state] if state else [ReadPosition() for _ in groups]
+        self._filters = make_filters(config)
         self._documents = [self._read_group(group, self._positions[group]) for group in groups]
 
     @property
@@ -215,17 +217,21 @@ class DocumentReader:
                         continue
                     if not has_text(document):
                         self._skipped.add(file.source)
+                    elif (kept := self._filters.filter_document(file.entry, document)) is None:
+                        self._skipped.filtered += 1
                     else:
                         has_documents, identity = True, (group, own_files[number], index)
-                        streamed = StreamedDocument(file.entry, identity, position.passes, document)
+                        streamed = StreamedDocument(file.entry, identity, position.passes, kept)
                         position.size += streamed.size
                         yield streamed
                 position.file, position.documents = position.file + 1, 0
             position.passes, position.file = position.passes + 1, 0
             if not has_documents:
                 count = "" if self._count == 1 else f" for each of {self._count} readers"
+                filtered = ", with its filters" if self._filters else ""
                 raise UserError(
-                    f"data.train holds no text{count}: name a corpus with more documents, or lower data.stream_readers"
+                    f"data.train holds no text{count}{filtered}: name a corpus with more documents, or lower "
+                    "data.stream_readers"
                 )
 
 

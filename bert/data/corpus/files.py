@@ -104,6 +104,8 @@ class Skipped:
     count: int = 0
     first: str = ""
     """Source and line or row of the first one."""
+    filtered: int = 0
+    """Number of documents that the filters of a stream left out."""
 
     def add(self, place: str) -> None:
         self.first = self.first or place

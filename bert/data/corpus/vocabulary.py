@@ -17,6 +17,7 @@ from bert.data.corpus import document_stream
 from bert.data.corpus.document_stream import HEAD_CHARACTERS, HEAD_VERSION
 from bert.data.corpus.documents import corpus_files, documents, numbered_documents
 from bert.data.corpus.files import reading, reading_settings
+from bert.data.corpus.filters import filter_settings
 from bert.data.pretraining.build import SHARD_BYTES, require_documents
 from bert.data.worker_processes import Engine, run_tasks
 from bert.errors import LOGGER, UserError, without_surrogates
@@ -57,6 +58,7 @@ def corpus_vocabulary(
     settings: list[Any] = [document_stream.training_fingerprint(data, cache), keys, *reading_settings(data)]
     if data.streaming:
         settings += [HEAD_VERSION, HEAD_CHARACTERS, data.stream_readers, data.mixture_weights, data.seed]
+        settings += filter_settings(data).items()
     folder = cache / "vocabularies" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]
     file, copy = folder / "tokenizer.json", cache_copy(data, folder, "tokenizer.json")
     if not file.is_file():

@@ -24,10 +24,11 @@ import numpy as np
 from bert.config import DataConfig
 from bert.data.cache import WORK, CacheCopy, cache_copy, cache_folder
 from bert.data.corpus import document_store
-from bert.data.corpus.document_store import DocumentStore, NearDuplicateFilter
+from bert.data.corpus.document_store import DocumentStore
 from bert.data.corpus.document_stream import HEAD_CHARACTERS, head_documents, stream_files
 from bert.data.corpus.documents import numbered_documents
 from bert.data.corpus.files import Document, reading
+from bert.data.corpus.filters import Filters, make_filters
 from bert.data.pretraining import workers
 from bert.data.pretraining.dataset import (
     COUNTS,
@@ -89,7 +90,7 @@ def build_examples(
     if not (folder / INDEX).exists():
         with _write_errors(folder), blocking_lock(folder, lambda: progress(WAITING, 0, None)):
             if not (folder / INDEX).exists() and not (copy and copy.download()):
-                tasks = _shard_tasks(folder, config, progress)
+                tasks = _shard_tasks(folder, config, progress, engine)
                 _build(tasks, tasks, folder, config, tokenizer, progress, engine)
                 _merge(tasks, folder, config, settings)
     return _open(folder, copy)
@@ -232,9 +233,8 @@ def _merge(tasks: list[ShardSpec], folder: Path, config: DataConfig, settings: d
         },
         **splits,
     }
-    if config.near_duplicates is not None:
-        train = next(task for task in tasks if task.name.startswith("train"))
-        counted["near_duplicates"] = train.store.near_duplicates
+    if filtered := next(task for task in tasks if task.name.startswith("train")).store.filtered:
+        index["filtered"] = filtered
     write_atomic(folder / INDEX, json.dumps(index, indent=1).encode())
     shutil.rmtree(work, ignore_errors=True)
     for leftover in folder.glob(".*"):  # temporary files of killed workers
@@ -251,11 +251,11 @@ def _warn_of_empty_documents(tasks: list[ShardSpec], summaries: dict[str, ShardS
         LOGGER.warning(f"warning: {empty:,} {are} no token and no row: only characters that the vocabulary removes")
 
 
-def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[ShardSpec]:
+def _shard_tasks(folder: Path, config: DataConfig, progress: Progress, engine: Engine = "local") -> list[ShardSpec]:
     """Returns the shards of a set, a function of corpus, seed and held-out share. The caller must hold the lock."""
     work, minimum = folder / WORK, INPUT_FORMATS[config.input_format].documents
     tasks = []
-    for split, (store, order) in _split_documents(work, config, minimum, progress).items():
+    for split, (store, order) in _split_documents(work, config, minimum, progress, engine).items():
         if split == "train" and config.mixture_weights is not None and not config.streaming:
             order = store.mixture_order(order, config.mixture_weights, config.seed)
         if len(order) < minimum:
@@ -274,19 +274,19 @@ def _shard_tasks(folder: Path, config: DataConfig, progress: Progress) -> list[S
 
 
 def _split_documents(
-    work: Path, config: DataConfig, minimum: int, progress: Progress
+    work: Path, config: DataConfig, minimum: int, progress: Progress, engine: Engine
 ) -> dict[str, tuple[DocumentStore, np.ndarray]]:
     """Returns the documents of each split (held-out first) and their random order, without repetitions.
 
     Raises:
       UserError: a split has fewer than ``minimum`` documents.
     """
-    new_only = None if config.near_duplicates is None else NearDuplicateFilter(config.near_duplicates)
+    filters = None if config.streaming else make_filters(config)
     if config.streaming:
         documents = head_documents(stream_files(config.train), config, HEAD_CHARACTERS)
     else:
         documents = numbered_documents(config.train, **reading(config))
-    train = _open_or_write_store(work / "documents", documents, "data.train", progress, new_only)
+    train = _open_or_write_store(work / "documents", documents, "data.train", progress, filters, engine)
     order = train.order(config.seed)
     if config.eval is not None:
         documents = numbered_documents(config.eval, **reading(config))
@@ -299,6 +299,11 @@ def _split_documents(
                 f"data.eval_fraction is {config.eval_fraction:g}, which leaves {left} of the "
                 f"{train.number_of_documents} documents of data.train to train on, but {minimum} are needed: lower it, "
                 "or set data.eval"
+            )
+        if removed := sum(report["documents"] for report in train.filtered.values()):
+            raise UserError(
+                f"data.train holds {train.number_of_documents} documents after its filters left out {removed:,}: at "
+                f"least {2 * minimum} are needed; use other data.filters or more text"
             )
         raise _too_few_documents("data.train", train.number_of_documents, config)
     return {"eval": (train, order[:count]), "train": (train, order[count:])}
@@ -338,12 +343,13 @@ def _open_or_write_store(
     documents: Iterable[tuple[int, Document]],
     key: str,
     progress: Progress,
-    new_only: NearDuplicateFilter | None = None,
+    filters: Filters | None = None,
+    engine: Engine = "local",
 ) -> DocumentStore:
     if store := document_store.open_store(folder):
         return store
     return document_store.write_store(
-        documents, folder, lambda count: progress(f"reading {key}", count, None), new_only
+        documents, folder, lambda count: progress(f"reading {key}", count, None), filters, engine
     )
 
 

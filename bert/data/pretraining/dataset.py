@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 from bert.config import DataConfig
 from bert.data.corpus.document_stream import HEAD_CHARACTERS, HEAD_VERSION, training_fingerprint
 from bert.data.corpus.documents import DigestCache, corpus_fingerprint, file_signature, resolve_sources
+from bert.data.corpus.filters import filter_settings
 from bert.data.encoding import RowTemplate, row_template
 from bert.data.pretraining.input_formats import INPUT_FORMATS, IS_NEXT, NEXT_ID
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
@@ -50,8 +51,9 @@ class PretrainingDataset:
       sequence_length: T.
       vocab_size: V.
       counts: per split, rows, positive_rows and unused_tokens (with duplicates), and documents, sentences and tokens
-        of the text; near_duplicates, the number of documents left out, if the filter was used.
+        of the text.
       corpus: fingerprint of the training text and its order.
+      filtered: what each filter of the training text left out, a `FilterReport` as a dictionary.
     """
 
     folder: Path
@@ -61,6 +63,7 @@ class PretrainingDataset:
     vocab_size: int
     counts: dict[str, int]
     corpus: str
+    filtered: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @functools.cached_property
     def unigram_counts(self) -> np.ndarray:
@@ -80,6 +83,16 @@ class PretrainingDataset:
             fix = "use one of the corpus' language (tokenizer.path, init), or train one"
             raise UserError(f"the vocabulary has no token of data.train: {fix}")
         return float(unknown / (known + unknown))
+
+    def filter_lines(self, with_samples: bool) -> list[tuple[str, str]]:
+        """Returns names and values of what each filter left out; optionally by reason, with a sample of each."""
+        lines = []
+        for name, report in self.filtered.items():
+            left_out = f"{report['documents']:,} documents left out, {report['characters']:,} characters in all"
+            lines.append((name.replace("_", " "), left_out))
+            reasons = sorted(report["reasons"].items(), key=lambda item: -item[1][0]) if with_samples else []
+            lines += [("", f"{count:,} x {reason}: {sample}") for reason, (count, sample) in reasons]
+        return lines
 
     def consecutive_share(self, split: str) -> float | None:
         """Returns the share of a split's next-sentence pairs in which B follows A; None for other input formats.
@@ -138,9 +151,10 @@ def dataset_settings(config: DataConfig, cache: Path, tokenizer: Tokenizer, shar
     }
     if config.input_format != "nsp":
         settings["objective"] = config.input_format
-    for name in ("near_duplicates", "verbatim", "document_per_line", "text_field"):
+    for name in ("verbatim", "document_per_line", "text_field"):
         if (value := getattr(config, name)) != getattr(DataConfig, name):
             settings[name] = value
+    settings |= filter_settings(config)
     if config.streaming:
         settings["stream"] = [HEAD_VERSION, HEAD_CHARACTERS, config.stream_readers, config.mixture_weights]
     elif config.mixture_weights is not None or (isinstance(config.language, list) and not config.one_sentence_per_line):
@@ -212,6 +226,7 @@ def open_examples(folder: str | Path) -> PretrainingDataset:
         vocab_size=index["vocab_size"],
         counts=index["counts"],
         corpus=index["settings"]["corpus"],
+        filtered=index.get("filtered", {}),
     )
 
 

@@ -81,6 +81,7 @@ class Block:
         size: characters that the reader had read after the last chunk.
         passes: number of completed passes over the corpus before the last chunk.
         skipped: documents without text that were skipped since the process started.
+        filtered: documents that the filters left out since the process started.
     """
 
     start: Start
@@ -88,6 +89,7 @@ class Block:
     size: int
     passes: int
     skipped: int = 0
+    filtered: int = 0
 
     @property
     def end_row(self) -> int:
@@ -175,7 +177,7 @@ def read_blocks(spec: StreamSpec, tokenizer: Tokenizer, start: Start) -> Iterato
         row += len(order)
         size = sum(size for *_, size in state) + sum(document.size for document in documents)
         mixed = {name: values[order] for name, values in block.items()}
-        yield Block(again, mixed, size, documents[0].passes, skipped.count)
+        yield Block(again, mixed, size, documents[0].passes, skipped.count, skipped.filtered)
 
 
 def _random_words(stream: int, spec: StreamSpec, chunk: int, count: int) -> np.ndarray:
@@ -366,6 +368,7 @@ class StreamedRows:
         now = time.perf_counter()
         newest = [reader.newest for reader in self._readers.values() if reader.newest]
         size, waited = sum(block.size for block in newest), sum(reader.waited for reader in self._readers.values())
+        filtered = sum(block.filtered for block in newest)
         if self._report_time is None:
             self._log(f"stream: the first rows are ready, {waited:.1f} seconds after the start of its readers")
         elif (seconds := now - self._report_time) < REPORT_SECONDS:
@@ -375,6 +378,7 @@ class StreamedRows:
                 f"stream: {(size - self._reported_size) / 1e6 / seconds:.2f} MB of text per second, read by "
                 f"{len(newest)} processes in pass {1 + min(block.passes for block in newest)}; training waited "
                 f"{(waited - self._reported_wait) / seconds:.0%} of the time"
+                + (f"; filters left out {filtered:,} documents so far" if filtered else "")
             )
         self._report_time, self._reported_size, self._reported_wait = now, size, waited
         if (skipped := sum(block.skipped for block in newest)) > self._reported_skipped:

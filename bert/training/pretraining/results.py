@@ -53,7 +53,7 @@ def log_summary(params: Any, config: PretrainConfig, parallel: Parallelism, phas
             ("devices", parallel.describe()),
             ("vocabulary", f"{config.model.vocab_size:,} tokens"),
             ("corpus", f"{corpus['train']} for training, {corpus['eval']} held out"),
-            *_describe_near_duplicates(examples.counts),
+            *examples.filter_lines(with_samples=False),
             ("fingerprint", examples.corpus[:16]),
             *(line for phase in phases for line in _describe_phase(phase, len(phases), config)),
             ("optimizer", describe_decay(params, config.optimizer)),
@@ -63,11 +63,6 @@ def log_summary(params: Any, config: PretrainConfig, parallel: Parallelism, phas
 
 def _describe_corpus(counts: Mapping[str, int], split: str) -> str:
     return f"{counts[f'{split}_documents']:,} documents, {counts[f'{split}_tokens']:,} tokens"
-
-
-def _describe_near_duplicates(counts: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Returns the table line for `data.near_duplicates`, if it is set."""
-    return [("near-duplicates", f"{count:,} left out")] if (count := counts.get("near_duplicates")) is not None else []
 
 
 def _describe_phase(data: PhaseData, num_phases: int, config: PretrainConfig) -> list[tuple[str, str]]:
@@ -197,7 +192,7 @@ def write_results(
         "steps": step,
         **({"teacher": {"source": config.teacher, "checksum": config.checksum}} if config.teacher else {}),
         "eval": scores,
-        "corpus": {**_counts_of_text(last), "fingerprint": last.examples.corpus},
+        "corpus": {**_counts_of_text(last), "fingerprint": last.examples.corpus, **_filtered_documents(last)},
         "baselines": baselines,
         **({"remarks": sentences} if sentences else {}),
         # A model with weights that are not finite predicts nothing.
@@ -252,6 +247,12 @@ def _counts_of_text(data: PhaseData) -> dict[str, int]:
     if not data.is_streamed:
         return counts
     return {name: count for name, count in counts.items() if not name.startswith("train_")}
+
+
+def _filtered_documents(data: PhaseData) -> dict[str, Any]:
+    """Returns the number of documents that each filter left out, if there are filters."""
+    filtered = {name: report["documents"] for name, report in data.examples.filtered.items()}
+    return {"filtered": filtered} if filtered else {}
 
 
 def add_transfer(
