@@ -152,6 +152,7 @@ OPTIONS = {
     "pooler of the mean": {"pooler_type": "transform", "pooler_input": "mean"},
     "shared layers": {"layer_groups": 1},
     "step embeddings": {"step_embedding": True},
+    "halting": {"halting": 0.01},
     "modern": {
         "position_embedding_type": "rotary",
         "rotary_base": 1000.0,

@@ -97,6 +97,7 @@ class PretrainConfig:
             part.check()
         self._check_objective()
         self._check_z_loss()
+        self._check_halting()
         only_rows = "but pretraining has batches of training.batch_size rows: remove it"
         check_unused("training.", self.training, only_rows, ["tokens_per_batch"])
         no_best = "but pretraining keeps its last parameters: remove it"
@@ -178,6 +179,15 @@ class PretrainConfig:
             raise conflict(self, "training.z_loss", "training.objective", "remove it, only mlm uses it")
         if self.distillation.teacher is not None:
             raise conflict(self, "training.z_loss", "distillation.teacher", "remove one of the two")
+
+    def _check_halting(self) -> None:
+        """Raises UserError for adaptive halting with a loss that has no cost of steps."""
+        if self.model.halting is None:
+            return
+        if self.training.objective not in ("mlm", "clm"):
+            raise conflict(self, "model.halting", "training.objective", "set the objective to mlm or clm")
+        if self.distillation.teacher is not None:
+            raise conflict(self, "model.halting", "distillation.teacher", "remove one of the two")
 
     def _check_max_minutes(self) -> None:
         """Raises UserError if ``max_minutes`` is set and the schedule depends on the unknown number of steps."""

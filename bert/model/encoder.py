@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -32,6 +32,7 @@ from bert.config import ModelConfig
 from bert.model.array_types import Array, Dtype, PaddingMask
 from bert.model.attention import LayerCache, Memory
 from bert.model.dropout import Dropout, maybe_dropout
+from bert.model.halting import Halting, halting_probabilities
 from bert.model.layers import Layer, LayerExecution, LayerStates, remat, scan_layers
 from bert.model.linear import ACTIVATIONS, Transform, hidden_dense, layer_norm, truncated_normal_init
 from bert.model.mask import Mask, Packing, make_mask
@@ -44,6 +45,9 @@ from bert.model.positions import (
 )
 from bert.model.reductions import pooler_input, standardize, token_dropout_factors
 from bert.parallel.sharding import all_gather_fsdp, constrain_activation
+
+Halt = Callable[..., tuple[Any, Any]]
+"""(hidden states before a layer, its output, halting state, number of the layer) -> hidden states, halting state."""
 
 
 class EncoderOutput(struct.PyTreeNode):
@@ -170,6 +174,9 @@ class Encoder(nn.Module):
 
     With a causal mask this is the stack of a decoder. Layers may share parameters (`ModelConfig.layer_groups`). In that
     case the parameters are named ``layer_0`` to ``layer_{groups - 1}``.
+
+    With ``ModelConfig.halting``, the result for each position is a weighted mean of the outputs of its layers. The
+    final `Halting` is in the collection ``halting``.
     """
 
     config: ModelConfig
@@ -205,15 +212,21 @@ class Encoder(nn.Module):
             for group in range(config.num_distinct_layers)
         ]
         hidden_states, states = [x], list[LayerStates]()
+        halt, halting = self._make_halt(), None if config.halting is None else Halting.start(x)
         for number in range(num_unrolled):
             layer, context = groups[config.group_of(number)], contexts[config.is_local(number)]
             layer_cache = None if cache is None else cache[number]
-            x, source = self._layer_inputs(x, number, dropout)
-            x, layer_states = layer(x, context.mask, source, memory, layer_cache, context.positions)
+            inputs, source = self._layer_inputs(x, number, dropout)
+            output, layer_states = layer(inputs, context.mask, source, memory, layer_cache, context.positions)
+            x, halting = halt(x, output, halting, number)
             hidden_states.append(x)
             states.append(layer_states)
         if num_unrolled < config.num_hidden_layers:
-            x = self._scan_layers(kernel, num_unrolled, x, contexts, dropout, memory)
+            x, halting = self._scan_layers(kernel, num_unrolled, (x, halting), contexts, dropout, memory, halt)
+        if halting is not None:
+            x = hidden_states[-1] = halting.output.astype(x.dtype)
+            if not self.is_initializing():
+                self.sow("halting", "final", halting)
         if config.pre_layer_norm:
             x = hidden_states[-1] = layer_norm(config, self.dtype, "norm")(x)
 
@@ -228,6 +241,22 @@ class Encoder(nn.Module):
             cross_attentions=tuple(layer.cross_weights for layer in states if layer.cross_weights is not None),
         )
 
+    def _make_halt(self) -> Halt:
+        """Returns the function that is applied after each layer."""
+        if self.config.halting is None:
+            return lambda old, new, halting, number: (new, None)
+        width = self.config.hidden_size
+        kernel = self.param("halting_kernel", truncated_normal_init(self.config), (width,), jnp.float32)
+        bias = self.param("halting_bias", nn.initializers.ones, (), jnp.float32)  # Graves 2016, section 3
+
+        def halt(
+            old: Float[Array, "B T D"], new: Float[Array, "B T D"], halting: Halting, number: int | Int[Array, ""]
+        ) -> tuple[Float[Array, "B T D"], Halting]:
+            is_last = number == self.config.num_hidden_layers - 1
+            return halting.after(old, new, halting_probabilities(new, kernel, bias), is_last)
+
+        return halt
+
     def _layer_inputs(
         self, x: Float[Array, "B T D"], number: int | Int[Array, ""], dropout: Dropout | None
     ) -> tuple[Float[Array, "B T D"], Dropout | None]:
@@ -241,26 +270,29 @@ class Encoder(nn.Module):
         self,
         kernel: str,
         first: int,
-        x: Float[Array, "B T D"],
+        carry: tuple[Float[Array, "B T D"], Halting | None],
         contexts: dict[bool, AttentionContext],
         dropout: Dropout | None,
         memory: Memory | None,
-    ) -> Float[Array, "B T D"]:
-        """Runs the layers from ``first`` on as a loop over stacked parameters."""
+        halt: Halt,
+    ) -> tuple[Float[Array, "B T D"], Halting | None]:
+        """Runs the layers from ``first`` on as a loop over stacked parameters. ``halt`` is applied after each."""
         layer = remat(Layer, self.execution.remat, in_loop=True)(self.config, self.dtype, kernel, parent=None)
 
         def run(
-            x: Float[Array, "B T D"], number: Int[Array, ""], is_local: Bool[Array, ""], params: dict[str, Any]
-        ) -> Float[Array, "B T D"]:
-            x, source = self._layer_inputs(x, number, dropout)
+            carry: Any, number: Int[Array, ""], is_local: Bool[Array, ""], params: dict[str, Any]
+        ) -> tuple[Float[Array, "B T D"], Halting | None]:
+            old, halting = carry
+            x, source = self._layer_inputs(old, number, dropout)
             apply = partial(layer.apply, {"params": params})
             branches = [
                 lambda x, context=contexts[kind]: apply(x, context.mask, source, memory, None, context.positions)[0]
                 for kind in sorted(contexts)
             ]
-            return branches[0](x) if len(branches) == 1 else jax.lax.cond(is_local, *reversed(branches), x)
+            new = branches[0](x) if len(branches) == 1 else jax.lax.cond(is_local, *reversed(branches), x)
+            return halt(old, new, halting, number)
 
-        return scan_layers(self.config, self.variables["params"], first, x, run)
+        return cast(Any, scan_layers(self.config, self.variables["params"], first, carry, run))
 
 
 class Bert(nn.Module):

@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Num
 
+from bert.errors import require
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.electra import MaskedTokens
+from bert.model.halting import Halting, sown_halting
 from bert.model.mask import Packing
 from bert.model.pretraining import PermutedTokens
 
@@ -46,6 +48,46 @@ class Loss:
     metrics: tuple[str, ...]
     factors: Mapping[str, float] = field(default_factory=dict)
     over_micro_batches: bool = False
+
+
+class PonderingModel:
+    """A model with adaptive halting whose ``apply`` also keeps the final halting state of its last call."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.config = model, model.config
+        self.halting: Halting | None = None
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        output, variables = self.model.apply(*args, **kwargs, mutable=["halting"])
+        self.halting = sown_halting(variables)
+        return output
+
+
+def with_ponder_loss(build: Callable[[Any], Loss], model: Any, cost: float) -> Loss:
+    """Returns a model's loss plus ``cost`` times the mean ponder cost of its tokens (Graves 2016, section 2.1).
+
+    The cost is logged as ``ponder_loss``, and the mean number of steps as ``ponder_steps``.
+
+    Args:
+        build: returns the loss of a model, whose ``apply`` and ``config`` it uses.
+    """
+    plain = build(model)
+
+    def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
+        pondering = PonderingModel(model)
+        losses, counts = build(pondering).forward(params, batch, dropout)
+        halting = require(pondering.halting, "the halting state")
+        mask = batch["attention_mask"].astype(jnp.float32)
+        cost, steps = ((jnp.sum(value * mask), jnp.sum(mask)) for value in (halting.ponder, halting.steps))
+        return {**losses, "ponder_loss": cost}, {**counts, "ponder_steps": steps}
+
+    def weights(batch: Batch) -> dict[str, Array]:
+        return {**plain.weights(batch), "ponder_loss": jnp.sum(batch["attention_mask"]).astype(jnp.float32)}
+
+    names = (*plain.metrics, "ponder_loss", "ponder_steps")
+    return dataclasses.replace(
+        plain, forward=forward, weights=weights, metrics=names, factors={**plain.factors, "ponder_loss": cost}
+    )
 
 
 def total_loss(means: Mapping[str, Any], factors: Mapping[str, float]) -> Any:

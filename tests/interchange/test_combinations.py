@@ -52,6 +52,7 @@ KEYS = {
     **{key: [False, True] for key in ("prediction_bias", "tie_word_embeddings")},
     "scale_embeddings": [False, True],
     "step_embedding": [False, True],
+    "halting": [None, 0.01],
     "num_key_value_heads": [None, 1, 2],
     "attention_head_size": [None, 6],
     "query_key_norm": [False, True],

@@ -188,6 +188,7 @@ def test_the_options_parameters(option: str) -> None:
         "pooler of the mean": 2 * width,
         "shared layers": -11 * (4 * width**2 + 2 * width * 3072 + 9 * width + 3072),
         "step embeddings": 0,
+        "halting": width + 1,
         "relative positions": 8 * 12,
         "disentangled attention": (8 + 2 - positions) * width,
         # One matrix, three biases and two vectors of segments a layer; the vector of queries.

@@ -70,6 +70,7 @@ SEPARATE_LAYERS = {
     **PLAIN_LAYERS,
     "layer_groups": Limit(None, "each of its layers has parameters that are not shared"),
     "step_embedding": Limit(False, "its layers read nothing of their number"),
+    "halting": Limit(None, "each position has all layers"),
 }
 """Limits of all families except those with shared layers."""
 

@@ -94,11 +94,10 @@ def check_exportable(model: ModelBundle) -> None:
         raise UserError(f"{error.name} is not installed: pip install 'bert-jax[onnx]'") from None
     if names.has_decoder(model.architecture):
         raise UserError(f"{model.source} is an encoder-decoder, which the ONNX graph lacks: use format stablehlo")
-    if model.config.position_embedding_type == "transformer_xl":
-        raise UserError(
-            f"{model.source} has model.position_embedding_type transformer_xl, which the ONNX graph lacks: use format "
-            "stablehlo"
-        )
+    config = model.config
+    for key, lacks in (("position_embedding_type", ("transformer_xl",)), ("halting", (config.halting,))):
+        if (value := getattr(config, key)) is not None and value in lacks:
+            raise UserError(f"{model.source} has model.{key} {value}, which the ONNX graph lacks: use format stablehlo")
 
 
 def write_graph(model: ModelBundle, folder: Path, log: Callable[[str], None], *, quantize: bool) -> None:

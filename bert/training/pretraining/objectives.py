@@ -26,7 +26,13 @@ from bert.runs.metrics_log import Metrics
 from bert.tokenizer.library import special_ids
 from bert.tokenizer.vocabulary import continues_word, token_text
 from bert.training.initialization import Initializable, Params
-from bert.training.losses import Loss, make_permuted_token_loss, make_pretraining_loss, make_replaced_token_loss
+from bert.training.losses import (
+    Loss,
+    make_permuted_token_loss,
+    make_pretraining_loss,
+    make_replaced_token_loss,
+    with_ponder_loss,
+)
 from bert.training.pretraining.distillation import Distillation, Teacher, with_projections
 from bert.training.token_losses import make_next_token_loss
 
@@ -259,7 +265,9 @@ def build_model_and_loss(config: PretrainConfig, devices: Sequence[Any] | None =
     """
     objective = OBJECTIVES[config.training.objective]
     model = objective.build_model(config, lambda sizes: LayerExecution.from_config(config.training, sizes, devices))
-    return model, objective.build_loss(model, config)
+    if config.model.halting is None:
+        return model, objective.build_loss(model, config)
+    return model, with_ponder_loss(lambda model: objective.build_loss(model, config), model, config.model.halting)
 
 
 def build_with_teacher(

@@ -70,6 +70,7 @@ CASES = {
     "sandwich": ("BertForMaskedLM", {**OPTIONS["sandwich"], "num_hidden_layers": 2}),
     "disentangled": ("BertForSequenceClassification", {**OPTIONS["disentangled attention"], "num_hidden_layers": 2}),
     "mean": ("BertForSequenceClassification", OPTIONS["pooler of the mean"]),
+    "last": ("BertForSequenceClassification", {"pooler_input": "last"}),
     "modern": ("BertForSequenceClassification", MODERN),
     "modern encoder": ("Bert", MODERN),
     "modern masked LM": ("BertForMaskedLM", MODERN),
@@ -128,6 +129,12 @@ def test_every_option_of_the_encoder_is_among_the_cases():
 def test_an_encoder_decoder_is_refused(make, tmp_path):
     with pytest.raises(UserError, match=r"tiny is an encoder-decoder.*ONNX"):
         make("BertForSequenceToSequence").save(tmp_path / "out", format="onnx")
+
+
+@pytest.mark.parametrize(("key", "value"), [("position_embedding_type", "transformer_xl"), ("halting", 0.01)])
+def test_layers_that_the_graph_lacks_are_refused(key, value, make, tmp_path):
+    with pytest.raises(UserError, match=rf"tiny has model.{key} {value}, .*: use format stablehlo"):
+        make("BertForMaskedLM", **{key: value}).save(tmp_path / "out", format="onnx")
 
 
 def test_rows_without_a_token_are_no_nan(make, answer):

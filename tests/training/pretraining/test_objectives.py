@@ -182,6 +182,7 @@ def test_other_options_train_as_well(train, objective: list[str], options: list[
         (NEXT, ["--data.language=german"], "data.language"),
         ([], ["--training.label_smoothing=0.1"], "training.label_smoothing is 0.1, training.objective is mlm"),
         (PERMUTED, ["--data.input_format=nsp"], "data.input_format is nsp, training.objective is plm"),
+        (PERMUTED, ["--model.halting=0.01"], "model.halting is 0.01, training.objective is plm"),
         (PERMUTED, ["--model.causal=true"], "model.causal is true, training.objective is plm"),
         (PERMUTED, [*CUDNN, "--model.attention_probs_dropout_prob=0"],
          "training.objective is plm, training.attention_implementation cudnn"),
