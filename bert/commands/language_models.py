@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import re
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -38,8 +39,9 @@ encoder-decoder. Decoding is greedy, by sampling (--temperature) or by beam sear
 printed without the prompt, up to the end token or --max_tokens. For several continuations (--num_samples), or lines of
 standard input (PROMPT is -), each continuation is one JSON object: "prompt", "text" and "score", the sum of the
 log-probabilities of its tokens, with --beams divided by the length norm (--length_penalty). An empty prompt is the
-start of a text. An invalid line gives {"line", "text", "error"}, and the exit status is then 2. Samples depend on
---seed, not on --batch_size. An encoder-decoder defaults to the settings that it was evaluated with."""
+start of a text. --from_file reads one prompt of several lines, such as a few examples. An invalid line gives {"line",
+"text", "error"}, and the exit status is then 2. Samples depend on --seed, not on --batch_size. An encoder-decoder
+defaults to the settings that it was evaluated with."""
 
 
 @run_command
@@ -49,6 +51,8 @@ def generate_command(argv: list[str]) -> int:
     parser.add_argument("run", type=readable_path, metavar="RUN", help=f"{MODEL} It must be a language model.")
     add_adapter_option(parser)
     parser.add_argument("prompt", metavar="PROMPT", help="A text to continue, or - for the lines of standard input.")
+    whole = "PROMPT names a file: continue its whole text, without the line break at its end."
+    parser.add_argument("--from_file", action="store_true", help=whole)
     texts, names = help_texts(Decoding), [field.name for field in fields(Decoding)]
     for field in fields(Decoding):
         kind = int if field.default is None else type(field.default)
@@ -71,6 +75,8 @@ def generate_command(argv: list[str]) -> int:
     if arguments.prompt != without_surrogates(arguments.prompt):
         raise UserError("command line: the prompt is not UTF-8: pass it as UTF-8")
     check_output(arguments.output)
+    if arguments.from_file:
+        arguments.prompt = _read_prompt(arguments.prompt)
 
     from bert.inference.load import load
 
@@ -89,7 +95,7 @@ def generate_command(argv: list[str]) -> int:
         continuations = model.generate(prompts, **batching, **settings)
         return continuations if decoding.num_samples > 1 else [[one] for one in continuations]
 
-    if arguments.prompt == "-":
+    if arguments.prompt == "-" and not arguments.from_file:
         write_answers("-", read_standard_input(str), answer, _lines, arguments.output)
         return 0
     prompt = Input(1, arguments.prompt, arguments.prompt)
@@ -100,6 +106,17 @@ def generate_command(argv: list[str]) -> int:
     with open_output(arguments.output) as written:
         written.write(continuation.text.encode("utf-8", "replace") + b"\n")
     return 0
+
+
+def _read_prompt(name: str) -> str:
+    """Returns the text of a file without the line break at its end. Raises UserError."""
+    file = Path(fetch(name))
+    try:
+        return re.sub(r"\r?\n\Z", "", file.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"--from_file: {name} cannot be read ({error.strerror}): name a text file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--from_file: {name} is not UTF-8: save it as UTF-8") from None
 
 
 def _lines(item: Input, continuations: list[Any]) -> list[dict[str, Any]]:

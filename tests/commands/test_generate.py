@@ -57,6 +57,15 @@ def test_a_prompt_is_continued_as_in_python(folder: Path, model: Pretrained, tmp
     assert capsysbinary.readouterr().out == b""
 
 
+def test_a_prompt_of_several_lines_is_read_from_a_file(folder: Path, model, tmp_path: Path, capsysbinary) -> None:
+    """The line break that an editor writes at the end is not part of the prompt."""
+    examples = "a dog -> the dog\na hat -> the hat\na cat ->"
+    (tmp_path / "examples.txt").write_text(f"{examples}\n")
+    arguments = ["--max_tokens", "5", "--from_file"]
+    assert main(["generate", str(folder), str(tmp_path / "examples.txt"), *arguments]) == 0
+    assert capsysbinary.readouterr().out == model.generate(examples, max_tokens=5).encode() + b"\n"
+
+
 def test_several_continuations_are_lines_with_scores(folder: Path, model: Pretrained, capsys) -> None:
     arguments = ["--beams", "3", "--num_samples", "2", "--length_penalty", "0.5", "--early_stopping"]
     assert main(["generate", str(folder), "a dog", "--max_tokens", "5", *arguments]) == 0
@@ -130,6 +139,9 @@ def test_other_models_and_files_that_exist_are_refused(folder: Path, finetuned: 
     assert "is not a left-to-right language model" in fails(generate, str(finetuned), "x")
     (tmp_path / "old.txt").touch()
     assert "old.txt exists already" in fails(generate, str(folder), "x", "--output", str(tmp_path / "old.txt"))
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    for name, words in (("latin.txt", "latin.txt is not UTF-8"), ("none.txt", "none.txt cannot be read (No such file")):
+        assert words in fails(generate, str(folder), str(tmp_path / name), "--from_file")
 
 
 def test_no_prompt_and_one_that_is_too_long_are_one_sentence(folder: Path, monkeypatch, capsys) -> None:
