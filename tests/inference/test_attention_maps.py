@@ -126,7 +126,7 @@ def test_the_page_loads_nothing(hostile, tmp_path) -> None:
     assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|innerHTML", text)
     [policy] = [item["content"] for tag, item in page.elements if item.get("http-equiv") == "Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
-    assert {"layer", "head", "direction", "matrix"} <= {item.get("id") for _, item in page.elements}
+    assert {"layer", "head", "direction", "matrix", "lines"} <= {item.get("id") for _, item in page.elements}
 
 
 @pytest.mark.medium
@@ -290,6 +290,16 @@ def test_both_texts_of_an_alignment_can_be_pointed_at(alignment, tmp_path) -> No
     point = "get('layer').value = 1; redraw(); document.querySelector('#text button:nth-child(4)').onmouseenter();"
     shown = shown_by_chromium(tmp_path / "page.html", point)
     assert told(shown) == "at haus (4) look:  [SEP] 60%,  a 9.9%,  </script> 9.9%"
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_lines_are_as_thick_as_the_weights_of_one_head_or_all(alignment, tmp_path) -> None:
+    write_html(alignment, tmp_path / "page.html")
+    choose = "get('layer').value = 1; get('head').value = {}; redraw();"
+    for head, count in (("0", 1), ("MEAN", 2)):
+        shown = shown_by_chromium(tmp_path / "page.html", choose.format(head))
+        widths = np.array([float(width) for width in re.findall(r'<line [^>]*stroke-width="([\d.]+)"', shown)])
+        np.testing.assert_allclose(widths, 5 * np.tile(alignment.weights[1, 0].ravel(), count), atol=0.02)
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
