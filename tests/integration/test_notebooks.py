@@ -55,7 +55,7 @@ def seconds_of_children() -> float:
 
 
 def test_they_are_numbered() -> None:
-    assert [number_of(path) for path in NOTEBOOKS] == list(range(1, 13))
+    assert [number_of(path) for path in NOTEBOOKS] == list(range(1, 14))
 
 
 def test_the_first_cell_installs_if_the_package_is_missing() -> None:
