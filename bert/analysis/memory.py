@@ -37,8 +37,10 @@ def activation_bytes(
     """Returns the bytes of activations that one row keeps on a device for the backward pass of all encoder layers.
 
     Korthikanti et al. 2022 (arXiv 2205.05198), equation 2: each layer keeps s h (10 + 24 / t + 5 a s / (h t)), with
-    sequence length s, hidden size h, a heads and tensor parallelism t. Fused attention kernels do not have the last
-    term. With full rematerialization, each layer keeps 2 s h, except for the layer being computed. The formula assumes
+    sequence length s, hidden size h, a heads and tensor parallelism t. 8 of the 24 are queries, keys, values and the
+    input of the output layer, here with the width of the heads. Fused attention kernels do not have the last term. All
+    others repeat keys and values for the heads of queries that share them. With full rematerialization, each layer
+    keeps 2 s h, except for the layer being computed. The formula assumes
     16-bit activations and a feed-forward width of 4 h; it excludes embeddings, logits and gradients.
 
     Args:
@@ -49,7 +51,9 @@ def activation_bytes(
         tensor: t, number of devices along the mesh's last axis.
     """
     scores = 5 * model.num_attention_heads * length if stores_scores else 0
-    of_layer = model.hidden_size * (10 + 24 / tensor) + scores / tensor
+    heads = 4 * model.num_attention_heads * model.head_size
+    heads += 4 * model.head_size * (model.num_attention_heads if stores_scores else model.key_value_heads)
+    of_layer = model.hidden_size * (10 + 16 / tensor) + (heads + scores) / tensor
     layers = model.num_hidden_layers
     per_token = layers * 2 * model.hidden_size + of_layer if remat == "full" else layers * of_layer
     return int(length * per_token * itemsize / 2)

@@ -19,7 +19,8 @@ from bert.runs.report import align_columns
 INSPECT_DESCRIPTION = """\
 Prints the parameters and FLOPs per token of each part of a run or model, its vocabulary, the origin of
 its weights, and every file that is damaged, missing, ignored or unsupported, with a fix. The run may be unfinished.
-For a data file it prints counts and problems. The exit status is 2 if the source cannot be used."""
+A model on the hub is described by its config.json before its weights are downloaded. For a data file it
+prints counts and problems. The exit status is 2 if the source cannot be used."""
 
 
 @run_command

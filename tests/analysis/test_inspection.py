@@ -15,6 +15,7 @@ from bert.commands.reports import inspect_command as main
 from bert.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig
 from bert.training.flops import row_sizes
 from bert.training.loop import count_parameters
+from tests.interchange.hf_folders import edit, random_model
 
 
 @pytest.fixture
@@ -93,6 +94,40 @@ def test_a_model_of_others(pretrained, tmp_path, capsys) -> None:
     assert facts["parameters"] == count_parameters(model.params)
     assert "initial_weights" not in facts
     assert any("model.safetensors" in line for line in facts["read"])
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """The folder of a model with random weights."""
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqr"]))
+    random_model(vocabulary, "BertForSequenceClassification").save(tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+def test_a_model_without_weights_is_shown_by_its_config_alone(published, capsys, fails) -> None:
+    expected = facts_of(capsys, published)
+    (published / "model.safetensors").unlink()
+    facts = facts_of(capsys, published)
+    same = ("parameters", "architecture", "flops_per_token", "vocabulary", "model")
+    assert {key: facts[key] for key in same} == {key: expected[key] for key in same}
+    assert any("a BertForSequenceClassification would be read" in line for line in facts["read"])
+    assert any(line.startswith("needs 0.00 GB") for line in facts["read"])
+    edit(published, model_type="longformer")
+    assert "model_type is 'longformer'" in fails(main, str(published))
+
+
+def test_a_hub_name_is_inspected_before_its_weights_are_downloaded(published, capsys, monkeypatch) -> None:
+    (published / "model.safetensors").unlink()
+    asked: list[tuple[str, bool]] = []
+
+    def download(name: str, weights: bool = True) -> Path:
+        asked.append((name, weights))
+        return published
+
+    monkeypatch.setattr("bert.analysis.inspection.download", download)
+    assert facts_of(capsys, "some/model")["kind"] == "published model"
+    assert asked == [("some/model", False)]
 
 
 def test_a_run_without_a_checkpoint_is_shown_as_planned(copy, capsys) -> None:

@@ -34,6 +34,10 @@ def test_formula_by_hand() -> None:
     assert activation_bytes(BASE, s, remat="full") == 12 * 2 * s * h + s * h * (34 + 5 * a * s / h)
     assert activation_bytes(BASE, s, stores_scores=False) == 12 * 34 * s * h
     assert activation_bytes(BASE, s, tensor=2) == 12 * s * h * (10 + 24 / 2 + 5 * a * s / (h * 2))
+    grouped = dataclasses.replace(BASE, num_key_value_heads=3, attention_head_size=128)
+    of_heads = 4 * 12 * 128 + 4 * 3 * 128
+    assert activation_bytes(grouped, s, stores_scores=False, tensor=2) == 12 * s * (10 * h + (16 * h + of_heads) / 2)
+    assert activation_bytes(grouped, s) == 12 * s * (26 * h + 8 * 12 * 128 + 5 * a * s)  # keys are repeated
 
 
 LOOP = """HloModule step

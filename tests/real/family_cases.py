@@ -218,6 +218,25 @@ CASES = {
         {"head_dim": 40, "hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
         {"rotary_base": 50.0, "attention_head_size": 40},
     ),
+    "gte": Case(
+        families.GTE,
+        {
+            **{"type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-6},
+            "rope_parameters": {"rope_type": "linear", "factor": 1.5, "rope_theta": 300.0},
+        },
+        {"gated_feed_forward": True, "rotary_base": 300.0, "rotary_scaling_factor": 1.5},
+    ),
+    "jina_embeddings_v3": Case(
+        families.JINA_V3,
+        {"type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+        {"rotary_base": 20_000.0, "position_offset": 0},
+    ),
+    "xlm-roberta-xl": Case(
+        families.XLM_ROBERTA_XL,
+        ROBERTA,
+        {"position_offset": 2, "pre_layer_norm": True, "embedding_norm": False},
+        last_state=False,
+    ),
     "megatron-bert": Case(families.MEGATRON_BERT, {}, {"pre_layer_norm": True, "embedding_norm": False}),
     **{
         f"bert, {act}": Case(families.BERT, {"hidden_act": act}, {"hidden_act": ours})

@@ -2,14 +2,17 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import bert
 from bert.data.encoding import tokenize
 from bert.interchange import families
+from bert.model.positions import Rotation
 from tests.interchange.hf_folders import edit
 from tests.real.family_cases import CASES, DECODER, YARN
 from tests.real.hf_models import HOSTILE, answers, assert_alike, drawn, inputs, our_answers, transformers
@@ -56,6 +59,38 @@ def test_the_published_keys_of_nomic_bert(tmp_path: Path) -> None:
     assert model.config == expected.config
     edit(tmp_path, rotary_emb_fraction=0.5)
     with pytest.raises(bert.UserError, match=r"rotary_emb_fraction is 0\.5"):
+        bert.load(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["Bert", "BertForMaskedLM"])
+def test_the_published_files_of_gte(architecture: str, tmp_path: Path) -> None:
+    """Their keys, their prefix, no segments, and their scaling of rotations, which a base and a factor express."""
+    scaled = {"rope_type": "linear", "factor": 8 ** (2 / 32), "rope_theta": 8 * 500.0}
+    settings = {"type_vocab_size": 0, "pad_token_id": 1, "rope_parameters": scaled}
+    reference = drawn(tmp_path, architecture, "gte", **settings)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({re.sub("^gte", "new", name): x for name, x in tensors.items()}, tmp_path / "model.safetensors")
+    edit(
+        tmp_path,
+        model_type="new",
+        architectures=[families.NEW.classes[architecture]],
+        rope_parameters=None,
+        rope_theta=500.0,
+        rope_scaling={"type": "ntk", "factor": 8.0},
+        auto_map={"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"},
+        **{"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "pack_qkv": True},
+    )
+    model = bert.load(tmp_path)
+    ids = np.random.default_rng(0).integers(2, 1000, (2, 40))
+    batch = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
+    theirs = answers(reference, {key: batch[key] for key in ("input_ids", "attention_mask")})
+    assert_alike(our_answers(model, batch), theirs, batch["attention_mask"])
+    # The published code (NTKScalingRotaryEmbedding): 1 / (base * factor)^(2 i / H), divided by factor^(2 / H).
+    expected = (500.0 * 8) ** -(np.arange(16) / 16) / 8 ** (2 / 32)
+    rotation = Rotation.of_layers(model.config, False, np.ones((1, 1), int))
+    np.testing.assert_allclose(np.arctan2(rotation.sin, rotation.cos)[0, 0], expected, rtol=1e-5)
+    edit(tmp_path, logn_attention_scale=True)
+    with pytest.raises(bert.UserError, match="logn_attention_scale is True"):
         bert.load(tmp_path)
 
 

@@ -34,6 +34,10 @@ UNIGRAM = {
         ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
         [],
     ),
+    **dict.fromkeys(
+        ("gte", "jina_embeddings_v3", "xlm-roberta-xl"),
+        ("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]),
+    ),
     "deberta-v2": ("DebertaV2Tokenizer", ["[PAD]", "[CLS]", "[SEP]", "[UNK]"], ["[MASK]"]),
 }
 """The tokenizer class of a family with a Unigram vocabulary, its first tokens and its last ones."""

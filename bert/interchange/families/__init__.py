@@ -12,12 +12,20 @@ from bert.interchange.families.esm import ESM
 from bert.interchange.families.eurobert import EUROBERT
 from bert.interchange.families.gemma import GEMMA, GEMMA2, GEMMA3
 from bert.interchange.families.gpt2 import GPT2
+from bert.interchange.families.gte import GTE, JINA_V3, NEW
 from bert.interchange.families.llama import LLAMA
 from bert.interchange.families.megatron_bert import MEGATRON_BERT
 from bert.interchange.families.modernbert import MODERNBERT
 from bert.interchange.families.nomic_bert import NOMIC_BERT
 from bert.interchange.families.qwen import QWEN2, QWEN3
-from bert.interchange.families.roberta import CAMEMBERT, MPNET, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
+from bert.interchange.families.roberta import (
+    CAMEMBERT,
+    MPNET,
+    ROBERTA,
+    ROBERTA_PRELAYERNORM,
+    XLM_ROBERTA,
+    XLM_ROBERTA_XL,
+)
 from bert.interchange.families.roformer import ROFORMER
 from bert.interchange.families.xlnet import XLNET
 from bert.tokenizer.library import vocabulary_kind
@@ -26,7 +34,22 @@ __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes
 
 FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, CAMEMBERT, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET, DEBERTA, GPT2),
-    *(MODERNBERT, ROFORMER, ERNIE, MEGATRON_BERT, NOMIC_BERT, ESM, EUROBERT, LLAMA, QWEN2, QWEN3),
+    *(
+        MODERNBERT,
+        ROFORMER,
+        ERNIE,
+        MEGATRON_BERT,
+        XLM_ROBERTA_XL,
+        NOMIC_BERT,
+        GTE,
+        NEW,
+        JINA_V3,
+        ESM,
+        EUROBERT,
+        LLAMA,
+        QWEN2,
+        QWEN3,
+    ),
     *(GEMMA, GEMMA2, GEMMA3, XLNET, ENCODER_DECODER),
 )
 """All supported families. Later entries take precedence; the first one matches every model."""

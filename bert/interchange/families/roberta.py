@@ -114,6 +114,38 @@ ROBERTA_PRELAYERNORM = dataclasses.replace(
 )
 """RoBERTa with pre-LN layers (Ott et al. 2019): any pre-LN encoder without a sentence-pair head."""
 
+XL_LAYER = "roberta.encoder.layer.{}"
+
+XLM_ROBERTA_XL = dataclasses.replace(
+    ROBERTA_PRELAYERNORM,
+    model_type="xlm-roberta-xl",
+    title="XLM-RoBERTa-XL",
+    prefix="roberta",
+    classes=class_names("XLMRobertaXL"),
+    vocabulary="unigram",
+    names=Names(
+        {
+            **encoder_names("roberta", without=("norm",)),
+            "bert/pooler": "roberta.pooler.dense",
+            **LM_HEAD,
+            f"{LAYER}/attention_norm": f"{XL_LAYER}.attention.self_attn_layer_norm",
+            f"{LAYER}/output_norm": f"{XL_LAYER}.LayerNorm",
+            "bert/encoder/norm": "roberta.encoder.LayerNorm",
+        },
+        heads=ROBERTA.names.heads,
+    ),
+    limits={**ROBERTA_PRELAYERNORM.limits, "embedding_norm": Limit(False, "its embeddings have no LayerNorm")},
+    has_form=lambda config, architecture: (
+        config.pre_layer_norm
+        and not config.embedding_norm
+        and not config.causal
+        and config.norm_type == "layer"
+        and config.position_embedding_type != "rotary"
+        and config.position_offset > 0
+    ),
+)
+"""XLM-RoBERTa (Goyal et al. 2021) with pre-LN layers, and without LayerNorm after its embeddings."""
+
 MPNET_ATTENTION = "mpnet.encoder.layer.{}.attention"
 OFFSET, BUCKETS = 2, 32
 """Constants in transformers' code that config.json does not contain."""

@@ -152,6 +152,24 @@ def read_hf_model(
     )
 
 
+def read_hf_settings(folder: Path, log: Log) -> tuple[ModelConfig, str, int, Tokenizer]:
+    """Reads a folder without its weights. Returns configuration, architecture, number of labels and vocabulary.
+
+    Raises UserError like `read_hf_model`, except for the weights.
+    """
+    read_pooling(folder, log)
+    folder = encoder_folder(folder)
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(f"{file} does not exist: name a model that has one")
+    family, content = _family(read_json_object(file), file)
+    architecture = _architecture(content, family, file)
+    config = _model_config(content, family, file)
+    labels = len(_labels(content, file)) if architecture in ARCHITECTURES_WITH_LABELS else 0
+    log(f"{file}: a {family.classes[architecture]} would be read as {architecture}; its weights are not here yet")
+    return config, architecture, labels, _tokenizer(folder, folder, config, family, log)
+
+
 def _read_params(
     folder: Path,
     config: ModelConfig,
