@@ -177,7 +177,7 @@ class ModelConfig:
     """Add sinusoids of the layer number to the input of each layer, so that layers with shared parameters differ
     (Universal Transformer; Dehghani et al. 2018)."""
     halting: NonNegativeFloat | None = None
-    """Adaptive computation time (Graves 2016): each position halts after a number of layers of its own, at most
+    """Adaptive computation time (Graves 2016): each position halts after a different number of layers, at most
     num_hidden_layers. The value is the cost of a step in pretraining with mlm and clm, such as 0.01. With layer_groups
     1 and step_embedding, this is the Universal Transformer. null: all positions have all layers."""
     pre_layer_norm: bool = False

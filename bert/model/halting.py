@@ -1,4 +1,4 @@
-"""Adaptive computation time: each position halts after a number of layers of its own (Graves 2016).
+"""Adaptive computation time: each position halts after a different number of layers (Graves 2016).
 
 Shapes as in `bert.model.encoder`; a step is a layer.
 """

@@ -53,11 +53,11 @@ class Step(Protocol):
 
 @dataclass
 class FilterReport:
-    """What a step left out.
+    """Documents and lines that a step left out.
 
     Attributes:
         documents: number of documents left out.
-        characters: their characters, and those of lines removed from other documents.
+        characters: number of characters in these documents and in lines removed from other documents.
         reasons: reason -> number of documents or lines, and the beginning of the first one.
     """
 
