@@ -25,6 +25,15 @@ from bert.runs.checkpoint import Checkpointer
 from bert.tokenizer.vocabulary import train_tokenizer
 from tests.data.pretraining.conftest import T
 
+PROSE = [
+    "The river runs past old towns and quiet fields that people have long loved. Visitors bring maps in the spring.",
+    "Most of them walk along the sandy banks to a wooden bridge. It was built before anyone wrote its history down.",
+    "A mill stood here, and its wheel turned until the last owner left. Now swallows nest below the roof each summer.",
+    "In winter the water freezes at the edges. Children test the ice with sticks, but nobody dares to cross it.",
+    "Local guides tell two stories about the name. Neither has been proved, which makes both of them worth hearing.",
+]
+"""Paragraphs that pass all quality rules."""
+
 
 def config_of(place, **changes):
     values = {"train": str(place / "corpus.txt"), "sequence_length": T, "one_sentence_per_line": True}

@@ -66,6 +66,11 @@ class OptimizerConfig:
     """Correct the bias of the moments towards zero; Google's BERT does not."""
     max_grad_norm: NonNegativeFloat = 1.0
     """Clip the gradient to this global norm; 0 turns clipping off. stable_adamw never clips the gradient."""
+    spike_deviations: PositiveFloat | None = None
+    """Log steps whose gradient norm is more than this many standard deviations above the mean of the last 128 steps, as
+    before spikes of the loss (6 in OLMo 2). null: do not detect spikes."""
+    skip_spikes: bool = False
+    """Skip the updates of these steps. Needs spike_deviations."""
     layerwise_lr_decay: Annotated[float, Range(above=0, maximum=1)] = 1.0
     """Learning rate of each encoder layer as a factor of the rate of the layer above; 1: the same rate for all."""
 
@@ -78,6 +83,9 @@ class OptimizerConfig:
         if self.schedule != "warmup_stable_decay":
             reason = "which optimizer.schedule warmup_stable_decay alone uses: remove it"
             check_unused("optimizer.", self, reason, ["decay_ratio"])
+        if self.skip_spikes and self.spike_deviations is None:
+            fix = "set optimizer.spike_deviations, for example to 6"
+            raise conflict(self, "optimizer.skip_spikes", "optimizer.spike_deviations", fix)
         if self.name == "stable_adamw" and self.max_grad_norm > 0:
             clips = "but optimizer.name stable_adamw clips updates instead: remove it, or set it to 0"
             check_unused("optimizer.", self, clips, ["max_grad_norm"])

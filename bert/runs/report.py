@@ -257,6 +257,9 @@ class Report:
     def skipped(self, step: SkippedStep) -> None:
         """Records a skipped step."""
 
+    def spike(self, step: int, loss: float, norm: float, number: int, is_skipped: bool) -> None:
+        """Records a spike of the gradient norm, and the number of spikes so far."""
+
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         """Records metrics of the split ``train`` or ``eval``."""
 
@@ -330,6 +333,12 @@ class RunReport(Report):
         file = step.write(self._folder / SKIPPED_STEPS_FOLDER)
         where = f"there are {MAX_DUMPED_BATCHES} batches in nonfinite/" if file is None else f"its batch is in {file}"
         LOGGER.info(f"step {step.step:,} was skipped: {step.diagnosis}; {where}")
+
+    def spike(self, step: int, loss: float, norm: float, number: int, is_skipped: bool) -> None:
+        LOGGER.info(
+            f"step {step:,} {'was skipped' if is_skipped else 'is a spike'}: its gradient norm is {norm:.4g} at loss "
+            f"{loss:.4g}; {number:,} spikes so far"
+        )
 
     def metrics(self, step: int, split: str, metrics: dict[str, Any]) -> None:
         metrics = {**self._facts, **metrics}

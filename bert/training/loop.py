@@ -24,6 +24,7 @@ from bert.runs.report import Report
 from bert.runtime.interrupts import EvaluationInterrupted, InterruptHandler
 from bert.runtime.process import release_free_memory
 from bert.training.means import EarlyStopping, ParameterAverage, compute_means
+from bert.training.spikes import spike_counts
 from bert.training.step import StepMetrics, TrainState
 from bert.training.timing import RunTimes, is_ready
 
@@ -227,6 +228,16 @@ class TrainLoop:
                 self.report.first_loss(float(self.parallel.to_host(metrics.loss)))
             if num_consecutive:
                 self._report_skipped(step, self.parallel.to_host(metrics))
+            elif metrics.spikes is not None:
+                self._report_spike(step, metrics)
+
+    def _report_spike(self, step: int, metrics: StepMetrics) -> None:
+        """Reports the step if its gradient norm is a spike."""
+        is_spike, number, _ = self.parallel.to_host(metrics.spikes)
+        if is_spike:
+            host = self.parallel.to_host(metrics)
+            norm = sum(float(value) ** 2 for name, value in host.norms.items() if name != "update") ** 0.5
+            self.report.spike(step, float(host.loss), norm, int(number), is_skipped=not float(host.norms["update"]))
 
     def _report_skipped(self, step: int, metrics: StepMetrics) -> None:
         """Reports a skipped step with its batch, which is rebuilt: batches are a function of the step."""
@@ -246,12 +257,16 @@ class TrainLoop:
     def _log(self) -> None:
         """Reports the means since the last log line, and resets their sums in the state."""
         sums, skipped = self.parallel.to_host((self._state.sums, self._state.skipped))
+        spikes = self.parallel.to_host(spike_counts(self._state.opt_state))
         metrics = compute_means(sums, self.loss_factors)
         if not sums["grad_norm"][1]:  # every step was skipped
             metrics = dict.fromkeys(metrics, float("nan"))
         if skipped[1]:
             metrics["skipped_steps"] = int(skipped[1])
-        metrics["learning_rate"] = float(self.schedule(self._step - 1 - int(skipped[1])))
+        if spikes is not None:
+            metrics["spikes"] = int(spikes[1])
+        updates = self._step - 1 - int(skipped[1]) - (0 if spikes is None else int(spikes[2]))
+        metrics["learning_rate"] = float(self.schedule(updates))
         metrics["tokens_per_second"] = rate = self._timer.lap()
         if (mfu := self.times.utilization(rate * (self.flops_per_token or 0.0))) is not None:
             metrics["mfu"] = mfu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from flax import traverse_util
 from bert.config import OptimizerConfig
 from bert.errors import require
 from bert.model.names import PROJECTIONS
+from bert.training.spikes import detect_spikes
 
 ParameterPath = tuple[Any, ...]
 """Names from the outermost module to the parameter. They are strings, which Flax does not guarantee."""
@@ -307,6 +309,8 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Returns the chain: clip by global norm, direction, weight decay, trust ratio (LAMB), learning rate (by layer).
 
+    Spike detection surrounds the chain, and measures the norm of the whole gradient.
+
     LAMB follows You et al. 2019 (algorithm 2): the trust ratio |w| / |update| of each tensor includes the weight decay.
     It does not apply to biases and LayerNorm, as in the authors' code; optax.lamb applies it to these as well.
 
@@ -328,6 +332,9 @@ def make_optimizer(
     if config.layerwise_lr_decay != 1:
         chain.append(scale_by_layer_depth(config.layerwise_lr_decay))
     whole = optax.chain(*chain)
-    if frozen is None:
+    if frozen is not None:
+        trained = partial(traverse_util.path_aware_map, lambda path, _: not frozen(path))
+        whole = optax.masked(whole, trained)
+    if config.spike_deviations is None:
         return whole
-    return optax.masked(whole, lambda params: traverse_util.path_aware_map(lambda path, _: not frozen(path), params))
+    return detect_spikes(whole, config.spike_deviations, config.skip_spikes)

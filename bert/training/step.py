@@ -16,6 +16,7 @@ from bert.model.linear import NOTHING_FROZEN, FrozenWeights
 from bert.parallel.backends import AXIS, Parallelism, psum_if_axis
 from bert.parallel.sharding import constrain_state
 from bert.training.losses import Loss, WeightedSums, total_loss
+from bert.training.spikes import spike_counts
 
 
 class TrainState(struct.PyTreeNode):
@@ -47,11 +48,13 @@ class StepMetrics(struct.PyTreeNode):
         loss: loss of the global batch, before the update.
         norms: norms of the gradient by groups of parameters, and of the whole ``update``.
         skipped: the value in the state after the step.
+        spikes: `bert.training.spikes.SpikeState.spikes` after the step; None without spike detection.
     """
 
     loss: jax.Array
     norms: dict[str, jax.Array]
     skipped: jax.Array
+    spikes: jax.Array | None = None
 
 
 def compute_gradients(
@@ -144,7 +147,9 @@ def make_update_fn(
         params, opt_state, running = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
         skipped = jnp.stack([(state.skipped[0] + 1) * bad, state.skipped[1] + bad])
         after = TrainState(state.step + 1, params, opt_state, running, skipped)
-        return after, StepMetrics(jnp.asarray(loss), norms, skipped)
+        spikes = spike_counts(opt_state)
+        spikes = None if spikes is None else spikes * finite  # a step that is not finite does not change the state
+        return after, StepMetrics(jnp.asarray(loss), norms, skipped, spikes)
 
     return update
 

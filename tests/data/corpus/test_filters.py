@@ -13,7 +13,7 @@ from bert.data.corpus import filters as module
 from bert.data.corpus.document_stream import DocumentReader, stream_files
 from bert.data.corpus.filters import Filters, make_filters
 from bert.errors import UserError
-from tests.data.corpus.test_quality_rules import PROSE
+from tests.helpers import PROSE
 from tests.messages import has_all
 
 SHORT = ["A short document."]

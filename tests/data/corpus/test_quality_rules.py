@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bert.data.corpus.quality_rules import RULES
-
-PROSE = [
-    "The river runs past old towns and quiet fields that people have long loved. Visitors bring maps in the spring.",
-    "Most of them walk along the sandy banks to a wooden bridge. It was built before anyone wrote its history down.",
-    "A mill stood here, and its wheel turned until the last owner left. Now swallows nest below the roof each summer.",
-    "In winter the water freezes at the edges. Children test the ice with sticks, but nobody dares to cross it.",
-    "Local guides tell two stories about the name. Neither has been proved, which makes both of them worth hearing.",
-]
+from tests.helpers import PROSE
 
 WORDS = [f"{start}{end}" for start in ("alpha", "bravo", "delta", "mikes") for end in ("moor", "leaf", "side", "way")]
 
