@@ -14,6 +14,9 @@ import pytest
 import bert
 from bert.config import FinetuneConfig, PretrainConfig, recipe_names
 from bert.config.validation import keys_of
+from bert.interchange.families import FAMILIES
+
+UNMEASURED = {"ernie", "new", "encoder-decoder"}
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -54,6 +57,15 @@ def test_every_recipe_has_a_section_and_pages_are_linked(reference: ModuleType) 
     assert sorted(re.findall(r"^### (.+)$", recipes, re.MULTILINE)) == recipe_names()
     for page in re.findall(r"\]\(([^)#]+)[^)]*\)", recipes):
         assert (DOCS / page).exists(), page
+
+
+def test_every_family_has_a_measured_difference(reference: ModuleType) -> None:
+    """Except for those that `tests/real` compares elsewhere: they have another form in files or two models."""
+    rows = [line.strip("| ").split(" | ") for line in reference.families().splitlines() if line.startswith("| ")][1:]
+    table = {row[1].strip("`"): row[-1].strip() for row in rows}
+    assert table.keys() == {family.model_type for family in FAMILIES}
+    assert {name for name, gap in table.items() if not gap.startswith(tuple("123456789"))} == UNMEASURED
+    assert all(float(gap) <= 1e-4 for name, gap in table.items() if name not in UNMEASURED)
 
 
 def test_the_index_has_every_page(reference: ModuleType) -> None:

@@ -133,6 +133,7 @@ class Family:
         names: names of the parameters in files.
         decoder_bias: second name of the MLM head's bias, in the decoder; None if there is only one name.
         keys: maps fields of `ModelConfig` to keys of config.json, in the order in which they are written.
+        restrictions: what is not read, or is read or exported in another way, as sentences for the documentation.
         more_sizes: further integer keys of config.json, for ``read_config``.
         limits: settings of `ModelConfig` with a single supported value, which is the value of every model that is read.
         prediction_act: activation of the MLM head; None: use the model's ``hidden_act``.
@@ -165,6 +166,7 @@ class Family:
     names: Names
     decoder_bias: str | None = None
     keys: Mapping[str, str] = field(default_factory=lambda: KEYS)
+    restrictions: str = ""
     more_sizes: tuple[str, ...] = ()
     limits: Mapping[str, Limit]
     prediction_act: Activation | None = None

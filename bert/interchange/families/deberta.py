@@ -71,6 +71,8 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
 DEBERTA = Family(
     model_type="deberta-v2",
     title="DeBERTa-v3",
+    restrictions="The heads of v3's pretraining are not read. A convolution (`conv_kernel_size`) and MLM heads other "
+    "than transformers' default (`legacy`) are errors.",
     prefix="deberta",
     classes=class_names("DebertaV2"),
     names=Names(

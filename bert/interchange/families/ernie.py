@@ -28,6 +28,7 @@ ERNIE = dataclasses.replace(
     BERT,
     model_type="ernie",
     title="ERNIE",
+    restrictions="Exported as BERT, with the embedding of task 0 in its segments.",
     prefix="ernie",
     classes=class_names("Ernie", "PreTraining", "NextSentencePrediction"),
     names=Names({path: name.replace("bert.", "ernie.", 1) for path, name in BERT.names.modules.items()}),

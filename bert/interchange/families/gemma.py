@@ -187,6 +187,7 @@ GEMMA = dataclasses.replace(
     LLAMA,
     model_type="gemma",
     title="Gemma",
+    restrictions="Classifiers read the last token of a row.",
     classes={"Bert": "GemmaModel"} | {f"Bert{head}": f"Gemma{head}" for head in HEADS},
     names=Names(NAMES),
     limits=GEMMA_LIMITS,
@@ -204,6 +205,8 @@ GEMMA2 = dataclasses.replace(
     GEMMA,
     model_type="gemma2",
     title="Gemma 2",
+    restrictions="Global layers that are not every n-th one, attention to both sides, and a language model with "
+    "`final_logit_softcapping` are errors.",
     classes={"Bert": "Gemma2Model"} | {f"Bert{head}": f"Gemma2{head}" for head in HEADS},
     names=OTHER_NAMES,
     keys={name: "hidden_activation" if name == "hidden_act" else key for name, key in llama.KEYS.items()},
@@ -218,6 +221,8 @@ GEMMA3 = dataclasses.replace(
     GEMMA2,
     model_type="gemma3_text",
     title="Gemma 3",
+    restrictions="Global layers that are not every n-th one, and heads over attention to both sides (EmbeddingGemma "
+    "has none), are errors.",
     classes={
         "Bert": "Gemma3TextModel",
         "BertForCausalLM": "Gemma3ForCausalLM",

@@ -219,6 +219,8 @@ KEYS = {
 LLAMA = Family(
     model_type="llama",
     title="Llama",
+    restrictions="A `rope_type` other than `default`, `linear` and `yarn`, and sliding windows are errors. Classifiers "
+    "read the last token of a row, the end token included.",
     prefix="model",
     classes={
         "Bert": "LlamaModel",

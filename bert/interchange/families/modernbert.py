@@ -165,6 +165,8 @@ HEAD = {
 MODERNBERT = Family(
     model_type="modernbert",
     title="ModernBERT",
+    restrictions="A `rope_type` other than `default`, biases in some kinds of layers only, and another order of local "
+    "and global layers are errors.",
     prefix="model",
     classes=class_names("ModernBert"),
     names=Names(

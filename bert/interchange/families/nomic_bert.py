@@ -72,6 +72,7 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
 NOMIC_BERT = Family(
     model_type="nomic_bert",
     title="NomicBERT",
+    restrictions="The published config.json, with `n_embd` and similar keys, is read as well.",
     prefix="nomic_bert",
     classes={
         "Bert": "NomicBertModel",

@@ -74,7 +74,11 @@ XLM_ROBERTA = dataclasses.replace(
 )
 
 CAMEMBERT = dataclasses.replace(
-    XLM_ROBERTA, model_type="camembert", title="CamemBERT", classes=class_names("Camembert")
+    XLM_ROBERTA,
+    model_type="camembert",
+    title="CamemBERT",
+    restrictions="Exported as XLM-RoBERTa, which is the same model.",
+    classes=class_names("Camembert"),
 )
 
 POSITIONS = "bert/embeddings/position/embedding"
@@ -163,6 +167,7 @@ def _write_mpnet_config(config: ModelConfig, special: SpecialTokenIds) -> dict[s
 MPNET = Family(
     model_type="mpnet",
     title="MPNet",
+    restrictions="Other than 32 buckets of distances are an error.",
     prefix="mpnet",
     classes=class_names("MPNet"),
     names=Names(

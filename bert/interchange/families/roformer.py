@@ -71,6 +71,8 @@ ROFORMER = Family(
     prefix="roformer",
     classes=CLASSES,
     own_tokenizer="cuts Chinese text by a dictionary",
+    restrictions="`tokenizer_config.json` must name `BertTokenizer` or another class than RoFormer's. Multiple choice "
+    "is not read, because it reads the last token.",
     names=Names(
         {
             **encoder_names("roformer", without=("position",)),
