@@ -16,7 +16,7 @@ from bert.config import FinetuneConfig, PretrainConfig, recipe_names
 from bert.config.validation import keys_of
 from bert.interchange.families import FAMILIES
 
-UNMEASURED = {"ernie", "new", "encoder-decoder"}
+UNMEASURED = {"ernie", "new", "neobert", "encoder-decoder"}
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

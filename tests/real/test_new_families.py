@@ -15,7 +15,8 @@ from bert.interchange import families
 from bert.model.positions import Rotation
 from tests.interchange.hf_folders import edit
 from tests.real.family_cases import CASES, DECODER, YARN
-from tests.real.hf_models import HOSTILE, answers, assert_alike, drawn, inputs, our_answers, transformers
+from tests.real.hf_models import HOSTILE, answers, assert_alike, drawn, inputs, our_answers, torch, transformers
+from tests.real.vocabularies import PIECES, write_wordpiece
 
 pytestmark = pytest.mark.real
 
@@ -91,6 +92,61 @@ def test_the_published_files_of_gte(architecture: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.arctan2(rotation.sin, rotation.cos)[0, 0], expected, rtol=1e-5)
     edit(tmp_path, logn_attention_scale=True)
     with pytest.raises(bert.UserError, match="logn_attention_scale is True"):
+        bert.load(tmp_path)
+
+
+def neobert(tensors: dict, ids: np.ndarray, mask: np.ndarray, layers: int, heads: int) -> tuple:
+    """Last hidden state and logits by the published architecture (chandar-lab/NeoBERT, model.py)."""
+    weight = {name: torch.tensor(array) for name, array in tensors.items()}
+    functional, length = torch.nn.functional, ids.shape[1]
+    x = weight["model.encoder.weight"][ids]
+    size = x.shape[-1] // heads
+    angles = torch.outer(torch.arange(length), 10_000.0 ** -(torch.arange(0, size, 2) / size))
+    turn = torch.polar(torch.ones_like(angles), angles)[None, :, None]
+
+    def norm(x, name: str):
+        return functional.rms_norm(x, x.shape[-1:], weight[f"model.{name}.weight"], 1e-5)
+
+    def rotate(x):  # neighbours are the parts of a complex number
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
+        return torch.view_as_real(pairs * turn).flatten(-2)
+
+    for number in range(layers):
+        block = f"transformer_encoder.{number}"
+        packed = norm(x, f"{block}.attention_norm") @ weight[f"model.{block}.qkv.weight"].T
+        query, key, value = packed.view(*ids.shape, heads, 3 * size).chunk(3, dim=-1)
+        by_head = [part.transpose(1, 2) for part in (rotate(query), rotate(key), value)]
+        visible = torch.tensor(mask).bool()[:, None, None]
+        mixed = functional.scaled_dot_product_attention(*by_head, attn_mask=visible).transpose(1, 2).flatten(2)
+        x = x + mixed @ weight[f"model.{block}.wo.weight"].T
+        first, second = (norm(x, f"{block}.ffn_norm") @ weight[f"model.{block}.ffn.w12.weight"].T).chunk(2, dim=-1)
+        x = x + (functional.silu(first) * second) @ weight[f"model.{block}.ffn.w3.weight"].T
+    x = norm(x, "layer_norm")
+    return x.numpy(), (x @ weight["decoder.weight"].T + weight["decoder.bias"]).numpy()
+
+
+def test_neobert_by_its_published_architecture(tmp_path: Path) -> None:
+    random, width, inner = np.random.default_rng(0), 96, 8 * 9  # 2 / 3 of 100, rounded up
+    shapes = {"model.encoder.weight": (PIECES, width), "model.layer_norm.weight": (width,)}
+    for number in range(2):
+        parts = {"qkv": (3 * width, width), "wo": (width, width), "ffn.w12": (2 * inner, width)}
+        parts |= {"ffn.w3": (width, inner), "attention_norm": (width,), "ffn_norm": (width,)}
+        shapes |= {f"model.transformer_encoder.{number}.{name}.weight": shape for name, shape in parts.items()}
+    shapes |= {"decoder.weight": (PIECES, width), "decoder.bias": (PIECES,)}
+    tensors = {name: random.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    content = {"model_type": "neobert", "architectures": ["NeoBERTLMHead"], "hidden_act": "SwiGLU", "norm_eps": 1e-5}
+    content |= {"vocab_size": PIECES, "hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 3}
+    (tmp_path / "config.json").write_text(json.dumps({**content, "intermediate_size": 100, "max_length": 64}))
+    write_wordpiece(tmp_path)
+    model = bert.load(tmp_path)
+    batch = inputs("BertForMaskedLM", padded=True)
+    expected = neobert(tensors, batch["input_ids"], batch["attention_mask"], layers=2, heads=3)
+    assert_alike(our_answers(model, batch)[-2:], list(expected), batch["attention_mask"])
+    with pytest.raises(bert.UserError, match="EuroBERT does not have: export it as onnx"):
+        model.save(tmp_path / "out")
+    edit(tmp_path, hidden_act="gelu")
+    with pytest.raises(bert.UserError, match="hidden_act is 'gelu'"):
         bert.load(tmp_path)
 
 

@@ -16,6 +16,7 @@ from bert.interchange.families.gte import GTE, JINA_V3, NEW
 from bert.interchange.families.llama import LLAMA
 from bert.interchange.families.megatron_bert import MEGATRON_BERT
 from bert.interchange.families.modernbert import MODERNBERT
+from bert.interchange.families.neobert import NEOBERT
 from bert.interchange.families.nomic_bert import NOMIC_BERT
 from bert.interchange.families.qwen import QWEN2, QWEN3
 from bert.interchange.families.roberta import (
@@ -40,6 +41,7 @@ FAMILIES: tuple[Family, ...] = (
         ERNIE,
         MEGATRON_BERT,
         XLM_ROBERTA_XL,
+        NEOBERT,
         NOMIC_BERT,
         GTE,
         NEW,
