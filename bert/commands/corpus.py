@@ -41,7 +41,13 @@ def tokenizer_command(argv: list[str]) -> int:
     )
     output, engine = _free_folder(options.get("output")), parse_engine(options)
 
-    from bert.data.corpus.vocabulary import measure_losses, sample_texts, train_vocabulary, warn_of_losses
+    from bert.data.corpus.vocabulary import (
+        measure_losses,
+        measure_tokens,
+        sample_texts,
+        train_vocabulary,
+        warn_of_losses,
+    )
     from bert.tokenizer.vocabulary import embedding_rows, save_tokenizer
 
     if "extend" in options:
@@ -50,11 +56,14 @@ def tokenizer_command(argv: list[str]) -> int:
         raise UserError("tokenizer.path is set, so there is nothing to train: remove it, or pass --extend N")
     else:
         tokenizer = train_vocabulary(config.data, config.tokenizer, print, engine)
-    warn_of_losses(measure_losses(tokenizer, sample_texts(config.data)), tokenizer)
+    texts = list(sample_texts(config.data))
+    warn_of_losses(measure_losses(tokenizer, texts), tokenizer)
     with writable(output) as folder:
         save_tokenizer(tokenizer, folder)
         files = " and ".join(sorted(path.name for path in folder.iterdir()))
     print(f"{output} holds {files} with {embedding_rows(tokenizer):,} tokens; use it with --tokenizer.path {output}")
+    size = measure_tokens(tokenizer, texts)
+    print(f"a token of data.train has {size.characters:.2f} characters and {size.bytes:.2f} bytes on average")
     return 0
 
 

@@ -199,6 +199,23 @@ def measure_losses(tokenizer: Tokenizer, texts: Iterable[str]) -> Losses:
     return Losses(shares[0], shares[1], shares[2], removed_characters)
 
 
+class TokenSize(NamedTuple):
+    """Mean size of the tokens of a text; white space between words counts."""
+
+    characters: float
+    bytes: float
+
+
+def measure_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenSize:
+    """Returns the mean characters and bytes (UTF-8) of text per token, without special tokens."""
+    from bert.tokenizer.vocabulary import literal_tokenizer
+
+    texts = [text for text in map(without_surrogates, texts) if text.strip()]
+    encodings = literal_tokenizer(tokenizer).encode_batch(texts, add_special_tokens=False)
+    count = max(1, sum(len(encoding.ids) for encoding in encodings))
+    return TokenSize(sum(map(len, texts)) / count, sum(len(text.encode()) for text in texts) / count)
+
+
 def warn_of_losses(
     losses: Losses, tokenizer: Tokenizer, warn: Callable[[str], None] = LOGGER.warning, text: str = "data.train"
 ) -> None:

