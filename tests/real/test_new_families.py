@@ -167,7 +167,8 @@ def test_hostile_texts_equal_transformers_tokenizer(name: str, tokenizer: str, t
     model, theirs = bert.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer == "PreTrained" or type(theirs).__name__ == f"{tokenizer}Tokenizer"
     texts = [*HOSTILE, "MKTAYIAKQR", "M K<mask>L", "mkt", "M\x1cK\x1fxyz zyx", "AB.-J<null_1><cls>O", "<eos> <pad>é"]
-    for text in (*texts, *zip(texts, texts[::-1], strict=True)):
+    pairs = [pair for pair in zip(texts, texts[::-1], strict=True) if pair[1]]  # it leaves out an empty second text
+    for text in (*texts, *pairs):
         expected = theirs(*((text,) if isinstance(text, str) else text))["input_ids"]
         assert tokenize(model.tokenizer, [text], 2000).ids.tolist() == expected, text
 
