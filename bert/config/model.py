@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from bert.config.model_checks import check_model
 from bert.config.validation import (
     MAX_LENGTH,
     Fraction,
@@ -15,8 +14,9 @@ from bert.config.validation import (
     PositiveFloat,
     Range,
     check_fields,
+    conflict,
 )
-from bert.errors import UserError, require
+from bert.errors import UserError, require, shorten
 
 PairTruncation = Literal["google", "longest_first"]
 LongTextMode = Literal["cut", "head_tail", "windows", "windows_max"]
@@ -25,11 +25,17 @@ WINDOW_MODES = ("windows", "windows_max")
 MIN_BLOCK = 32
 """Minimum number of positions in a block of local attention: products of smaller blocks are slow."""
 
+MAX_BUCKETS = 256
+"""Maximum of relative_attention_buckets: one for each distance below 64 in each direction, and as many up to 128."""
+
 DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
 """Keys of ``model`` that only an encoder-decoder uses."""
 
 IN_ATTENTION = ("rotary", "disentangled", "alibi", "transformer_xl")
 """Values of position_embedding_type inside attention. All others are equivalent to a position table."""
+
+MAX_SIZE = 2**24
+"""Upper limit of every size, so that no shape or number of elements overflows."""
 
 BIASES = ("query_key_value_bias", "attention_output_bias", "intermediate_bias", "output_bias")
 """Keys of ``model`` for the biases of the dense layers of each layer."""
@@ -355,4 +361,106 @@ class ModelConfig:
     def check(self) -> None:
         """Raises UserError if no model can have these sizes."""
         check_fields("model.", self)
-        check_model(self)
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value > MAX_SIZE:
+                raise UserError(f"model.{name} is {shorten(value)}: it must be at most {MAX_SIZE:,}")
+        self._check_heads()
+        if not self.prediction_transform and self.embedding_width != self.hidden_size:
+            fix = f"remove one of the two, since the decoder would read hidden states of width {self.hidden_size}"
+            raise conflict(self, "model.prediction_transform", "model.embedding_size", fix)
+        self._check_positions()
+        self._check_groups("num_hidden_layers", self.num_hidden_layers)
+        self._check_decoder()
+
+    def _check_heads(self) -> None:
+        if self.attention_head_size is None and self.hidden_size % self.num_attention_heads:
+            raise UserError(
+                f"model.hidden_size ({self.hidden_size}) is not divisible by model.num_attention_heads "
+                f"({self.num_attention_heads}): change one of them, or set model.attention_head_size"
+            )
+        if self.num_attention_heads % self.key_value_heads:
+            raise UserError(
+                f"model.num_attention_heads ({self.num_attention_heads}) is not divisible by "
+                f"model.num_key_value_heads ({self.num_key_value_heads}): change one of them"
+            )
+        for name in ("num_attention_heads", "key_value_heads"):
+            if (width := getattr(self, name) * self.head_size) > MAX_SIZE:
+                raise UserError(f"the heads have {width:,} features: use smaller model.attention_head_size")
+
+    def _check_rotary(self) -> None:
+        if self.rotated_size % 2 or not self.rotated_size:
+            part = "" if self.rotary_fraction == 1 else f", of which model.rotary_fraction selects {self.rotated_size}"
+            raise UserError(
+                f"model.position_embedding_type is rotary, but a head has {self.head_size} features{part} "
+                "(model.hidden_size / model.num_attention_heads): change one of them to make the number even"
+            )
+        if self.rotary_scaling == "ntk" and self.rotated_size == 2:
+            raise UserError("model.rotary_scaling is ntk, but a head rotates only 2 features: use linear")
+        if self.rotary_scaling == "yarn" and self.rotary_base <= 1:
+            raise UserError(f"model.rotary_base is {self.rotary_base}, but yarn needs a base above 1: use linear")
+
+    def _check_positions(self) -> None:
+        kind, buckets = "model.position_embedding_type", self.relative_attention_buckets
+        max_buckets = MAX_BUCKETS
+        if self.position_embedding_type == "rotary":
+            self._check_rotary()
+        if self.position_embedding_type == "disentangled":
+            if buckets is None:
+                raise conflict(self, kind, "model.relative_attention_buckets", "set it, for example to 512")
+            keys = ("attention_window", "num_key_value_heads", "query_key_norm", "attention_softcap")
+            for key in (*keys, "query_pre_attn_scalar"):
+                if getattr(self, key):
+                    raise conflict(self, kind, f"model.{key}", "remove one of the two")
+            max_buckets = 4 * self.max_position_embeddings  # a bucket for each distance in each direction
+        if self.position_embedding_type == "transformer_xl":
+            if self.hidden_size % 2:
+                raise UserError(f"{kind} is transformer_xl, but model.hidden_size is {self.hidden_size}: make it even")
+            for key in ("attention_window", "attention_softcap", "query_pre_attn_scalar"):
+                if getattr(self, key):
+                    raise conflict(self, kind, f"model.{key}", "remove one of the two")
+        if self.position_embedding_type == "alibi" and buckets is not None:
+            raise conflict(self, kind, "model.relative_attention_buckets", "remove one of the two")
+        if buckets is not None and (buckets % 4 or buckets > max_buckets):
+            raise UserError(
+                f"model.relative_attention_buckets is {buckets}: set it to a multiple of 4 of at most {max_buckets}"
+            )
+        for key in ("global_attention_every", "local_rotary_base"):
+            if getattr(self, key) is not None and self.attention_window is None:
+                raise conflict(self, f"model.{key}", "model.attention_window", "set a window, or remove the key")
+        if self.first_global_layer and self.first_global_layer >= (self.global_attention_every or 0):
+            fix = "set it below the interval of global layers"
+            raise conflict(self, "model.first_global_layer", "model.global_attention_every", fix)
+        self._check_norms()
+
+    def _check_norms(self) -> None:
+        if not self.first_layer_norm and not self.pre_layer_norm:
+            raise conflict(self, "model.first_layer_norm", "model.pre_layer_norm", "set one of them to true")
+        if self.sublayer_output_norm and not self.pre_layer_norm:
+            raise conflict(self, "model.sublayer_output_norm", "model.pre_layer_norm", "set both to true")
+        if self.token_dropout_id is None:
+            return
+        if self.causal:
+            fix = "remove one of the two, since a token cannot know the masks after it"
+            raise conflict(self, "model.token_dropout_id", "model.causal", fix)
+        if self.vocab_size is not None and self.token_dropout_id >= self.vocab_size:
+            raise conflict(self, "model.token_dropout_id", "model.vocab_size", "set it to the id of a token")
+
+    def _check_groups(self, key: str, layers: int) -> None:
+        if self.layer_groups is None:
+            return
+        if layers % self.layer_groups:
+            raise UserError(
+                f"model.layer_groups is {self.layer_groups}, which does not divide model.{key} ({layers}): change one "
+                "of them"
+            )
+        if not self.first_layer_norm:
+            fix = "remove one of the two, since the first layer could not share its parameters"
+            raise conflict(self, "model.layer_groups", "model.first_layer_norm", fix)
+
+    def _check_decoder(self) -> None:
+        self._check_groups("decoder_layers", self.decoder.num_hidden_layers)
+        fix = "remove one of the two, since the decoder uses the layers and embeddings of the encoder"
+        if self.share_decoder == "all" and self.decoder_layers not in (None, self.num_hidden_layers):
+            raise conflict(self, "model.decoder_layers", "model.share_decoder", fix)
+        if self.share_decoder != "none" and self.decoder_vocab_size not in (None, self.vocab_size):
+            raise conflict(self, "model.decoder_vocab_size", "model.share_decoder", fix)

@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bert.config import ModelConfig
-from bert.config.model_checks import MAX_SIZE
+from bert.config.model import MAX_SIZE
 from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json_object
 from bert.interchange.bundle import ModelBundle, read_label_thresholds, read_long_texts, read_task_settings
