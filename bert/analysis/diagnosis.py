@@ -199,8 +199,16 @@ def _kind(suffix: str) -> str:
 
 def _read_table(records: Records, facts: dict[str, Any]) -> None:
     """Counts rows, and the empty cells and values of each column, up to `LABEL_VALUES` values."""
-    columns: dict[str, dict[str, Any]] = {}
-    facts |= {"rows": 0, "columns": columns}
+    facts |= {"rows": 0, "columns": {}}
+    try:
+        _count_cells(records, facts)
+    finally:  # up to the first unreadable line
+        _complete_columns(records, facts)
+    facts["problems"] += [Finding(IGNORED, note) for note in records.notes]
+
+
+def _count_cells(records: Records, facts: dict[str, Any]) -> None:
+    columns = facts["columns"]
     for _, fields in records.rows:
         facts["rows"] += 1
         for name, value in fields.items():
@@ -211,7 +219,11 @@ def _read_table(records: Records, facts: dict[str, Any]) -> None:
                 column["values"][value if isinstance(value, str) else json.dumps(value)] += 1
                 if len(column["values"]) > LABEL_VALUES:
                     column["values"] = None
-    for name, column in columns.items():
+
+
+def _complete_columns(records: Records, facts: dict[str, Any]) -> None:
+    """Replaces the number of filled cells by the number of empty cells, and reports columns with empty cells."""
+    for name, column in facts["columns"].items():
         column["empty"] = facts["rows"] - column.pop("filled")
         values = column["values"]
         column["values"] = None if values is None else dict(values.most_common())
@@ -220,7 +232,6 @@ def _read_table(records: Records, facts: dict[str, Any]) -> None:
             facts["problems"].append(
                 Finding(MISSING, f"{records.source}: {cells} no value in {name!r}: fill it in or remove the rows")
             )
-    facts["problems"] += [Finding(IGNORED, note) for note in records.notes]
 
 
 def _read_corpus(file: Path, facts: dict[str, Any]) -> None:

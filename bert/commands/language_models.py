@@ -160,6 +160,12 @@ def evaluate_command(argv: list[str]) -> int:
     parser.add_argument(
         "--cross_validate", type=int, metavar="K", help="Score by K-fold cross-validation, and list doubtful labels."
     )
+    parser.add_argument(
+        "--min_confidence",
+        type=float,
+        metavar="X",
+        help="For one label per row: print the share of rows with at least this probability, and their accuracy.",
+    )
     stride = "Language models: tokens between the starts of windows. (default: half of the model's positions)"
     parser.add_argument("--stride", type=int, metavar="N", help=stride)
     parser.add_argument("--batch_size", type=int, metavar="N", help="Rows or windows per batch. (default: 32, or 8)")
@@ -185,6 +191,8 @@ def evaluate_command(argv: list[str]) -> int:
     if arguments.cross_validate is not None:
         _cross_validate(model, arguments)
         return 0
+    if is_language_model and arguments.min_confidence is not None:
+        raise UserError("command line: --min_confidence is for one label per row, not for language models: remove it")
     if is_language_model:
         _print_text_scores(model, arguments, texts)
         return 0
@@ -200,7 +208,7 @@ def _check_cross_validation(arguments: argparse.Namespace) -> None:
         return
     if arguments.cross_validate < 2:
         raise UserError(f"command line: --cross_validate is {arguments.cross_validate}: it must be at least 2")
-    for name in ("compare", "adapter", "stride", "batch_size"):
+    for name in ("compare", "adapter", "stride", "batch_size", "min_confidence"):
         if getattr(arguments, name) is not None:
             raise UserError(f"command line: --{name} has no effect with --cross_validate: remove it")
     if arguments.engine != "jax":
@@ -236,7 +244,7 @@ def _evaluate_task(model: Pretrained, arguments: argparse.Namespace) -> None:
     from bert.inference.evaluation import evaluate, is_split_name
     from bert.inference.load import load
 
-    settings: dict[str, Any] = {"columns": _columns(arguments)}
+    settings: dict[str, Any] = {"columns": _columns(arguments), "min_confidence": arguments.min_confidence}
     if arguments.compare is not None:
         settings["compare"] = load(arguments.compare, log_to_stderr, engine=arguments.engine)
     if is_split_name(model, arguments.data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -20,8 +21,10 @@ from bert.commands.cli.arguments import (
 )
 from bert.commands.cli.config_help import PLACEHOLDERS
 from bert.config import FinetuneConfig
+from bert.data.input_files import Input
+from bert.data.long_texts import CutTexts
 from bert.data.records import read_texts
-from bert.errors import UserError
+from bert.errors import UserError, WarningText
 from bert.files import atomic_directory
 from bert.remote import fetch, readable_path, writable, writable_path
 
@@ -138,13 +141,28 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
 def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size: int, settings: dict[str, Any]) -> None:
     """Writes one line per input. Raises UserError for invalid settings, or at the end if inputs were invalid."""
     task = model.with_answer_settings(settings)
-    write_answers(
-        name,
-        read_inputs(name, task),
-        lambda inputs: model.predict([item.value for item in inputs], batch_size, **settings),
-        lambda item, answer: [{**item.id, **task.input_fields(item.value), **_fields(answer)}],
-        output,
-    )
+    stride = {name: value for name, value in settings.items() if name == "doc_stride"}
+    data, cut, answered = dataclasses.replace(model.data, **stride), CutTexts(), [0, 0]
+
+    def answer(inputs: list[Input]) -> list[Any]:
+        return model.answers(task, [item.value for item in inputs], batch_size, data, cut)
+
+    def lines(item: Input, answer: Any) -> list[dict[str, Any]]:
+        answered[0] += getattr(answer, "label", "") is not None
+        answered[1] += 1
+        return [{**item.id, **task.input_fields(item.value), **_fields(answer)}]
+
+    try:
+        write_answers(name, read_inputs(name, task), answer, lines, output)
+    finally:
+        if warning := cut.warning():
+            log_to_stderr(WarningText(warning))
+        if "min_confidence" in settings and answered[1]:
+            share = answered[0] / answered[1]
+            log_to_stderr(
+                f"{answered[0]:,} of {answered[1]:,} inputs ({share:.1%}) have a label with a probability of at least "
+                f"{settings['min_confidence']:g}; bert evaluate --min_confidence computes their accuracy"
+            )
 
 
 def _fields(answer: Any) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def inspect_command(argv: list[str]) -> int:
         print(json.dumps(to_jsonable(shown), indent=2, ensure_ascii=False))
     else:
         sections = (_head, _parts, _vocabulary, _provenance, _sessions) if "model" in facts else (_data,)
-        for section in (*sections, _problems):
+        show_problems = (_problems,) if error is None or facts["problems"] else ()
+        for section in (*sections, *show_problems):
             if lines := section(facts):
                 print("\n".join([*lines, ""]))
     if error is not None:

@@ -97,8 +97,8 @@ class TaskDataConfig:
     """Multilabel: minimum probability of a predicted label, one for each label or one for all. null: tuned on dev for
     the first of metrics, and written to results.json."""
     calibration: PositiveFloat | Literal["temperature"] | None = None
-    """Classification: the logits are divided by this number, so that probabilities are shares of right answers. It
-    changes no label. temperature: fitted on dev (Guo et al. 2017), and written to results.json. null: 1."""
+    """Classification, multilabel: the logits are divided by this number, so that probabilities are shares of right
+    answers. It changes no label. temperature: fitted on dev (Guo et al. 2017), and written to results.json. null: 1."""
     score_range: list[Annotated[float, Range()]] | None = None
     """Minimum and maximum score in regression, or of pairs for embeddings and rerankers. Other scores in files are an
     error; predictions of a regression are clipped."""

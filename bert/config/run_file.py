@@ -295,6 +295,19 @@ DERIVED_KEYS = (
 """Keys that default to null and are determined by the data or the initial model; config.yaml records the value."""
 
 
+RESUMABLE_SHOWN = ("training.steps", "training.epochs", "training.log_every", "training.eval_every", "loggers")
+"""Keys of `RESUMABLE_KEYS` that users change most."""
+
+
+def describe_resumable_keys(requested: Config, stored: Config) -> str:
+    """Lists a few of `RESUMABLE_KEYS`, first the ones that differ, and counts the others."""
+    before, after = flatten(dataclasses.asdict(stored)), flatten(dataclasses.asdict(requested))
+    known: list[str] = [key for key in RESUMABLE_KEYS if key in after]
+    changed: list[str] = [key for key in known if key != "output_dir" and before.get(key) != after[key]]
+    shown = list(dict.fromkeys([*changed, *(key for key in RESUMABLE_SHOWN if key in known)]))[: len(RESUMABLE_SHOWN)]
+    return f"{', '.join(shown)} and {len(RESUMABLE_KEYS) - len(shown)} others"
+
+
 def first_difference(requested: Config, stored: Config) -> tuple[str, Any, Any] | None:
     """Returns the first key that differs and may not change on resume, with its stored and its requested value."""
     # A run that starts from another run has its sizes, regardless of the recipe.

@@ -29,6 +29,9 @@ from bert.errors import UserError
 LONG_TEXT_KEYS = ("long_texts", "max_train_windows", "doc_stride")
 """Keys of ``data`` that tasks with texts of any length read."""
 
+UNCUT = 1 << 24
+"""A ``max_length`` above the length of any text."""
+
 USUAL = 0.997
 """Share of queries that are at most as long as usual: of batches of 64, four in five have no longer one."""
 
@@ -54,6 +57,37 @@ class LongTexts(NamedTuple):
     def of(cls, data: TaskDataConfig) -> LongTexts:
         """Returns the settings of a configuration."""
         return cls(data.max_length, data.long_texts, data.doc_stride, data.max_train_windows)
+
+
+class CutTexts:
+    """Counts the texts that are cut to ``data.max_length``.
+
+    Attributes:
+        count: number of cut texts.
+        longest: length of the longest one in tokens, with special tokens.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.longest, self._limit = 0, 0, 0
+
+    def add(self, tokenizer: Tokenizer, texts: Sequence[Text], rows: Any, data: TaskDataConfig) -> None:
+        """Counts the cut texts among ``texts``, of which ``rows`` were made."""
+        full = np.flatnonzero(np.asarray(rows.lengths) >= data.max_length)
+        if data.long_texts != "cut" or not len(full):
+            return
+        lengths = tokenize(tokenizer, [texts[row] for row in full.tolist()], UNCUT).lengths
+        self.count += int((lengths > data.max_length).sum())
+        self.longest, self._limit = max(self.longest, int(lengths.max())), data.max_length
+
+    def warning(self) -> str | None:
+        """Returns a sentence about the cut texts; None if there are none."""
+        if not self.count:
+            return None
+        texts = "1 text is" if self.count == 1 else f"{self.count:,} texts are"
+        return (
+            f"{texts} cut to data.max_length ({self._limit} tokens), the longest of {self.longest:,} tokens: fine-tune "
+            "with a larger data.max_length, or with data.long_texts windows, to read all of a text"
+        )
 
 
 def with_long_texts(data: TaskDataConfig, mode: str | None, task: Any = None) -> TaskDataConfig:

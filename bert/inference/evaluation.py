@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bert.config import FinetuneConfig
 from bert.config.run_file import load_run_config
 from bert.data.inputs import Text
 from bert.errors import UserError, format_number, on_one_line
-from bert.metrics.calibration import Calibration, calibration
+from bert.metrics.calibration import Calibration, Hits, calibration
 from bert.metrics.resampling import Interval, McNemar, bootstrap_intervals, difference_intervals, mcnemar, supported
 from bert.metrics.weighted import WeightedScores
 from bert.remote import fetch
@@ -23,7 +25,7 @@ from bert.tasks.base import Outputs, Task
 from bert.tasks.error_files import write_rows
 from bert.tasks.labelled import Labelled, embedding_task, read_labelled, relabelled
 from bert.tasks.splits import read_splits, require_dev
-from bert.tasks.weighted_scores import hits, weighted_scores
+from bert.tasks.weighted_scores import hits, reliability, weighted_scores
 
 MATRIX_SHOWN = 10
 """Maximum number of labels of a confusion matrix that is printed."""
@@ -31,6 +33,31 @@ MATRIX_SHOWN = 10
 DOUBTFUL_SHOWN = 10
 TEXT_SHOWN = 60
 """Maximum number of doubtful labels that are printed, and of characters of their texts."""
+
+
+class Answered(NamedTuple):
+    """Rows whose prediction has at least a minimum probability.
+
+    Attributes:
+        min_confidence: the minimum probability.
+        coverage: share of these rows.
+        accuracy: share of correct rows among them; None if there are none.
+    """
+
+    min_confidence: float
+    coverage: float
+    accuracy: float | None
+
+    @classmethod
+    def of(cls, predicted: Hits, min_confidence: float) -> Answered:
+        """Returns the coverage and accuracy of predictions."""
+        is_answered = np.asarray(predicted.confidences) >= min_confidence
+        accuracy = float(np.asarray(predicted.correct)[is_answered].mean()) if is_answered.any() else None
+        return cls(min_confidence, float(is_answered.mean()), accuracy)
+
+    def __str__(self) -> str:
+        accuracy = "" if self.accuracy is None else f", with accuracy {self.accuracy:.4f}"
+        return f"probability of at least {self.min_confidence:g}: {self.coverage:.1%} of the rows{accuracy}"
 
 
 @dataclass(frozen=True)
@@ -43,6 +70,7 @@ class Comparison:
         differences: first minus second, by metric.
         intervals: 95% intervals of the differences (paired bootstrap).
         mcnemar: test of the accuracies; None for tasks without one label per row.
+        calibration: as in the `Evaluation` of the second model, like ``details`` and ``answered``.
     """
 
     other: str
@@ -50,6 +78,9 @@ class Comparison:
     differences: dict[str, float]
     intervals: dict[str, Interval]
     mcnemar: McNemar | None
+    calibration: Calibration | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    answered: Answered | None = None
 
     def results(self) -> dict[str, Any]:
         """Returns the values for results.json."""
@@ -60,6 +91,7 @@ class Comparison:
             "differences": self.differences,
             "intervals": {name: list(interval) for name, interval in self.intervals.items()},
             **test,
+            **_optional(self),
         }
 
 
@@ -93,9 +125,11 @@ class Evaluation:
         rows: number of rows, sentences or questions.
         metrics: the scores by name.
         intervals: 95% intervals of the scores (percentile bootstrap over the rows), except of counts and thresholds.
-        calibration: reliability of the probabilities; None for tasks without one label per row.
+        calibration: reliability of the probabilities, for multi-label tasks of all labels; None for other tasks than
+            classification.
         details: scores of each label, and the confusion matrix, as in the results.json of a run.
         comparison: the comparison with another model, or None.
+        answered: coverage and accuracy for a minimum probability, or None.
         folds: number of folds of a cross-validation; None for the scores of one model.
         doubtful: doubtful labels of a cross-validation, the most doubtful first.
     """
@@ -108,6 +142,7 @@ class Evaluation:
     calibration: Calibration | None
     details: dict[str, Any]
     comparison: Comparison | None = None
+    answered: Answered | None = None
     folds: int | None = None
     doubtful: tuple[DoubtfulLabel, ...] = ()
     labelled: Labelled = field(repr=False, kw_only=True)
@@ -121,8 +156,7 @@ class Evaluation:
             "rows": self.rows,
             "metrics": self.metrics,
             "intervals": {name: list(interval) for name, interval in self.intervals.items()},
-            **({} if self.calibration is None else {"calibration": self.calibration._asdict()}),
-            **({"details": self.details} if self.details else {}),
+            **_optional(self),
             **({} if self.comparison is None else {"comparison": self.comparison.results()}),
             **({} if self.folds is None else {"folds": self.folds, "doubtful_labels": len(self.doubtful)}),
         }
@@ -143,20 +177,17 @@ class Evaluation:
         """Returns the tables of metrics, labels and confusions."""
         folds = "" if self.folds is None else f", predicted in {self.folds} folds"
         lines = [f"{self.rows:,} rows of {self.data}{folds}", "", *self._metrics_table()]
-        if self.calibration is not None:
-            lines += ["", f"expected calibration error: {self.calibration.ece:.4f}"]
-        if self.comparison is not None and self.comparison.mcnemar is not None:
-            first, second, p_value = self.comparison.mcnemar
-            lines += ["", f"only this model is right: {first:,} rows; only {self.comparison.other}: {second:,} rows"]
+        other = self.comparison
+        if other is not None and other.mcnemar is not None:
+            first, second, p_value = other.mcnemar
+            lines += ["", f"only this model is right: {first:,} rows; only {other.other}: {second:,} rows"]
             lines += [f"McNemar's exact p-value: {p_value:.3g}"]
-        if classes := self.details.get("classes"):
-            lines += ["", *_classes_table(classes)]
-        matrix = self.details.get("confusion_matrix")
-        if matrix and len(matrix) <= MATRIX_SHOWN:
-            names = list(self.details["classes"])
-            rows = [("label \\ prediction", *names)]
-            rows += [(name, *map(str, counts)) for name, counts in zip(names, matrix, strict=True)]
-            lines += ["", *align_columns(rows)]
+        if other is None:
+            lines += _tables(self)
+        else:
+            for source, one in ((self.source, self), (other.other, other)):
+                if tables := _tables(one):
+                    lines += ["", f"{source}:", *tables]
         if self.folds is not None:
             lines += ["", *_doubtful_table(self.doubtful)]
         return "\n".join(line.removeprefix("  ") for line in lines)
@@ -173,6 +204,33 @@ class Evaluation:
                 row.append(_span(compared.intervals.get(name)))
             rows.append(tuple(row))
         return align_columns(rows)
+
+
+def _optional(scored: Evaluation | Comparison) -> dict[str, Any]:
+    """Returns the values for results.json that not every task has."""
+    return {
+        **({} if scored.calibration is None else {"calibration": scored.calibration._asdict()}),
+        **({} if scored.answered is None else {"answered": scored.answered._asdict()}),
+        **({"details": scored.details} if scored.details else {}),
+    }
+
+
+def _tables(scored: Evaluation | Comparison) -> list[str]:
+    """Returns the calibration error, the table of the labels and the confusion matrix of a model."""
+    lines = []
+    if scored.calibration is not None:
+        lines += ["", f"expected calibration error: {scored.calibration.ece:.4f}"]
+    if scored.answered is not None:
+        lines += ["", str(scored.answered)]
+    if classes := scored.details.get("classes"):
+        lines += ["", *_classes_table(classes)]
+    matrix = scored.details.get("confusion_matrix")
+    if matrix and len(matrix) <= MATRIX_SHOWN:
+        names = list(scored.details["classes"])
+        rows = [("label \\ prediction", *names)]
+        rows += [(name, *map(str, counts)) for name, counts in zip(names, matrix, strict=True)]
+        lines += ["", *align_columns(rows)]
+    return lines
 
 
 def _number(value: float | None) -> str:
@@ -218,6 +276,7 @@ def evaluate(
     compare: Any = None,
     batch_size: int = 32,
     outputs: Callable[[Any, Any], Outputs] | None = None,
+    min_confidence: float | None = None,
 ) -> Evaluation:
     """Scores the model on labelled data.
 
@@ -233,19 +292,25 @@ def evaluate(
         compare: another model, scored on the same rows.
         batch_size: number of rows per batch.
         outputs: computes the outputs from examples and their rows. Defaults to `bert.Pretrained.outputs`.
+        min_confidence: for one label per row, also report the coverage and the accuracy of the predictions that have at
+            least this probability, which are the answers of `bert.Pretrained.predict` with ``min_confidence``.
 
     Raises:
         UserError: the model is not fine-tuned, a row is invalid, the data has no labels, or the labels are not the
             model's.
     """
+    if min_confidence is not None:
+        task_of(model).with_answer_settings({"min_confidence": min_confidence})  # raises UserError
     labelled = labelled_data(model, data, split, columns or {})
     name = str(data) if isinstance(data, str | Path) else "the rows"
     compute = outputs or (lambda _, features: model.outputs(features, batch_size))
     evaluation, weighted = _score(model, name, labelled, compute)
+    evaluation = _with_answered(evaluation, min_confidence)
     if compare is None:
         return evaluation
     theirs = relabelled(labelled, task_of(compare))
     other, other_weighted = _score(compare, name, theirs, lambda _, features: compare.outputs(features, batch_size))
+    other = _with_answered(other, min_confidence)
     return dataclasses.replace(evaluation, comparison=_compare(evaluation, other, weighted, other_weighted))
 
 
@@ -309,7 +374,7 @@ def evaluation_of(
     scores = scorer.score(predictions, examples)
     weighted = weighted_scores(scorer, predictions, examples)
     weighted = None if weighted is None else supported(weighted, scores)
-    correct = hits(scorer, predictions, examples)
+    correct = reliability(scorer, predictions, examples)
     evaluation = Evaluation(
         source=source,
         data=data,
@@ -322,6 +387,14 @@ def evaluation_of(
         predictions=predictions,
     )
     return evaluation, weighted
+
+
+def _with_answered(evaluation: Evaluation, min_confidence: float | None) -> Evaluation:
+    """Returns the evaluation with the coverage and the accuracy for a minimum probability, if there is one."""
+    predicted = hits(evaluation.labelled.scorer, evaluation.predictions, evaluation.labelled.examples)
+    if min_confidence is None or predicted is None:
+        return evaluation
+    return dataclasses.replace(evaluation, answered=Answered.of(predicted, min_confidence))
 
 
 def _compare(
@@ -337,4 +410,7 @@ def _compare(
         differences={name: evaluation.metrics[name] - other.metrics[name] for name in shared},
         intervals={} if first is None or second is None else difference_intervals(first, second),
         mcnemar=None if None in both else mcnemar(both[0].correct, both[1].correct),
+        calibration=other.calibration,
+        details=other.details,
+        answered=other.answered,
     )

@@ -349,11 +349,10 @@ def _read_run_params(
 
 
 def _long_texts_of_run(config: PretrainConfig | FinetuneConfig, task: Task | None) -> LongTexts | None:
-    """Returns how a run reads long texts; None if it cuts them."""
+    """Returns how a run reads long texts; None for tasks without ``data.long_texts``."""
     if not isinstance(config, FinetuneConfig) or task is None or "long_texts" not in task.data_keys:
         return None
-    settings = LongTexts.of(config.data)
-    return None if settings.mode == "cut" else settings
+    return LongTexts.of(config.data)
 
 
 def load_run_tokenizer(path: Path, config: PretrainConfig | FinetuneConfig) -> Tokenizer:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -15,10 +15,10 @@ from bert.config import Decoding, TaskDataConfig
 from bert.config.model import LongTextMode
 from bert.data.encoding import row_template, tokenize
 from bert.data.inputs import Text, as_list, as_text_or_pair, check_count
-from bert.data.long_texts import LongTexts, encode_texts, with_long_texts
+from bert.data.long_texts import CutTexts, LongTexts, encode_texts, with_long_texts
 from bert.data.rows import QueryDocumentRows, Rows, SourceTargetRows, TokenRows
 from bert.data.windows import WindowedRows
-from bert.errors import UserError, on_one_line
+from bert.errors import LOGGER, UserError, on_one_line
 from bert.inference import evaluation, export, scoring
 from bert.inference import generate as generation
 from bert.inference import search as retrieval
@@ -263,18 +263,40 @@ class Pretrained(ModelBundle):
         task = self.with_answer_settings(settings)
         data = self.data if doc_stride is None else dataclasses.replace(self.data, doc_stride=doc_stride)
         data = with_long_texts(data, long_texts, task)
-        return self.answers(task, as_list(inputs), batch_size, data)
+        cut = CutTexts()
+        answers = self.answers(task, as_list(inputs), batch_size, data, cut)
+        if (warning := cut.warning()) and not self._has_warned_of_cut_texts:
+            LOGGER.warning(warning)
+            self._has_warned_of_cut_texts.append(True)
+        return answers
+
+    @cached_property
+    def _has_warned_of_cut_texts(self) -> list[bool]:
+        """Not empty after the first warning of `predict` about cut texts."""
+        return []
 
     def with_answer_settings(self, settings: Mapping[str, Any]) -> Task:
         """Returns the task with the given settings of `predict`. Raises UserError for invalid settings."""
         return self.require_task().with_answer_settings(settings)
 
     def answers(
-        self, task: Task, inputs: Sequence[Any], batch_size: int, data: TaskDataConfig | None = None
+        self,
+        task: Task,
+        inputs: Sequence[Any],
+        batch_size: int,
+        data: TaskDataConfig | None = None,
+        cut: CutTexts | None = None,
     ) -> list[Any]:
-        """Returns the answers of `predict` for a task that reads the model's head. ``data`` replaces `data`."""
+        """Returns the answers of `predict` for a task that reads the model's head.
+
+        Args:
+            data: replaces `data`.
+            cut: counts the texts that are cut, for tasks that read ``data.long_texts``.
+        """
         examples = task.examples_from_inputs(inputs)
         features = task.features(self.tokenizer, examples, data or self.data)
+        if cut is not None and "long_texts" in task.data_keys:
+            cut.add(self.tokenizer, cast(Any, examples).texts, features, data or self.data)
         predictions = task.predict(self.outputs(features, batch_size), features, examples)
         answers = task.format_predictions(predictions, examples)
         if len(answers) != len(inputs):

@@ -40,7 +40,7 @@ class ModelBundle:
             cross-encoder applies to its score; None for none.
         texts_per_input: for sequence classifiers, 1, or 2 for pairs; None if unknown.
         pair_truncation: how pairs are truncated: "google" or "longest_first"; None: the tokenizer's default.
-        long_texts: how texts that are longer than a row are read; None: they are cut.
+        long_texts: length of a row, and how longer texts are read; None: they are cut to the model's positions.
         clitics: for taggers, word endings that count as separate words; None if unknown.
         pooling: how embeddings are computed, for sentence-transformers models; None for other models.
         target_tokenizer: target vocabulary of an encoder-decoder; None if it is ``tokenizer``.
@@ -87,6 +87,11 @@ class ModelBundle:
         """Maximum number of tokens of a text. The limit of embeddings may be lower than the model's."""
         positions = self.config.max_position_embeddings
         return positions if self.pooling is None else min(positions, self.pooling.max_length or positions)
+
+    @property
+    def row_length(self) -> int:
+        """Maximum number of tokens of a row of the task, which exported tokenizers cut a text to."""
+        return self.longest_text if self.long_texts is None else min(self.longest_text, self.long_texts.max_length)
 
     @property
     def embedding_size(self) -> int:

@@ -16,9 +16,9 @@ from bert.config import FinetuneConfig, PretrainConfig
 from bert.config.run_file import (
     CONFIG_FILE,
     DIGEST_FILE,
-    RESUMABLE_KEYS,
     apply_resumable_keys,
     check_vocabulary,
+    describe_resumable_keys,
     first_difference,
     has_other_schedule,
     load_run_config,
@@ -309,7 +309,7 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
             raise UserError(
                 f"{path} holds another run: its {key} is {stored_value!r}, here {value!r}; name another --output_dir"
                 f"{branch}, or resume it with --config {file} (keys that may change on resume: "
-                f"{', '.join(RESUMABLE_KEYS)})"
+                f"{describe_resumable_keys(config, stored)})"
             )
         # Without a checkpoint, the user has only fixed a mistake in the configuration. The old config.yaml stays until
         # it is replaced, because a folder without it is not a run.

@@ -32,15 +32,27 @@ class Progress:
     """
 
     def __init__(
-        self, total_steps: int, start_step: int = 0, label: str = "training", every: int = 1, unit: str = "step"
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        label: str = "training",
+        every: int = 1,
+        unit: str = "step",
+        compiled: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """Starts with no estimate of the remaining time.
+
+        Args:
+            compiled: returns the seconds of compilation so far, which the estimate leaves out.
+        """
+        self._compiled = compiled
         self.total_steps, self.every, self.unit = total_steps, every, unit
         self._label: str | None = None  # of lines; set by `set_label`
         self._step: float = start_step
         self._last_line: float = start_step
         self._last_time: float | None = None
         self._metrics: dict[str, Any] = {}  # the newest ones
-        self._since: tuple[float, float] | None = None  # (time, step) of the first update, after compilation
+        self._since: tuple[float, float] | None = None  # (time without compilation, step) of the first update
         self._bar = _bar(unit) if are_printed() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
         if self._bar is not None:
             self._task = self._bar.add_task(label, total=total_steps, completed=start_step, metrics="", left="")
@@ -77,11 +89,12 @@ class Progress:
         """Records that ``step`` steps are done, the last one partly if it is no integer, and shows new metrics."""
         self._step, now = step, time.monotonic()
         self._metrics = self._metrics if metrics is None else metrics
+        working = now - self._compiled()
         if self._since is None:
-            self._since, self._last_time = (now, step), now
+            self._since, self._last_time = (working, step), now
         (began, first), left = self._since, ""
         if first < step < self.total_steps:
-            seconds_left = (now - began) / (step - first) * (self.total_steps - step)
+            seconds_left = (working - began) / (step - first) * (self.total_steps - step)
             left = f"{format_duration(seconds_left)} left"
         if self._bar is not None:
             names = [name for name in ("phase", "loss", "tokens_per_second") if name in (metrics or {})]
@@ -295,6 +308,7 @@ class RunReport(Report):
         callbacks: Sequence[Callback] = (),
         provisional: Sequence[str] = (),
         baseline: tuple[str, float] | None = None,
+        compiled: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._folder, self._total_steps, self._subject = folder, total_steps, subject
         self._callbacks, self._asked = callbacks, False
@@ -304,7 +318,8 @@ class RunReport(Report):
         lines = read_metrics(folder)
         self._divergence = Divergence(lines, baseline)
         self._written = {(line["step"], line["split"]) for line in lines}
-        self._progress = Progress(total_steps, start_step, every=max(log_every, total_steps // MILESTONES))
+        every = max(log_every, total_steps // MILESTONES)
+        self._progress = Progress(total_steps, start_step, every=every, compiled=compiled)
         self._draw_again = time.monotonic() + PLOT_INTERVAL_SECONDS
 
     def __enter__(self) -> Self:
@@ -394,16 +409,21 @@ def make_report(
     subject: Subject | None = None,
     callbacks: Sequence[Callback] = (),
     baseline: tuple[str, float] | None = None,
+    compiled: Callable[[], float] = lambda: 0.0,
 ) -> Report:
     """Returns the report of a run, and calls `Callback.on_start`. On hosts that do not write, the report ignores all
-    events."""
+    events.
+
+    Args:
+        compiled: returns the seconds of compilation so far.
+    """
     if not run.is_writer:
         return Report()
     for callback in callbacks:
         callback.on_start(RunStart(run.path, run.config, start_step, total_steps))
     provisional = _lines_of_earlier_end(run) if run.extended_from == start_step else ()
     every = run.config.training.log_every
-    return RunReport(run.path, total_steps, start_step, every, subject, callbacks, provisional, baseline)
+    return RunReport(run.path, total_steps, start_step, every, subject, callbacks, provisional, baseline, compiled)
 
 
 def _lines_of_earlier_end(run: RunFolder[Any]) -> list[str]:

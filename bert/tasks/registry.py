@@ -106,7 +106,9 @@ def make_task(config: FinetuneConfig) -> Task:
     if config.data.bad_rows != "error":
         task = _with_field(task, "skips_bad_rows", True, f"data.bad_rows is skip, but {task.name} reads its own rows")
     if (value := config.data.calibration) is not None:
-        reason = f"data.calibration is {value}, but it is for one label per row, and the task is {task.name}"
+        reason = (
+            f"data.calibration is {value}, but it is for classification and multilabel, and the task is {task.name}"
+        )
         task = _with_field(task, "calibration", value, reason)
     return task
 

@@ -10,15 +10,13 @@ from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
 from bert.config.model import WINDOW_MODES
+from bert.data.long_texts import UNCUT
 from bert.data.rows import Rows
 from bert.data.windows import windowed_parts
 from bert.tasks.base import Task
 
 MEASURED_ROWS = 5000
 """Number of rows whose untruncated length is measured. It is enough to estimate a share of rows, and fast."""
-
-UNCUT = 1 << 24
-"""A ``max_length`` above the length of any text."""
 
 SHOWN_LABELS = 20
 """Maximum number of labels whose shares are shown."""

@@ -64,6 +64,13 @@ def hits(task: Task, predictions: Any, examples: Any) -> Hits | None:
     return None
 
 
+def reliability(task: Task, predictions: Any, examples: Any) -> Hits | None:
+    """Returns the events whose probabilities are calibrated: `hits`, or all labels of all rows of multi-label tasks."""
+    if isinstance(task, MultilabelTask):
+        return task.reliability(predictions, examples)
+    return hits(task, predictions, examples)
+
+
 def _of_tags(task: TokenClassificationTask, tags: list[list[str]], examples: Any) -> WeightedScores:
     expected = require(examples.tags, "the tags")
     if task.marks_entities and examples.scheme in SCHEMES:  # accuracy depends on the scheme of the file

@@ -123,6 +123,9 @@ def test_unreadable_data_files_are_counted_up_to_the_fault(
     with pytest.raises(UserError, match=name):
         main([str(tmp_path / name), "--json"])
     assert counted.items() <= json.loads(capsys.readouterr().out).items()
+    with pytest.raises(UserError, match=name):
+        main([str(tmp_path / name)])
+    assert "none found" not in capsys.readouterr().out
 
 
 def test_a_vocabulary_that_loading_rejects_is_listed(run: Path) -> None:

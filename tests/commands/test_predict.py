@@ -11,6 +11,8 @@ import pytest
 
 from bert.commands import main as bert_main
 from bert.commands.predictions import predict_command as predict
+from bert.errors import LOGGER
+from bert.inference.load import load
 from bert.inference.pretrained import Pretrained
 
 
@@ -29,6 +31,22 @@ def test_a_split_is_predicted_as_the_run_did(finetuned: Path, tmp_path: Path, ca
     capsysbinary.readouterr()
     assert predict([str(finetuned), "test"]) == 0
     assert capsysbinary.readouterr().out == (tmp_path / "test" / "SST-2.tsv").read_bytes()
+
+
+def test_texts_that_are_cut_are_one_warning(finetuned: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    (tmp_path / "texts.txt").write_text("ba ri\n" + "ko ri " * 40 + "\n" + "tu " * 1000 + "\n")
+    model, limit = load(finetuned), 32
+    longest = max(len(model.tokenizer.encode(line).ids) for line in (tmp_path / "texts.txt").read_text().splitlines())
+    told = f"2 texts are cut to data.max_length ({limit} tokens), the longest of {longest:,} tokens"
+    capsys.readouterr()
+    assert predict([str(finetuned), str(tmp_path / "texts.txt")]) == 0
+    assert capsys.readouterr().err.count(told) == 1
+    messages: list[str] = []
+    monkeypatch.setattr(LOGGER, "warning", messages.append)
+    for _ in range(2):
+        model.predict((tmp_path / "texts.txt").read_text().splitlines())
+    [message] = messages
+    assert message.startswith(told) and "data.max_length" in message and "data.long_texts" in message
 
 
 def test_a_table_is_read_by_the_columns_of_the_task(finetuned: Path, sst2: Path, tmp_path: Path, capsys, fails) -> None:

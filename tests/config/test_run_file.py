@@ -7,7 +7,7 @@ import pytest
 
 from bert.config import DataConfig, ModelConfig, PretrainConfig
 from bert.config.pretraining import PhaseConfig
-from bert.config.run_file import first_difference
+from bert.config.run_file import RESUMABLE_KEYS, describe_resumable_keys, first_difference
 
 GELU, LONG = ModelConfig(pooler_act="gelu"), DataConfig(sequence_length=512)
 
@@ -15,6 +15,14 @@ GELU, LONG = ModelConfig(pooler_act="gelu"), DataConfig(sequence_length=512)
 def difference(stored: dict[str, Any], requested: dict[str, Any]) -> str | None:
     result = first_difference(PretrainConfig(**requested), PretrainConfig(**stored))
     return None if result is None else result[0]
+
+
+def test_a_few_keys_that_may_change_are_listed_the_changed_ones_first() -> None:
+    stored = PretrainConfig()
+    described = describe_resumable_keys(replace(stored, profile=True, output_dir="x"), stored)
+    assert described.startswith("profile, training.steps, training.epochs, ")
+    assert described.endswith(f" and {len(RESUMABLE_KEYS) - 5} others")
+    assert described.count(",") == 4
 
 
 @pytest.mark.parametrize(("value", "key"), [(True, None), (False, "model.pooler_dropout")])

@@ -118,6 +118,11 @@ def test_two_models_are_compared_on_the_same_rows(model, rows, tmp_path: Path, c
     assert found.intervals["accuracy"].low > 0
     assert found.mcnemar == (24, 6, binomtest(6, 30).pvalue)
     assert "McNemar's exact p-value: 0.00143" in str(result)
+    assert found.details == reverse.evaluate(rows).details and found.calibration == reverse.evaluate(rows).calibration
+    first, second = str(result).split("\nreverse:\n")
+    assert all(part.count("expected calibration error") == part.count("label \\ prediction") == 1
+               for part in (first, second))  # fmt: skip
+    assert json.loads(json.dumps(result.results()))["comparison"]["details"] == found.details
     same = model.evaluate(rows, compare=model).comparison
     assert same is not None and same.mcnemar == (0, 0, 1) and same.intervals["accuracy"] == (0, 0)
     # A model with the labels in another order scores the same.

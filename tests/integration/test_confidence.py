@@ -94,8 +94,19 @@ def test_the_model_abstains_below_the_minimum_confidence(finetuned: Path, tmp_pa
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
     capsys.readouterr()
     assert predict_command([str(finetuned), str(tmp_path / "texts.txt"), "--min_confidence", str(least)]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    out, error = capsys.readouterr()
+    lines = [json.loads(line) for line in out.splitlines()]
+    answered_count = sum(answer.label is not None for answer in sure)
+    assert f"{answered_count} of {len(TEXTS)} inputs" in error and "bert evaluate --min_confidence" in error
     assert [line["label"] for line in lines] == [answer.label for answer in sure]
+    rows = [{"text": text, "label": answer.label} for text, answer in zip(TEXTS, answers, strict=True)]
+    rows[0]["label"] = "negative" if rows[0]["label"] == "positive" else "positive"
+    scored = model.evaluate(rows, min_confidence=least)
+    answered = shares >= least
+    assert scored.answered is not None
+    assert scored.answered.coverage == answered.mean()
+    assert scored.answered.accuracy == pytest.approx(1 - answered[0] / answered.sum())
+    assert f"probability of at least {least:g}: {answered.mean():.1%} of the rows, with accuracy" in str(scored)
 
 
 @pytest.mark.parametrize("value", [1.5, -0.1, True, "0.8"])
@@ -104,7 +115,7 @@ def test_a_confidence_that_is_no_probability_is_an_error(finetuned: Path, value:
         bert.load(finetuned).predict(TEXTS, min_confidence=value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("task", ["regression", "multilabel", "ner", "squad"])
+@pytest.mark.parametrize("task", ["regression", "ner", "squad"])
 def test_other_tasks_neither_calibrate_nor_abstain(task: str) -> None:
     config = FinetuneConfig(task=task, data=TaskDataConfig(dir="data", calibration="temperature"))
     with pytest.raises(UserError, match=rf"data\.calibration is temperature.*{task}"):

@@ -105,6 +105,15 @@ def test_slow_steps_are_reported_between_log_lines(capsys, monkeypatch):
     assert capsys.readouterr().out == "step 3/5 (60%)  40s left\nstep 5/5 (100%)\n"
 
 
+def test_the_remaining_time_leaves_out_compilation(capsys, monkeypatch):
+    clock, compiled = iter([0.0, 70.0]), iter([5.0, 65.0])  # 60 of the 70 seconds
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with Progress(100, compiled=lambda: next(compiled)) as progress:
+        progress.update(1)
+        progress.update(11)  # 10 steps in 10 s
+    assert capsys.readouterr().out == "step 11/100 (11%)  1m29s left\n"
+
+
 def test_progress_of_a_resumed_run_counts_only_its_own_time(capsys, monkeypatch):
     clock = iter([100.0, 110.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))

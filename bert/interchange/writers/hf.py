@@ -212,7 +212,7 @@ def _write(model: ModelBundle, folder: Path) -> None:
         write_pooling_files(model.pooling, model.config.hidden_size, folder)
     for tokenizer, place in published_tokenizers(model, folder):
         segments = model.config.type_vocab_size > 1  # with a single segment, the model class makes the ids
-        length, pads = model.config.max_position_embeddings, model.pooling is not None
+        length, pads = model.row_length, model.pooling is not None
         save_published_tokenizer(tokenizer, place, length, segments, pads)
     architecture = family_of(model).classes[model.architecture]
     (folder / "README.md").write_text(model_card(model, architecture), encoding="utf-8")

@@ -203,7 +203,7 @@ def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = N
     lines = [
         "from tokenizers import Tokenizer",
         'tokenizer = Tokenizer.from_file("tokenizer.json")',
-        f"tokenizer.enable_truncation({min(model.longest_text, length or model.longest_text)})",
+        f"tokenizer.enable_truncation({min(model.row_length, length or model.row_length)})",
         f"tokenizer.enable_padding({padding})",
         *([f"texts = [text.lower() for text in {texts}]"] if pooling is not None and pooling.lowercase else []),
         f"rows = tokenizer.encode_batch({'texts' if pooling is not None and pooling.lowercase else texts})",
@@ -241,7 +241,7 @@ def write_metadata_files(model: ModelBundle, folder: Path, ports: Signature, dty
         "architecture": model.architecture,
         "inputs": [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape in ports.inputs.items()],
         "outputs": [{"name": name, "shape": list(shape), "dtype": "float32"} for name, shape in ports.outputs.items()],
-        "max_length": model.longest_text,
+        "max_length": model.row_length,
     }
     if model.labels:
         content["labels"] = list(model.labels)
@@ -256,7 +256,7 @@ def write_metadata_files(model: ModelBundle, folder: Path, ports: Signature, dty
     write_atomic(folder / "signature.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     for tokenizer, place in published_tokenizers(model, folder):
         segments = model.config.type_vocab_size > 1
-        save_published_tokenizer(tokenizer, place, model.longest_text, segments)
+        save_published_tokenizer(tokenizer, place, model.row_length, segments)
     rows = [
         f"| `{port['name']}` | {kind.removesuffix('s')} | {port['dtype']} | {' x '.join(map(str, port['shape']))} |"
         for kind in ("inputs", "outputs")

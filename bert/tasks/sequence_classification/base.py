@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -23,7 +23,7 @@ from bert.data.rows import TokenRows
 from bert.data.windows import WindowedRows
 from bert.errors import UserError, WarningText, quoted, require
 from bert.files import write_tsv
-from bert.tasks.base import Task
+from bert.tasks.base import Outputs, Task
 from bert.tasks.columns import Columns
 from bert.tasks.error_files import write_errors
 from bert.tasks.splits import ExampleColumns
@@ -97,6 +97,8 @@ class SequenceClassificationTask(Task):
     written_id: str = "index"
     """Name of the id column in SPLIT.tsv."""
     skips_bad_rows: bool = False
+    writes_texts: ClassVar[bool] = False
+    """Whether SPLIT.tsv has the texts; files of benchmarks have not."""
     kind: ClassVar[str] = "sequence_classification"
     data_keys: ClassVar[tuple[str, ...]] = LONG_TEXT_KEYS
 
@@ -164,8 +166,11 @@ class SequenceClassificationTask(Task):
     def _write(
         self, folder: Path, split: str, examples: Examples, words: Sequence[str], more: Mapping[str, Sequence[str]]
     ) -> list[Path]:
-        """Writes SPLIT.tsv with ids, predictions and the columns ``more``."""
+        """Writes SPLIT.tsv with ids, predictions, the columns ``more`` and, for custom tasks, the texts."""
         columns = {self.written_id: examples.ids, "prediction": words, **more}
+        if self.writes_texts:
+            columns = {**_text_columns(examples), **columns}  # a text column called like another one is left out
+            columns = {name: columns[name] for name in (self.written_id, "prediction", *more, *columns)}
         return [write_tsv(folder / f"{split}.tsv", [list(columns), *zip(*columns.values(), strict=True)])]
 
     def _write_errors(
@@ -177,10 +182,16 @@ class SequenceClassificationTask(Task):
           columns: names of the columns after the texts.
           errors: (row, one cell for each column).
         """
-        texts = [examples.texts_a] if examples.texts_b is None else [examples.texts_a, examples.texts_b]
-        names = ("text",) if len(texts) == 1 else ("text_a", "text_b")
-        rows = ((*(column[row] for column in texts), *cells) for row, *cells in errors)
-        return write_errors(folder, split, (*names, *columns), rows)
+        texts = _text_columns(examples)
+        rows = ((*(column[row] for column in texts.values()), *cells) for row, *cells in errors)
+        return write_errors(folder, split, (*texts, *columns), rows)
+
+
+def _text_columns(examples: Examples) -> dict[str, Sequence[str]]:
+    """Returns the texts by the names of their columns in written tables."""
+    if examples.texts_b is None:
+        return {"text": examples.texts_a}
+    return {"text_a": examples.texts_a, "text_b": examples.texts_b}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +203,8 @@ class LabelTask(SequenceClassificationTask):
     label_names: tuple[str, ...]
     """The labels in answers and reports."""
     class_weights: tuple[float, ...] = ()
+    calibration: float | Literal["temperature"] | None = None
+    """Divisor of the logits (``data.calibration``); temperature before it is fitted, or if it cannot be."""
     unknown_label_fix: ClassVar[str] = "fix it, or list all labels as data.labels"
     lists_faults: ClassVar[bool] = True
     """Whether an error about an invalid row lists all invalid rows."""
@@ -207,6 +220,22 @@ class LabelTask(SequenceClassificationTask):
     @property
     def output_words(self) -> tuple[str, ...]:
         return self.labels
+
+    @property
+    def temperature(self) -> float:
+        """Divisor of the logits."""
+        return self.calibration if isinstance(self.calibration, int | float) else 1.0
+
+    def _logits(self, outputs: Outputs) -> np.ndarray:
+        """Returns [R, L]; NaN is 0."""
+        return np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels)))
+
+    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
+        return dataclasses.replace(super().to_config(data), calibration=self.calibration)
+
+    def remarks(self, predictions: Any, examples: Examples) -> list[str]:
+        unfitted = ["no temperature was fitted (data.calibration), because all predictions for dev are right"]
+        return super().remarks(predictions, examples) + (unfitted if self.calibration == "temperature" else [])
 
     def is_no_better(self, scores: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
         """Returns whether no metric is better than the baseline.

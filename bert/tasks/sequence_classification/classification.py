@@ -8,12 +8,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from bert import metrics
-from bert.config import TaskDataConfig
 from bert.data.records import Records
 from bert.data.rows import TokenRows
 from bert.errors import UserError, require
@@ -54,8 +53,6 @@ class Score(NamedTuple):
 class ClassificationTask(LabelTask):
     """One label per row."""
 
-    calibration: float | Literal["temperature"] | None = None
-    """Divisor of the logits (``data.calibration``); temperature before it is fitted, or if it cannot be."""
     min_confidence: float = 0.0
     """Probability below which `format_predictions` abstains."""
     baseline: str = "majority_class"
@@ -82,28 +79,12 @@ class ClassificationTask(LabelTask):
         probabilities = metrics.softmax(self._logits(outputs) / np.float32(self.temperature))
         return ClassificationPredictions(probabilities.argmax(-1), probabilities)
 
-    def _logits(self, outputs: Outputs) -> np.ndarray:
-        """Returns [R, L]."""
-        return np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels)))
-
-    @property
-    def temperature(self) -> float:
-        """Divisor of the logits."""
-        return self.calibration if isinstance(self.calibration, int | float) else 1.0
-
     def tune(self, outputs: Outputs, features: TokenRows, examples: Examples) -> Self:
         """Returns the task with the temperature of the least cross-entropy, if ``calibration`` is temperature."""
         if self.calibration != "temperature":
             return self
         fitted = fit_temperature(self._logits(outputs), examples.known_labels)
         return self if fitted is None else dataclasses.replace(self, calibration=fitted)
-
-    def to_config(self, data: TaskDataConfig) -> TaskDataConfig:
-        return dataclasses.replace(super().to_config(data), calibration=self.calibration)
-
-    def remarks(self, predictions: ClassificationPredictions, examples: Examples) -> list[str]:
-        unfitted = ["no temperature was fitted (data.calibration), because all predictions for dev are right"]
-        return super().remarks(predictions, examples) + (unfitted if self.calibration == "temperature" else [])
 
     def score(self, predictions: ClassificationPredictions, examples: Examples) -> dict[str, float]:
         return metrics.compute_metrics(self.metrics, predictions.labels, examples.known_labels)

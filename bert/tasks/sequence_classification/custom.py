@@ -35,6 +35,7 @@ class _FromColumns(ColumnFilesTask, SequenceClassificationTask):
     """Base class: the configuration names files, columns and metrics."""
 
     pools_as_declared: ClassVar[bool] = True
+    writes_texts: ClassVar[bool] = True
     allowed_metrics: ClassVar[Sequence[str]]
     unlabelled: ClassVar[tuple[Any, ...]] = (None, "")
     """Values of a missing label in test files."""

@@ -15,6 +15,7 @@ from bert import metrics
 from bert.data.records import Records
 from bert.data.rows import TokenRows
 from bert.errors import UserError, require
+from bert.metrics.calibration import Hits, fit_temperature
 from bert.tasks.base import Outputs
 from bert.tasks.columns import Columns, is_missing, label_text
 from bert.tasks.sequence_classification.base import Examples, LabelTask
@@ -71,6 +72,10 @@ class MultilabelTask(LabelTask):
         """Returns the labels of each row for logits [L]; NaN counts as 0."""
         return self.decide(self._probabilities(outputs))
 
+    def reliability(self, predictions: MultilabelPredictions, examples: Examples) -> Hits:
+        """Returns for each row and label [R * L] whether the row has the label, and the label's probability."""
+        return Hits(examples.known_labels.ravel() > 0, predictions.probabilities.ravel())
+
     def decide(self, probabilities: np.ndarray) -> MultilabelPredictions:
         """Returns the labels for probabilities [R, L]."""
         thresholds = np.asarray(self.label_thresholds or (DEFAULT_THRESHOLD,))
@@ -79,8 +84,14 @@ class MultilabelTask(LabelTask):
         )
 
     def tune(self, outputs: Outputs, features: TokenRows, examples: Examples) -> MultilabelTask:
-        """Returns the task with the best thresholds for the main metric, unless thresholds are set."""
-        return self if self.label_thresholds else self.with_best_thresholds(self._probabilities(outputs), examples)
+        """Returns the task with the temperature of the least binary cross-entropy of all labels, if ``calibration`` is
+        temperature, and with the best thresholds for the main metric, unless thresholds are set."""
+        task = self
+        if self.calibration == "temperature":
+            logits = self._logits(outputs).ravel()
+            fitted = fit_temperature(np.stack([np.zeros_like(logits), logits], axis=1), examples.known_labels.ravel())
+            task = self if fitted is None else dataclasses.replace(self, calibration=fitted)
+        return task if task.label_thresholds else task.with_best_thresholds(task._probabilities(outputs), examples)
 
     def with_best_thresholds(self, probabilities: np.ndarray, examples: Examples) -> MultilabelTask:
         """Returns the task with the thresholds that maximize the main metric for probabilities [R, L]."""
@@ -154,7 +165,7 @@ class MultilabelTask(LabelTask):
         ]
 
     def _probabilities(self, outputs: Outputs) -> np.ndarray:
-        return metrics.sigmoid(np.nan_to_num(np.reshape(outputs, (len(outputs), self.num_labels))))
+        return metrics.sigmoid(self._logits(outputs) / np.float32(self.temperature))
 
     def _join(self, labels: np.ndarray) -> list[str]:
         """Returns the labels [R, L] of each row as the text of a cell."""

@@ -26,7 +26,7 @@ from bert.tasks import make_task
 from bert.tasks.base import Outputs, Task
 from bert.tasks.split_facts import cut_facts, label_facts
 from bert.tasks.splits import read_splits, require_dev
-from bert.tasks.weighted_scores import hits
+from bert.tasks.weighted_scores import reliability
 from bert.training.finetuning.data import FinetuningData
 from bert.training.finetuning.evaluation import Evaluator, Split
 from bert.training.finetuning.kinds import TASK_KINDS, build_task_model, make_apply, make_evaluators
@@ -194,7 +194,7 @@ def write_predictions(
         if split.examples.labelled:
             by_split[name] = {**losses, **task.score(predictions, split.examples)}
             details[name] = task.details(predictions, split.examples)
-            if (correct := hits(task, predictions, split.examples)) is not None:
+            if (correct := reliability(task, predictions, split.examples)) is not None:
                 details[name]["calibration"] = calibration(correct)._asdict()
             if is_written:
                 task.write_details(folder, name, predictions, split.examples)

@@ -51,6 +51,7 @@ from bert.training.means import EarlyStopping, ParameterAverage, read_eval_metri
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
 from bert.training.run_length import discard_results
 from bert.training.step import TrainState, compile_bucketed_train_step
+from bert.training.timing import compilation_seconds
 
 
 def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -82,7 +83,8 @@ def finetune(run: RunFolder[FinetuneConfig], log: Log = log_info, callbacks: Seq
             log_summary(state.params, counts, config, setup, data)
         evaluate = DevEvaluator(evaluator, task, setup.dev, interrupts, _merge_on_devices(frozen, parallel))
         subject = curves_subject(config, setup)
-        with make_report(run, data.total_steps, int(state.step), subject, callbacks) as report:
+        settings = (run, data.total_steps, int(state.step), subject, callbacks)
+        with make_report(*settings, compiled=compilation_seconds) as report:
             early_stopping = EarlyStopping(run.path, task.main_metric, task.higher_main_is_better, config.patience)
             train_step = compile_bucketed_train_step(
                 setup.loss, optimizer, config.seed, config.training.dropout_rng, parallel, frozen

@@ -47,7 +47,7 @@ from bert.training.pretraining.setup import Setup, find_branch_source, has_begun
 from bert.training.pretraining.transfer import measure_transfer
 from bert.training.run_length import StepCosts, TimeBudget, time_train_step
 from bert.training.step import TrainState, make_eval_step, make_train_step
-from bert.training.timing import RunTimes, peak_flops_of_devices
+from bert.training.timing import RunTimes, compilation_seconds, peak_flops_of_devices
 
 
 def pretrain(run: RunFolder[PretrainConfig], log: Log = log_info, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -111,7 +111,8 @@ def _train(
         if run.is_writer:
             log_summary(state.params, run.config, parallel, data.phases)
         subject, baseline = curves_subject(run.config), unigram_loss(run.config, data)
-        with make_report(run, data.total_steps, int(state.step), subject, callbacks, baseline) as report:
+        settings = (run, data.total_steps, int(state.step), subject, callbacks, baseline)
+        with make_report(*settings, compilation_seconds) as report:
             if state.step < data.total_steps:
                 require_space(run, state, log)
                 with times.measure("compilation"):

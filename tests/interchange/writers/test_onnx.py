@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bert.commands.export import main
+from bert.data.long_texts import LongTexts
 from bert.errors import UserError
 from bert.model.heads import HEADS
 from bert.model.names import ARCHITECTURES
@@ -177,6 +178,23 @@ def test_the_folder(make, tmp_path, monkeypatch, capsys):
     shape = "import sys; sys.modules.update(bert=None, jax=None)\n" + code + "print(outputs[0].shape)"
     shown = subprocess.run([sys.executable, "-c", shape], cwd=out, capture_output=True, text=True, check=True)
     assert shown.stdout == "(1, 8, 4)\n"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("format", ["onnx", "stablehlo"])
+def test_the_lines_of_the_readme_cut_texts_as_in_training(make, tmp_path, monkeypatch, format: str) -> None:
+    model = dataclasses.replace(make("BertForSequenceClassification"), long_texts=LongTexts(SHORTER), texts_per_input=1)
+    text = "one text " * 6
+    assert len(model.tokenize(text)["input_ids"][0]) == LONGEST
+    model.save(tmp_path / format, format)
+    readme = (tmp_path / format / "README.md").read_text().replace('("a pair", "of texts")', repr(text))
+    result: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path / format)
+    exec("".join(block.split("```")[0] for block in readme.split("```python\n")[1:]), result)
+    logits = result["outputs"]["logits"] if isinstance(result["outputs"], dict) else result["outputs"][0]
+    expected = model.apply(**model.tokenize(["one text", text], max_length=SHORTER))
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    assert json.loads((tmp_path / format / "signature.json").read_text())["max_length"] == SHORTER
 
 
 @pytest.mark.medium

@@ -96,7 +96,7 @@ def test_a_test_file_without_labels_is_predicted(tmp_path: Path, test: str) -> N
     chosen = ClassificationPredictions(np.array([1, 0]), np.eye(2)[[1, 0]])
     [path] = task.write_predictions(tmp_path / "predictions", "test", chosen, examples)
     assert path.name == "test.tsv"
-    assert path.read_text() == "index\tprediction\tprobability\n0\ty\t1.000000\n1\tx\t1.000000\n"
+    assert path.read_text() == "index\tprediction\tprobability\ttext\n0\ty\t1.000000\td\n1\tx\t1.000000\te\n"
 
 
 def test_a_test_file_in_which_some_rows_have_labels_is_no_file_without(tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_predictions_keep_the_name_of_the_id_column(tmp_path: Path) -> None:
         chosen = ClassificationPredictions(np.zeros(number, np.int64), np.tile([0.75, 0.25], (number, 1)))
         [path] = task.write_predictions(tmp_path / "out", split, chosen, task.read(tmp_path, split))
         label = "label\t" if split == "dev" else ""
-        assert path.read_text().splitlines()[0] == f"key\tprediction\t{label}probability"
-    assert path.read_text().splitlines()[1] == "k3\tx\t0.750000"
+        assert path.read_text().splitlines()[0] == f"key\tprediction\t{label}probability\ttext"
+    assert path.read_text().splitlines()[1] == "k3\tx\t0.750000\tc"
     task = own("regression", columns=ColumnsConfig(id="key"))
     [path] = task.write_predictions(tmp_path / "out", "test", np.array([0.5], np.float32), task.read(tmp_path, "test"))
-    assert path.read_text() == "key\tprediction\nk3\t0.5\n"
+    assert path.read_text() == "key\tprediction\ttext\nk3\t0.5\tc\n"
 
 
 def test_a_test_file_with_labels_is_scored_under_the_rows_own_ids(tmp_path: Path) -> None:
@@ -129,7 +129,10 @@ def test_a_test_file_with_labels_is_scored_under_the_rows_own_ids(tmp_path: Path
     assert task.main_metric == "macro_f1"
     assert task.score(chosen, examples) == {"macro_f1": pytest.approx(1 / 3), "accuracy": 0.5}
     [path] = task.write_predictions(tmp_path / "predictions", "test", chosen, examples)
-    assert path.read_text().splitlines()[1:] == ["b\ttrue\ttrue\t0.750000", "a\ttrue\tfalse\t1.000000"]
+    lines = [line.split("\t") for line in path.read_text().splitlines()]
+    assert [line[:4] for line in lines[1:]] == [["b", "true", "true", "0.750000"], ["a", "true", "false", "1.000000"]]
+    assert lines[0][4:] == ["text_a", "text_b"]
+    assert [line[4:] for line in lines[1:]] == [[*map(str, pair)] for pair in examples.texts]
 
 
 def test_scores_and_their_range(tmp_path: Path) -> None:

@@ -10,15 +10,18 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
-from sklearn.metrics import f1_score
+from scipy.special import expit
+from sklearn.metrics import f1_score, log_loss
 
 from bert.config import ColumnsConfig, FinetuneConfig, TaskDataConfig
 from bert.errors import UserError
+from bert.metrics.calibration import calibration
 from bert.tasks import TASKS, make_task
 from bert.tasks.registry import published_task
 from bert.tasks.sequence_classification import CustomMultilabel, Examples, Labels, lexical_baseline
 from bert.tasks.sequence_classification.multilabel import best_thresholds
 from bert.tasks.split_facts import label_facts
+from bert.tasks.weighted_scores import reliability
 from tests.helpers import made_files
 
 NAMES = ("bill", "login", "speed")
@@ -75,6 +78,29 @@ def test_the_training_rows_tell_the_labels_and_config_yaml_keeps_them(tmp_path: 
     assert label_facts(task, {"train": train, "dev": train}, data) == facts
 
 
+def test_one_temperature_calibrates_all_labels() -> None:
+    """The labels are drawn at temperature 2.5; the fitted one has the least binary cross-entropy of scikit-learn."""
+    random = np.random.default_rng(0)
+    logits = (5 * random.normal(size=(400, 3))).astype(np.float32)
+    labels = (random.random(logits.shape) < expit(logits / 2.5)).astype(np.int8)
+    dev = Examples([str(row) for row in range(400)], None, labels, [str(row) for row in range(400)])
+    task = own(labels=[*NAMES])
+    plain = task.tune(logits, None, dev)
+    tuned = dataclasses.replace(task, calibration="temperature").tune(logits, None, dev)
+    assert tuned.temperature == pytest.approx(2.5, rel=0.15)
+    assert tuned.to_config(TaskDataConfig()).calibration == tuned.temperature
+
+    def loss(divisor: float) -> float:
+        return float(log_loss(labels.ravel(), expit(logits.astype(np.float64).ravel() / divisor)))
+
+    assert loss(tuned.temperature) <= min(loss(tuned.temperature * factor) for factor in (0.98, 0.999, 1.001, 1.02))
+    before, after = (one.predict(logits, None, dev) for one in (plain, tuned))
+    np.testing.assert_allclose(after.probabilities, expit(logits / tuned.temperature), rtol=1e-5)
+    assert tuned.score(after, dev) == plain.score(before, dev), "no label changes"
+    eces = [calibration(reliability(tuned, one, dev)).ece for one in (before, after)]
+    assert eces[1] < eces[0] / 2
+
+
 def test_a_test_file_has_labels_if_any_row_has(tmp_path: Path) -> None:
     made_files(tmp_path, a_csv="text\na\n", b_csv="text,label\na,\nb,\n", c_csv="text,label\na,\nb,bill\n",
                d_jsonl='{"text": "a", "label": []}\n')  # fmt: skip
@@ -108,9 +134,9 @@ def test_predictions_answers_and_errors(tmp_path: Path) -> None:
     decided = task.predict(LOGITS, None, dev)
     [path] = task.write_predictions(tmp_path, "dev", decided, dev)
     header, first, second, *_ = path.read_text().splitlines()
-    assert header == "index\tprediction\tlabel\tprobability_bill\tprobability_login\tprobability_speed"
-    assert (first, second) == ("0\tbill;login\tbill;login\t0.952574\t0.731059\t0.119203",
-                               "1\t\t\t0.047426\t0.119203\t0.075858")  # fmt: skip
+    assert header == "index\tprediction\tlabel\tprobability_bill\tprobability_login\tprobability_speed\ttext"
+    assert (first, second) == ("0\tbill;login\tbill;login\t0.952574\t0.731059\t0.119203\ta",
+                               "1\t\t\t0.047426\t0.119203\t0.075858\tb")  # fmt: skip
     answer = task.format_predictions(decided, None)[0]
     assert answer == Labels(["bill", "login"], {"bill": pytest.approx(0.952574), "login": pytest.approx(0.731059),
                                                 "speed": pytest.approx(0.119203)})  # fmt: skip
