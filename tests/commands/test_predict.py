@@ -85,14 +85,14 @@ def test_a_bad_line_gets_its_error_and_the_others_their_answers(finetuned: Path,
 def test_an_input_that_the_task_refuses_does_not_end_the_others(finetuned: Path, monkeypatch, tmp_path, capsys) -> None:
     from bert.errors import UserError
 
-    answer = Pretrained.predict
+    answer = Pretrained.answers
 
-    def refuses(self, inputs, batch_size=32):
+    def refuses(self, task, inputs, *more):
         if "ko" in inputs:
             raise UserError("text 1 does not fit: write another")
-        return answer(self, inputs, batch_size)
+        return answer(self, task, inputs, *more)
 
-    monkeypatch.setattr(Pretrained, "predict", refuses)
+    monkeypatch.setattr(Pretrained, "answers", refuses)
     (tmp_path / "a.txt").write_text("ba\nko\nri\n")
     capsys.readouterr()
     assert bert_main(["predict", str(finetuned), str(tmp_path / "a.txt")]) == 2
