@@ -71,7 +71,7 @@ def export(model: ModelBundle, out: Path, log: Callable[[str], None], adapters: 
         _write_json(draft / reader.TASK_CONFIG, _task_config(model))
         for tokenizer, place in published_tokenizers(model, draft):
             segments = model.config.type_vocab_size > 1
-            save_published_tokenizer(tokenizer, place, model.config.max_position_embeddings, segments)
+            save_published_tokenizer(tokenizer, place, model.row_length, segments)
         (draft / "README.md").write_text(_card(model, family, adapters, settings), encoding="utf-8")
         shutil.copymode(draft / "README.md", weights)
         log(_verify(model, family, adapters, settings, draft))
