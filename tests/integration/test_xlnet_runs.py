@@ -4,13 +4,17 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import bert
 from bert.commands.pretrain import main as pretrain
+from bert.config import DataConfig
+from bert.data.pretraining.loader import make_masking, masked_batch
 from bert.files import read_json
 from bert.tokenizer.library import XLNET_TOKENS, xlnet_rows
+from bert.tokenizer.vocabulary import load_tokenizer
 from tests.conftest import PERMUTED, SMALL_RUN
 from tests.helpers import lines_of, run
 from tests.interchange.hf_folders import XLNET, assert_same, random_model
@@ -49,6 +53,14 @@ def resumed(folder: Path, copy: Path, step: int) -> Path:
         shutil.rmtree(later)
     (copy / "results.json").unlink()
     return copy
+
+
+def test_the_last_token_of_a_pretraining_row_has_segment_2(tmp_path: Path) -> None:
+    masking = make_masking(DataConfig(), load_tokenizer(write_vocabulary(tmp_path / "tokenizer.json")), "plm")
+    sep, cls, pad = (PIECES.index(piece) for piece in ("<sep>", "<cls>", "<pad>"))
+    rows = {"input_ids": np.array([[9, 10, sep, cls, pad]]), "length": np.array([4]), "segment_a_length": np.array([4])}
+    words = np.zeros((1, masking.uint64s_per_row(5)), np.uint64)
+    assert masked_batch(rows, masking, words, 0)["token_type_ids"].tolist() == [[0, 0, 0, 2, 0]]
 
 
 @pytest.mark.medium

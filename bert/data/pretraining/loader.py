@@ -113,6 +113,7 @@ def make_predictions(config: DataConfig, tokenizer: Tokenizer, objective: str = 
 
 def make_masking(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm") -> Masking:
     """Returns the masking of a pretraining objective. Raises UserError if a vocabulary has nothing to mask."""
+    from bert.data.encoding import row_template
     from bert.tokenizer.library import special_ids
     from bert.tokenizer.vocabulary import embedding_rows, subword_ids
 
@@ -125,6 +126,7 @@ def make_masking(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm
         max_predictions=config.predictions_per_row,
         prob=config.masked_lm_prob,
         continuing_ids=subword_ids(tokenizer) if config.whole_word_masking else (),
+        third_type_id=special.cls if objective == "plm" and row_template(tokenizer).has_third_type else None,
         **shares,
     )
 
@@ -176,6 +178,9 @@ def masked_batch(rows: dict[str, np.ndarray], predictions: Predictions, words: n
     else:
         token_arrays = packing_arrays(example_length, rows["segment_a_length"], length)
         labelled = example_length > 0
+    if predictions.third_type_id is not None:
+        types = token_arrays["token_type_ids"]
+        token_arrays["token_type_ids"] = np.where(mask & (ids == predictions.third_type_id), 2, types)
     batch = {
         **predictions.batch_arrays(rows, words),
         **{name: value.astype(np.int32) for name, value in token_arrays.items()},

@@ -25,7 +25,14 @@ _PHILOX_WORDS = 4  # 64-bit words that one step of Philox's counter yields
 
 
 class Predictions(Protocol):
-    """Selects the predicted tokens of rows and makes the model's input. Every row uses the same number of words."""
+    """Selects the predicted tokens of rows and makes the model's input. Every row uses the same number of words.
+
+    Attributes:
+        third_type_id: id of a token with type 2, XLNet's <cls>; None if there are only types 0 and 1.
+    """
+
+    @property
+    def third_type_id(self) -> int | None: ...
 
     def uint64s_per_row(self, sequence_length: int, examples: int = 1) -> int:
         """Returns the 64-bit random words per row of T tokens with up to ``examples`` packed examples."""
@@ -47,6 +54,8 @@ class NextTokens:
 
     In blocks, the last token of a row predicts the first token of the next row.
     """
+
+    third_type_id: int | None = None
 
     def uint64s_per_row(self, sequence_length: int, examples: int = 1) -> int:
         """Returns 0: nothing is drawn."""
@@ -90,6 +99,7 @@ class Masking:
         mask_share: share of the predicted tokens that become [MASK].
         random_share: share of the predicted tokens that become a random token; the rest stay.
         continuing_ids: ids of tokens that continue a word. If there are any, whole words are masked.
+        third_type_id: see `Predictions`.
         maskable: [V] bool, tokens that may be chosen.
         continuing: [V] bool, tokens that continue a word.
         ordinary_ids: int32 ids that may be inserted.
@@ -108,6 +118,7 @@ class Masking:
     mask_share: float = REPLACEMENTS["mlm"][0]
     random_share: float = REPLACEMENTS["mlm"][1]
     continuing_ids: Sequence[int] = ()
+    third_type_id: int | None = None
     maskable: np.ndarray = field(init=False, repr=False, compare=False)
     continuing: np.ndarray = field(init=False, repr=False, compare=False)
     ordinary_ids: np.ndarray = field(init=False, repr=False, compare=False)
