@@ -26,8 +26,8 @@ MAX_LENGTH = 2**16 - 1
 
 PATHS = (
     "output_dir", "init", "architecture_from", "transfer", "tokenizer.path", "target_tokenizer.path", "data.dir",
-    "data.train", "data.dev", "data.test", "data.unlabelled", "data.eval", "data.cache_dir", "distillation.teacher",
-    "phases.train",
+    "data.train", "data.dev", "data.test", "data.unlabelled", "data.eval", "data.cache_dir",
+    "data.decontaminate", "distillation.teacher", "phases.train",
 )  # fmt: skip
 """Keys with a path, in pretraining and fine-tuning."""
 

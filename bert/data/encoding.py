@@ -88,7 +88,7 @@ def row_template(tokenizer: Tokenizer, pair: bool = False) -> RowTemplate:
     encoding = probe.encode("a", "a") if pair else probe.encode("a")
     texts = [column for column, owner in enumerate(encoding.sequence_ids) if owner is not None]
     types = encoding.type_ids
-    if types[texts[0]] != 0 or not are_token_types(types):
+    if types[texts[0]] != 0 or types[texts[-1]] == 2 or not are_token_types(types):
         raise UserError(
             f"the tokenizer's post-processor assigns the token types {types}, but a row needs 0s followed by 1s: "
             "use a tokenizer with BERT's or RoBERTa's post-processor"

@@ -25,8 +25,8 @@ TRAINING = 3
 """FLOPs of a training step per FLOP of the forward pass: the backward pass has two products for each one."""
 
 FORMULA = {
-    ATTENTION: "a layer: 4 D H (N + M) (8 D^2 in BERT; M heads of keys) + 4 T D (scores and mix), in local layers with "
-    "three blocks in place of T, in disentangled ones with T plus their buckets, in transformer_xl ones with 2 T",
+    ATTENTION: "a layer: 4 D H (N + M) (8 D^2 in BERT; M heads of keys) + 4 T D (scores and mix), in place of T: three "
+    "blocks if local, T plus buckets if disentangled, 2 T if transformer_xl",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     PROJECTION: "2 E D",
     POOLER: "2 D^2 / T: one token a row; 2 D^2 where the head reads every token through it",

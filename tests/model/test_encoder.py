@@ -189,6 +189,7 @@ def test_the_options_parameters(option: str) -> None:
         "shared layers": -11 * (4 * width**2 + 2 * width * 3072 + 9 * width + 3072),
         "step embeddings": 0,
         "halting": width + 1,
+        "sandwich": 2 * width + 12 * 2 * 2 * width,  # the final norm, and two more in each layer
         "relative positions": 8 * 12,
         "disentangled attention": (8 + 2 - positions) * width,
         # One matrix, three biases and two vectors of segments a layer; the vector of queries.

@@ -55,11 +55,9 @@ def test_the_table_names_every_parameter(architecture: str, tied: bool, made) ->
     actual = {path: array.shape for path, array in traverse_util.flatten_dict(model.params, sep="/").items()}
     assert actual == expected
     for family in families.FAMILIES:
-        if architecture not in family.classes or family.limits["causal"].value != sizes.causal:
-            continue
-        if family.limits["position_embedding_type"].value != sizes.position_embedding_type:
-            continue
-        if (limit := family.limits.get("embedding_norm")) is not None and limit.value != sizes.embedding_norm:
+        fixed = {key: limit.value for key, limit in family.limits.items()}
+        values = {key: getattr(sizes, key) for key in ("causal", "position_embedding_type", "embedding_norm")}
+        if architecture not in family.classes or any(fixed.get(key, value) != value for key, value in values.items()):
             continue
         if architecture == "Bert" and names.POOLER not in family.names.modules:
             continue
@@ -295,7 +293,7 @@ def test_pooling_is_what_the_folder_declares(made, tmp_path: Path) -> None:
         expected = np.stack([pooled(row) / np.linalg.norm(pooled(row)) for row in rows])
         np.testing.assert_allclose(encoded.embeddings, expected, atol=1e-5)
     (tmp_path / "mean" / "sentence_bert_config.json").unlink()
-    assert bert.load(tmp_path / "mean").pooling == Pooling("mean", normalize=True)
+    assert bert.load(tmp_path / "mean").pooling == Pooling("mean", normalize=True, max_length=4), "of the tokenizer"
     tokenizer_config = tmp_path / "mean" / "tokenizer_config.json"
     for length, expected in ((5, 5), (10**30, None), (16, None)):
         content = json.loads(tokenizer_config.read_text()) | {"model_max_length": length}

@@ -124,7 +124,7 @@ def test_every_head_is_among_the_cases():
 
 def test_every_option_of_the_encoder_is_among_the_cases():
     changed = {key for _, sizes in CASES.values() for key in sizes}
-    assert {key for options in OPTIONS.values() for key in options} - changed == {"residual_init"}
+    assert {key for options in OPTIONS.values() for key in options} - changed == {"residual_init", "halting"}
 
 
 def test_an_encoder_decoder_is_refused(make, tmp_path):
