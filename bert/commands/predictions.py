@@ -155,8 +155,7 @@ def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size:
     try:
         write_answers(name, read_inputs(name, task), answer, lines, output)
     finally:
-        if warning := cut.warning():
-            log_to_stderr(WarningText(warning))
+        cut.warn(lambda warning: log_to_stderr(WarningText(warning)))
         if "min_confidence" in settings and answered[1]:
             share = answered[0] / answered[1]
             log_to_stderr(

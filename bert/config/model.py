@@ -329,7 +329,7 @@ class ModelConfig:
 
     @property
     def has_query_embedding(self) -> bool:
-        """Whether queries of permuted language modelling have an embedding of their own, as in XLNet."""
+        """Whether the queries of permuted language modelling have a learned embedding, as in XLNet."""
         return self.position_embedding_type == "transformer_xl" and not self.causal
 
     @property
@@ -369,6 +369,7 @@ class ModelConfig:
             fix = f"remove one of the two, since the decoder would read hidden states of width {self.hidden_size}"
             raise conflict(self, "model.prediction_transform", "model.embedding_size", fix)
         self._check_positions()
+        self._check_norms()
         self._check_groups("num_hidden_layers", self.num_hidden_layers)
         self._check_decoder()
 
@@ -430,7 +431,6 @@ class ModelConfig:
         if self.first_global_layer and self.first_global_layer >= (self.global_attention_every or 0):
             fix = "set it below the interval of global layers"
             raise conflict(self, "model.first_global_layer", "model.global_attention_every", fix)
-        self._check_norms()
 
     def _check_norms(self) -> None:
         if not self.first_layer_norm and not self.pre_layer_norm:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -69,9 +69,10 @@ class CutTexts:
 
     def __init__(self) -> None:
         self.count, self.longest, self._limit = 0, 0, 0
+        self._has_warned = False
 
     def add(self, tokenizer: Tokenizer, texts: Sequence[Text], rows: Any, data: TaskDataConfig) -> None:
-        """Counts the cut texts among ``texts``, of which ``rows`` were made."""
+        """Counts the cut texts among ``texts``, from which ``rows`` were made."""
         full = np.flatnonzero(np.asarray(rows.lengths) >= data.max_length)
         if data.long_texts != "cut" or not len(full):
             return
@@ -79,12 +80,13 @@ class CutTexts:
         self.count += int((lengths > data.max_length).sum())
         self.longest, self._limit = max(self.longest, int(lengths.max())), data.max_length
 
-    def warning(self) -> str | None:
-        """Returns a sentence about the cut texts; None if there are none."""
-        if not self.count:
-            return None
+    def warn(self, warn: Callable[[str], None]) -> None:
+        """Passes a sentence about the cut texts to ``warn``, once, if there are any."""
+        if not self.count or self._has_warned:
+            return
+        self._has_warned = True
         texts = "1 text is" if self.count == 1 else f"{self.count:,} texts are"
-        return (
+        warn(
             f"{texts} cut to data.max_length ({self._limit} tokens), the longest of {self.longest:,} tokens: fine-tune "
             "with a larger data.max_length, or with data.long_texts windows, to read all of a text"
         )

@@ -263,17 +263,14 @@ class Pretrained(ModelBundle):
         task = self.with_answer_settings(settings)
         data = self.data if doc_stride is None else dataclasses.replace(self.data, doc_stride=doc_stride)
         data = with_long_texts(data, long_texts, task)
-        cut = CutTexts()
-        answers = self.answers(task, as_list(inputs), batch_size, data, cut)
-        if (warning := cut.warning()) and not self._has_warned_of_cut_texts:
-            LOGGER.warning(warning)
-            self._has_warned_of_cut_texts.append(True)
+        answers = self.answers(task, as_list(inputs), batch_size, data, self._cut_texts)
+        self._cut_texts.warn(LOGGER.warning)
         return answers
 
     @cached_property
-    def _has_warned_of_cut_texts(self) -> list[bool]:
-        """Not empty after the first warning of `predict` about cut texts."""
-        return []
+    def _cut_texts(self) -> CutTexts:
+        """The texts that `predict` has cut."""
+        return CutTexts()
 
     def with_answer_settings(self, settings: Mapping[str, Any]) -> Task:
         """Returns the task with the given settings of `predict`. Raises UserError for invalid settings."""

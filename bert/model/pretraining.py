@@ -229,8 +229,8 @@ class BertForPermutedLM(LanguageModel):
             first = jnp.zeros_like(input_ids[:, :1])
             permuted = PermutedTokens(first, first, first.astype(jnp.float32))
         rows, length = input_ids.shape
-        compensates = not self.config.has_query_embedding
-        mask = permutation_mask(permuted, rows, length, attention_mask, packing, compensates)
+        with_masks = not self.config.has_query_embedding
+        mask = permutation_mask(permuted, rows, length, attention_mask, packing, with_masks)
         num_queries = permuted.positions.shape[1]
         in_row = jnp.broadcast_to(jnp.arange(length), (rows, length))
         positions = in_row if packing is None else packing.position_ids
@@ -239,12 +239,12 @@ class BertForPermutedLM(LanguageModel):
             return jnp.take_along_axis(x, jnp.asarray(mask.positions), axis=1)
 
         encoded = self.bert(
-            jnp.concatenate([input_ids, *[permuted.query_ids] * (1 + compensates)], axis=1),
+            jnp.concatenate([input_ids, *[permuted.query_ids] * (1 + with_masks)], axis=1),
             None if token_type_ids is None else gather(token_type_ids),
             position_ids=self.config.position_offset + gather(positions),
             mask=mask,
             dropout=dropout,
-            num_queries=0 if compensates else num_queries,
+            num_queries=0 if with_masks else num_queries,
         )
         return self.predictions(encoded.last_hidden_state[:, -num_queries:], self.bert.embedding_table())
 
@@ -255,14 +255,14 @@ def permutation_mask(
     length: int,
     attention_mask: PaddingMask | None = None,
     packing: Packing | None = None,
-    compensates: bool = True,
+    with_masks: bool = True,
 ) -> Mask:
     """Returns the mask over S tokens: the row, a [MASK] for each predicted token, and the queries.
 
     A predicted token attends to itself and to the tokens predicted before it. Its query attends only to the tokens
     predicted before it. Other predicted tokens are replaced by their [MASK]. Nothing attends to a query.
 
-    ``rows`` is B and ``length`` is T. Without ``compensates``, there are no [MASK].
+    ``rows`` is B and ``length`` is T. Without ``with_masks``, no [MASK] is added.
     """
     rank = jnp.arange(1, permuted.positions.shape[1] + 1)  # predicted tokens count from 1; 0 is never predicted
     ranks = jnp.broadcast_to(rank, permuted.positions.shape)
@@ -270,14 +270,14 @@ def permutation_mask(
     positions = jnp.where(used, permuted.positions, length)  # an index beyond the row is dropped
     ranks_in_row = jnp.zeros((rows, length), jnp.int32)
     ranks_in_row = ranks_in_row.at[jnp.arange(rows)[:, None], positions].set(ranks, mode="drop")
-    ranks_of_masks = [jnp.zeros_like(ranks)] * compensates
+    ranks_of_masks = [jnp.zeros_like(ranks)] * with_masks
     last_visible = jnp.concatenate([ranks_in_row, *ranks_of_masks, ranks - 1], axis=1)[:, :, None]
     content = ranks_in_row[:, None, :] <= last_visible
     if attention_mask is not None:
         content &= attention_mask[:, None, :] > 0
     masks = (rank > last_visible) & used[:, None, :]
-    pairs = jnp.concatenate([content, *[masks] * compensates, jnp.zeros_like(masks)], axis=2)[:, None]
+    pairs = jnp.concatenate([content, *[masks] * with_masks, jnp.zeros_like(masks)], axis=2)[:, None]
     in_row = jnp.broadcast_to(jnp.arange(length), (rows, length))
-    positions = jnp.concatenate([in_row, *[permuted.positions] * (1 + compensates)], axis=1)
+    positions = jnp.concatenate([in_row, *[permuted.positions] * (1 + with_masks)], axis=1)
     examples = None if packing is None else jnp.take_along_axis(packing.example_ids, positions, axis=1)
     return Mask(pairs=pairs, examples=examples, positions=positions)

@@ -127,11 +127,6 @@ class Splits(NamedTuple):
     notes: tuple[str, ...]
     """Sentences for the user; `WarningText` for skipped and suspicious rows."""
 
-    @property
-    def has_dev(self) -> bool:
-        """Whether there are dev rows."""
-        return has_dev(self.examples)
-
 
 def has_dev(examples: Mapping[str, Any]) -> bool:
     """Returns whether the dev rows of `Splits` are not the training rows."""

@@ -78,8 +78,8 @@ def with_ponder_loss(build: Callable[[Any], Loss], model: Any, cost: float) -> L
         losses, counts = build(pondering).forward(params, batch, dropout)
         halting = require(pondering.halting, "the halting state")
         mask = batch["attention_mask"].astype(jnp.float32)
-        cost, steps = ((jnp.sum(value * mask), jnp.sum(mask)) for value in (halting.ponder, halting.steps))
-        return {**losses, "ponder_loss": cost}, {**counts, "ponder_steps": steps}
+        ponder, steps = ((jnp.sum(value * mask), jnp.sum(mask)) for value in (halting.ponder, halting.steps))
+        return {**losses, "ponder_loss": ponder}, {**counts, "ponder_steps": steps}
 
     def weights(batch: Batch) -> dict[str, Array]:
         return {**plain.weights(batch), "ponder_loss": jnp.sum(batch["attention_mask"]).astype(jnp.float32)}

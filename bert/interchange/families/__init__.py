@@ -35,24 +35,8 @@ __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes
 
 FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, CAMEMBERT, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET, DEBERTA, GPT2),
-    *(
-        MODERNBERT,
-        ROFORMER,
-        ERNIE,
-        MEGATRON_BERT,
-        XLM_ROBERTA_XL,
-        NEOBERT,
-        NOMIC_BERT,
-        GTE,
-        NEW,
-        JINA_V3,
-        ESM,
-        EUROBERT,
-        LLAMA,
-        QWEN2,
-        QWEN3,
-    ),
-    *(GEMMA, GEMMA2, GEMMA3, XLNET, ENCODER_DECODER),
+    *(MODERNBERT, ROFORMER, ERNIE, MEGATRON_BERT, XLM_ROBERTA_XL, NEOBERT, NOMIC_BERT, GTE, NEW, JINA_V3, ESM),
+    *(EUROBERT, LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, XLNET, ENCODER_DECODER),
 )
 """All supported families. Later entries take precedence; the first one matches every model."""
 

@@ -171,10 +171,8 @@ def _token_dropout(graph: Graph, mask_id: int, ids: str, attention_mask: str) ->
     )
     rest = node("Max", node("Sub", count, total), graph.constant(1.0))
     factor = node("Mul", node("Div", count, rest), graph.constant(1 - MASKED_IN_TRAINING))
-    factors = node(
-        "Mul", node("Unsqueeze", factor, last), graph.cast(node("Not", node("Unsqueeze", is_mask, last)), "FLOAT")
-    )
-    return factors
+    is_other = graph.cast(node("Not", node("Unsqueeze", is_mask, last)), "FLOAT")
+    return node("Mul", node("Unsqueeze", factor, last), is_other)
 
 
 class Context(NamedTuple):
