@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bert.config.finetuning import ColumnsConfig
+from bert.data.inputs import Text
 from bert.data.records import Records
 from bert.data.rows import pad_and_stack
 from bert.errors import UserError, WarningText, require, without_surrogates
@@ -40,6 +41,11 @@ class TextExamples(ExampleColumns):
         yield from self.positives or []
         for texts in self.negatives:
             yield from texts
+
+    @property
+    def texts(self) -> Sequence[Text]:
+        """The single texts, or the pairs of texts."""
+        return self.queries if self.positives is None else list(zip(self.queries, self.positives, strict=True))
 
     @property
     def documents(self) -> list[str]:

@@ -159,7 +159,7 @@ def test_a_task_of_another_kind_is_answered_with_the_fields_of_its_answer(models
         def __init__(self, task):
             self.examples_from_inputs, self.features = task.examples_from_inputs, task.features
             self.predict, self.format_predictions = task.predict, task.format_predictions
-            self.kind, self.num_labels = task.kind, task.num_labels
+            self.kind, self.num_labels, self.data_keys = task.kind, task.num_labels, ()
             self.calls, self.answer_type = task.calls, tuple
             self.with_answer_settings = lambda settings: self
 

@@ -103,7 +103,7 @@ def test_eight_devices_and_micro_batches_are_as_one(trained: Trained, tmp_path: 
 
 @of_embeddings
 @pytest.mark.medium
-def test_an_embedding_run_leaves_scores_and_the_trained_embedding(trained: Trained, capsys, tmp_path: Path) -> None:
+def test_an_embedding_run_leaves_scores_and_the_trained_embedding(trained: Trained, caplog, tmp_path: Path) -> None:
     results = json.loads((trained.run / "results.json").read_text())
     assert set(results["dev"]) == {"loss", "ndcg_at_10", "mrr_at_10", "recall_at_10"}
     assert results["dev"]["ndcg_at_10"] > results["chance"]["ndcg_at_10"] + 0.2
@@ -119,6 +119,9 @@ def test_an_embedding_run_leaves_scores_and_the_trained_embedding(trained: Train
     [answer] = model.predict(["red cat"])
     np.testing.assert_allclose(answer.embedding, model.embed("red cat"), atol=1e-6)
     assert model.predict([]) == []
+    caplog.clear()
+    model.predict(["red cat " * 40])
+    assert "1 text is cut to data.max_length" in caplog.text
     assert_scores_and_predictions_are_repeated(trained, model, tmp_path)
 
 

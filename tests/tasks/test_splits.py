@@ -16,7 +16,7 @@ from bert.config import FinetuneConfig, TaskDataConfig
 from bert.errors import UserError, WarningText
 from bert.tasks import make_task
 from bert.tasks.split_facts import cut_facts, label_facts
-from bert.tasks.splits import Splits, held_out, read_splits, require_dev
+from bert.tasks.splits import Splits, has_dev, held_out, read_splits, require_dev
 from bert.tokenizer.library import SPECIAL_TOKENS
 from tests.helpers import made_files
 
@@ -156,7 +156,7 @@ def test_equal_texts_stay_together_when_dev_is_held_out_by_label() -> None:
 def test_few_labels_train_on_all_rows(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv=SORTED, test_csv=SORTED)
     splits = splits_of(tmp_path, classifier_training="contrastive", max_dev_samples=7)
-    assert (len(splits.examples["train"]), splits.has_dev, splits.data.dev_fraction) == (100, False, 0)
+    assert (len(splits.examples["train"]), has_dev(splits.examples), splits.data.dev_fraction) == (100, False, 0)
     assert "there is no dev score; estimate it with bert evaluate --cross_validate" in splits.notes[-1]
     with pytest.raises(UserError, match=r"the sweep has no dev rows.*data\.dev_fraction"):
         require_dev(splits.examples, "the sweep")
@@ -169,8 +169,8 @@ def test_few_labels_train_on_all_rows(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.stratify_dev is true, but multilabel"):
         splits_of(tmp_path, "multilabel", stratify_dev=True)
     made_files(tmp_path, dev_csv=SORTED)
-    assert splits_of(tmp_path, classifier_training="contrastive").has_dev
-    assert splits_of(tmp_path, dev_fraction=0.0).has_dev
+    assert has_dev(splits_of(tmp_path, classifier_training="contrastive").examples)
+    assert has_dev(splits_of(tmp_path, dev_fraction=0.0).examples)
 
 
 def test_questions_about_one_context_are_not_separated(tmp_path: Path) -> None:
