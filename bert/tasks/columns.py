@@ -61,6 +61,8 @@ def split_path(folder: Path, split: str, data: TaskDataConfig, suffixes: Sequenc
         path = folder / fetch(named)
         if not path.is_file():
             raise UserError(f"{path} does not exist or is not a file: set data.{split} to the file of {split}")
+        if file_suffix(path) not in suffixes and conversion(path):
+            raise UserError(f"{path} has an unsupported format: name a file of {', '.join(suffixes)}{conversion(path)}")
         return path
     paths = _split_candidates(folder, split, suffixes)
     if len(paths) != 1:

@@ -33,7 +33,7 @@ class SentenceColumns(NamedTuple):
     words: tuple[str, ...] = ("words", "tokens")
     tags: tuple[str, ...] = ("tags", "ner_tags")
     text: str = "text"
-    entities: tuple[str, ...] = ("entities", "spans")
+    entities: tuple[str, ...] = ("entities", "spans", "label")
     """Columns of entities in ``text``, for rows without words."""
 
 
@@ -301,8 +301,9 @@ def _entities(records: Records, line_number: int, name: str, values: Any, text: 
 def _parts(value: Any) -> tuple[Any, Any, Any]:
     """Returns start, end and label of an entity in an object or in a list of three."""
     if isinstance(value, Mapping):
-        label = value.get("label")
-        return value.get("start"), value.get("end"), value.get("type") if label is None else label
+        start, end = (value.get(name, value.get(f"{name}_offset")) for name in ("start", "end"))
+        label = next((value[name] for name in ("label", "type", "labels") if value.get(name) is not None), None)
+        return start, end, label[0] if isinstance(label, list) and len(label) == 1 else label
     return tuple(value) if isinstance(value, list) and len(value) == 3 else (None, None, None)
 
 

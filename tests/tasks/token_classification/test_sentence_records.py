@@ -51,11 +51,23 @@ FORMS = {
     "type": marked("type"),
     "lists": listed(),
     "spans": [{"text": row["text"], "spans": row["entities"]} for row in marked("label")],
+    "doccano": [
+        {
+            "text": text,
+            "entities": [{"id": 7, "label": type, "start_offset": a, "end_offset": b} for a, b, type in each],
+        }
+        for text, each in zip(TEXTS, ENTITIES, strict=True)
+    ],
+    "doccano lists": [{"text": row["text"], "label": row["entities"]} for row in listed()],
+    "Label Studio": [
+        {"text": text, "label": [{"start": a, "end": b, "text": text[a:b], "labels": [type]} for a, b, type in each]}
+        for text, each in zip(TEXTS, ENTITIES, strict=True)
+    ],
 }
 
 
 CASES = [(form, "train.jsonl") for form in FORMS]
-CASES += [(form, "train.parquet") for form in FORMS if form != "lists"]  # values of an Arrow list have one type
+CASES += [(form, "train.parquet") for form in FORMS if "lists" not in form]  # values of an Arrow list have one type
 
 
 @pytest.mark.parametrize(("form", "file"), CASES)
@@ -132,6 +144,14 @@ def test_invalid_entities_are_named(tmp_path: Path, entity: Any, parts: list[str
     with pytest.raises(UserError) as caught:
         own().read(tmp_path, "train")
     assert has_all(str(caught.value), f"{tmp_path / 'train.jsonl'}, line 2: ", *parts), caught.value
+
+
+def test_a_json_array_is_rejected_with_its_conversion(tmp_path: Path) -> None:
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps(marked("label")), encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        own(train=str(file)).read(tmp_path, "train")
+    assert has_all(str(caught.value), str(file), "unsupported format", ".jsonl", "jq -c '.[]'")
 
 
 def test_overlapping_entities_and_all_faulty_lines_are_named(tmp_path: Path) -> None:
