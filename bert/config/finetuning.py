@@ -42,7 +42,7 @@ class ColumnsConfig:
     tokens, in TSV and CSV otherwise to the first column."""
     tags: str | None = None
     """Tagging: the list of tags, or the column with the tag. Defaults to tags or ner_tags, in TSV and CSV otherwise to
-    the last column. For texts: the list of entities; defaults to entities or spans."""
+    the last column. For texts: the list of entities; defaults to entities, spans or label."""
     question: str = "question"
     """Spans: the question."""
     context: str = "context"

@@ -1,4 +1,4 @@
-"""Several labels a row from rows in memory to scores, answers and an export, with the thresholds tuned on dev."""
+"""Several labels a row from rows in memory to scores, answers and exports, with what is tuned on dev."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 import bert
 from bert.commands.export import main as export
@@ -24,7 +25,7 @@ SMALL = {
               "max_position_embeddings": 16, "initializer_range": 0.2, "hidden_dropout_prob": 0,
               "attention_probs_dropout_prob": 0},
     "tokenizer": {"vocab_size": 64, "min_frequency": 1},
-    "data": {"max_length": 16, "buckets": [16], "class_weights": "balanced"},
+    "data": {"max_length": 16, "buckets": [16], "class_weights": "balanced", "calibration": "temperature"},
     "training": {"batch_size": 8, "epochs": None, "steps": 12, "eval_every": 6, "log_every": 6},
     "optimizer.learning_rate": 2e-2,
 }  # fmt: skip
@@ -38,6 +39,11 @@ def rows(count: int, seed: int) -> list[dict]:
         words = [*rng.choice(["tu", "ne", "lo"], 3), *(MARKS[label] for label in labels)]
         made.append({"text": " ".join(rng.permutation(words)), "labels": labels})
     return made
+
+
+def shares(answers: list) -> np.ndarray:
+    """Returns the probabilities of answers, [rows, labels]."""
+    return np.array([list(answer.probabilities.values()) for answer in answers])
 
 
 @pytest.fixture(scope="module")
@@ -77,5 +83,26 @@ def test_an_export_has_the_thresholds_and_answers_alike(finished: Path, tmp_path
     assert "(a label is predicted if the sigmoid of its logit reaches" in (tmp_path / "out" / "README.md").read_text()
     run, exported = bert.load(finished), bert.load(tmp_path / "out")
     texts = ["ba ri tu", "ne", "ko ri ba"]
-    assert run.predict(texts) == exported.predict(texts)
+    answers = run.predict(texts)
+    assert [answer.labels for answer in exported.predict(texts)] == [answer.labels for answer in answers]
+    np.testing.assert_allclose(shares(exported.predict(texts)), shares(answers), rtol=1e-5)
     assert exported.task.label_thresholds == run.task.label_thresholds == tuple(tuned)
+
+
+def test_a_graph_has_the_temperature(finished: Path, tmp_path: Path) -> None:
+    """The sigmoids of the graph's outputs, and of the run's divided by the temperature, are the run's probabilities."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
+    run = bert.load(finished)
+    temperature = results_of(finished)["tuned"]["calibration"]
+    assert temperature != 1
+    run.save(tmp_path / "out", "onnx")
+    texts = ["ba ri tu", "ne lo tu", "ko ri ba"]
+    rows = run.tokenize(texts)
+    inputs = {name: np.asarray(values, np.int64) for name, values in rows.items()}
+    [outputs] = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx").run(None, inputs)
+    probabilities = shares(run.predict(texts))
+    np.testing.assert_allclose(expit(outputs), probabilities, atol=1e-5)
+    logits = run.outputs(
+        run.require_task().features(run.tokenizer, run.require_task().examples_from_inputs(texts), run.data)
+    )
+    np.testing.assert_allclose(expit(np.asarray(logits) / temperature), probabilities, atol=1e-5)

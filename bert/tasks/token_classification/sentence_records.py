@@ -230,9 +230,9 @@ def _reader(
         return next((name for name in options if name in fields), options[0])
 
     words, has_words = present(names.words), True
-    labels = present(names.tags)
-    if fields and words not in fields and names.text in fields:
-        words, has_words, labels = names.text, False, present(names.entities)
+    labels, entities = present(names.tags), present(names.entities)
+    if names.text in fields and (words not in fields or (labels not in fields and entities in fields)):
+        words, has_words, labels = names.text, False, entities
     labelled = needed or fields.get(labels) is not None
     return _Reader(records, words, labels, has_words, labelled, widens, clitics)
 

@@ -58,6 +58,10 @@ FORMS = {
         }
         for text, each in zip(TEXTS, ENTITIES, strict=True)
     ],
+    "Prodigy": [
+        {"text": row["text"], "tokens": [{"text": word, "id": 0} for word in words], "spans": row["entities"]}
+        for row, words in zip(marked("label"), WORDS, strict=True)
+    ],
     "doccano lists": [{"text": row["text"], "label": row["entities"]} for row in listed()],
     "Label Studio": [
         {"text": text, "label": [{"start": a, "end": b, "text": text[a:b], "labels": [type]} for a, b, type in each]}
