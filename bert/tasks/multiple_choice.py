@@ -177,6 +177,12 @@ def parse_question(fields: Mapping[str, Any]) -> tuple[str, list[str], list[str]
         context, listed = fields["question"], fields.get("choices")
         if isinstance(context, Mapping):
             context, listed = context.get("stem"), context.get("choices")
+        elif "choices" not in fields:
+            raise ValueError(
+                f"no 'choices' among {quoted(fields)}: write "
+                '{"question": "...", "choices": ["x", "y"], "answerKey": "0"} on each line of a .jsonl file, '
+                "or name the columns 'sent1', 'sent2', 'ending0', 'ending1', 'label' as in SWAG"
+            )
         entries = _listed_choices(listed)
         texts = [entry.get("text") if isinstance(entry, dict) else entry for entry in entries]
         names = [entry.get("label") if isinstance(entry, dict) else str(index) for index, entry in enumerate(entries)]
