@@ -12,6 +12,7 @@ from bert.data.inputs import Text
 from bert.errors import UserError, without_surrogates
 from bert.inference.attention_maps import compute_attention_map, make_page
 from bert.inference.pretrained import Pretrained
+from bert.inference.search import pooling_of
 from bert.model.names import ENCODER_DECODER, has_decoder
 from bert.runs.metrics_log import read_results
 from bert.tasks.base import Task
@@ -303,20 +304,22 @@ def choose(model: Pretrained, question: str, choices: str) -> dict[str, float]:
 
 
 def _similarity(model: Pretrained) -> Ability:
+    name = pooling_of(model).similarity
+    cosine = "The cosine of the embeddings of two texts: 1 for the same direction, 0 for unrelated ones."
     return Ability(
         "similarity",
         "Compare",
-        "The cosine of the embeddings of two texts: 1 for the same direction, 0 for unrelated ones.",
+        cosine if name == "cosine" else f"The similarity ({name}) of the embeddings of two texts.",
         partial(similarity, model),
         ("first text", "second text"),
-        (("number", "cosine"),),
+        (("number", name),),
         PAIRS,
         2,
     )
 
 
 def similarity(model: Pretrained, text_a: str, text_b: str) -> float:
-    """Returns the cosine similarity of two texts."""
+    """Returns the similarity of two texts."""
     return float(model.similarity(text_a, text_b)[0, 0])
 
 

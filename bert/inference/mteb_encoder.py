@@ -14,7 +14,10 @@ import numpy as np
 
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
-from bert.model.pooling import Pooling
+from bert.inference.search import pooling_of
+
+SCORING_FUNCTIONS = {"cosine": "COSINE", "dot": "DOT_PRODUCT", "euclidean": "EUCLIDEAN"}
+"""Names of ``mteb.models.model_meta.ScoringFunction`` by similarity."""
 
 
 class MtebEncoder:
@@ -27,7 +30,7 @@ class MtebEncoder:
         name: name in mteb's results, ``organization/model``; None: derived from the model's source.
 
     Raises:
-        UserError: mteb is not installed, or the name is invalid.
+        UserError: mteb is not installed, the name is invalid, or mteb does not have the model's similarity.
     """
 
     def __init__(self, model: Pretrained, name: str | None = None) -> None:
@@ -37,6 +40,8 @@ class MtebEncoder:
         self._name = f"bert-jax/{Path(model.source).name or 'model'}" if name is None else name
         if "/" not in self._name:
             raise UserError(f"name is {self._name!r}: pass organization/model")
+        if pooling_of(model).similarity not in SCORING_FUNCTIONS:
+            raise UserError(f"{model.source} compares embeddings by their manhattan distance, which mteb does not have")
 
     def encode(
         self,
@@ -56,24 +61,29 @@ class MtebEncoder:
         return self._model.embed(texts, batch_size, None if prompt_type is None else prompt_type.value)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Returns the cosine similarities of all pairs, [A, B]."""
-        from mteb.similarity_functions import cos_sim
+        """Returns the model's similarity of all pairs, [A, B]."""
+        from mteb.similarity_functions import select_similarity
 
-        return cos_sim(embeddings1, embeddings2)
+        return select_similarity(embeddings1, embeddings2, self._scoring_function)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Returns the cosine similarities of corresponding pairs, [A]."""
-        from mteb.similarity_functions import pairwise_cos_sim
+        """Returns the model's similarity of corresponding pairs, [A]."""
+        from mteb.similarity_functions import select_pairwise_similarity
 
-        return pairwise_cos_sim(embeddings1, embeddings2)
+        return select_pairwise_similarity(embeddings1, embeddings2, self._scoring_function)
+
+    @property
+    def _scoring_function(self) -> Any:
+        from mteb.models.model_meta import ScoringFunction
+
+        return ScoringFunction[SCORING_FUNCTIONS[pooling_of(self._model).similarity]]
 
     @cached_property
     def mteb_model_meta(self) -> Any:
         """Model description for mteb's results, a ``mteb.models.ModelMeta``."""
         from mteb.models import ModelMeta
-        from mteb.models.model_meta import ScoringFunction
 
-        model, pooling = self._model, self._model.pooling or Pooling()
+        model, pooling = self._model, pooling_of(self._model)
         facts = {
             "name": self._name,
             "revision": self._revision(),
@@ -81,8 +91,8 @@ class MtebEncoder:
             "max_tokens": model.longest_text,
             "embed_dim": model.embedding_size,
             "framework": ["JAX"],
-            "similarity_fn_name": ScoringFunction.COSINE,
-            "use_instructions": bool(pooling.query_prompt or pooling.document_prompt),
+            "similarity_fn_name": self._scoring_function,
+            "use_instructions": bool(pooling.query_prompt or pooling.document_prompt or pooling.default_prompt),
         }
         return ModelMeta.create_empty(facts)
 
@@ -92,6 +102,6 @@ class MtebEncoder:
         for path, leaf in jax.tree_util.tree_leaves_with_path(self._model.params):
             digest.update(jax.tree_util.keystr(path).encode())
             digest.update(np.ascontiguousarray(leaf).tobytes())
-        for layer in (self._model.pooling or Pooling()).dense:
+        for layer in pooling_of(self._model).dense:
             digest.update(layer.kernel.tobytes() + (b"" if layer.bias is None else layer.bias.tobytes()))
         return digest.hexdigest()[:16]

@@ -184,7 +184,8 @@ class Pretrained(ModelBundle):
         Args:
             texts: texts, or pairs of texts as tuples.
             batch_size: number of texts per batch.
-            prompt: ``query`` or ``document`` to prepend the model's prompt of that name, if it has one.
+            prompt: ``query`` or ``document`` to prepend the model's prompt of that name, if it has one; None for its
+                default prompt, if it declares one.
             long_texts: how texts that are too long are read, as ``data.long_texts``; None: as in training, or cut for a
                 model that does not declare it.
 
@@ -196,9 +197,8 @@ class Pretrained(ModelBundle):
         if prompt not in (None, *get_args(PromptName)):
             raise UserError(f"prompt is {prompt!r}: pass {' or '.join(get_args(PromptName))}, or None for none")
         texts, pooling, skipped = as_list(texts), self.pooling or Pooling(), None
-        if prompt is not None:
-            start = getattr(pooling, f"{prompt}_prompt")
-            if start and not pooling.include_prompt:
+        if start := getattr(pooling, f"{prompt or 'default'}_prompt"):
+            if not pooling.include_prompt:
                 # Like sentence-transformers, count the tokens of the prompt without the special token at its end.
                 [prefix], _ = self._texts_to_pool([start])
                 prefix_ids = self._features([prefix], pooling.max_length).ids

@@ -1,4 +1,4 @@
-"""Search by cosine similarity, exact or in an index, and mining of hard negatives."""
+"""Search by similarity of embeddings, exact or in an index, and mining of hard negatives."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bert.config.finetuning import ColumnsConfig
 from bert.data.inputs import Text, as_filled_texts, check_count
 from bert.data.records import read_records
 from bert.errors import UserError, quoted, renamed_argument
+from bert.model.pooling import Pooling
 from bert.tasks.base import Task
 from bert.tasks.columns import json_lines
 from bert.tasks.text_pairs import read_queries
@@ -31,7 +32,7 @@ class SearchResults(NamedTuple):
 
     Attributes:
         indices: [Q, K] int64, indices of the documents in the corpus.
-        scores: [Q, K] float32, cosine similarities to the query.
+        scores: [Q, K] float32, similarities to the query.
     """
 
     indices: np.ndarray
@@ -66,16 +67,20 @@ class VectorIndex(Protocol):
 def similarity(
     model: Any, texts: str | Sequence[Text], others: str | Sequence[Text], batch_size: int = 32
 ) -> np.ndarray:
-    """Returns the cosine similarity of each text with each of the others, [A, B] float32. A string is one text.
+    """Returns the similarity of each text with each of the others, [A, B] float32. A string is one text.
+
+    It is the cosine, unless a sentence-transformers folder declares another one (``model.pooling.similarity``).
 
     Raises:
         UserError: see `embed`.
     """
     sides = ([side] if isinstance(side, str) else side for side in (texts, others))
-    first, second = (model.embed(side, batch_size) for side in sides)
-    norms = np.linalg.norm(first, axis=1)[:, None] * np.linalg.norm(second, axis=1)[None, :]
-    similarities: np.ndarray = first @ second.T / np.maximum(norms, TINY)
-    return similarities
+    return pooling_of(model).compare(*(model.embed(side, batch_size) for side in sides))
+
+
+def pooling_of(model: Any) -> Pooling:
+    """Returns the pooling that a model declares, or the default one."""
+    return model.pooling or Pooling()
 
 
 def search(
@@ -85,7 +90,7 @@ def search(
     top_k: int = 10,
     batch_size: int = 32,
 ) -> SearchResults:
-    """Returns the documents with the highest cosine similarity to each query.
+    """Returns the documents with the highest `similarity` to each query.
 
     The search is exact, except with an approximate index. Documents are embedded and compared in blocks, so the
     embeddings of the whole corpus are never in memory. Queries and documents are prefixed with the model's prompts.
@@ -96,22 +101,24 @@ def search(
 
             - Texts.
             - Embeddings [N, D] from ``embed(texts, prompt="document")``, for repeated searches.
-            - A FAISS index of embeddings of length 1 with the inner product as metric. It may return fewer than
-              ``top_k`` documents; missing ones have the index -1.
+            - A FAISS index of embeddings with the inner product as metric, for cosines of embeddings of length 1. It
+              may return fewer than ``top_k`` documents; missing ones have the index -1.
         top_k: number of documents per query, at most the size of the corpus.
         batch_size: number of texts per batch.
 
     Raises:
-        UserError: see `embed`; also if there are no documents, a text is empty, or embeddings have another width.
+        UserError: see `embed`; also if there are no documents, a text is empty, embeddings have another width, or the
+            model compares embeddings by a distance and the corpus is an index.
     """
     if isinstance(queries, str):
         indices, scores = search(model, [queries], corpus, top_k, batch_size)
         return SearchResults(indices[0], scores[0])
     check_count("top_k", top_k)
-    queries, width = as_filled_texts("query", queries), model.embedding_size
+    queries, width, similarity = as_filled_texts("query", queries), model.embedding_size, pooling_of(model).similarity
     if isinstance(corpus, VectorIndex):
-        _check_index(corpus, width, model.source)
-        vectors = _unit(model.embed(queries, batch_size, "query"))
+        _check_index(corpus, width, model.source, similarity)
+        vectors = model.embed(queries, batch_size, "query")
+        vectors = _unit(vectors) if similarity == "cosine" else vectors
         scores, indices = corpus.search(vectors, min(top_k, corpus.ntotal))
         return SearchResults(indices.astype(np.int64), scores.astype(np.float32))
     if isinstance(corpus, np.ndarray) and np.issubdtype(corpus.dtype, np.number):
@@ -127,10 +134,10 @@ def search(
         blocks = (model.embed(documents[block], batch_size, "document") for block in _slices(len(documents)))
     if not len(documents):
         raise UserError("the corpus has no documents: pass at least one")
-    return find_nearest(model.embed(queries, batch_size, "query"), blocks, min(top_k, len(documents)))
+    return find_nearest(model.embed(queries, batch_size, "query"), blocks, min(top_k, len(documents)), similarity)
 
 
-def _check_index(index: VectorIndex, width: int, source: str) -> None:
+def _check_index(index: VectorIndex, width: int, source: str, similarity: str) -> None:
     """Raises UserError if an index is empty or if its width or metric does not match the queries."""
     if index.d != width:
         raise UserError(
@@ -139,26 +146,34 @@ def _check_index(index: VectorIndex, width: int, source: str) -> None:
         )
     if index.metric_type != 0:
         raise UserError("the index does not compare by inner product: build it with faiss.METRIC_INNER_PRODUCT")
+    if similarity not in ("cosine", "dot"):
+        raise UserError(
+            f"{source} compares embeddings by their {similarity} distance, and the index by inner product: pass the "
+            "embeddings as an array"
+        )
     if not index.ntotal:
         raise UserError("the index has no documents: add their embeddings")
 
 
-def find_nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], top_k: int) -> SearchResults:
-    """Returns the ``top_k`` documents with the highest cosine similarity. Ties keep their order.
+def find_nearest(
+    queries: np.ndarray, blocks: Iterable[np.ndarray], top_k: int, similarity: str = "cosine"
+) -> SearchResults:
+    """Returns the ``top_k`` documents with the highest similarity. Ties keep their order.
 
     Args:
         blocks: [n, D] vectors of the documents in order.
         top_k: K, at most the number of documents.
+        similarity: one of `bert.model.pooling.SIMILARITIES`.
     """
-    queries = _unit(queries)
+    queries = _unit(queries) if similarity == "cosine" else np.asarray(queries, np.float32)
     indices = np.zeros((len(queries), 0), np.int64)
     scores = np.zeros((len(queries), 0), np.float32)
     start = 0
     for documents in blocks:
-        documents, lengths = _measured(documents)
+        compare = _comparison(documents, similarity)
         numbers = np.arange(start, start + len(documents))
         merged = [
-            _merge(indices[rows], scores[rows], numbers, queries[rows] @ documents.T / lengths, top_k)
+            _merge(indices[rows], scores[rows], numbers, compare(queries[rows]), top_k)
             for rows in _slices(len(queries))
         ]
         indices, scores = (np.concatenate([part[side] for part in merged]) for side in range(2))
@@ -166,21 +181,32 @@ def find_nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], top_k: int) 
     return SearchResults(indices, scores)
 
 
+def _comparison(documents: np.ndarray, similarity: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function from queries [q, D], for cosines of length 1, to their similarities with documents."""
+    if similarity == "cosine":
+        vectors, lengths = _measured(documents)
+        return lambda queries: queries @ vectors.T / lengths
+    pooling, vectors = Pooling(similarity=similarity), np.asarray(documents, np.float32)
+    return lambda queries: np.nan_to_num(pooling.compare(queries, vectors), nan=-np.inf)
+
+
 def _merge(
-    indices: np.ndarray, scores: np.ndarray, numbers: np.ndarray, cosines: np.ndarray, top_k: int
+    indices: np.ndarray, scores: np.ndarray, numbers: np.ndarray, similarities: np.ndarray, top_k: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Merges the best documents so far [q, k] with the similarities of a block [q, n]."""
-    candidates = np.concatenate([indices, np.broadcast_to(numbers, cosines.shape)], axis=1)
-    cosines = np.concatenate([scores, cosines], axis=1)
-    if cosines.shape[1] > top_k:
+    candidates = np.concatenate([indices, np.broadcast_to(numbers, similarities.shape)], axis=1)
+    similarities = np.concatenate([scores, similarities], axis=1)
+    if similarities.shape[1] > top_k:
         # Ties with the lowest kept similarity keep their order; argpartition alone would choose any of them.
-        lowest = np.partition(cosines, -top_k, axis=1)[:, -top_k, None]
-        above = cosines > lowest
-        equal = cosines == lowest
+        lowest = np.partition(similarities, -top_k, axis=1)[:, -top_k, None]
+        above = similarities > lowest
+        equal = similarities == lowest
         chosen = above | (equal & (np.cumsum(equal, axis=1) <= top_k - above.sum(axis=1, keepdims=True)))
-        candidates, cosines = (array[chosen].reshape(len(cosines), top_k) for array in (candidates, cosines))
-    order = np.argsort(-cosines, axis=1, kind="stable")
-    return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(cosines, order, axis=1)
+        candidates, similarities = (
+            array[chosen].reshape(len(similarities), top_k) for array in (candidates, similarities)
+        )
+    order = np.argsort(-similarities, axis=1, kind="stable")
+    return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(similarities, order, axis=1)
 
 
 def _slices(count: int) -> list[slice]:
@@ -285,7 +311,7 @@ def mine_negatives(
     Args:
         rows: dictionaries with ``query`` and ``positive``, a data frame, or the path of a file with these columns.
         corpus: documents; None for the positives of all rows.
-        scorer: a cross-encoder (`Pretrained`) whose scores replace the cosine similarity.
+        scorer: a cross-encoder (`Pretrained`) whose scores replace the similarity of embeddings.
         label: label, if the scorer is a classifier (see `rank`).
         num_negatives: maximum number of negatives per row. Those with the highest scores are chosen.
         top_k: number of retrieved documents per query, from which negatives are chosen.
@@ -359,18 +385,19 @@ def max_negative_score(positive: float, margin: float, relative_margin: float) -
 def _retrieve(
     model: Any, queries: list[str], positives: list[Any], documents: list[Any], top_k: int, batch_size: int
 ) -> Iterator[tuple[float, list[tuple[Any, float]]]]:
-    """Yields the cosine similarity of each row's positive, and the nearest documents with theirs, best first."""
+    """Yields the similarity of each row's positive, and the nearest documents with theirs, best first."""
+    similarity = pooling_of(model).similarity
     distinct = {query: index for index, query in enumerate(dict.fromkeys(queries))}
     vectors = model.embed(list(distinct), batch_size, "query")
     blocks = blocks_of(model.embed(documents, batch_size, "document"))
-    nearest = find_nearest(vectors, blocks, min(top_k, len(documents)))
+    nearest = find_nearest(vectors, blocks, min(top_k, len(documents)), similarity)
     answers = list(dict.fromkeys(positives))
     vector_of = dict(zip(answers, model.embed(answers, batch_size, "document"), strict=True))
     for query, positive in zip(queries, positives, strict=True):
         index = distinct[query]
-        cosine = find_nearest(vectors[index][None], [vector_of[positive][None]], 1).scores[0, 0]
+        score = find_nearest(vectors[index][None], [vector_of[positive][None]], 1, similarity).scores[0, 0]
         scored = zip(nearest.indices[index], map(float, nearest.scores[index]), strict=True)
-        yield float(cosine), [(documents[number], score) for number, score in scored]
+        yield float(score), [(documents[number], score) for number, score in scored]
 
 
 def _read_rows(rows: Any) -> tuple[list[dict[str, Any]], list[str], list[str]]:

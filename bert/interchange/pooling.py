@@ -16,7 +16,7 @@ from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json, read_json_object
 from bert.interchange.names import EMBEDDING
 from bert.interchange.tensor_files import read_tensors, write_tensors
-from bert.model.pooling import ACTIVATIONS, CONCATENATED, MODES, PooledDense, Pooling, find_activation
+from bert.model.pooling import ACTIVATIONS, CONCATENATED, MODES, SIMILARITIES, PooledDense, Pooling, find_activation
 
 TEXT_SETTINGS = tuple(
     f"sentence_{name}_config.json"
@@ -53,6 +53,9 @@ WRITTEN = ("mean", "cls", "max", "mean_sqrt_len")
 KEY_OF_MODE = {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
 """Keys of 1_Pooling/config.json that do not end in ``_tokens``."""
 
+DEFAULT_PROMPT = "default"
+"""Name under which a default prompt is written that is not the one of queries or documents."""
+
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names used for the prompt of documents."""
 
@@ -87,7 +90,7 @@ def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
     folder_of = dict(modules)
     settings_files = [place / name for place in (modules[0][1], folder) for name in TEXT_SETTINGS]
     length, lowercase = next((_text_settings(file, log) for file in settings_files if file.is_file()), (None, False))
-    query_prompt, document_prompt, truncate_dim = _model_settings(folder / PROMPTS, log)
+    settings = _model_settings(folder / PROMPTS, log)
     mode, include_prompt = Pooling.mode, Pooling.include_prompt
     if "Pooling" in folder_of:
         mode, include_prompt = _pooling_settings(folder_of["Pooling"] / "config.json", log)
@@ -98,11 +101,9 @@ def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
         normalize="Normalize" in folder_of,
         max_length=length,
         lowercase=lowercase,
-        query_prompt=query_prompt,
-        document_prompt=document_prompt,
         include_prompt=include_prompt,
-        truncate_dim=truncate_dim,
         dense=tuple(_read_dense(place, log) for name, place in modules if name == "Dense"),
+        **settings,
     )
 
 
@@ -186,9 +187,16 @@ def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
         }
     if pooling.max_length is not None or pooling.lowercase:
         files[TEXT_SETTINGS[0]] = {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase}
-    if pooling.query_prompt or pooling.document_prompt or pooling.truncate_dim is not None:
-        prompts = {"query": pooling.query_prompt, "document": pooling.document_prompt}
-        files[PROMPTS] = {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    prompts = {"query": pooling.query_prompt, "document": pooling.document_prompt}
+    default = next((name for name, prompt in prompts.items() if prompt == pooling.default_prompt), DEFAULT_PROMPT)
+    if pooling.default_prompt:
+        prompts[default] = pooling.default_prompt
+    if any(prompts.values()) or pooling.truncate_dim is not None or pooling.similarity != Pooling.similarity:
+        files[PROMPTS] = {
+            "prompts": prompts,
+            "default_prompt_name": default if pooling.default_prompt else None,
+            "similarity_fn_name": pooling.similarity,
+        }
         if pooling.truncate_dim is not None:
             files[PROMPTS]["truncate_dim"] = pooling.truncate_dim
     return files
@@ -198,14 +206,13 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
-def _model_settings(file: Path, log: Callable[[str], None]) -> tuple[str, str, int | None]:
-    """Returns the prompts of queries and documents ("" for none), and the number of features to keep."""
+def _model_settings(file: Path, log: Callable[[str], None]) -> dict[str, Any]:
+    """Returns the fields of `Pooling` that apply to the whole model."""
     content = read_json_object(file) if file.is_file() else {}
-    if content.get("default_prompt_name"):
-        log(WarningText(f"{file}: default_prompt_name is not applied: pass texts that begin with the prompt"))
-    if (similarity := content.get("similarity_fn_name")) not in (None, "cosine"):
-        log(
-            WarningText(f"{file}: similarity_fn_name is {similarity}, which is not applied: searches compare by cosine")
+    similarity = content.get("similarity_fn_name") or Pooling.similarity
+    if similarity not in SIMILARITIES:
+        raise UserError(
+            f"{file}: similarity_fn_name is {shorten(similarity)}: set it to {', '.join(SIMILARITIES)}, or null"
         )
     if (kind := content.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         log(WarningText(f"{file}: model_type is {kind}, which is not supported: embed returns pooled vectors"))
@@ -216,8 +223,19 @@ def _model_settings(file: Path, log: Callable[[str], None]) -> tuple[str, str, i
     truncate_dim = content.get("truncate_dim")
     if truncate_dim is not None and not _is_count(truncate_dim):
         raise UserError(f"{file}: truncate_dim is {shorten(truncate_dim)}: set it to a number of features, or null")
-    document = next((prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name) is not None), "")
-    return prompts.get("query") or "", document, truncate_dim
+    default = content.get("default_prompt_name")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise UserError(
+            f"{file}: default_prompt_name is {shorten(default)}, but the prompts are {', '.join(prompts) or 'empty'}: "
+            "set it to one of them, or null"
+        )
+    return {
+        "query_prompt": prompts.get("query") or "",
+        "document_prompt": next((prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name) is not None), ""),
+        "default_prompt": prompts.get(default) or "",
+        "similarity": similarity,
+        "truncate_dim": truncate_dim,
+    }
 
 
 def _text_settings(file: Path, log: Callable[[str], None]) -> tuple[int | None, bool]:

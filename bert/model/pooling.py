@@ -16,6 +16,9 @@ from bert.errors import require
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 """Pooling modes, in the order in which sentence-transformers concatenates the modes enabled in older files."""
 
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+"""Similarities of embeddings: the last two are negative distances."""
+
 CONCATENATED = "+"
 """Separator between the names of concatenated modes."""
 
@@ -38,9 +41,11 @@ class Pooling:
         lowercase: whether to lower-case texts before tokenization, even if the tokenizer is cased.
         query_prompt: prefix of queries.
         document_prompt: prefix of documents.
+        default_prompt: prefix of texts that are neither queries nor documents.
         include_prompt: whether to include the tokens of a prompt in the pooling.
         truncate_dim: number of leading features to keep after scaling; None for all.
         dense: layers applied to the pooled vector, in order.
+        similarity: one of `SIMILARITIES`, by which embeddings are compared.
     """
 
     mode: str = "mean"
@@ -52,6 +57,8 @@ class Pooling:
     include_prompt: bool = True
     truncate_dim: int | None = None
     dense: tuple[PooledDense, ...] = ()
+    default_prompt: str = ""
+    similarity: str = "cosine"
 
     @property
     def modes(self) -> list[str]:
@@ -102,6 +109,19 @@ class Pooling:
             kept = positions >= np.repeat(skipped, lengths)
             hidden_states, positions, lengths = hidden_states[kept], positions[kept], lengths - skipped
         return self._finish([_pool_sequences(mode, hidden_states, lengths, positions) for mode in self.modes])
+
+    def compare(self, embeddings: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Returns the similarity of each embedding [A, E] with each of the others [B, E], [A, B] float32."""
+        if self.similarity in ("cosine", "dot"):
+            products: np.ndarray = embeddings @ others.T
+            if self.similarity == "dot":
+                return products
+            lengths = (np.linalg.norm(side, axis=1) for side in (embeddings, others))
+            return products / np.maximum(np.multiply.outer(*lengths), np.finfo(np.float32).tiny)
+        from scipy.spatial.distance import cdist  # imported here because it is slow, and few models need it
+
+        metric = "cityblock" if self.similarity == "manhattan" else "euclidean"
+        return -cdist(embeddings, others, metric).astype(np.float32)
 
     def scaled(self, embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Returns embeddings [B, E] of which ``rows`` [B] bool are scaled to length 1, if the model normalizes."""

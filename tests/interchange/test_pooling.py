@@ -9,6 +9,7 @@ import pytest
 
 import bert
 from bert.errors import UserError
+from bert.inference.search import find_nearest
 from bert.interchange.pooling import TANH, read_pooling
 from bert.model.pooling import MODES, PooledDense, Pooling
 from tests.interchange.hf_folders import edit
@@ -64,6 +65,7 @@ ALL = Pooling(
         PooledDense(np.random.default_rng(0).normal(size=(24, 7)).astype(np.float32), np.ones(7, np.float32), TANH),
         PooledDense(np.random.default_rng(1).normal(size=(7, 6)).astype(np.float32), None, IDENTITY),
     ),
+    similarity="manhattan",
 )
 
 
@@ -74,6 +76,49 @@ def test_a_folder_keeps_all_settings(made, tmp_path: Path) -> None:
     assert read_pooling(tmp_path / "out", said.append) == ALL
     assert len(said) == 1, "no key is reported as not applied"
     assert json.loads((tmp_path / "out/config_sentence_transformers.json").read_text())["truncate_dim"] == 5
+
+
+@pytest.mark.parametrize("prompts", [("a b ", ""), ("a b ", "a b "), ("", "c "), ("", "")], ids=repr)
+def test_a_default_prompt_is_kept(prompts: tuple[str, str], made, tmp_path: Path) -> None:
+    query, default = prompts
+    pooling = Pooling(query_prompt=query, default_prompt=default)
+    made(pooling=pooling).save(tmp_path / "out")
+    model = bert.load(tmp_path / "out")
+    assert model.pooling == pooling
+    np.testing.assert_array_equal(model.embed("a"), bert.load(tmp_path / "out").embed(f"{default}a", prompt="document"))
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ({"default_prompt_name": "page", "prompts": {"query": "a "}}, "default_prompt_name is 'page', but the prompts"),
+        ({"default_prompt_name": 3}, "default_prompt_name is 3, but the prompts are empty"),
+        ({"similarity_fn_name": "hamming"}, "similarity_fn_name is 'hamming': set it to cosine, dot"),
+    ],
+)
+def test_wrong_settings_of_a_model_are_errors(content: dict[str, object], match: str, made, tmp_path: Path) -> None:
+    made(pooling=Pooling()).save(tmp_path / "out")
+    (tmp_path / "out/config_sentence_transformers.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=match):
+        bert.load(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("similarity", "expected"),
+    [
+        ("cosine", [0.6, 1, 0.8]),
+        ("dot", [15, 50, 4]),
+        ("euclidean", [-(20**0.5), -5, -(18**0.5)]),
+        ("manhattan", [-6, -7, -6]),
+    ],
+)
+def test_each_similarity_by_hand(similarity: str, expected: list[float]) -> None:
+    query, documents = np.array([[3, 4]], np.float32), np.array([[5, 0], [6, 8], [0, 1]], np.float32)
+    np.testing.assert_allclose(Pooling(similarity=similarity).compare(query, documents), [expected], rtol=1e-6)
+    nearest = find_nearest(query, [documents[:1], documents[1:]], 3, similarity)
+    order = np.argsort(-np.array(expected), kind="stable")
+    np.testing.assert_array_equal(nearest.indices, [order])
+    np.testing.assert_allclose(nearest.scores, [np.array(expected)[order]], rtol=1e-6)
 
 
 @pytest.mark.medium

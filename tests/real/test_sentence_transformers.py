@@ -67,7 +67,10 @@ def test_a_graph_returns_the_same_embeddings(library: Any, shared: Path, tmp_pat
     np.testing.assert_allclose(result["embeddings"], theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["dense", "modes", "sqrt", "weighted", "last", "prompt", "cls_prompt", "truncated"])
+KINDS = ["dense", "modes", "sqrt", "weighted", "last", "prompt", "cls_prompt", "truncated", "default"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "dot", "euclidean", "manhattan"])
 def test_every_module_and_setting_gives_the_same_embeddings(
     kind: str, library: Any, shared: Path, tmp_path: Path
 ) -> None:
@@ -84,7 +87,10 @@ def test_every_module_and_setting_gives_the_same_embeddings(
         ]
     prompts = {"query": "find this: ", "document": "page: "}
     settings = {"prompts": prompts, "truncate_dim": 20 if kind == "truncated" else None, "device": "cpu"}
-    theirs = library.SentenceTransformer(modules=[encoder, pooling, *more, library.models.Normalize()], **settings)
+    settings["default_prompt_name"] = "document" if kind == "default" else None
+    settings["similarity_fn_name"] = "cosine" if kind in KINDS else kind
+    more += [library.models.Normalize()] if kind in KINDS else []
+    theirs = library.SentenceTransformer(modules=[encoder, pooling, *more], **settings)
     theirs.save(str(tmp_path / "theirs"))
     ours = bert.load(tmp_path / "theirs")
     ours.save(tmp_path / "ours")
@@ -93,6 +99,8 @@ def test_every_module_and_setting_gives_the_same_embeddings(
         for name in (None, "query", "document"):
             expected = model.encode(TEXTS, prompt_name=name)
             np.testing.assert_allclose(ours.embed(TEXTS, prompt=name), expected, atol=1e-5)
+        expected = model.similarity(model.encode(TEXTS[:3]), model.encode(TEXTS))
+        np.testing.assert_allclose(ours.similarity(TEXTS[:3], TEXTS), expected, rtol=1e-4, atol=1e-3)
     many = ["find", "this one"] * 150
     np.testing.assert_allclose(ours.embed(many, 4, "query"), theirs.encode(many, prompt_name="query"), atol=1e-5)
 

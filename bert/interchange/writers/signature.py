@@ -214,8 +214,11 @@ def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = N
     paragraphs = ["From text:", _code(lines)]
     if pooling is not None:
         prompts = {"queries": pooling.query_prompt, "documents": pooling.document_prompt}
+        prompts["other kinds"] = pooling.default_prompt
         notes = [f"{kind} begin with {prompt!r}" for kind, prompt in prompts.items() if prompt]
         note = f" Texts of {' and '.join(notes)}." if notes else ""
+        if pooling.similarity != "cosine":
+            note += f" Embeddings are compared by {pooling.similarity}, not by the cosine."
         if not pooling.include_prompt:
             note += f" Tokens of a prompt are not pooled: {EMBEDDING} is for texts without one."
         paragraphs += [f"Embeddings of the texts:{note}", _code([f'embeddings = np.asarray(outputs["{EMBEDDING}"])'])]

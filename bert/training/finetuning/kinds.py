@@ -163,6 +163,8 @@ def _resolve_pooling(config: FinetuneConfig, declared: Pooling | None, name: str
         "its Dense modules": pooling.dense,
         f"truncate_dim {pooling.truncate_dim}": pooling.truncate_dim,
         "include_prompt false": not pooling.include_prompt,
+        f"default prompt {pooling.default_prompt!r}": pooling.default_prompt,
+        f"similarity {pooling.similarity} (the losses compare by cosine)": pooling.similarity != Pooling.similarity,
     }
     if names := [part for part, is_declared in left_out.items() if is_declared]:
         log(WarningText(f"{name}: {', '.join(names)}: not part of the model that is trained"))
