@@ -53,8 +53,8 @@ class Example:
 class Windows(TokenRows):
     """R rows, each a question paired with a window of its context; the rows of a question are adjacent.
 
-    Labels are [R, 2] int32: the positions in the row of the answer's first and last token, or 0 ([CLS]) if the answer
-    is outside of the window. None if all answers are unknown.
+    Labels are [R, 2] int32: the positions in the row of the answer's first and last token, or that of [CLS] twice if
+    the answer is outside of the window. None if all answers are unknown.
     """
 
     examples: np.ndarray
@@ -71,6 +71,11 @@ class Windows(TokenRows):
     @property
     def input_numbers(self) -> np.ndarray:
         return self.examples
+
+    @property
+    def cls_columns(self) -> np.ndarray:
+        """[R] int64: position of [CLS] in each row, the first token, or the last one in XLNet's rows."""
+        return self.lengths - 1 if self.has_third_type else np.zeros(len(self), np.int64)
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
         """Returns the batch of `TokenRows.batch`, with weight 0 in the loss for rows with unknown answers."""
@@ -218,7 +223,8 @@ def _rows_of_question(
         return np.concatenate([first, values, last])
 
     for window, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        columns = (0, 0)
+        cls_column = len(before) + end - start + len(after) - 1 if template.has_third_type else 0
+        columns = (cls_column, cls_column)
         if answer_tokens is not None and start <= answer_tokens[0] and answer_tokens[1] < end:
             columns = (answer_tokens[0] - start + len(before), answer_tokens[1] - start + len(before))
         yield _Row(
@@ -265,7 +271,8 @@ def decode_answers(
     char_ends = windows.char_ends[windows.offsets[rows] + ends].tolist()
     span_logits = np.stack([start_logits[rows, starts], end_logits[rows, ends]], axis=-1).astype(np.float64).tolist()
 
-    cls_logits = np.stack([start_logits[:, 0], end_logits[:, 0]], axis=-1).astype(np.float64)
+    of_cls = np.arange(len(windows)), windows.cls_columns
+    cls_logits = np.stack([start_logits[of_cls], end_logits[of_cls]], axis=-1).astype(np.float64)
     first_rows = np.searchsorted(windows.examples, np.arange(len(examples) + 1))
     lists: dict[str, list[Candidate]] = {}
     odds: dict[str, float] = {}

@@ -227,6 +227,26 @@ def test_no_answer_is_given_where_the_odds_pass_the_threshold(tokenizer):
         assert answers.n_best["q1"][0][1:3] == (-1, -1)
 
 
+def test_no_answer_is_at_the_last_token_of_xlnet_rows():
+    tokenizer = question_tokenizer()
+    tokens = [(WORDS[id], id) for id in (CLS, SEP)]
+    rows_of = "$A:0 [SEP]:0 {}[CLS]:2"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        rows_of.format(""), rows_of.format("$B:1 [SEP]:1 "), tokens
+    )
+    examples = [example("a b c d e f", None), example("a b", "b", id="q2")]
+    windows = question_answering.make_qa_features(tokenizer, examples, 8, 4, 1)
+    assert rows(windows)[-1] == ["q", "[SEP]", "a", "b", "[SEP]", "[CLS]"]
+    assert windows.labels.tolist() == [[7, 7], [5, 5], [3, 3]]
+    start = np.zeros((3, 8))
+    start[0, 7], start[1, 5], start[1, 2], start[:, 0], start[2, 3] = 5, 2, 1, 9, 4
+    answers = question_answering.decode_answers(
+        examples, windows, start, np.zeros((3, 8)), max_answer_length=1, null_score_diff_threshold=0
+    )
+    assert answers.null_odds == {"q1": 1.0, "q2": -4.0}
+    assert answers.texts == {"q1": "", "q2": "b"}
+
+
 def test_logits_of_other_rows_are_refused(tokenizer):
     examples = [example("a b", "a")]
     windows = question_answering.make_qa_features(tokenizer, examples)
