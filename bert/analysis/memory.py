@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from bert.config import ModelConfig, PretrainConfig, TrainingConfig
 from bert.config.training import Remat, check_mesh_sizes
 from bert.data.pretraining.input_formats import INPUT_FORMATS
-from bert.data.pretraining.loader import masked_batch, random_uint64s_per_row
+from bert.data.pretraining.loader import MEMORY_TOKENS, masked_batch, random_uint64s_per_row
 from bert.data.pretraining.masking import MASKINGS, NextTokens, Predictions, philox_uint64
 from bert.data.pretraining.packing import EXAMPLE_LENGTH
 from bert.errors import UserError, require
@@ -28,6 +28,7 @@ from bert.parallel.backends import MeshParallel
 from bert.parallel.sharding import partition_spec, path_str
 from bert.training.optimizer import make_optimizer
 from bert.training.pretraining.objectives import build_model_and_loss
+from bert.training.recurrence import memory_shape
 from bert.training.step import TrainState, make_train_step
 
 
@@ -186,7 +187,8 @@ def state_shapes(config: PretrainConfig) -> TrainState:
 
     def create(key: jax.Array) -> TrainState:
         params = model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
-        return TrainState.create(params, optimizer, loss.metrics)
+        shape = memory_shape(config.model, config.training.batch_size)
+        return TrainState.create(params, optimizer, loss.metrics, shape)
 
     return jax.eval_shape(create, jax.random.key(0))
 
@@ -218,6 +220,8 @@ def batch_shapes(config: PretrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
         )
     words = philox_uint64((0, 0), 0, 1, random_uint64s_per_row(predictions, row))
     batch = masked_batch(row, predictions, words, 0)
+    if config.model.memory_length is not None:
+        batch[MEMORY_TOKENS] = np.zeros(1, np.int32)
     return {
         name: jax.ShapeDtypeStruct((micro_batches, rows, *array.shape[1:]), array.dtype)
         for name, array in batch.items()

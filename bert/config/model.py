@@ -154,6 +154,10 @@ class ModelConfig:
     rotary_original_length: Positive | None = None
     """Positions of the model before rotary_scaling yarn. Defaults to max_position_embeddings divided by
     rotary_scaling_factor."""
+    memory_length: Positive | None = None
+    """Segment recurrence (Dai et al. 2019) for position_embedding_type transformer_xl: in pretraining with clm or plm,
+    and when a language model scores texts, each row continues the row before. It also attends to the hidden states of
+    the last memory_length tokens before it, without gradients. null: rows are read alone."""
     attention_window: Positive | None = None
     """Maximum distance, to each side, at which a token of a local layer attends (Beltagy et al. 2020). null: all layers
     are global. The value is one-sided: ModernBERT's window of 128 is 64 here."""
@@ -341,7 +345,7 @@ class ModelConfig:
         """Raises UserError for rows with more positions than masks and dropout's 32-bit counter can distinguish."""
         if length > MAX_LENGTH:
             raise UserError(f"{name} is {length}: it must be at most {MAX_LENGTH:,}")
-        weights = self.num_attention_heads * length**2
+        weights = self.num_attention_heads * length * (length + (self.memory_length or 0))
         if self.attention_probs_dropout_prob > 0 and weights > 2**32:
             raise UserError(
                 f"{name} is {length}, which makes {weights:,} attention weights per row, but dropout supports at most "
@@ -419,6 +423,10 @@ class ModelConfig:
             for key in ("attention_window", "attention_softcap", "query_pre_attn_scalar"):
                 if getattr(self, key):
                     raise conflict(self, kind, f"model.{key}", "remove one of the two")
+        elif self.memory_length is not None:
+            raise conflict(
+                self, "model.memory_length", kind, "set the positions to transformer_xl, or remove the memory"
+            )
         if self.position_embedding_type == "alibi" and buckets is not None:
             raise conflict(self, kind, "model.relative_attention_buckets", "remove one of the two")
         if buckets is not None and (buckets % 4 or buckets > max_buckets):

@@ -98,6 +98,7 @@ class PretrainConfig:
         self._check_objective()
         self._check_z_loss()
         self._check_halting()
+        self._check_memory()
         only_rows = "but pretraining has batches of training.batch_size rows: remove it"
         check_unused("training.", self.training, only_rows, ["tokens_per_batch"])
         no_best = "but pretraining keeps its last parameters: remove it"
@@ -188,6 +189,23 @@ class PretrainConfig:
             raise conflict(self, "model.halting", "training.objective", "set the objective to mlm or clm")
         if self.distillation.teacher is not None:
             raise conflict(self, "model.halting", "distillation.teacher", "remove one of the two")
+
+    def _check_memory(self) -> None:
+        """Raises UserError for segment recurrence with rows or steps that do not continue each other."""
+        if self.model.memory_length is None:
+            return
+        if self.training.objective not in ("clm", "plm"):
+            raise conflict(self, "model.memory_length", "training.objective", "set the objective to clm or plm")
+        if self.data.input_format != "blocks":
+            fix = "set the format to blocks, whose rows continue each other"
+            raise conflict(self, "model.memory_length", "data.input_format", fix)
+        for key in ("data.streaming", "training.scan_layers", "model.halting", "init_state"):
+            section, _, name = key.rpartition(".")
+            value = getattr(getattr(self, section) if section else self, name)
+            if value is not None and value is not False:
+                raise conflict(self, "model.memory_length", key, "remove one of the two")
+        if self.phases is not None:
+            raise UserError("model.memory_length is set, but a phase begins with other rows: set phases to null")
 
     def _check_max_minutes(self) -> None:
         """Raises UserError if ``max_minutes`` is set and the schedule depends on the unknown number of steps."""

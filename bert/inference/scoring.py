@@ -55,7 +55,8 @@ def score_texts(model: Any, texts: str | Sequence[str], *, stride: int | None = 
         return score_texts(model, [texts], stride=stride, batch_size=batch_size)[0]
     check_count("batch_size", batch_size)
     positions = model.config.max_position_embeddings
-    stride = max(1, positions // 2) if stride is None else stride
+    default = positions if model.config.memory_length is not None else max(1, positions // 2)
+    stride = default if stride is None else stride
     check_count("stride", stride)
     if stride > positions:
         raise UserError(f"stride is {stride}, but {model.source} reads {positions} tokens: pass at most {positions}")

@@ -43,6 +43,7 @@ from bert.model.positions import (
     sinusoidal_position_table,
     step_embeddings,
 )
+from bert.model.recurrence import COLLECTION, NAME, SegmentMemory
 from bert.model.reductions import pooler_input, standardize, token_dropout_factors
 from bert.parallel.sharding import all_gather_fsdp, constrain_activation
 
@@ -175,6 +176,9 @@ class Encoder(nn.Module):
     With a causal mask this is the stack of a decoder. Layers may share parameters (`ModelConfig.layer_groups`). In that
     case the parameters are named ``layer_0`` to ``layer_{groups - 1}``.
 
+    If the collection ``memory`` has a `SegmentMemory`, the layers also attend to it, and the memory after the rows
+    replaces it.
+
     With ``ModelConfig.halting``, the result for each position is a weighted mean of the outputs of its layers. The
     final `Halting` is in the collection ``halting``.
     """
@@ -192,18 +196,23 @@ class Encoder(nn.Module):
         intermediates: bool = False,
         memory: Memory | None = None,
         cache: tuple[LayerCache, ...] | None = None,
+        num_queries: int = 0,
     ) -> EncoderOutput:
         """[B, T, D] -> [B, T, D]; arguments: see `Bert` and `Layer`."""
         config = self.config
         # Fused kernels return no attention weights.
         kernel = "written" if intermediates else self.execution.attention
         num_keys = x.shape[1] if cache is None else cache[0].own.num_positions
-        may_split = not intermediates and memory is None and cache is None
+        segment: SegmentMemory | None = self.get_variable(COLLECTION, NAME)
+        if segment is not None:
+            mask, num_keys = segment.extend(mask, x.shape[1]), segment.size + num_keys
+        only_rows = not intermediates and cache is None and segment is None
+        may_split = only_rows and memory is None
         contexts = attention_contexts(config, self.dtype, mask, x.shape[0], x.shape[1], num_keys, kernel, may_split)
         if kernel == "written" and memory is not None:  # the layers share the booleans
             memory = memory.replace(mask=memory.mask.to_pairs(x.shape[1], memory.hidden_states.shape[1]))
 
-        scans = self.execution.scan and not intermediates and cache is None and not self.is_initializing()
+        scans = self.execution.scan and only_rows and not self.is_initializing()
         # A first layer without LayerNorm differs from the others, so it stays outside the loop.
         num_unrolled = int(not config.first_layer_norm) if scans else config.num_hidden_layers
         layer_class = remat(Layer, self.execution.remat, in_loop=False)
@@ -211,18 +220,22 @@ class Encoder(nn.Module):
             layer_class(config, self.dtype, kernel, group > 0 or config.first_layer_norm, name=f"layer_{group}")
             for group in range(config.num_distinct_layers)
         ]
-        hidden_states, states = [x], list[LayerStates]()
+        hidden_states, states, all_inputs = [x], list[LayerStates](), list[Array]()
         halt, halting = self._make_halt(), None if config.halting is None else Halting.start(x)
         for number in range(num_unrolled):
             layer, context = groups[config.group_of(number)], contexts[config.is_local(number)]
             layer_cache = None if cache is None else cache[number]
             inputs, source = self._layer_inputs(x, number, dropout)
-            output, layer_states = layer(inputs, context.mask, source, memory, layer_cache, context.positions)
+            earlier = None if segment is None else segment.of_layer(number, inputs.dtype)
+            output, layer_states = layer(inputs, context.mask, source, memory, layer_cache, context.positions, earlier)
+            all_inputs.append(inputs)
             x, halting = halt(x, output, halting, number)
             hidden_states.append(x)
             states.append(layer_states)
         if num_unrolled < config.num_hidden_layers:
             x, halting = self._scan_layers(kernel, num_unrolled, (x, halting), contexts, dropout, memory, halt)
+        if segment is not None and self.is_mutable_collection(COLLECTION):
+            self.put_variable(COLLECTION, NAME, segment.after(all_inputs, num_queries))
         if halting is not None:
             x = hidden_states[-1] = halting.output.astype(x.dtype)
             if not self.is_initializing():
@@ -356,7 +369,7 @@ class Bert(nn.Module):
         mask = make_mask(self.config, attention_mask, packing) if mask is None else mask
         if token_type_ids is not None and self.config.has_relative_segments:
             mask = mask.replace(segments=token_type_ids)
-        output = self.encoder(x, mask, dropout, intermediates, cache=cache)
+        output = self.encoder(x, mask, dropout, intermediates, cache=cache, num_queries=num_queries)
         if not self.add_pooling_layer:
             return output
         return output.replace(pooled_output=self.pool_rows(output.last_hidden_state, attention_mask, packing))

@@ -195,6 +195,7 @@ class Layer(nn.Module):
         memory: Memory | None = None,
         cache: LayerCache | None = None,
         positions: Positions | None = None,
+        earlier: Float[Array, "B M D"] | None = None,
     ) -> tuple[Float[Array, "B T D"], LayerStates]:
         """[B, T, D] -> [B, T, D].
 
@@ -202,13 +203,17 @@ class Layer(nn.Module):
             mask: mask of self-attention, over the cached keys if there is a cache.
             cache: keys and values of earlier positions. The keys and values of ``x`` are written at the mask's
                 ``start``. The mask must exclude later positions, as a causal mask does.
+            earlier: inputs of this layer at M earlier positions, which are further keys and values.
         """
         rate = self.config.hidden_dropout_prob
         norm = layer_norm(self.config, self.dtype, "attention_norm")
         attention = Attention(self.config, self.dtype, self.kernel, name="attention")
-        inputs = self._norm_before(norm, x) if self.has_attention_norm else x
+        inputs = keys = self._norm_before(norm, x) if self.has_attention_norm else x
+        if earlier is not None:
+            before = self._norm_before(norm, earlier) if self.has_attention_norm else earlier
+            keys = jnp.concatenate([before, inputs], axis=1)
         own = None if cache is None else cache.own.write(attention.keys_values(inputs, positions), mask.start)
-        attended, weights = attention(inputs, inputs if own is None else own, mask, dropout, positions)
+        attended, weights = attention(inputs, keys if own is None else own, mask, dropout, positions)
         attended = self._norm_after(attended, "attention_output_norm")
         x = self._add(norm, x, maybe_dropout(attended, dropout, rate, "attention_output"))
 

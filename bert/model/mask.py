@@ -104,7 +104,7 @@ class Mask(struct.PyTreeNode):
     def query_positions(self, num_queries: Length) -> Int[Array, "#B T"]:
         """Returns the position of each query, [B, T]."""
         if self.positions is not None:
-            return self.positions[:, :num_queries]
+            return _take_queries(self.positions, self.start, num_queries)
         return ((0 if self.start is None else self.start) + jnp.arange(num_queries))[None]
 
     def to_pairs(self, num_queries: Length, num_keys: Length) -> Mask:
@@ -156,11 +156,16 @@ def _same_group(
     numbers: Int[Array, "B S"], start: Int[Array, ""] | int | None, num_queries: Length
 ) -> Bool[Array, "B T S"]:
     """Returns whether a query and a key have the same number."""
+    return _take_queries(numbers, start, num_queries)[:, :, None] == numbers[:, None, :]
+
+
+def _take_queries(
+    numbers: Int[Array, "B S"], start: Int[Array, ""] | int | None, num_queries: Length
+) -> Int[Array, "B T"]:
+    """Returns the numbers of the queries among those of the keys."""
     if start is None:
-        queries = numbers[:, :num_queries]
-    else:
-        queries = jax.lax.dynamic_slice_in_dim(numbers, start, num_queries, axis=1)
-    return queries[:, :, None] == numbers[:, None, :]
+        return numbers[:, :num_queries]
+    return jax.lax.dynamic_slice_in_dim(numbers, start, num_queries, axis=1)
 
 
 def _lengths(keys: Num[Array, "B S"] | Bool[Array, "B S"]) -> Int[Array, "B"]:

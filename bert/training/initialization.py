@@ -45,6 +45,7 @@ def initialize_state(
     input_shape: Sequence[int] = (1, 8),
     trained: Callable[[Params], Params] = lambda params: params,
     rows: LabelRows = MappingProxyType({}),
+    memory_shape: Sequence[int] | None = None,
 ) -> TrainState:
     """Returns the run's newest good checkpoint; without one, random weights overwritten with the weights of ``source``.
 
@@ -57,6 +58,7 @@ def initialize_state(
         input_shape: a shape of token ids that the model accepts.
         trained: maps the model's parameters, or their shapes, to the state's parameters.
         rows: output layers among ``modules`` that are copied label by label; see `match_head`.
+        memory_shape: shape of `TrainState.memory`; None without a memory.
 
     Returns:
         The state as NumPy arrays; the loop puts it onto the devices.
@@ -69,7 +71,11 @@ def initialize_state(
         return model.init(key, jnp.zeros(tuple(input_shape), jnp.int32))["params"]
 
     expected = jax.eval_shape(init, jax.random.key(0))
-    like = jax.eval_shape(lambda params: TrainState.create(trained(params), optimizer, metrics), expected)
+
+    def create(params: Params) -> TrainState:
+        return TrainState.create(trained(params), optimizer, metrics, memory_shape)
+
+    like = jax.eval_shape(create, expected)
     restored = restore(like)
     if restored is not None:
         log(f"resumes at step {restored[0]:,}")
@@ -93,7 +99,7 @@ def initialize_state(
     params = prepare(_merge_pooler(traverse_util.unflatten_dict({**shapes, **drawn})))
     if source is not None:
         params = load_pretrained_params(params, source[1], source[0], modules, log, rows)
-    return jax.tree.map(np.asarray, TrainState.create(trained(params), optimizer, metrics))
+    return jax.tree.map(np.asarray, create(params))
 
 
 def load_pretrained_params(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Num
 
-from bert.errors import require
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
 from bert.model.electra import MaskedTokens
-from bert.model.halting import Halting, sown_halting
+from bert.model.halting import sown_halting
 from bert.model.mask import Packing
 from bert.model.pretraining import PermutedTokens
 
@@ -34,7 +34,8 @@ class Loss:
     """Quantity that a step minimizes: the sum of its losses (sum / weight), each multiplied by its factor.
 
     Attributes:
-        forward: (params, batch, dropout or None) -> losses and counts by name, each (sum, weight).
+        forward: (params, batch, dropout or None) -> losses and counts by name, each (sum, weight). The counts also have
+            the memory after the rows (`bert.training.recurrence`), if there is one.
         weights: batch [k, b, ...] of k micro-batches -> weight of each loss by name. It depends only on the data, so
             that losses can be divided by the weight of the global batch before they are differentiated.
         metrics: names of the results of ``forward``; names of losses end in ``_loss``.
@@ -50,16 +51,19 @@ class Loss:
     over_micro_batches: bool = False
 
 
-class PonderingModel:
-    """A model with adaptive halting whose ``apply`` also keeps the final halting state of its last call."""
+class CollectingModel:
+    """A model whose ``apply`` also keeps a collection of variables after its last call, as ``kept``.
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.config = model, model.config
-        self.halting: Halting | None = None
+    Args:
+        given: collections that the model reads besides its parameters.
+    """
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
-        output, variables = self.model.apply(*args, **kwargs, mutable=["halting"])
-        self.halting = sown_halting(variables)
+    def __init__(self, model: Any, collection: str, given: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.model, self.config, self.collection, self.given = model, model.config, collection, given
+        self.kept: Any = None
+
+    def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
+        output, self.kept = self.model.apply({**variables, **self.given}, *args, **kwargs, mutable=[self.collection])
         return output
 
 
@@ -74,9 +78,9 @@ def with_ponder_loss(build: Callable[[Any], Loss], model: Any, cost: float) -> L
     plain = build(model)
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
-        pondering = PonderingModel(model)
+        pondering = CollectingModel(model, "halting")
         losses, counts = build(pondering).forward(params, batch, dropout)
-        halting = require(pondering.halting, "the halting state")
+        halting = sown_halting(pondering.kept)
         mask = batch["attention_mask"].astype(jnp.float32)
         ponder, steps = ((jnp.sum(value * mask), jnp.sum(mask)) for value in (halting.ponder, halting.steps))
         return {**losses, "ponder_loss": ponder}, {**counts, "ponder_steps": steps}

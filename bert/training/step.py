@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from bert.model.linear import NOTHING_FROZEN, FrozenWeights
 from bert.parallel.backends import AXIS, Parallelism, psum_if_axis
 from bert.parallel.sharding import constrain_state
 from bert.training.losses import Loss, WeightedSums, total_loss
+from bert.training.recurrence import MEMORY, gather_memory, scatter_memory, split_memory
 from bert.training.spikes import spike_counts
 
 
@@ -26,6 +27,8 @@ class TrainState(struct.PyTreeNode):
         sums: metrics since the last log line, each [2]: sum and weight.
         skipped: [2] int32, consecutive and total steps skipped because the loss, a gradient or an update was not
             finite.
+        memory: [B, layers, M, D] float32, the memory of each row of the global batch
+            (`bert.model.recurrence.SegmentMemory`); None without one.
     """
 
     step: jax.Array
@@ -33,12 +36,20 @@ class TrainState(struct.PyTreeNode):
     opt_state: optax.OptState
     sums: dict[str, jax.Array]
     skipped: jax.Array
+    memory: jax.Array | None = None
 
     @classmethod
-    def create(cls, params: Any, optimizer: optax.GradientTransformation, metrics: Iterable[str]) -> TrainState:
+    def create(
+        cls,
+        params: Any,
+        optimizer: optax.GradientTransformation,
+        metrics: Iterable[str],
+        memory_shape: Sequence[int] | None = None,
+    ) -> TrainState:
         """Returns the state before the first step; ``metrics`` are the names of the loss's results."""
         sums = {name: jnp.zeros(2) for name in (*metrics, "grad_norm")}
-        return cls(jnp.zeros([], jnp.int32), params, optimizer.init(params), sums, jnp.zeros(2, jnp.int32))
+        memory = None if memory_shape is None else jnp.zeros(tuple(memory_shape))
+        return cls(jnp.zeros([], jnp.int32), params, optimizer.init(params), sums, jnp.zeros(2, jnp.int32), memory)
 
 
 class StepMetrics(struct.PyTreeNode):
@@ -73,7 +84,11 @@ def compute_gradients(
         batch: this device's share, arrays [k, b, ...] of k micro-batches, with ``rows`` [k, b].
         dropout: rows [b] -> the source of dropout for these rows, or None without dropout.
         axis: the device axis to sum over; None without one.
+
+    Returns:
+        Gradients and metrics. With a memory, the metrics include the memory of the global batch as `MEMORY`.
     """
+    num_rows = batch["rows"].size * (1 if axis is None else jax.lax.axis_size(axis))
     weights = psum_if_axis(loss.weights(batch), axis)
 
     def micro_batch_loss(params: Any, micro: dict[str, jax.Array]) -> tuple[jax.Array, WeightedSums]:
@@ -83,7 +98,7 @@ def compute_gradients(
 
     def one(micro: dict[str, jax.Array]) -> tuple[Any, WeightedSums]:
         (_, sums), grads = jax.value_and_grad(micro_batch_loss, has_aux=True)(params, micro)
-        return constrain_state(grads), sums
+        return constrain_state(grads), scatter_memory(sums, micro["rows"], num_rows)
 
     if loss.over_micro_batches:
         return psum_if_axis(one(batch), axis)
@@ -103,7 +118,7 @@ def make_train_step(
     update = make_update_fn(optimizer, loss.factors)
 
     def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, StepMetrics]:
-        return update(state, *gradients(state.params, state.step, batch))
+        return update(state, *gradients(state.params, state.step, gather_memory(state.memory, batch)))
 
     return train_step
 
@@ -133,6 +148,7 @@ def make_update_fn(
     """
 
     def update(state: TrainState, grads: Any, sums: WeightedSums) -> tuple[TrainState, StepMetrics]:
+        sums, memory = split_memory(sums)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         squares = _squared_norms_by_module(grads)
@@ -143,10 +159,10 @@ def make_update_fn(
         loss = total_loss({name: total / jnp.maximum(weight, 1) for name, (total, weight) in sums.items()}, factors)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(norms["update"])
         bad = 1 - finite.astype(jnp.int32)
-        new, old = (params, opt_state, running), (state.params, state.opt_state, state.sums)
-        params, opt_state, running = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+        new, old = (params, opt_state, running, memory), (state.params, state.opt_state, state.sums, state.memory)
+        params, opt_state, running, memory = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
         skipped = jnp.stack([(state.skipped[0] + 1) * bad, state.skipped[1] + bad])
-        after = TrainState(state.step + 1, params, opt_state, running, skipped)
+        after = TrainState(state.step + 1, params, opt_state, running, skipped, memory)
         spikes = spike_counts(opt_state)
         spikes = None if spikes is None else spikes * finite  # a step that is not finite does not change the state
         return after, StepMetrics(jnp.asarray(loss), norms, skipped, spikes)
@@ -207,10 +223,15 @@ def _squared_norms_by_module(grads: Any) -> dict[str, jax.Array]:
 
 
 def make_eval_step(loss: Loss, axis: str | None = AXIS) -> Callable[[Any, dict[str, jax.Array]], WeightedSums]:
-    """Returns an evaluation, (params, batch) -> (sum, weight) pairs over all devices, without dropout."""
+    """Returns an evaluation, (params, batch) -> (sum, weight) pairs over all devices, without dropout.
+
+    With a memory, the result includes the memory after the batch's rows as `MEMORY`.
+    """
 
     def eval_step(params: Any, batch: dict[str, jax.Array]) -> WeightedSums:
         losses, counts = loss.forward(params, batch, None)
-        return psum_if_axis({**losses, **counts}, axis)
+        counts, memory = split_memory(counts)
+        sums = psum_if_axis({**losses, **counts}, axis)
+        return sums if memory is None else {**sums, MEMORY: memory}
 
     return eval_step

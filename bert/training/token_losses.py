@@ -20,8 +20,8 @@ from bert.model.linear import tied_logits
 from bert.parallel.sharding import constrain_activation, num_row_shards
 from bert.training.losses import (
     Batch,
+    CollectingModel,
     Loss,
-    PonderingModel,
     TaskLoss,
     WeightedSum,
     WeightedSums,
@@ -36,7 +36,7 @@ TOKENS_AT_A_TIME = 1024
 """Number of tokens that a device decodes at a time unless ``stretch`` is set; enough for full speed of the products."""
 
 
-def make_next_token_loss(model: BertForCausalLM | PonderingModel, label_smoothing: float = 0.0) -> Loss:
+def make_next_token_loss(model: BertForCausalLM | CollectingModel, label_smoothing: float = 0.0) -> Loss:
     """Returns the next-token loss: the mean over a batch's tokens (Radford et al. 2018, section 3.1).
 
     With ``label_smoothing``, ``smoothed_loss`` is minimized and ``lm_loss`` is logged in addition.

@@ -15,6 +15,7 @@ import numpy as np
 from bert.config import DataConfig
 from bert.config.data import OF_REPLACEMENTS
 from bert.data.batching import host_slice
+from bert.data.pretraining.input_formats import NEXT_ID
 from bert.data.pretraining.masking import (
     MASKINGS,
     Masking,
@@ -24,6 +25,7 @@ from bert.data.pretraining.masking import (
     philox_uint64_of_rows,
 )
 from bert.data.pretraining.packing import EXAMPLE_LENGTH, packing_arrays
+from bert.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 _ORDER, _MASKS, _HELD_OUT, _FROZEN = 1 << 40, 2 << 40, 3 << 40, 4 << 40
 
 Batch = dict[str, np.ndarray]
+
+MEMORY_TOKENS = "memory_tokens"
+"""Number of tokens [B] before each row that are in its memory, in batches of rows that continue each other."""
 
 
 class RowSource(Protocol):
@@ -101,9 +106,67 @@ class PretrainingLoader:
         return host_slice(self.batch_size, self.process)
 
     def _draw_permutation(self, epoch: int) -> np.ndarray:
-        stream = np.random.Philox(key=np.array([_ORDER + self.seed, epoch], dtype=np.uint64))
         # Not Generator.permutation: NumPy guarantees a stable stream of raw words, but not stable Generator methods.
-        return np.argsort(stream.random_raw(len(self.rows)), kind="stable")
+        return np.argsort(self._draw(epoch, len(self.rows)), kind="stable")
+
+    def _draw(self, epoch: int, count: int) -> np.ndarray:
+        """Returns the random words for the order of an epoch."""
+        stream = np.random.Philox(key=np.array([_ORDER + self.seed, epoch], dtype=np.uint64))
+        words: np.ndarray = stream.random_raw(count)
+        return words
+
+
+@dataclass(frozen=True)
+class SegmentLoader(PretrainingLoader):
+    """Batches in which each row continues the same row of the batch before, for segment recurrence.
+
+    An epoch has S = rows // B steps. Row b of its step t is row (first + b S + t) mod rows of the data. The first row
+    depends on seed and epoch, so that all rows are read in turn if B does not divide their number.
+
+    Attributes:
+        memory_length: M, the maximum number of tokens in the memory of a row.
+    """
+
+    memory_length: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.rows) < self.batch_size:
+            raise UserError(
+                f"data.train has {len(self.rows):,} rows, but with model.memory_length each of the "
+                f"{self.batch_size:,} rows of training.batch_size reads its own part of the text: use smaller batches"
+            )
+
+    def batch(self, step: int) -> Batch:
+        before = (step - self.first_step) % self._steps_per_epoch
+        memory = _memory_tokens(self.rows, self.row_indices(step), before, self.memory_length)
+        return {**super().batch(step), MEMORY_TOKENS: memory}
+
+    def row_indices(self, step: int) -> np.ndarray:
+        epoch, within = divmod(step - self.first_step, self._steps_per_epoch)
+        first = self._draw(epoch, 1)[0] % np.uint64(len(self.rows))
+        places = np.arange(self.batch_size)[self._host_slice] * self._steps_per_epoch + within
+        return (int(first) + places) % len(self.rows)
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        return len(self.rows) // self.batch_size
+
+
+def _memory_tokens(rows: RowSource, indices: np.ndarray, before: int, memory_length: int) -> np.ndarray:
+    """Returns the number of tokens [B] before each row that are in its memory, at most ``memory_length``.
+
+    Args:
+        before: number of batches with the rows before these.
+    """
+    joined, count, tokens = indices > 0, np.zeros(len(indices), np.int32), 0
+    for distance in range(1, before + 1):
+        earlier = rows.take(np.maximum(indices - distance, 0))
+        joined = joined & (indices >= distance) & (earlier[NEXT_ID] >= 0)  # the next row of the file continues it
+        count, tokens = count + joined * earlier["input_ids"].shape[1], tokens + earlier["input_ids"].shape[1]
+        if tokens >= memory_length or not joined.any():
+            break
+    return np.minimum(count, memory_length).astype(np.int32)
 
 
 def make_predictions(config: DataConfig, tokenizer: Tokenizer, objective: str = "mlm") -> Predictions:
@@ -138,19 +201,31 @@ def random_uint64s_per_row(predictions: Predictions, rows: dict[str, np.ndarray]
 
 
 def held_out_batches(
-    rows: RowSource, predictions: Predictions, batch_size: int, process: tuple[int, int] = (0, 1)
+    rows: RowSource,
+    predictions: Predictions,
+    batch_size: int,
+    process: tuple[int, int] = (0, 1),
+    memory_length: int | None = None,
 ) -> Iterator[Batch]:
     """Yields this host's rows of every held-out batch, with masks that depend only on the row's index.
 
-    Empty rows of weight 0 complete the last batch, so that all batches have one shape and every row counts once.
+    Empty rows of weight 0 complete the batches, so that all batches have one shape and every row counts once.
+
+    Args:
+        memory_length: None for rows in the order of the file; otherwise each row continues the same row of the batch
+            before, as in `SegmentLoader`.
     """
-    own = host_slice(batch_size, process)
-    for start in range(0, len(rows), batch_size):
-        chosen = np.arange(start + own.start, min(start + own.stop, len(rows)))
+    own, count = host_slice(batch_size, process), -(-len(rows) // batch_size)
+    within, across = (batch_size, 1) if memory_length is None else (1, count)
+    for number in range(count):
+        chosen = number * within + np.arange(own.start, own.stop) * across
+        chosen = chosen[chosen < len(rows)]
         some = chosen if len(chosen) else np.zeros(1, dtype=np.int64)
         taken = rows.take(some)
-        words = philox_uint64((_HELD_OUT, 0), int(some[0]), len(some), random_uint64s_per_row(predictions, taken))
+        words = philox_uint64_of_rows((_HELD_OUT, 0), some, random_uint64s_per_row(predictions, taken))
         batch = masked_batch(taken, predictions, words, own.start)
+        if memory_length is not None:
+            batch[MEMORY_TOKENS] = _memory_tokens(rows, some, number, memory_length)
         local = own.stop - own.start
         if len(chosen) < local:
             real, missing = slice(0, len(chosen)), local - len(chosen)

@@ -39,7 +39,8 @@ ARRAYS = {
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:
-    settings: dict[str, Any] = {"max_position_embeddings": content.get(MAX_LENGTH_KEY, MAX_LENGTH)}
+    length = content.get(MAX_LENGTH_KEY, MAX_LENGTH)
+    settings: dict[str, Any] = {"max_position_embeddings": length, "memory_length": content.get("mem_len") or None}
     if ATTENTION_DROPOUT in content:
         settings["attention_probs_dropout_prob"] = content[ATTENTION_DROPOUT]
     return settings
@@ -51,7 +52,7 @@ def _write_config(config: ModelConfig, special: SpecialTokenIds) -> dict[str, An
         "dropout": config.hidden_dropout_prob,
         **({ATTENTION_DROPOUT: rate} if rate != config.hidden_dropout_prob else {}),
         MAX_LENGTH_KEY: config.max_position_embeddings,
-        "mem_len": None,
+        "mem_len": config.memory_length,
         "bos_token_id": special.find("bos"),
         "eos_token_id": special.find("eos"),
     }

@@ -8,8 +8,9 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ from bert.data.corpus.vocabulary import corpus_vocabulary, measure_losses, sampl
 from bert.data.pretraining import build
 from bert.data.pretraining.build import build_examples
 from bert.data.pretraining.dataset import PretrainingDataset, open_rows
-from bert.data.pretraining.loader import Batch, PretrainingLoader, RowSource, held_out_batches, make_predictions
+from bert.data.pretraining.loader import (
+    Batch,
+    PretrainingLoader,
+    RowSource,
+    SegmentLoader,
+    held_out_batches,
+    make_predictions,
+)
 from bert.data.pretraining.masking import Predictions
 from bert.data.pretraining.row_stream import RowReader, Start, StreamedRows, StreamLoader, StreamSpec, buffer_chunks
 from bert.errors import LOGGER, UserError, require
@@ -94,7 +102,8 @@ class PhaseData:
     def eval_batches(self, process: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
         """Returns every held-out row once, or this host's share of each batch; the masks are the same each time."""
         rows = self.phase.config.training.rows_per_evaluation
-        return held_out_batches(self.eval_rows, self.held_out_predictions, rows, process)
+        memory_length = self.phase.config.model.memory_length
+        return held_out_batches(self.eval_rows, self.held_out_predictions, rows, process, memory_length)
 
 
 @dataclass(frozen=True)
@@ -200,13 +209,15 @@ def open_phases(
     """
     phases: list[PhaseData] = []
     train_rows = [open_rows(examples.train) for examples in datasets] if streams is None else streams
-    loader_class: type[PretrainingLoader] = PretrainingLoader if streams is None else StreamLoader
+    make_loader: Callable[..., PretrainingLoader] = PretrainingLoader if streams is None else StreamLoader
+    if (memory_length := config.model.memory_length) is not None:
+        make_loader = partial(SegmentLoader, memory_length=memory_length)
     num_rows_read: Counter[Path] = Counter()
     spans = resolve_phases(config, num_train_steps(config.training, _steps_per_epoch(config, datasets[0])))
     for phase in spans:
         examples, rows = datasets[phase.number - 1], train_rows[phase.number - 1]
         batch_size = phase.config.training.batch_size
-        loader = loader_class(
+        loader = make_loader(
             rows,
             make_predictions(phase.config.data, tokenizer, phase.config.training.objective),
             batch_size,

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from bert import metrics
+from bert.data.pretraining.loader import Batch
 from bert.parallel.backends import Parallelism
 from bert.runs.metrics_log import Metrics
 from bert.runtime.interrupts import InterruptHandler
@@ -14,6 +17,7 @@ from bert.training.losses import WeightedSums
 from bert.training.means import accumulate_sums, compute_means
 from bert.training.pretraining.data import PhaseData
 from bert.training.pretraining.objectives import OBJECTIVES
+from bert.training.recurrence import MEMORY, memory_shape, split_memory
 from bert.training.run_length import timed
 
 
@@ -39,11 +43,20 @@ class PretrainingEvaluator:
         return {**means, "perplexity": metrics.perplexity(loss), **bits}
 
     def _sums(self, params: Any) -> Iterator[WeightedSums]:
+        memory: dict[str, Any] = {}
         for batch in self._data.eval_batches(self._parallel.process):
             self._interrupts.raise_if_requested()
-            yield self._eval_step(params, self._parallel.shard_batch(batch))
+            sums, states = split_memory(self._eval_step(params, self._shard(batch) | memory))
+            memory = {} if states is None else {MEMORY: states}
+            yield sums
+
+    def _shard(self, batch: Batch) -> dict[str, Any]:
+        """Copies a batch to the devices, with an empty memory if the model has one."""
+        shape = memory_shape(self._data.phase.config.model, len(batch["rows"]))
+        empty = {} if shape is None else {MEMORY: np.zeros(shape, np.float32)}
+        return self._parallel.shard_batch({**batch, **empty})
 
     def seconds(self, params: Any) -> float:
         """Estimates the seconds of an evaluation by timing one batch."""
-        batch = self._parallel.shard_batch(next(self._data.eval_batches(self._parallel.process)))
+        batch = self._shard(next(self._data.eval_batches(self._parallel.process)))
         return timed(partial(self._eval_step, params, batch)).call * self._data.num_eval_batches

@@ -34,6 +34,7 @@ from bert.training.losses import (
     with_ponder_loss,
 )
 from bert.training.pretraining.distillation import Distillation, Teacher, with_projections
+from bert.training.recurrence import with_memory
 from bert.training.token_losses import make_next_token_loss
 
 MakeExecution = Callable[[ModelConfig], LayerExecution]
@@ -265,6 +266,8 @@ def build_model_and_loss(config: PretrainConfig, devices: Sequence[Any] | None =
     """
     objective = OBJECTIVES[config.training.objective]
     model = objective.build_model(config, lambda sizes: LayerExecution.from_config(config.training, sizes, devices))
+    if config.model.memory_length is not None:
+        return model, with_memory(lambda model: objective.build_loss(model, config), model)
     if config.model.halting is None:
         return model, objective.build_loss(model, config)
     return model, with_ponder_loss(lambda model: objective.build_loss(model, config), model, config.model.halting)

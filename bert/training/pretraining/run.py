@@ -45,6 +45,7 @@ from bert.training.pretraining.results import (
 )
 from bert.training.pretraining.setup import Setup, find_branch_source, has_begun, resolve_setup, save_setup
 from bert.training.pretraining.transfer import measure_transfer
+from bert.training.recurrence import memory_shape
 from bert.training.run_length import StepCosts, TimeBudget, time_train_step
 from bert.training.step import TrainState, make_eval_step, make_train_step
 from bert.training.timing import RunTimes, compilation_seconds, peak_flops_of_devices
@@ -287,6 +288,7 @@ def _initialize(
         objective.modules,
         log,
         prepare,
+        memory_shape=memory_shape(config.model, config.training.batch_size),
     )
     if is_branch:
         if state.step >= data.total_steps:

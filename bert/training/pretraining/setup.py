@@ -138,7 +138,7 @@ def _load_init_model(
         final = load_run_config(find_branch_source(config)[0]).model
         values = {key: getattr(final, key) for key in OVERRIDES["model"]}
         model = dataclasses.replace(model, config=dataclasses.replace(model.config, **values))
-    sizes = model_config_from_source(config.model, model.config, model.source, OVERRIDES["model"])
+    sizes = model_config_from_source(config.model, model.config, model.source, (*OVERRIDES["model"], "memory_length"))
     config = dataclasses.replace(config, model=sizes)
     config.check()
     config.check_model()
