@@ -139,7 +139,8 @@ and bits per character and per byte. Only the latter two compare models with dif
 byte-level vocabulary, because others lose case, spaces or characters. DATA is a text, .jsonl or Parquet file. It is
 read verbatim, white space included; .jsonl and Parquet files have one text per row (text). Each token is predicted
 once, the first one after the end token. A text with more tokens than the model has positions is read in windows that
-start --stride tokens apart: a smaller stride gives more context and takes longer."""
+start --stride tokens apart: a smaller stride gives more context and takes longer. With model.memory_length, windows do
+not overlap, and each is read with the memory of the window before."""
 
 
 @run_command

@@ -324,7 +324,8 @@ class Pretrained(ModelBundle):
                 texts. A string is one text, whose score is returned without a list. Each token is predicted once, the
                 first one after the end token.
             stride: for a language model, the number of tokens between the starts of the windows of long texts. A
-                smaller stride gives more context and takes longer. None: half of the positions.
+                smaller stride gives more context and takes longer. None: half of the positions, or all of them with
+                ``model.memory_length``.
             batch_size: number of rows or windows per batch.
 
         Raises:

@@ -26,7 +26,7 @@ TRAINING = 3
 
 FORMULA = {
     ATTENTION: "a layer: 4 D H (N + M) (8 D^2 in BERT; M heads of keys) + 4 T D (scores and mix), in place of T: three "
-    "blocks if local, T plus buckets if disentangled, 2 T if transformer_xl",
+    "blocks if local, T plus buckets if disentangled, 2 T if transformer_xl, T plus the memory if there is one",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     PROJECTION: "2 E D",
     POOLER: "2 D^2 / T: one token a row; 2 D^2 where the head reads every token through it",
@@ -79,7 +79,8 @@ def forward_flops(
     width, layers = config.hidden_size, config.num_hidden_layers
     streams = 1 if config.has_query_embedding else 2
     read = length + streams * predictions if permuted else length  # permuted rows are not computed in blocks
-    keys = [read if permuted else config.keys_per_query(layer, length) for layer in range(layers)]
+    memory = config.memory_length or 0
+    keys = [memory + (read if permuted else config.keys_per_query(layer, length)) for layer in range(layers)]
     disentangled = config.position_embedding_type == "disentangled"
     vectors = require(config.relative_attention_buckets, "the buckets") if disentangled else 0
     if config.position_embedding_type == "transformer_xl":
@@ -87,7 +88,8 @@ def forward_flops(
     products = config.num_attention_heads * config.head_size
     projections = 4.0 * width * config.head_size * (config.num_attention_heads + config.key_value_heads)
     flops = {
-        ATTENTION: read / length * sum(projections + 4.0 * (count + vectors) * products for count in keys),
+        ATTENTION: layers * 4.0 * width * config.head_size * config.key_value_heads * memory / length
+        + read / length * sum(projections + 4.0 * (count + vectors) * products for count in keys),
         FEED_FORWARD: read / length * layers * _feed_forward_flops(config),
     }
     if PROJECTION in components:

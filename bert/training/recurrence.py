@@ -38,8 +38,8 @@ def with_memory(build: Callable[[Any], Loss], model: Any) -> Loss:
         memory = memory_variables(SegmentMemory(batch[MEMORY], batch[MEMORY_TOKENS]))
         recurrent = CollectingModel(model, COLLECTION, memory)
         losses, counts = build(recurrent).forward(params, batch, dropout)
-        states: Any = kept_memory(recurrent.kept).states
-        return losses, {**counts, MEMORY: states}
+        after: dict[str, Any] = {MEMORY: kept_memory(recurrent.kept).states}
+        return losses, counts | after
 
     return dataclasses.replace(plain, forward=forward)
 

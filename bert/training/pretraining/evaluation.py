@@ -43,20 +43,23 @@ class PretrainingEvaluator:
         return {**means, "perplexity": metrics.perplexity(loss), **bits}
 
     def _sums(self, params: Any) -> Iterator[WeightedSums]:
-        memory: dict[str, Any] = {}
+        memory = None
         for batch in self._data.eval_batches(self._parallel.process):
             self._interrupts.raise_if_requested()
-            sums, states = split_memory(self._eval_step(params, self._shard(batch) | memory))
-            memory = {} if states is None else {MEMORY: states}
+            if memory is None:
+                sharded = self._shard_first(batch)
+            else:
+                sharded = {**self._parallel.shard_batch(batch), MEMORY: memory}
+            sums, memory = split_memory(self._eval_step(params, sharded))
             yield sums
 
-    def _shard(self, batch: Batch) -> dict[str, Any]:
-        """Copies a batch to the devices, with an empty memory if the model has one."""
+    def _shard_first(self, batch: Batch) -> dict[str, Any]:
+        """Copies the first batch to the devices, with an empty memory if the model has one."""
         shape = memory_shape(self._data.phase.config.model, len(batch["rows"]))
         empty = {} if shape is None else {MEMORY: np.zeros(shape, np.float32)}
         return self._parallel.shard_batch({**batch, **empty})
 
     def seconds(self, params: Any) -> float:
         """Estimates the seconds of an evaluation by timing one batch."""
-        batch = self._shard(next(self._data.eval_batches(self._parallel.process)))
+        batch = self._shard_first(next(self._data.eval_batches(self._parallel.process)))
         return timed(partial(self._eval_step, params, batch)).call * self._data.num_eval_batches

@@ -110,7 +110,7 @@ def test_held_out_text_is_scored_as_one_pass(corpus: Path, tmp_path: Path) -> No
     """With a memory that covers a text, evaluation in a run and scores of texts are those of one pass."""
     held_out = tmp_path / "held_out.txt"
     held_out.write_text(TEXT, encoding="utf-8")
-    options = [f"--data.eval={held_out}", "--data.verbatim=true", "--training.steps=1", "--training.eval_every=1"]
+    options = [f"--data.eval={held_out}", "--data.verbatim=true", "--training.steps=2", "--training.eval_every=2"]
     run = train(corpus, tmp_path / "run", *NEXT, *ALONE, *options, "--model.memory_length=256")
     model = bert.load(run)
     ids = np.array([model.tokenizer.encode(TEXT, add_special_tokens=False).ids])
