@@ -162,7 +162,7 @@ def _same_group(
 def _take_queries(
     numbers: Int[Array, "B S"], start: Int[Array, ""] | int | None, num_queries: Length
 ) -> Int[Array, "B T"]:
-    """Returns the numbers of the queries among those of the keys."""
+    """Selects the numbers of the queries from the numbers of the keys."""
     if start is None:
         return numbers[:, :num_queries]
     return jax.lax.dynamic_slice_in_dim(numbers, start, num_queries, axis=1)

@@ -20,8 +20,8 @@ from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.tokenizer.library import special_ids
 from bert.training.losses import make_permuted_token_loss
 from bert.training.optimizer import make_optimizer
-from bert.training.recurrence import memory_shape, with_memory
-from bert.training.step import TrainState, make_train_step
+from bert.training.recurrence import MEMORY, memory_shape, with_memory
+from bert.training.step import TrainState, make_train_step, make_update_fn
 from bert.training.token_losses import make_next_token_loss
 from tests.conftest import NEXT, PERMUTED, SMALL_RUN
 from tests.helpers import lines_of, state_of
@@ -30,31 +30,48 @@ from tests.tiny_training import CONFIG, B, T, batch_of
 from tests.training.pretraining.test_next_tokens import batch_of_next_tokens
 
 TEXT = "baba kori tune losa mi riko neba salo tuko mine " * 4
-RECURRENT = ["--model.position_embedding_type=transformer_xl", "--model.memory_length=40"]
-ALONE = ["--training.batch_size=2", "--training.eval_batch_size=1", "--data.sequence_length=16"]
-BLOCKS = [*PERMUTED, "--data.input_format=blocks"]
+MEMORY_LENGTH = 256
+RECURRENT = [
+    *("--model.position_embedding_type=transformer_xl", f"--model.memory_length={MEMORY_LENGTH}"),
+    *("--training.batch_size=2", "--training.eval_batch_size=1", "--data.sequence_length=16"),
+]
 SIZES = dataclasses.replace(CONFIG, position_embedding_type="transformer_xl", memory_length=T + 4)
 
 
-def train(corpus: Path, folder: Path, *options: str) -> Path:
-    assert main([f"--data.train={corpus}", f"--output_dir={folder}", *SMALL_RUN, *options, *RECURRENT]) == 0
-    return folder
+@pytest.fixture(scope="module")
+def left_to_right(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A run of six steps with a memory of the whole held-out text, and its arguments."""
+    folder = tmp_path_factory.mktemp("recurrent")
+    (folder / "held_out.txt").write_text(TEXT, encoding="utf-8")
+    files = [f"--data.train={corpus}", f"--data.eval={folder / 'held_out.txt'}", "--data.verbatim=true"]
+    arguments = [*files, *SMALL_RUN, *NEXT, *RECURRENT]
+    assert main([*arguments, f"--output_dir={folder / 'run'}"]) == 0
+    return folder / "run", arguments
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize("objective", [NEXT, pytest.param(BLOCKS, marks=pytest.mark.slow)], ids=["clm", "plm"])
-def test_a_run_resumes_with_its_memory(objective: list[str], corpus: Path, tmp_path: Path) -> None:
-    whole, again = train(corpus, tmp_path / "whole", *objective, *ALONE), tmp_path / "again"
+def assert_resumes(whole: Path, arguments: list[str], again: Path) -> None:
     shutil.copytree(whole, again)
     shutil.rmtree(again / "checkpoints" / "6")
     (again / "results.json").unlink()
-    train(corpus, again, *objective, *ALONE)
+    assert main([*arguments, f"--output_dir={again}"]) == 0
     assert_same(bert.load(again).params, bert.load(whole).params)
     assert lines_of(again) == lines_of(whole)
     memory = state_of(whole)["memory"]
-    assert memory.shape == (2, 1, 40, 16)
+    assert memory.shape == (2, 1, MEMORY_LENGTH, 16)
     assert np.abs(memory).max() > 0
     np.testing.assert_array_equal(state_of(again)["memory"], memory)
+
+
+@pytest.mark.medium
+def test_a_run_resumes_with_its_memory(left_to_right: tuple[Path, list[str]], tmp_path: Path) -> None:
+    assert_resumes(*left_to_right, tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_a_run_of_permuted_tokens_resumes_with_its_memory(corpus: Path, tmp_path: Path) -> None:
+    arguments = [f"--data.train={corpus}", *SMALL_RUN, *PERMUTED, "--data.input_format=blocks", *RECURRENT]
+    assert main([*arguments, f"--output_dir={tmp_path / 'whole'}"]) == 0
+    assert_resumes(tmp_path / "whole", arguments, tmp_path / "again")
 
 
 def train_step(objective: str, devices: int, micro_batches: int, mesh: tuple[int, int, int] | None = None) -> Any:
@@ -91,54 +108,45 @@ def test_devices_and_micro_batches_do_not_matter(objective: str) -> None:
 
 
 @pytest.mark.medium
-def test_a_step_with_a_loss_that_is_not_finite_keeps_the_memory() -> None:
-    model = BertForCausalLM(dataclasses.replace(SIZES, causal=True, type_vocab_size=0))
-    loss, optimizer = with_memory(make_next_token_loss, model), make_optimizer(OptimizerConfig(warmup_steps=1), 4)
-    params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
-    params["predictions"]["bias"] = jnp.full_like(params["predictions"]["bias"], jnp.nan)
-    state = TrainState.create(params, optimizer, loss.metrics, memory_shape(model.config, B))
-    parallel = PmapParallelism(jax.devices()[:1])
-    batch = {**batch_of_next_tokens(), MEMORY_TOKENS: np.zeros(B, np.int32)}
-    after, _ = parallel.compile(make_train_step(loss, optimizer, 3))(
-        parallel.put_state(state), parallel.shard_batch(batch, 1)
-    )
-    assert (parallel.to_host(after).memory == 0).all()
+def test_a_step_that_is_not_finite_keeps_the_memory() -> None:
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=1), 4)
+    state = TrainState.create({"bert": {"x": jnp.zeros(3)}}, optimizer, ("lm_loss",), (2, 1, 3, 4))
+    update = make_update_fn(optimizer, {})
+    for loss, expected in ((np.float32(np.nan), 0), (np.float32(1), 1)):
+        sums = {"lm_loss": (loss, np.float32(1)), MEMORY: jnp.ones((2, 1, 3, 4))}
+        after, _ = update(state, {"bert": {"x": jnp.full(3, loss)}}, sums)
+        assert (np.asarray(after.memory) == expected).all()
 
 
 @pytest.mark.medium
-def test_held_out_text_is_scored_as_one_pass(corpus: Path, tmp_path: Path) -> None:
-    """With a memory that covers a text, evaluation in a run and scores of texts are those of one pass."""
-    held_out = tmp_path / "held_out.txt"
-    held_out.write_text(TEXT, encoding="utf-8")
-    options = [f"--data.eval={held_out}", "--data.verbatim=true", "--training.steps=2", "--training.eval_every=2"]
-    run = train(corpus, tmp_path / "run", *NEXT, *ALONE, *options, "--model.memory_length=256")
+def test_held_out_text_is_scored_as_one_pass(left_to_right: tuple[Path, list[str]]) -> None:
+    """Evaluation in a run and scores of texts equal one pass if the memory covers the text."""
+    run, _ = left_to_right
     model = bert.load(run)
     ids = np.array([model.tokenizer.encode(TEXT, add_special_tokens=False).ids])
-    sizes = dataclasses.replace(model.config, memory_length=None, max_position_embeddings=256)
+    sizes = dataclasses.replace(model.config, memory_length=None, max_position_embeddings=MEMORY_LENGTH)
 
     def losses(ids: np.ndarray) -> np.ndarray:
         logits = BertForCausalLM(sizes).apply({"params": model.params}, ids[:, :-1])
-        return -np.take_along_axis(jax.nn.log_softmax(logits), ids[:, 1:, None], axis=2)
+        return -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), ids[:, 1:, None], axis=2)
 
-    [line] = [line for line in lines_of(run) if line["split"] == "eval"]
-    assert line["lm_loss"] == pytest.approx(losses(ids).mean(), abs=1e-5)
+    evaluated = [line for line in lines_of(run) if line["split"] == "eval"]
+    assert evaluated[-1]["lm_loss"] == pytest.approx(losses(ids).mean(), abs=1e-5)
     end = special_ids(model.tokenizer).end
-    scores = model.score([TEXT, TEXT[:50], ""], stride=8)
-    assert [score.num_tokens for score in scores] == [ids.shape[1], scores[1].num_tokens, 0]
-    expected = losses(np.insert(ids, 0, end, axis=1)).sum()
-    assert scores[0].log_probability == pytest.approx(-expected, rel=1e-5)
+    whole, part, empty = model.score([TEXT, TEXT[:50], ""], stride=8)
+    assert (whole.num_tokens, empty.num_tokens) == (ids.shape[1], 0)
+    assert whole.log_probability == pytest.approx(-losses(np.insert(ids, 0, end, axis=1)).sum(), rel=1e-5)
     for stride, batch_size in ((None, 8), (5, 1)):
         again = model.score([TEXT[:50], TEXT], stride=stride, batch_size=batch_size)
-        assert [score.log_probability for score in again[::-1]] == pytest.approx(
-            [score.log_probability for score in scores[:2]], rel=1e-5
-        )
+        expected = [part.log_probability, whole.log_probability]
+        assert [score.log_probability for score in again] == pytest.approx(expected, rel=1e-5)
 
 
 REJECTED = [
-    (["--training.objective=mlm", "--model.causal=false"], "model.memory_length is 40, training.objective is mlm"),
-    (["--data.input_format=full_sentences"], "model.memory_length is 40, data.input_format is full_sentences"),
-    (["--training.scan_layers=true"], "model.memory_length is 40, training.scan_layers is true"),
-    (["--model.halting=0.0"], "model.memory_length is 40, model.halting is 0.0"),
+    (["--training.objective=mlm", "--model.causal=false"], "model.memory_length is 256, training.objective is mlm"),
+    (["--data.input_format=full_sentences"], "model.memory_length is 256, data.input_format is full_sentences"),
+    (["--training.scan_layers=true"], "model.memory_length is 256, training.scan_layers is true"),
+    (["--model.halting=0.0"], "model.memory_length is 256, model.halting is 0.0"),
     (["--training.attention_implementation=splash"], "attention_implementation"),
 ]
 
