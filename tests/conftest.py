@@ -44,6 +44,7 @@ TYPED = (
     "bert.model.positions",
     "bert.model.attention",
     "bert.model.layers",
+    "bert.model.recurrence",
     "bert.model.reductions",
     "bert.model.encoder",
     "bert.model.heads",
