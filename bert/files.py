@@ -351,6 +351,15 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
         yield
 
 
+def is_locked(folder: Path) -> bool | None:
+    """Returns whether a process holds the lock of `exclusive_lock`; None if the file system has no locks."""
+    if not (folder / LOCK).is_file():
+        return False
+    with open(folder / LOCK, "ab") as file:
+        acquired = _try_lock(file)
+        return None if acquired is None else not acquired
+
+
 @contextlib.contextmanager
 def blocking_lock(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Waits until no other process builds ``folder``, and blocks other processes during the block.

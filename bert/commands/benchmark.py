@@ -25,11 +25,16 @@ the scores on dev next to the published ones of BERT-base, and writes results.js
 submission.zip for gluebenchmark.com. The same command continues an interrupted benchmark. The keys below apply to all
 tasks; num_seeds is 3 unless it is given."""
 
-OPTIONS = {"tasks NAMES": "Tasks to run, separated by commas. Defaults to all tasks with a folder in data.dir."}
+OPTIONS = {
+    "tasks NAMES": "Tasks to run, separated by commas. Defaults to all tasks with a folder in data.dir.",
+    "follow RUN": "Pretraining run whose checkpoints are scored while it trains, in place of init. Scores are in "
+    "transfer.jsonl and curves.png in RUN; the best checkpoint is kept, and named in results.json. The command ends "
+    "when the run has ended, and continues where it was interrupted.",
+}
 
 SCORING_DESCRIPTION = """Scores the embeddings of a model with the package mteb, which downloads the data of its tasks.
 Results are kept in output_dir, and are not measured again. bert benchmark glue fine-tunes on all tasks of GLUE instead,
-and has other options: see bert benchmark glue --help."""
+with --follow RUN from the checkpoints of a run while it trains: see bert benchmark glue --help."""
 
 NUM_SEEDS = 3
 """Default number of seeds per task."""
@@ -99,7 +104,9 @@ def run_glue(argv: list[str]) -> int:
     from bert.runtime.interrupts import Interrupted
     from bert.training.launch import RunRequest, start_or_resume
 
-    configs = glue_configs(argv)
+    configs, followed = glue_configs(argv)
+    if followed is not None:
+        return follow_glue(Path(followed), configs)
     folder = Path(next(iter(configs.values())).output_dir or "").parent
     runs: dict[str, Run] = {}
     try:
@@ -119,8 +126,25 @@ def run_glue(argv: list[str]) -> int:
     return 0
 
 
-def glue_configs(argv: Sequence[str]) -> dict[str, FinetuneConfig]:
-    """Returns the configuration of each task's run by its recipe. ``--help`` prints and exits.
+def follow_glue(run: Path, configs: Mapping[str, FinetuneConfig]) -> int:
+    """Scores the checkpoints of a run, and prints the scores of each and the table of the best one."""
+    from bert.runs.report import align_columns
+    from bert.runtime.interrupts import Interrupted
+    from bert.training.pretraining.checkpoint_scores import follow, score_rows
+
+    try:
+        lines = follow(run, configs, LOGGER.info)
+    except Interrupted as stop:
+        print("interrupted; the same command continues the benchmark")
+        return stop.status
+    if not lines:
+        raise UserError(f"{run} has no checkpoints, and no process trains it: resume the run, then follow it")
+    print("\n".join(align_columns(score_rows(lines))))
+    return 0
+
+
+def glue_configs(argv: Sequence[str]) -> tuple[dict[str, FinetuneConfig], str | None]:
+    """Returns the configuration of each task's run by its recipe, and the run to follow. ``--help`` prints and exits.
 
     Raises:
         UserError: a key, a task or the data is wrong.
@@ -131,6 +155,10 @@ def glue_configs(argv: Sequence[str]) -> dict[str, FinetuneConfig]:
         words = ["--config", recipe, *argv, *seeds, *keys]
         return parse(FinetuneConfig, words, "bert benchmark glue", DESCRIPTION, None, OPTIONS)
 
+    if any(word.partition("=")[0] == "--follow" for word in argv):
+        if any(word.partition("=")[0] == "--init" for word in argv):
+            raise UserError("command line: --follow scores the checkpoints of its run: remove --init")
+        seeds += ["--init", "RUN"]  # replaced by each checkpoint
     first, _, options = parsed("cola")
     names = [name.strip() for name in options["tasks"].split(",")] if "tasks" in options else list(GLUE)
     if unknown := [name for name in names if name not in GLUE]:
@@ -143,11 +171,12 @@ def glue_configs(argv: Sequence[str]) -> dict[str, FinetuneConfig]:
         raise UserError(f"{next(iter(missing.values()))} does not exist: pass GLUE's folder as --data.dir")
     if missing:
         LOGGER.info(f"left out, because {data} has no folder for them: {', '.join(missing)}")
-    return {
+    configs = {
         name: parsed(name, "--data.dir", path, "--output_dir", str(Path(output) / name))[0]
         for name, path in folders.items()
         if name not in missing
     }
+    return configs, local_path(options["follow"], "--follow") if "follow" in options else None
 
 
 def glue_scores(name: str, results: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from bert.config.phases import (
 from bert.config.tokenizer import TokenizerConfig
 from bert.config.training import LoggerName, OptimizerConfig, TrainingConfig
 from bert.config.validation import (
+    Positive,
     Seed,
     check_fields,
     check_paths,
@@ -69,6 +70,10 @@ class PretrainConfig:
     and, as controls, from random weights of the same sizes and with a linear model on words. Scores are in
     results.json, rows of the recipes without data (word_order, parameters, which_parameter) in transfer/ in the run's
     folder. null: none. A recipe's transfer is dropped if data.train is set elsewhere."""
+    transfer_every: Positive | None = None
+    """Steps between two checkpoints from which transfer is also fine-tuned while the run trains, a multiple of
+    training.checkpoint_every. Scores are in transfer.jsonl and curves.png; the best checkpoint is kept. null: only at
+    the end. bert benchmark glue --follow RUN scores the checkpoints of a run in another process."""
     loggers: list[LoggerName] | None = None
     """Loggers of metrics besides metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow, or several separated by
     commas; [] for none. Defaults to tensorboard if tensorboardX is installed."""
@@ -109,6 +114,7 @@ class PretrainConfig:
             raise conflict(self, "distillation.teacher", "training.objective", fix)
         if self.init == "none":
             raise UserError("init is none: remove it, pretraining starts from random weights without it")
+        self._check_transfer_every()
         if self.init_state:
             self._check_init_state()
         if self.init is None:
@@ -227,6 +233,16 @@ class PretrainConfig:
                 f"training.max_minutes is {self.training.max_minutes:g}, but the number of steps is not known in "
                 f"advance: set {', and '.join(fixes)}"
             )
+
+    def _check_transfer_every(self) -> None:
+        """Raises UserError if ``transfer_every`` is set without tasks, or for steps that have no checkpoint."""
+        if self.transfer_every is None:
+            return
+        if self.transfer is None:
+            raise conflict(self, "transfer_every", "transfer", "name recipes in transfer, or remove transfer_every")
+        if self.transfer_every % self.training.checkpoint_every:
+            fix = "set it to a multiple, since only checkpoints are scored"
+            raise conflict(self, "transfer_every", "training.checkpoint_every", fix)
 
     def _check_init_state(self) -> None:
         """Raises UserError if ``init`` names no checkpoint, or one that is not before the last step of the run."""

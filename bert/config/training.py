@@ -117,8 +117,8 @@ class TrainingConfig:
     """Number of passes over the training rows if training.steps is null."""
     max_minutes: PositiveFloat | None = None
     """Pretraining: time limit in minutes over all sessions of the run, from data preparation to results.json, without
-    transfer. training.steps is the maximum number of steps. With optimizer.schedule warmup_stable_decay, the learning
-    rate decays before the limit; with constant and inverse_sqrt, the run just ends. null: no limit."""
+    transfer at the end. training.steps is the maximum number of steps. With optimizer.schedule warmup_stable_decay, the
+    learning rate decays before the limit; with constant and inverse_sqrt, the run just ends. null: no limit."""
     batch_size: Positive = 32
     """Rows B per optimizer step, over all devices."""
     tokens_per_batch: Positive | None = None

@@ -35,6 +35,8 @@ DELETED = ".deleted"
 """Suffix of a checkpoint that is being deleted. The rename is atomic, the deletion is not."""
 BEST = "PROTECTED"
 """File with the best step, which is kept regardless of its age."""
+HELD = "HELD"
+"""File with a step that another process reads, which is kept meanwhile."""
 PARAMS_ONLY = "PARAMS_ONLY"
 """File in a checkpoint whose training state was removed; listed in its manifest."""
 TRAINING_STATE = "rest"
@@ -78,7 +80,7 @@ class CheckpointDirectory:
     @property
     def best(self) -> int | None:
         """The last argument of `set_best`, if there is a checkpoint of this step."""
-        step = self._read_best()
+        step = self._read_step(BEST)
         return step if step in self.steps() else None
 
     @property
@@ -92,6 +94,14 @@ class CheckpointDirectory:
         """Records the step whose parameters are kept in addition to the newest checkpoints."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomic(self.path / BEST, f"{step}\n")
+
+    def hold(self, step: int) -> None:
+        """Keeps the parameters of a step until another one is held or released, while this process reads it."""
+        write_atomic(self.path / HELD, f"{step}\n")
+
+    def release(self) -> None:
+        """Ends `hold`."""
+        (self.path / HELD).unlink(missing_ok=True)
 
     def draft(self, step: int) -> Path:
         """Returns the folder to write a checkpoint into before `commit`."""
@@ -129,17 +139,18 @@ class CheckpointDirectory:
                     remove(path)
 
     def apply_retention(self, newest: int) -> None:
-        """Deletes checkpoints before ``newest`` that are not among the newest. The best one keeps its parameters.
+        """Deletes checkpoints before ``newest`` that are not among the newest. The best and the held one keep their
+        parameters.
 
         Damaged checkpoints do not count: they would displace good ones. Steps after ``newest`` are kept. The run has
         resumed from an older checkpoint, and will reach them again.
         """
-        folders, best = self.find(), self._read_best()
+        folders, kept = self.find(), {self._read_step(BEST), self._read_step(HELD)}
         good = [step for step in self.good_steps if step <= newest and not has_params_only(folders[step])]
         for step, path in folders.items():
             if step >= newest or step in good[-self._max_to_keep :]:
                 continue
-            if step == best:
+            if step in kept:
                 self._reduce_to_params(step, path)
                 continue
             deleted = self.path / f"{step}{DELETED}"
@@ -167,9 +178,9 @@ class CheckpointDirectory:
         else:
             self.commit(step)
 
-    def _read_best(self) -> int | None:
+    def _read_step(self, name: str) -> int | None:
         try:
-            return int((self.path / BEST).read_text(encoding="utf-8"))
+            return int((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 

@@ -30,7 +30,7 @@ from bert.config.yaml_io import build_config, dump, parse_yaml
 from bert.errors import UserError, require
 from bert.files import LOCK, exclusive_lock, is_temporary, local_path, read_json, require_utf8, write_atomic
 from bert.remote import is_url, writable_path
-from bert.runs.metrics_log import read_results
+from bert.runs.metrics_log import TRANSFER_SCORES, read_results
 from bert.runs.mirror import Mirror, local_folder
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
@@ -313,7 +313,7 @@ def _resume_or_start(path: Path, config: Config) -> RunFolder[Config]:
             )
         # Without a checkpoint, the user has only fixed a mistake in the configuration. The old config.yaml stays until
         # it is replaced, because a folder without it is not a run.
-        for name in ("tokenizer.json", "vocab.txt", FROZEN_WEIGHTS, *STATE_FILES):
+        for name in ("tokenizer.json", "vocab.txt", FROZEN_WEIGHTS, TRANSFER_SCORES, *STATE_FILES):
             (path / name).unlink(missing_ok=True)
         for name in (TARGET_TOKENIZER, ROWS):
             shutil.rmtree(path / name, ignore_errors=True)

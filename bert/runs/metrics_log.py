@@ -1,12 +1,15 @@
-"""Files with the metrics of a run: metrics.jsonl, results.json, and nonfinite/ with the steps that were skipped."""
+"""Files with the metrics of a run: metrics.jsonl, transfer.jsonl, results.json, and nonfinite/ with skipped steps."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import math
+import os
 import re
-from collections.abc import Collection, Mapping
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,10 @@ import numpy as np
 from bert.errors import LOGGER, UserError, redact
 from bert.files import atomic_write, load_json
 
+METRICS = "metrics.jsonl"
 RESULTS = "results.json"
+TRANSFER_SCORES = "transfer.jsonl"
+"""File with the scores of checkpoints on labelled tasks, one line per checkpoint and task."""
 
 
 class MetricsLog:
@@ -33,7 +39,7 @@ class MetricsLog:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "metrics.jsonl"
+        path = folder / METRICS
         kept = [line for line in read_metrics(folder) if line["step"] <= start_step] if start_step else []
         kept = [line for line in kept if line["step"] < start_step or line.get("split") not in provisional]
         with atomic_write(path) as temporary:
@@ -56,9 +62,9 @@ class MetricsLog:
         self.close()
 
 
-def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
+def read_metrics(folder: Path | str, name: str = METRICS) -> list[dict[str, Any]]:
     """Reads the complete lines of metrics.jsonl; none if there is no file. A damaged line logs a warning."""
-    path = Path(folder) / "metrics.jsonl"
+    path = Path(folder) / name
     texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     lines = []
     for number, text in enumerate(texts, 1):
@@ -70,6 +76,41 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
         elif number < len(texts):  # the last line may be incomplete if the process was killed
             LOGGER.warning(f"{path}, line {number} is damaged, and is ignored")
     return lines
+
+
+def append_transfer_score(folder: Path | str, line: dict[str, Any]) -> None:
+    """Appends one line to transfer.jsonl in a single write, because two processes may append at the same time."""
+    path = Path(folder) / TRANSFER_SCORES
+    with path.open("ab+", buffering=0) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        is_cut = file.read(1) not in (b"", b"\n")  # a process was killed while it wrote
+        text = json.dumps(to_jsonable({**line, "split": "transfer"}), allow_nan=False)
+        file.write((f"\n{text}\n" if is_cut else f"{text}\n").encode())
+        os.fsync(file.fileno())
+
+
+def read_transfer_scores(folder: Path | str) -> list[dict[str, Any]]:
+    """Reads the lines of transfer.jsonl by step. Of each task, only lines with its newest recipe are returned."""
+    needed = {"task", "metric", "mean", "recipe"}
+    lines = [line for line in read_metrics(folder, TRANSFER_SCORES) if needed <= line.keys()]
+    recipes = {line["task"]: line["recipe"] for line in lines}
+    newest = {(line["step"], line["task"]): line for line in lines if line["recipe"] == recipes[line["task"]]}
+    return sorted(newest.values(), key=lambda line: line["step"])
+
+
+def mean_transfer_scores(lines: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Returns the mean over all tasks by step, for the steps that have a finite score of each task."""
+    tasks, scores = {line["task"] for line in lines}, collections.defaultdict[int, list[float]](list)
+    for line in lines:
+        if line["mean"] is not None:
+            scores[line["step"]].append(line["mean"])
+    return {step: statistics.fmean(values) for step, values in scores.items() if len(values) == len(tasks)}
+
+
+def best_transfer_step(folder: Path | str) -> int | None:
+    """Returns the first checkpoint with the highest mean score of transfer.jsonl; None if no checkpoint is scored."""
+    means = mean_transfer_scores(read_transfer_scores(folder))
+    return max(means, key=means.__getitem__, default=None)
 
 
 def write_results(folder: Path | str, results: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert import metrics
 from bert.files import atomic_write
-from bert.runs.metrics_log import read_metrics
+from bert.runs.metrics_log import read_metrics, read_transfer_scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ LEGEND_TOP = -0.17
 """Upper edge of a legend, as a share of the height of the axes: below the label of the horizontal axis."""
 LEGEND_ROW = 0.2
 """Height of a row of the legend, in inches."""
-SPLITS = {"train": "training", "eval": "evaluation"}
+SPLITS = {"train": "training", "eval": "evaluation", "transfer": "evaluation"}
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,17 @@ def plot_curves(folder: Path | str, subject: Subject | None = None) -> Path | No
     """Writes FOLDER/curves.png and returns its path; None if there is nothing to draw or no matplotlib."""
     path = Path(folder) / "curves.png"
     with collect_garbage_after():
-        drawn = _draw(path, read_metrics(folder), subject or Subject())
+        drawn = _draw(path, read_curves(folder), subject or Subject())
     return path if drawn else None
+
+
+def read_curves(folder: Path | str) -> list[dict[str, Any]]:
+    """Reads the lines of metrics.jsonl, and the scores of transfer.jsonl as lines of the split ``transfer``."""
+    scores = [
+        {"step": line["step"], "split": "transfer", f"{line['task']} {line['metric']}": line["mean"]}
+        for line in read_transfer_scores(folder)
+    ]
+    return [*read_metrics(folder), *scores]
 
 
 def _draw(path: Path, lines: list[dict[str, Any]], subject: Subject) -> bool:
@@ -89,10 +98,10 @@ def _draw(path: Path, lines: list[dict[str, Any]], subject: Subject) -> bool:
 
 
 def make_curves(lines: list[dict[str, Any]], subject: Subject) -> Figure | None:
-    """Returns a figure with a panel for losses, scores, the learning rate and bars.
+    """Returns a figure with a panel for losses, scores, fine-tuned checkpoints, the learning rate and bars.
 
     Args:
-        lines: lines of metrics.jsonl.
+        lines: lines of metrics.jsonl, or the result of `read_curves`.
         subject: title, baselines and bars.
 
     Returns:
@@ -101,6 +110,7 @@ def make_curves(lines: list[dict[str, Any]], subject: Subject) -> Figure | None:
     panels = {
         "loss": _losses(metric_names(lines)),
         "score": _scores(lines, subject),
+        "fine-tuned": metric_names(lines, "transfer"),
         "learning rate": [name for name in metric_names(lines) if name == "learning_rate"],
     }
     if subject.bars is not None:

@@ -61,6 +61,7 @@ class TrainLoop:
         average: the average whose mean is evaluated; None evaluates the trained parameters.
         before_evaluation: changes a state on the devices that will be evaluated, before it is saved.
         before_save: called with the step before each save.
+        score_checkpoint: called with the step of a saved state, except at the end of the run. It reads the checkpoint.
         times: measures the time of the run by activity.
         flops_per_token: FLOPs of training per token, for the use of the devices; None if unknown.
     """
@@ -83,6 +84,7 @@ class TrainLoop:
     is_last: bool = True
     decide: Callable[[int], int | None] = lambda step: None
     before_save: Callable[[int], None] = lambda step: None
+    score_checkpoint: Callable[[int], None] = lambda step: None
     times: RunTimes = field(default_factory=RunTimes)
     flops_per_token: float | None = None
 
@@ -125,6 +127,7 @@ class TrainLoop:
         self._evaluate_if_missing()
         self.decided_steps = self.decide(self._step)
         if not self._has_ended():
+            self._score_checkpoint()
             with self.times.measure("input"):
                 self._load_batch()
         while not self._has_ended():
@@ -148,6 +151,7 @@ class TrainLoop:
             if not interrupted and not self.is_stopped and self._is_due(self._eval_every):
                 self._run_evaluation()
             self._raise_if_interrupted()
+            self._score_checkpoint()
         self._save()
         self._end_if_stopped()
         return self._state
@@ -311,6 +315,12 @@ class TrainLoop:
                 self.checkpoints.set_best(self._step)
             release_free_memory()
             self._report_metrics("eval", metrics)  # last: without this line, a resumed run repeats all
+
+    def _score_checkpoint(self) -> None:
+        """Scores the state of this step if it is saved, unless the run ends here."""
+        if self._saved_step == self._step and not self._has_ended():
+            with self._timer.paused(), self.times.measure("evaluation"):
+                self.score_checkpoint(self._step)
 
     def _report_metrics(self, split: str, metrics: Metrics) -> None:
         """Reports metrics; callbacks of the main process may end the run on every host."""

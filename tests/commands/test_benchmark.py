@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def glue(tmp_path: Path) -> Path:
 
 
 def test_a_run_per_task_that_is_there(glue, tmp_path):
-    configs = benchmark.glue_configs(
+    configs, _ = benchmark.glue_configs(
         ["--init=x", f"--data.dir={glue}", "--output_dir", str(tmp_path / "out"), "--seed=3"]
     )
     assert {name: config.data.dir for name, config in configs.items()} == {
@@ -38,9 +39,10 @@ def test_a_run_per_task_that_is_there(glue, tmp_path):
     }  # fmt: skip
     assert [config.output_dir for config in configs.values()] == [str(tmp_path / "out" / name) for name in configs]
     assert {(config.init, config.seed, config.num_seeds) for config in configs.values()} == {("x", 3, 3)}
-    [only] = benchmark.glue_configs(["--init=x", f"--data.dir={glue}", "--tasks=rte", "--num_seeds=1"]).values()
+    rte, _ = benchmark.glue_configs(["--init=x", f"--data.dir={glue}", "--tasks=rte", "--num_seeds=1"])
+    [only] = rte.values()
     assert (only.task, only.num_seeds, only.output_dir) == ("rte", 1, "runs/glue/rte")
-    hub = benchmark.glue_configs(["--init=x", "--data.dir=hub:nyu-mll/glue"])
+    hub, _ = benchmark.glue_configs(["--init=x", "--data.dir=hub:nyu-mll/glue"])
     assert list(hub) == list(benchmark.GLUE)
     assert {config.data.dir for config in hub.values()} == {"hub:nyu-mll/glue"}
 
@@ -55,6 +57,11 @@ def test_errors(glue, tmp_path, fails):
     )
     nothing = fails(main, "glue", "--init=x", f"--data.dir={tmp_path}")
     assert f"{tmp_path / 'CoLA'} does not exist" in nothing
+    follow = ["glue", f"--data.dir={glue}", "--follow"]
+    assert "--follow scores the checkpoints of its run: remove --init" in fails(main, *follow, "x", "--init=x")
+    assert f"--follow {tmp_path / 'nowhere'} is not a folder" in fails(main, *follow, f"{tmp_path / 'nowhere'}")
+    assert "holds no run (no config.yaml): name the folder of a pretraining run" in fails(main, *follow, str(glue))
+    assert "gs://x/run, which is not a local path" in fails(main, *follow, "gs://x/run")
     assert "argument NAME" in fails(main, "superglue", "model")
     assert "needs --tasks" in fails(main, "mteb", "model")
     assert "--tasks is for mteb" in fails(main, "nanobeir", "model", "--tasks=x")
@@ -108,3 +115,23 @@ def test_glue_is_scored_submitted_and_not_trained_again(pretrained, glue, tmp_pa
     again = capsys.readouterr().out
     assert again.count("has ended before") == 2
     assert again.splitlines()[-6:] == printed.splitlines()[-6:]
+
+
+@pytest.mark.medium
+def test_the_checkpoints_of_a_run_are_scored(pretrained, glue, tmp_path, capsys, fails):
+    run = Path(shutil.copytree(pretrained, tmp_path / "run"))
+    arguments = ["glue", f"--follow={run}", f"--data.dir={glue}", "--num_seeds=1", "--tasks=rte,cola"]
+    assert "rows of 128 tokens, but the model of" in fails(main, *arguments)
+    arguments += ["--data.max_length=16", "--data.buckets=16", "--training.batch_size=8", "--training.epochs=1"]
+    assert "lora.rank is set" in fails(main, *arguments, "--lora.rank=2")
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed[-3:]] == ["step", "3", "6"] and printed[-3].split()[1:3] == [
+        "rte",
+        "cola",
+    ]
+    best = json.loads((run / "results.json").read_text())["best_step"]
+    assert str(best) == next(line for line in printed[-2:] if line.endswith("best")).split()[0]
+    lines = (run / "transfer.jsonl").read_text()
+    assert main(arguments) == 0
+    assert (run / "transfer.jsonl").read_text() == lines and len(lines.splitlines()) == 4

@@ -27,6 +27,14 @@ from bert.training.step import TrainState, make_grad_fn, make_update_fn
 PRETRAINED, RANDOM = "pretrained", "random_weights"
 
 
+def require_all_trained(config: FinetuneConfig, key: str) -> None:
+    """Raises UserError for a fine-tuning that `StartComparison` does not support; ``key`` names what requests it."""
+    if config.lora.rank is not None:
+        raise UserError(f"{key} trains all weights, but lora.rank is set: set it to null")
+    if config.classifier_training == "contrastive":
+        raise UserError(f"{key} trains the classifier, but classifier_training is contrastive: remove it")
+
+
 class StartComparison:
     """Fine-tunes `PRETRAINED` and `RANDOM` weights with one compiled program.
 
@@ -49,10 +57,7 @@ class StartComparison:
         Raises:
             UserError: the data and the model do not fit each other, or the configuration trains adapters.
         """
-        if config.lora.rank is not None:
-            raise UserError("transfer trains all weights, but lora.rank is set: set it to null")
-        if config.classifier_training == "contrastive":
-            raise UserError("transfer trains the classifier, but classifier_training is contrastive: remove it")
+        require_all_trained(config, "transfer")
         folder = RunFolder(Path(require(config.output_dir, "output_dir")), config, resumed=False)
         self.config, self.setup = resolve_setup(folder, log)
         self._kind, self._log, self._on_progress = TASK_KINDS[self.setup.task.kind], log, on_progress

@@ -202,9 +202,16 @@ def write_results(
         "timing": times.results(),
     }
     log_info(describe_times(results["timing"]))
+    results |= best_checkpoint(run.path)
     metrics_log.write_results(run.path, results)
     plot_curves(run.path, curves_subject(run.config, results["baselines"]))
     return dict(metrics_log.to_jsonable(results))
+
+
+def best_checkpoint(run: Path) -> dict[str, Any]:
+    """Returns the entry of results.json that names the checkpoint with the best scores on labelled tasks, if any."""
+    step = metrics_log.best_transfer_step(run)
+    return {} if step is None else {"best_step": step}
 
 
 def read_completed(run: RunFolder[PretrainConfig], log: Log) -> dict[str, Any] | None:
@@ -267,7 +274,7 @@ def add_transfer(
         start_time: start of `measure_transfer`, by `time.perf_counter`. Its duration is added to ``seconds``.
     """
     seconds = round(results["seconds"] + time.perf_counter() - start_time, 1)
-    results = {**results, "transfer": transfer, "seconds": seconds}
+    results = {**results, "transfer": transfer, "seconds": seconds, **best_checkpoint(run.path)}
     metrics_log.write_results(run.path, results)
     plot_curves(run.path, final_subject(run.config, results))
     return dict(metrics_log.to_jsonable(results))

@@ -21,11 +21,13 @@ from bert.runs.folder import RunFolder
 from bert.runs.loggers import Callback, RunStart
 from bert.runs.report import make_report
 from bert.runtime.interrupts import Interrupted, InterruptHandler
+from bert.runtime.process import release_free_memory
 from bert.tokenizer.library import special_ids
 from bert.training.flops import flops_per_token, shapes_of
 from bert.training.initialization import Initializable, Log, Params, initialize_state
 from bert.training.loop import TrainLoop, TrainStep
 from bert.training.optimizer import learning_rate_schedule, make_optimizer
+from bert.training.pretraining.checkpoint_scores import CheckpointScores
 from bert.training.pretraining.data import PhaseData, PretrainingData, build_data, predictable_counts
 from bert.training.pretraining.evaluation import PretrainingEvaluator
 from bert.training.pretraining.initialization import (
@@ -76,6 +78,8 @@ def pretrain(run: RunFolder[PretrainConfig], log: Log = log_info, callbacks: Seq
         raise Interrupted(results["steps"], stop.signal_number) from None
     if transfer == results.get("transfer"):
         return dict(results)
+    if run.config.transfer_every is not None:
+        CheckpointScores.of_run(run, log).add_last(results["steps"], transfer)
     return dict(multihost.broadcast_from_main(partial(add_transfer, run, results, transfer, start_time)))
 
 
@@ -128,6 +132,7 @@ def _train(
                 loss_factors=loss.factors,
                 decide=budget.decide,
                 times=times,
+                score_checkpoint=partial(_score_checkpoint, run, checkpoints, log),
             )
             shapes = {path: shape for path, shape in shapes_of(state.params).items() if path[0] != PROJECTIONS}
             count_flops = partial(flops_per_token, shapes=shapes)
@@ -144,6 +149,20 @@ def _train(
         partial(write_results, run, data, state, report.divergence, start_time, times)
     )
     return run, dict(results)
+
+
+def _score_checkpoint(run: RunFolder[PretrainConfig], checkpoints: Checkpointer, log: Log, step: int) -> None:
+    """Fine-tunes from the checkpoint of a step if ``transfer_every`` includes it and it has no scores yet."""
+    every = run.config.transfer_every
+    if every is None or not step or step % every:
+        return
+    checkpoints.wait()
+    run.pull()
+    try:
+        CheckpointScores.of_run(run, log).measure(step)
+    except Interrupted as stop:  # its step is one of a fine-tuning run; the pretrained state is saved
+        raise Interrupted(step, stop.signal_number) from None
+    release_free_memory()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,10 +21,11 @@ from bert.parallel import multihost
 from bert.runs.folder import TRANSFER, RunFolder
 from bert.runs.report import Progress
 from bert.tasks import make_task
+from bert.tasks.base import Task
 from bert.tasks.docstring_tasks import DOCSTRING_TASKS, write_docstring_task
 from bert.tasks.sequence_classification import lexical_baseline
 from bert.tasks.splits import read_splits, require_dev
-from bert.training.finetuning.starts import PRETRAINED, RANDOM, StartComparison
+from bert.training.finetuning.starts import PRETRAINED, RANDOM, StartComparison, require_all_trained
 from bert.training.initialization import Log
 
 BAG_OF_WORDS = "bag_of_words"
@@ -61,7 +63,6 @@ def transfer_config(config: PretrainConfig, name: str) -> FinetuneConfig:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, sample_seed=recipe.seed))
     recipe = dataclasses.replace(recipe, init=run, output_dir=folder)
     recipe.check()
-    make_task(recipe)
     if recipe.data.max_length > config.model.max_position_embeddings:
         raise UserError(
             f"model.max_position_embeddings is {config.model.max_position_embeddings}, and transfer {name} has rows of "
@@ -73,9 +74,25 @@ def transfer_config(config: PretrainConfig, name: str) -> FinetuneConfig:
 def check_transfer(config: PretrainConfig) -> None:
     """Raises UserError if a recipe is invalid or its files cannot be read."""
     for name in transfer_names(config):
-        recipe = transfer_config(config, name)
-        if name not in DOCSTRING_TASKS and not (recipe.data.dir or "").startswith(DOCSTRINGS_PREFIX):
-            require_dev(read_splits(make_task(recipe), recipe).examples, f"transfer {name}")
+        check_recipe(transfer_config(config, name), name, selects_best=config.transfer_every is not None)
+
+
+def check_recipe(recipe: FinetuneConfig, name: str, selects_best: bool) -> None:
+    """Raises UserError if a recipe cannot be compared, or if its files cannot be read.
+
+    Args:
+        selects_best: whether the scores select a checkpoint.
+    """
+    key = f"transfer {name}"
+    require_all_trained(recipe, key)
+    task = make_task(recipe)
+    if selects_best and not task.higher_main_is_better:
+        raise UserError(
+            f"{key} has the score {task.main_metric}, of which lower is better, so it cannot select a checkpoint: "
+            "remove this task"
+        )
+    if name not in DOCSTRING_TASKS and not (recipe.data.dir or "").startswith(DOCSTRINGS_PREFIX):
+        require_dev(read_splits(task, recipe).examples, key)
 
 
 def measure_transfer(run: RunFolder[PretrainConfig], step: int, log: Log) -> list[dict[str, Any]]:
@@ -172,16 +189,10 @@ def _measure(
 ) -> dict[str, Any]:
     stem = Path(name).stem
     progress.describe(stem, "rows")
-    if name in DOCSTRING_TASKS and run.is_writer:
-        write_docstring_task(name, Path(recipe.data.dir or ""))
-    multihost.broadcast_from_main(lambda: None)  # the files are written
-    comparison = StartComparison(recipe, lambda message: None, progress.update)
+    comparison = compare_starts(recipe, name, run.is_writer, progress.update)
     task, splits = comparison.setup.task, comparison.setup.splits
     train, dev = splits["train"].examples, splits["dev"].examples
-
-    def summary(scores: list[float]) -> Mapping[str, Any]:
-        return _summarize([score / task.best_score for score in scores])
-
+    summary = partial(summarize_scores, task)
     results: dict[str, Any] = {"task": stem, "kind": task.kind, "metric": task.main_metric}
     results |= {"train_rows": len(train), "dev_rows": len(dev)}
     for start in STARTS:
@@ -201,6 +212,18 @@ def _measure(
     return results
 
 
-def _summarize(scores: list[float]) -> Mapping[str, Any]:
-    deviation = statistics.stdev(scores) if len(scores) > 1 else None
-    return {"mean": statistics.fmean(scores), "standard_deviation": deviation, "scores": scores}
+def compare_starts(
+    recipe: FinetuneConfig, name: str, is_writer: bool, on_progress: Callable[[float], None] = lambda share: None
+) -> StartComparison:
+    """Returns the comparison of a task, after the main process has written the rows of a built-in task."""
+    if name in DOCSTRING_TASKS and is_writer:
+        write_docstring_task(name, Path(recipe.data.dir or ""))
+    multihost.broadcast_from_main(lambda: None)  # the files are written
+    return StartComparison(recipe, lambda message: None, on_progress)
+
+
+def summarize_scores(task: Task, scores: Iterable[float]) -> dict[str, Any]:
+    """Returns ``mean``, ``standard_deviation`` and ``scores``, as shares of a perfect score."""
+    shares = [score / task.best_score for score in scores]
+    deviation = statistics.stdev(shares) if len(shares) > 1 else None
+    return {"mean": statistics.fmean(shares), "standard_deviation": deviation, "scores": shares}
