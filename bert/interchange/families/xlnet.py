@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert.config import ModelConfig
+from bert.errors import UserError
 from bert.interchange.families import base
 from bert.interchange.families.base import Family, Limit, ParametersByPath
 from bert.interchange.names import Names
@@ -39,8 +40,13 @@ ARRAYS = {
 
 
 def _read_config(content: dict[str, Any]) -> dict[str, Any]:
-    length = content.get(MAX_LENGTH_KEY, MAX_LENGTH)
-    settings: dict[str, Any] = {"max_position_embeddings": length, "memory_length": content.get("mem_len") or None}
+    memory = content.get("mem_len")
+    if isinstance(memory, bool) or not isinstance(memory, int | None):
+        raise UserError(f"mem_len is {memory!r}: set it to a whole number, or to null")
+    settings: dict[str, Any] = {
+        "max_position_embeddings": content.get(MAX_LENGTH_KEY, MAX_LENGTH),
+        "memory_length": memory or None,
+    }
     if ATTENTION_DROPOUT in content:
         settings["attention_probs_dropout_prob"] = content[ATTENTION_DROPOUT]
     return settings
