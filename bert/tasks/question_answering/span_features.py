@@ -53,7 +53,7 @@ class Example:
 class Windows(TokenRows):
     """R rows, each a question paired with a window of its context; the rows of a question are adjacent.
 
-    Labels are [R, 2] int32: the positions in the row of the answer's first and last token, or that of [CLS] twice if
+    Labels are [R, 2] int32: the positions in the row of the answer's first and last token, or of [CLS] twice if
     the answer is outside of the window. None if all answers are unknown.
     """
 
