@@ -58,6 +58,16 @@ def batch_of(step: int, rows: int = B) -> dict[str, np.ndarray]:
     }
 
 
+def batch_of_next_tokens(step: int = 0) -> dict[str, np.ndarray]:
+    """Rows of uneven lengths, every seventh one empty."""
+    batch = batch_of(step)
+    mask = batch["attention_mask"]
+    weights = (np.arange(T) < mask.sum(axis=1, keepdims=True) - 1).astype(np.float32)
+    labels = np.where(weights > 0, np.roll(batch["input_ids"], -1, axis=1), 0)
+    kept = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids", "rows")}
+    return kept | {"next_token_ids": labels.astype(np.int32), "next_token_weights": weights}
+
+
 class TinyLoader:
     """The batches of `batch_of`, with the interface that the loop needs."""
 

@@ -12,7 +12,6 @@ from bert.data.inputs import Text
 from bert.errors import UserError, without_surrogates
 from bert.inference.attention_maps import compute_attention_map, make_page
 from bert.inference.pretrained import Pretrained
-from bert.inference.search import pooling_of
 from bert.model.names import ENCODER_DECODER, has_decoder
 from bert.runs.metrics_log import read_results
 from bert.tasks.base import Task
@@ -304,7 +303,7 @@ def choose(model: Pretrained, question: str, choices: str) -> dict[str, float]:
 
 
 def _similarity(model: Pretrained) -> Ability:
-    name = pooling_of(model).similarity
+    name = model.pooling_or_default.similarity
     cosine = "The cosine of the embeddings of two texts: 1 for the same direction, 0 for unrelated ones."
     return Ability(
         "similarity",

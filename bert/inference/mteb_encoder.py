@@ -14,7 +14,6 @@ import numpy as np
 
 from bert.errors import UserError
 from bert.inference.pretrained import Pretrained
-from bert.inference.search import pooling_of
 
 SCORING_FUNCTIONS = {"cosine": "COSINE", "dot": "DOT_PRODUCT", "euclidean": "EUCLIDEAN"}
 """Names of ``mteb.models.model_meta.ScoringFunction`` by similarity."""
@@ -40,7 +39,7 @@ class MtebEncoder:
         self._name = f"bert-jax/{Path(model.source).name or 'model'}" if name is None else name
         if "/" not in self._name:
             raise UserError(f"name is {self._name!r}: pass organization/model")
-        if pooling_of(model).similarity not in SCORING_FUNCTIONS:
+        if model.pooling_or_default.similarity not in SCORING_FUNCTIONS:
             raise UserError(f"{model.source} compares embeddings by their manhattan distance, which mteb does not have")
 
     def encode(
@@ -76,14 +75,14 @@ class MtebEncoder:
     def _scoring_function(self) -> Any:
         from mteb.models.model_meta import ScoringFunction
 
-        return ScoringFunction[SCORING_FUNCTIONS[pooling_of(self._model).similarity]]
+        return ScoringFunction[SCORING_FUNCTIONS[self._model.pooling_or_default.similarity]]
 
     @cached_property
     def mteb_model_meta(self) -> Any:
         """Model description for mteb's results, a ``mteb.models.ModelMeta``."""
         from mteb.models import ModelMeta
 
-        model, pooling = self._model, pooling_of(self._model)
+        model, pooling = self._model, self._model.pooling_or_default
         facts = {
             "name": self._name,
             "revision": self._revision(),
@@ -102,6 +101,6 @@ class MtebEncoder:
         for path, leaf in jax.tree_util.tree_leaves_with_path(self._model.params):
             digest.update(jax.tree_util.keystr(path).encode())
             digest.update(np.ascontiguousarray(leaf).tobytes())
-        for layer in pooling_of(self._model).dense:
+        for layer in self._model.pooling_or_default.dense:
             digest.update(layer.kernel.tobytes() + (b"" if layer.bias is None else layer.bias.tobytes()))
         return digest.hexdigest()[:16]

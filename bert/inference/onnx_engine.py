@@ -135,7 +135,7 @@ def cached_graph(model: ModelBundle, architecture: str | None, log: Callable[[st
         ExportError: the outputs of the graph differ from the model's.
     """
     if architecture is not None:
-        model = model.replace(architecture=architecture, labels=(), pooling=model.pooling or Pooling())
+        model = model.replace(architecture=architecture, labels=(), pooling=model.pooling_or_default)
     if (caches := user_cache_dir()) is None:
         raise UserError("there is no home folder for the graph: set XDG_CACHE_HOME, or use the engine jax")
     folder = caches / "graphs" / _fingerprint(model)

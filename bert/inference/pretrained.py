@@ -121,9 +121,9 @@ class Pretrained(ModelBundle):
             results = self._sequence_generator.decode(features.sources, decoding, batch_size, range(len(features)))
             return [np.array(best.token_ids, np.int32) for best, *_ in results]
         if isinstance(features, QueryDocumentRows):
-            return self._forward.embed_groups(features, self.pooling or Pooling(), batch_size)
+            return self._forward.embed_groups(features, self.pooling_or_default, batch_size)
         if isinstance(features, TokenRows | WindowedRows) and (self.task is None or "embed" in self.task.calls):
-            return list(self._forward.embed(features, self.pooling or Pooling(), batch_size))
+            return list(self._forward.embed(features, self.pooling_or_default, batch_size))
         return self._forward.apply_head(features, batch_size)
 
     def warm_up(self, lengths: Iterable[int] | None = None, batch_sizes: Iterable[int] = (1,)) -> None:
@@ -143,7 +143,7 @@ class Pretrained(ModelBundle):
             raise UserError(f"{self.task.name} compiles for each number of choices: call predict with such questions")
         if self.architecture == ENCODER_DECODER:
             raise UserError(f"{self.source} compiles for each length of the generated texts: call predict instead")
-        limit = (self.pooling or Pooling()).max_length if self.task is None else self.data.max_length
+        limit = self.pooling_or_default.max_length if self.task is None else self.data.max_length
         max_length = min(limit or self.config.max_position_embeddings, self.config.max_position_embeddings)
         lengths, batch_sizes = ([*BUCKETS, max_length] if lengths is None else list(lengths)), list(batch_sizes)
         for name, counts in (("lengths", lengths), ("batch_sizes", batch_sizes)):
@@ -160,7 +160,7 @@ class Pretrained(ModelBundle):
         """Returns the hidden states of texts, or of pairs of texts as tuples. Texts that are too long are truncated.
 
         A string is a batch of one text (B = 1). A sentence-transformers folder may configure a shorter maximum length
-        or lower-casing. For many texts, `embed` is faster and needs less memory.
+        or lower-casing. No prompt is prepended. For many texts, `embed` is faster and needs less memory.
 
         Raises:
             UserError: an input is not a text or a pair of texts, or ``batch_size`` is below 1.
@@ -196,7 +196,7 @@ class Pretrained(ModelBundle):
             return self.embed([texts], batch_size, prompt, long_texts=long_texts)[0]
         if prompt not in (None, *get_args(PromptName)):
             raise UserError(f"prompt is {prompt!r}: pass {' or '.join(get_args(PromptName))}, or None for none")
-        texts, pooling, skipped = as_list(texts), self.pooling or Pooling(), None
+        texts, pooling, skipped = as_list(texts), self.pooling_or_default, None
         if start := getattr(pooling, f"{prompt or 'default'}_prompt"):
             if not pooling.include_prompt:
                 # Like sentence-transformers, count the tokens of the prompt without the special token at its end.
@@ -446,7 +446,7 @@ class Pretrained(ModelBundle):
     def _texts_to_pool(self, inputs: str | Sequence[Text]) -> tuple[list[Text], Pooling]:
         """Returns the texts as the model of embeddings reads them, and its pooling."""
         texts = [as_text_or_pair(text, index) for index, text in enumerate(as_list(inputs), 1)]
-        pooling = self.pooling or Pooling()
+        pooling = self.pooling_or_default
         if pooling.lowercase:
             texts = [text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower()) for text in texts]
         return texts, pooling

@@ -75,12 +75,8 @@ def similarity(
         UserError: see `embed`.
     """
     sides = ([side] if isinstance(side, str) else side for side in (texts, others))
-    return pooling_of(model).compare(*(model.embed(side, batch_size) for side in sides))
-
-
-def pooling_of(model: Any) -> Pooling:
-    """Returns the pooling that a model declares, or the default one."""
-    return model.pooling or Pooling()
+    similarities: np.ndarray = model.pooling_or_default.compare(*(model.embed(side, batch_size) for side in sides))
+    return similarities
 
 
 def search(
@@ -114,7 +110,8 @@ def search(
         indices, scores = search(model, [queries], corpus, top_k, batch_size)
         return SearchResults(indices[0], scores[0])
     check_count("top_k", top_k)
-    queries, width, similarity = as_filled_texts("query", queries), model.embedding_size, pooling_of(model).similarity
+    queries = as_filled_texts("query", queries)
+    width, similarity = model.embedding_size, model.pooling_or_default.similarity
     if isinstance(corpus, VectorIndex):
         _check_index(corpus, width, model.source, similarity)
         vectors = model.embed(queries, batch_size, "query")
@@ -386,7 +383,7 @@ def _retrieve(
     model: Any, queries: list[str], positives: list[Any], documents: list[Any], top_k: int, batch_size: int
 ) -> Iterator[tuple[float, list[tuple[Any, float]]]]:
     """Yields the similarity of each row's positive, and the nearest documents with theirs, best first."""
-    similarity = pooling_of(model).similarity
+    similarity = model.pooling_or_default.similarity
     distinct = {query: index for index, query in enumerate(dict.fromkeys(queries))}
     vectors = model.embed(list(distinct), batch_size, "query")
     blocks = blocks_of(model.embed(documents, batch_size, "document"))

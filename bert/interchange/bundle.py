@@ -94,9 +94,14 @@ class ModelBundle:
         return self.longest_text if self.long_texts is None else min(self.longest_text, self.long_texts.max_length)
 
     @property
+    def pooling_or_default(self) -> Pooling:
+        """`pooling`, or the default of sentence-transformers for a model that declares none."""
+        return self.pooling or Pooling()
+
+    @property
     def embedding_size(self) -> int:
         """Width of an embedding."""
-        return (self.pooling or Pooling()).embedding_size(self.config.hidden_size)
+        return self.pooling_or_default.embedding_size(self.config.hidden_size)
 
     @property
     def origin(self) -> str:

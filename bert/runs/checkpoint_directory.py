@@ -139,11 +139,10 @@ class CheckpointDirectory:
                     remove(path)
 
     def apply_retention(self, newest: int) -> None:
-        """Deletes checkpoints before ``newest`` that are not among the newest. The best and the held one keep their
-        parameters.
+        """Deletes checkpoints before ``newest`` that are not among the newest.
 
-        Damaged checkpoints do not count: they would displace good ones. Steps after ``newest`` are kept. The run has
-        resumed from an older checkpoint, and will reach them again.
+        The best one and the held one keep their parameters. Damaged checkpoints do not count: they would displace good
+        ones. Steps after ``newest`` are kept. The run has resumed from an older checkpoint, and will reach them again.
         """
         folders, kept = self.find(), {self._read_step(BEST), self._read_step(HELD)}
         good = [step for step in self.good_steps if step <= newest and not has_params_only(folders[step])]

@@ -26,7 +26,7 @@ TRAINING = 3
 
 FORMULA = {
     ATTENTION: "a layer: 4 D H (N + M) (8 D^2 in BERT; M heads of keys) + 4 T D (scores and mix), in place of T: three "
-    "blocks if local, T plus buckets if disentangled, T plus memory, 2 T if transformer_xl",
+    "blocks if local, T plus buckets or memory, 2 T if transformer_xl",
     FEED_FORWARD: "a layer: 4 D F, 6 D F if it is gated",
     PROJECTION: "2 E D",
     POOLER: "2 D^2 / T: one token a row; 2 D^2 where the head reads every token through it",

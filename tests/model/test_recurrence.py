@@ -13,6 +13,7 @@ from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.model.decoders import BertForCausalLM
 from bert.model.layers import LayerExecution
+from bert.model.mask import Mask
 from bert.model.recurrence import COLLECTION, SegmentMemory, kept_memory, memory_variables
 
 CONFIG = ModelConfig(
@@ -80,8 +81,6 @@ def test_no_gradient_enters_the_memory() -> None:
 
 
 def test_packed_rows_have_no_memory() -> None:
-    from bert.model.mask import Mask
-
     with pytest.raises(ValueError, match="have no memory"):
         SegmentMemory.empty(CONFIG, 2).extend(Mask(examples=jnp.ones((2, 4), int)), 4)
 

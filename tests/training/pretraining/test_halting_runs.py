@@ -1,20 +1,17 @@
 """Universal Transformers in training: the cost of steps is part of the loss, on any devices, and runs resume."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-import bert
 from bert.commands.pretrain import main
 from bert.model.pretraining import BertForPreTraining
 from bert.training.losses import make_pretraining_loss, with_ponder_loss
 from tests.conftest import SMALL_RUN
-from tests.helpers import lines_of
-from tests.interchange.hf_folders import assert_same
+from tests.helpers import assert_resumes, lines_of
 from tests.tiny_training import CONFIG, assert_same_gradients, batch_of, sharded_gradients
 
 HALTING = ["--model.layer_groups=1", "--model.step_embedding=true", "--model.halting=0.5"]
@@ -28,12 +25,7 @@ def test_a_run_logs_its_steps_and_resumes_exactly(corpus: Path, tmp_path: Path) 
     for line in lines_of(whole):
         assert 1 <= line["ponder_steps"] <= line["ponder_loss"] <= 3
         assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"] + 0.5 * line["ponder_loss"], rel=1e-4)
-    shutil.copytree(whole, again)
-    shutil.rmtree(again / "checkpoints" / "6")
-    (again / "results.json").unlink()
-    assert main([*arguments, f"--output_dir={again}"]) == 0
-    assert_same(bert.load(again).params, bert.load(whole).params)
-    assert lines_of(again) == lines_of(whole)
+    assert_resumes(main, arguments, whole, again)
 
 
 @pytest.mark.slow

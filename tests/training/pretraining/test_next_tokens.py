@@ -27,7 +27,7 @@ from bert.training.step import TrainState, make_train_step
 from bert.training.token_losses import make_next_token_loss
 from tests.conftest import NEXT, SMALL_RUN
 from tests.helpers import lines_of
-from tests.tiny_training import CONFIG, T, V, assert_same_gradients, batch_of, sharded_gradients
+from tests.tiny_training import CONFIG, V, assert_same_gradients, batch_of_next_tokens, sharded_gradients
 
 SIZES = dataclasses.replace(
     CONFIG, causal=True, pre_layer_norm=True, embedding_norm=False, prediction_transform=False, type_vocab_size=0,
@@ -40,16 +40,6 @@ OBJECTIVE = make_next_token_loss(MODEL)
 @functools.cache
 def initial_params() -> Any:
     return jax.jit(MODEL.init)(jax.random.key(0), np.zeros((1, 8), np.int32))["params"]
-
-
-def batch_of_next_tokens(step: int = 0) -> dict[str, np.ndarray]:
-    """Rows of uneven lengths, every seventh one empty."""
-    batch = batch_of(step)
-    mask = batch["attention_mask"]
-    weights = (np.arange(T) < mask.sum(axis=1, keepdims=True) - 1).astype(np.float32)
-    labels = np.where(weights > 0, np.roll(batch["input_ids"], -1, axis=1), 0)
-    kept = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids", "rows")}
-    return kept | {"next_token_ids": labels.astype(np.int32), "next_token_weights": weights}
 
 
 @pytest.mark.medium

@@ -1,7 +1,6 @@
 """Segment recurrence in training: runs resume with their memory, and devices and micro-batches do not matter."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,8 @@ from bert.training.recurrence import MEMORY, memory_shape, with_memory
 from bert.training.step import TrainState, make_train_step, make_update_fn
 from bert.training.token_losses import make_next_token_loss
 from tests.conftest import NEXT, PERMUTED, SMALL_RUN
-from tests.helpers import lines_of, state_of
-from tests.interchange.hf_folders import assert_same
-from tests.tiny_training import CONFIG, B, T, batch_of
-from tests.training.pretraining.test_next_tokens import batch_of_next_tokens
+from tests.helpers import assert_resumes, lines_of, state_of
+from tests.tiny_training import CONFIG, B, T, batch_of, batch_of_next_tokens
 
 TEXT = "baba kori tune losa mi riko neba salo tuko mine " * 4
 MEMORY_LENGTH = 256
@@ -49,29 +46,23 @@ def left_to_right(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     return folder / "run", arguments
 
 
-def assert_resumes(whole: Path, arguments: list[str], again: Path) -> None:
-    shutil.copytree(whole, again)
-    shutil.rmtree(again / "checkpoints" / "6")
-    (again / "results.json").unlink()
-    assert main([*arguments, f"--output_dir={again}"]) == 0
-    assert_same(bert.load(again).params, bert.load(whole).params)
-    assert lines_of(again) == lines_of(whole)
+def assert_resumes_with_memory(whole: Path, arguments: list[str], again: Path) -> None:
     memory = state_of(whole)["memory"]
     assert memory.shape == (2, 1, MEMORY_LENGTH, 16)
     assert np.abs(memory).max() > 0
-    np.testing.assert_array_equal(state_of(again)["memory"], memory)
+    assert_resumes(main, arguments, whole, again)
 
 
 @pytest.mark.medium
 def test_a_run_resumes_with_its_memory(left_to_right: tuple[Path, list[str]], tmp_path: Path) -> None:
-    assert_resumes(*left_to_right, tmp_path / "again")
+    assert_resumes_with_memory(*left_to_right, tmp_path / "again")
 
 
 @pytest.mark.slow
 def test_a_run_of_permuted_tokens_resumes_with_its_memory(corpus: Path, tmp_path: Path) -> None:
     arguments = [f"--data.train={corpus}", *SMALL_RUN, *PERMUTED, "--data.input_format=blocks", *RECURRENT]
     assert main([*arguments, f"--output_dir={tmp_path / 'whole'}"]) == 0
-    assert_resumes(tmp_path / "whole", arguments, tmp_path / "again")
+    assert_resumes_with_memory(tmp_path / "whole", arguments, tmp_path / "again")
 
 
 def train_step(objective: str, devices: int, micro_batches: int, mesh: tuple[int, int, int] | None = None) -> Any:
@@ -147,6 +138,8 @@ REJECTED = [
     (["--data.input_format=full_sentences"], "model.memory_length is 256, data.input_format is full_sentences"),
     (["--training.scan_layers=true"], "model.memory_length is 256, training.scan_layers is true"),
     (["--model.halting=0.0"], "model.memory_length is 256, model.halting is 0.0"),
+    (["--data.streaming=true", "--data.eval=x.txt"], "model.memory_length is 256, data.streaming is true"),
+    (["--init=runs/x@3", "--init_state=true"], "model.memory_length is 256, init_state is true"),
     (["--training.attention_implementation=splash"], "attention_implementation"),
 ]
 
@@ -155,3 +148,9 @@ REJECTED = [
 def test_what_does_not_continue_rows_is_rejected(options: list[str], words: str, fails, tmp_path: Path) -> None:
     text = fails(main, "--data.train=x.txt", f"--output_dir={tmp_path}", *SMALL_RUN, *NEXT, *RECURRENT, *options)
     assert all(part in text for part in words.split(", ")), text
+
+
+def test_phases_are_rejected(fails, tmp_path: Path) -> None:
+    (tmp_path / "phases.yaml").write_text("phases: [{share: 0.5, sequence_length: 16}, {share: 0.5}]")
+    arguments = [f"--config={tmp_path / 'phases.yaml'}", "--data.train=x.txt", *SMALL_RUN, *NEXT, *RECURRENT]
+    assert "a phase begins with other rows: set phases to null" in fails(main, *arguments)
