@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -63,7 +63,7 @@ class CompiledForward(BatchedForward):
     def _embed_rows(
         self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None
     ) -> Batches:
-        packed = pack_if_shorter(features, self._config, batch_size, BUCKETS)
+        packed = None if pooling.is_lexical else pack_if_shorter(features, self._config, batch_size, BUCKETS)
         if packed is None:
             yield from super()._embed_rows(features, pooling, batch_size, skipped)
             return
@@ -115,6 +115,18 @@ class CompiledForward(BatchedForward):
             return Encoded(output.last_hidden_state, output.pooled_output)
 
         return _compiled(encode)
+
+    def lexical_encoder(self, pooling: Pooling) -> Callable[..., Any]:
+        return partial(self._lexical_encoder, pooling)
+
+    @cached_property
+    def _lexical_encoder(self) -> Callable[..., Any]:
+        model = BertForMaskedLM(self._config, self._dtype)
+
+        def encode(pooling: Pooling, params: dict[str, Any], *inputs: jax.Array) -> jax.Array:
+            return pooling(model.apply({"params": params}, *inputs), inputs[-1])
+
+        return jax.jit(encode, static_argnums=0)
 
     @cached_property
     def _packed_encoder(self) -> Callable[..., Any]:

@@ -193,6 +193,10 @@ class BatchedForward(ABC):
     def head(self) -> Callable[..., Any]:
         """Maps (params, token ids, segment ids, mask) of a batch to the outputs of the task head."""
 
+    @abstractmethod
+    def lexical_encoder(self, pooling: Pooling) -> Callable[..., Any]:
+        """Maps (params, token ids, segment ids, mask) of a batch to embeddings [B, V] that pool masked-LM logits."""
+
     def encode(self, features: Rows, batch_size: int) -> Batches:
         """Yields hidden states and pooled outputs."""
         return self._run(self.encoder, features, batch_size)
@@ -220,8 +224,7 @@ class BatchedForward(ABC):
                 of_windows[features.offsets[:-1]] = skipped
             vectors = features.pool(list(self.embed(features.windows, pooling, batch_size, of_windows)))
             return pooling.scaled(np.array(vectors), features.counts > 1)
-        width = pooling.embedding_size(self._config.hidden_size)
-        embeddings = np.zeros((len(features), width), np.float32)
+        embeddings = np.zeros((len(features), pooling.embedding_size(self._config)), np.float32)
         for rows, vectors in self._embed_rows(features, pooling, batch_size, skipped):
             embeddings[rows] = vectors
         return embeddings
@@ -230,6 +233,10 @@ class BatchedForward(ABC):
         self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None
     ) -> Batches:
         """Yields the embeddings of each batch."""
+        if pooling.is_lexical:
+            for rows, vectors in self._run(self.lexical_encoder(pooling), features, batch_size):
+                yield rows, vectors[: len(rows)]
+            return
         for rows, output in self.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows)]
             mask = (np.arange(states.shape[1]) < features.lengths[rows, None]).astype(np.int32)
@@ -244,13 +251,17 @@ class BatchedForward(ABC):
         count, max_length, width = len(features), int(features.lengths.max(initial=0)), self._config.hidden_size
         hidden = np.zeros((count, max_length, width), np.float32)
         pooled = np.zeros((count, width), np.float32)
-        embeddings = np.zeros((count, pooling.embedding_size(width)), np.float32)
+        size = pooling.embedding_size(self._config)
+        embeddings = (
+            self.embed(features, pooling, batch_size) if pooling.is_lexical else np.zeros((count, size), np.float32)
+        )
         mask = (np.arange(max_length) < features.lengths[:, None]).astype(np.int32)
         for rows, output in self.encode(features, batch_size):
             states = output.last_hidden_state[: len(rows), :max_length]
             token_mask = mask[rows, : states.shape[1]]
             hidden[rows, : states.shape[1]] = states * token_mask[:, :, None]
-            embeddings[rows] = pooling(states, token_mask)
+            if not pooling.is_lexical:
+                embeddings[rows] = pooling(states, token_mask)
             if output.pooled_output is not None:
                 pooled[rows] = output.pooled_output[: len(rows)]
         check_finite(range(count), embeddings)

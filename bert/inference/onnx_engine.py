@@ -57,11 +57,13 @@ class GraphForward(BatchedForward):
     def _embed_rows(
         self, features: TokenRows, pooling: Pooling, batch_size: int, skipped: np.ndarray | None
     ) -> Batches:
-        if skipped is not None or EMBEDDING not in self._encoder_session.outputs:
+        if pooling.is_lexical or skipped is not None or EMBEDDING not in self._encoder_session.outputs:
             yield from super()._embed_rows(features, pooling, batch_size, skipped)
             return
-        run = self._encoder_session
-        yield from self._run(lambda params, *inputs: run([EMBEDDING], *inputs)[EMBEDDING], features, batch_size)
+        yield from self._run(_embedder(self._encoder_session), features, batch_size)
+
+    def lexical_encoder(self, pooling: Pooling) -> Callable[..., Any]:
+        return _embedder(self._masked_lm_session)
 
     @cached_property
     def encoder(self) -> Callable[..., Any]:
@@ -90,6 +92,15 @@ class GraphForward(BatchedForward):
     @cached_property
     def _encoder_session(self) -> Session:
         return Session(self._graph_of("Bert"))
+
+    @cached_property
+    def _masked_lm_session(self) -> Session:
+        return Session(self._graph_of("BertForMaskedLM"))
+
+
+def _embedder(session: Session) -> Callable[..., np.ndarray]:
+    """Returns the function that maps a batch to the embeddings that the graph computes."""
+    return lambda params, *inputs: session([EMBEDDING], *inputs)[EMBEDDING]
 
 
 class Session:
@@ -128,7 +139,8 @@ def cached_graph(model: ModelBundle, architecture: str | None, log: Callable[[st
 
     Args:
         model: ``dtype`` is float32 or int8.
-        architecture: ``Bert`` for the encoder with its pooling; None for the model with its head.
+        architecture: ``Bert`` for the encoder with its pooling, ``BertForMaskedLM`` for the pooling of logits; None for
+            the model with its head.
 
     Raises:
         UserError: the model has no graph, or the extra ``onnx`` is not installed.

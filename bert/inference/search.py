@@ -23,6 +23,9 @@ from bert.tasks.text_pairs import read_queries
 TEXTS_AT_ONCE = 4096
 """Maximum number of documents and of queries per block, for 64 MiB of similarities."""
 
+BLOCK_SIZE = 64 * 2**20
+"""Maximum size of a block of embeddings in bytes, unless one embedding is larger."""
+
 TINY = np.finfo(np.float32).tiny
 """Replacement for the length of a zero vector in divisions."""
 
@@ -96,7 +99,8 @@ def search(
         corpus: one of the following.
 
             - Texts.
-            - Embeddings [N, D] from ``embed(texts, prompt="document")``, for repeated searches.
+            - Embeddings [N, D] from ``embed(texts, prompt="document")``, for repeated searches. Sparse ones may be an
+              array of ``scipy.sparse`` by rows, such as ``csr_array``.
             - A FAISS index of embeddings with the inner product as metric, for cosines of embeddings of length 1. It
               may return fewer than ``top_k`` documents; missing ones have the index -1.
         top_k: number of documents per query, at most the size of the corpus.
@@ -118,7 +122,7 @@ def search(
         vectors = _unit(vectors) if similarity == "cosine" else vectors
         scores, indices = corpus.search(vectors, min(top_k, corpus.ntotal))
         return SearchResults(indices.astype(np.int64), scores.astype(np.float32))
-    if isinstance(corpus, np.ndarray) and np.issubdtype(corpus.dtype, np.number):
+    if _is_sparse(corpus) or (isinstance(corpus, np.ndarray) and np.issubdtype(corpus.dtype, np.number)):
         if corpus.ndim != 2 or corpus.shape[1] != width:
             raise UserError(
                 f"the corpus has the shape {list(corpus.shape)}, but embeddings of {model.source} have {width} "
@@ -128,10 +132,15 @@ def search(
         blocks: Iterable[np.ndarray] = _finite_blocks(corpus)
     else:
         documents = as_filled_texts("document", corpus)
-        blocks = (model.embed(documents[block], batch_size, "document") for block in _slices(len(documents)))
-    if not len(documents):
+        blocks = (model.embed(documents[block], batch_size, "document") for block in _slices(len(documents), width))
+    if not (count := documents.shape[0] if _is_sparse(documents) else len(documents)):
         raise UserError("the corpus has no documents: pass at least one")
-    return find_nearest(model.embed(queries, batch_size, "query"), blocks, min(top_k, len(documents)), similarity)
+    return find_nearest(model.embed(queries, batch_size, "query"), blocks, min(top_k, count), similarity)
+
+
+def _is_sparse(corpus: Any) -> bool:
+    """Whether the corpus is an array of ``scipy.sparse``, which is not imported for this."""
+    return hasattr(corpus, "toarray")
 
 
 def _check_index(index: VectorIndex, width: int, source: str, similarity: str) -> None:
@@ -206,17 +215,20 @@ def _merge(
     return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(similarities, order, axis=1)
 
 
-def _slices(count: int) -> list[slice]:
-    return [slice(start, start + TEXTS_AT_ONCE) for start in range(0, max(count, 1), TEXTS_AT_ONCE)]
+def _slices(count: int, width: int = 1) -> list[slice]:
+    """Splits ``count`` vectors of ``width`` float32 into blocks."""
+    step = max(1, min(TEXTS_AT_ONCE, BLOCK_SIZE // (4 * width)))
+    return [slice(start, start + step) for start in range(0, max(count, 1), step)]
 
 
-def _finite_blocks(vectors: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields vectors [N, D] in blocks. Raises UserError with the row if a value is NaN or infinite."""
-    for rows in _slices(len(vectors)):
-        if not (finite := np.isfinite(vectors[rows]).all(axis=1)).all():
+def _finite_blocks(vectors: Any) -> Iterator[np.ndarray]:
+    """Yields vectors [N, D] in dense blocks. Raises UserError with the row if a value is NaN or infinite."""
+    for rows in _slices(*vectors.shape):
+        block = vectors[rows].toarray() if _is_sparse(vectors) else vectors[rows]
+        if not (finite := np.isfinite(block).all(axis=1)).all():
             row = rows.start + int(np.argmin(finite))
             raise UserError(f"row {row} of the corpus (from 0) holds NaN or infinity: compute its embedding again")
-        yield vectors[rows]
+        yield block
 
 
 def blocks_of(vectors: np.ndarray) -> list[np.ndarray]:

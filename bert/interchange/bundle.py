@@ -99,9 +99,15 @@ class ModelBundle:
         return self.pooling or Pooling()
 
     @property
+    def embeds(self) -> bool:
+        """Whether the architecture computes what `pooling` reads, so that an exported graph returns embeddings."""
+        source = "BertForMaskedLM" if self.pooling_or_default.is_lexical else "Bert"
+        return self.pooling is not None and self.architecture == source
+
+    @property
     def embedding_size(self) -> int:
         """Width of an embedding."""
-        return self.pooling_or_default.embedding_size(self.config.hidden_size)
+        return self.pooling_or_default.embedding_size(self.config)
 
     @property
     def origin(self) -> str:

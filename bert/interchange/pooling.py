@@ -16,7 +16,16 @@ from bert.errors import UserError, WarningText, shorten
 from bert.files import read_json, read_json_object
 from bert.interchange.names import EMBEDDING
 from bert.interchange.tensor_files import read_tensors, write_tensors
-from bert.model.pooling import ACTIVATIONS, CONCATENATED, MODES, SIMILARITIES, PooledDense, Pooling, find_activation
+from bert.model.pooling import (
+    ACTIVATIONS,
+    CONCATENATED,
+    LEXICAL_MODES,
+    MODES,
+    SIMILARITIES,
+    PooledDense,
+    Pooling,
+    find_activation,
+)
 
 TEXT_SETTINGS = tuple(
     f"sentence_{name}_config.json"
@@ -27,6 +36,9 @@ TEXT_SETTINGS = tuple(
 PROMPTS = "config_sentence_transformers.json"
 """File with the prompts and the model type."""
 
+SPARSE_ENCODER = "SparseEncoder"
+"""Model type of embeddings that pool masked-LM logits."""
+
 KNOWN_SETTINGS = (
     *("model_type", "__version__", "requirements", "prompts", "default_prompt_name", "similarity_fn_name"),
     "truncate_dim",
@@ -34,9 +46,7 @@ KNOWN_SETTINGS = (
 """Keys of that file that are applied, have no effect, or have a separate message."""
 
 TEXT_SETTINGS_READ = {
-    "transformer_task": "feature-extraction",
     "module_output_name": "token_embeddings",
-    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "processing_kwargs": {},
     "query_length": None,
     "document_length": None,
@@ -44,8 +54,14 @@ TEXT_SETTINGS_READ = {
 }
 """Keys of `TEXT_SETTINGS` with a single supported value."""
 
-ORDER = re.compile("Transformer( Pooling( Dense)*( Normalize)?)?")
+TOKEN_FEATURES = {False: ("feature-extraction", "last_hidden_state"), True: ("fill-mask", "logits")}
+"""Task and output of the transformer whose hidden states (False) or masked-LM logits (True) are pooled."""
+
+ORDER = re.compile("Transformer( Pooling( Dense)*( Normalize)?)?|(MLM)?Transformer SpladePooling")
 """Supported sequences of modules."""
+
+NUM_LOG1P = {"relu": 1, "log1p_relu": 2}
+"""Values of ``activation_function`` of SpladePooling, and the corresponding `Pooling.num_log1p`."""
 
 WRITTEN = ("mean", "cls", "max", "mean_sqrt_len")
 """Modes whose keys are always written, even if they are off."""
@@ -88,12 +104,16 @@ def read_pooling(folder: Path, log: Callable[[str], None]) -> Pooling | None:
     if not modules:
         return None
     folder_of = dict(modules)
+    is_lexical = "SpladePooling" in folder_of
     settings_files = [place / name for place in (modules[0][1], folder) for name in TEXT_SETTINGS]
-    length, lowercase = next((_text_settings(file, log) for file in settings_files if file.is_file()), (None, False))
-    settings = _model_settings(folder / PROMPTS, log)
+    found = (_text_settings(file, is_lexical, log) for file in settings_files if file.is_file())
+    length, lowercase = next(found, (None, False))
+    settings = _model_settings(folder / PROMPTS, is_lexical, log)
     mode, include_prompt = Pooling.mode, Pooling.include_prompt
     if "Pooling" in folder_of:
         mode, include_prompt = _pooling_settings(folder_of["Pooling"] / "config.json", log)
+    if is_lexical:
+        mode, settings["num_log1p"] = _lexical_settings(folder_of["SpladePooling"] / "config.json", log)
     if "Normalize" in folder_of and (file := folder_of["Normalize"] / "config.json").is_file():
         _check_features(file, read_json_object(file))
     return Pooling(
@@ -121,7 +141,7 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     if not ORDER.fullmatch(" ".join(module_types)):
         raise UserError(
             f"{file} lists {', '.join(module_types)}: use a model with Transformer, Pooling, any number of Dense, and "
-            "Normalize, in this order"
+            "Normalize, in this order, or with MLMTransformer and SpladePooling"
         )
     places = [_inside(file, module.get("path", "")) for module in modules]
     return list(zip(module_types, places, strict=True))
@@ -137,7 +157,7 @@ def fit_to_model(
     """
     if pooling is None:
         return None
-    width, positions = pooling.pooled_size(config.hidden_size), config.max_position_embeddings
+    width, positions = pooling.pooled_size(config), config.max_position_embeddings
     for layer in pooling.dense:
         if layer.in_features != width:
             raise UserError(
@@ -157,27 +177,21 @@ def fit_to_model(
     return pooling
 
 
-def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
-    """Returns the sentence-transformers files for this pooling, as a dict of path and JSON content.
-
-    The first versions of text-embeddings-inference require ``pooling_mode_mean_sqrt_len_tokens``.
-    """
-    module_types = ["Transformer", "Pooling", *["Dense"] * len(pooling.dense)]
+def pooling_config_files(pooling: Pooling, config: ModelConfig) -> dict[str, Any]:
+    """Returns the sentence-transformers files for this pooling, as a dict of path and JSON content."""
+    package, module_types = "sentence_transformers.models", ["Transformer", "Pooling", *["Dense"] * len(pooling.dense)]
     module_types += ["Normalize"] if pooling.normalize else []
+    if pooling.is_lexical:
+        package, module_types = "sentence_transformers.sparse_encoder.models", ["MLMTransformer", "SpladePooling"]
     paths = ["", *(f"{number}_{module_type}" for number, module_type in enumerate(module_types) if number)]
     modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{module_type}"}
+        {"idx": i, "name": str(i), "path": path, "type": f"{package}.{module_type}"}
         for i, (path, module_type) in enumerate(zip(paths, module_types, strict=True))
     ]
-    modes = pooling.modes
-    declared: dict[str, Any] = {"word_embedding_dimension": hidden_size}
-    for mode in (*WRITTEN, *modes):
-        declared[KEY_OF_MODE.get(mode, f"pooling_mode_{mode}_tokens")] = mode in modes
-    if len(modes) > 1:  # the keys above cannot express the order
-        declared["pooling_mode"] = [f"{mode}_tokens" if mode == "mean_sqrt_len" else mode for mode in modes]
-    if not pooling.include_prompt:
-        declared["include_prompt"] = False
-    files: dict[str, Any] = {"modules.json": modules, "1_Pooling/config.json": declared}
+    files: dict[str, Any] = {
+        "modules.json": modules,
+        f"1_{module_types[1]}/config.json": _declared_pooling(pooling, pooling.pooled_size(config)),
+    }
     for number, layer in enumerate(pooling.dense, 2):
         files[f"{number}_Dense/config.json"] = {
             "in_features": layer.in_features,
@@ -187,34 +201,67 @@ def pooling_config_files(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
         }
     if pooling.max_length is not None or pooling.lowercase:
         files[TEXT_SETTINGS[0]] = {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase}
+    return files | _declared_settings(pooling)
+
+
+def _declared_pooling(pooling: Pooling, width: int) -> dict[str, Any]:
+    """Returns config.json of the module that pools.
+
+    The first versions of text-embeddings-inference require ``pooling_mode_mean_sqrt_len_tokens``.
+    """
+    if pooling.is_lexical:
+        activation = next(name for name, count in NUM_LOG1P.items() if count == pooling.num_log1p)
+        return {
+            "pooling_strategy": pooling.mode,
+            "activation_function": activation,
+            "word_embedding_dimension": width,
+        }
+    modes = pooling.modes
+    declared: dict[str, Any] = {"word_embedding_dimension": width // len(modes)}
+    for mode in (*WRITTEN, *modes):
+        declared[KEY_OF_MODE.get(mode, f"pooling_mode_{mode}_tokens")] = mode in modes
+    if len(modes) > 1:  # the keys above cannot express the order
+        declared["pooling_mode"] = [f"{mode}_tokens" if mode == "mean_sqrt_len" else mode for mode in modes]
+    if not pooling.include_prompt:
+        declared["include_prompt"] = False
+    return declared
+
+
+def _declared_settings(pooling: Pooling) -> dict[str, Any]:
+    """Returns the file `PROMPTS` and its content; {} if all values are defaults."""
     prompts = {"query": pooling.query_prompt, "document": pooling.document_prompt}
     default = next((name for name, prompt in prompts.items() if prompt == pooling.default_prompt), DEFAULT_PROMPT)
     if pooling.default_prompt:
         prompts[default] = pooling.default_prompt
-    if any(prompts.values()) or pooling.truncate_dim is not None or pooling.similarity != Pooling.similarity:
-        files[PROMPTS] = {
-            "prompts": prompts,
-            "default_prompt_name": default if pooling.default_prompt else None,
-            "similarity_fn_name": pooling.similarity,
-        }
-        if pooling.truncate_dim is not None:
-            files[PROMPTS]["truncate_dim"] = pooling.truncate_dim
-    return files
+    has_settings = pooling.truncate_dim is not None or pooling.similarity != Pooling.similarity or pooling.is_lexical
+    if not has_settings and not any(prompts.values()):
+        return {}
+    content: dict[str, Any] = {
+        "prompts": prompts,
+        "default_prompt_name": default if pooling.default_prompt else None,
+        "similarity_fn_name": pooling.similarity,
+    }
+    if pooling.is_lexical:
+        content["model_type"] = SPARSE_ENCODER
+    if pooling.truncate_dim is not None:
+        content["truncate_dim"] = pooling.truncate_dim
+    return {PROMPTS: content}
 
 
 def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
-def _model_settings(file: Path, log: Callable[[str], None]) -> dict[str, Any]:
+def _model_settings(file: Path, is_lexical: bool, log: Callable[[str], None]) -> dict[str, Any]:
     """Returns the fields of `Pooling` that apply to the whole model."""
     content = read_json_object(file) if file.is_file() else {}
-    similarity = content.get("similarity_fn_name") or Pooling.similarity
+    similarity = content.get("similarity_fn_name") or ("dot" if is_lexical else Pooling.similarity)
     if similarity not in SIMILARITIES:
         raise UserError(
             f"{file}: similarity_fn_name is {shorten(similarity)}: set it to {', '.join(SIMILARITIES)}, or null"
         )
-    if (kind := content.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
+    supported = SPARSE_ENCODER if is_lexical else "SentenceTransformer"
+    if (kind := content.get("model_type", supported)) != supported:
         log(WarningText(f"{file}: model_type is {kind}, which is not supported: embed returns pooled vectors"))
     _warn_unknown(file, content, KNOWN_SETTINGS, log)
     prompts = content.get("prompts") or {}
@@ -238,18 +285,21 @@ def _model_settings(file: Path, log: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
-def _text_settings(file: Path, log: Callable[[str], None]) -> tuple[int | None, bool]:
+def _text_settings(file: Path, is_lexical: bool, log: Callable[[str], None]) -> tuple[int | None, bool]:
     """Returns the maximum number of tokens, and whether texts are lower-cased."""
     content = read_json_object(file)
+    task, output = TOKEN_FEATURES[is_lexical]
+    modality = {"text": {"method": "forward", "method_output_name": output}}
+    settings_read = {**TEXT_SETTINGS_READ, "transformer_task": task, "modality_config": modality}
     length, lowercase = content.get("max_seq_length"), content.get("do_lower_case") or False
     if length is not None and not _is_count(length):
         raise UserError(f"{file}: max_seq_length is {shorten(length)}: set it to a number of tokens")
     if not isinstance(lowercase, bool):
         raise UserError(f"{file}: do_lower_case is {shorten(lowercase)}: set it to true or false")
-    for key, supported in TEXT_SETTINGS_READ.items():
+    for key, supported in settings_read.items():
         if content.get(key, supported) not in (supported, None):
             log(WarningText(f"{file}: {key} is {shorten(content[key])}, which is not applied"))
-    _warn_unknown(file, content, ("max_seq_length", "do_lower_case", "unpad_inputs", *TEXT_SETTINGS_READ), log)
+    _warn_unknown(file, content, ("max_seq_length", "do_lower_case", "unpad_inputs", *settings_read), log)
     return length, lowercase
 
 
@@ -272,6 +322,21 @@ def _pooling_settings(file: Path, log: Callable[[str], None]) -> tuple[str, bool
     known = ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *mode_keys)
     _warn_unknown(file, content, known, log)
     return CONCATENATED.join(modes), include_prompt
+
+
+def _lexical_settings(file: Path, log: Callable[[str], None]) -> tuple[str, int]:
+    """Returns the mode and the number of logarithms for `Pooling` from the settings of SpladePooling."""
+    content = read_json_object(file)
+    mode, activation = content.get("pooling_strategy", "max"), content.get("activation_function", "relu")
+    for key, value, supported in (
+        ("pooling_strategy", mode, LEXICAL_MODES),
+        ("activation_function", activation, NUM_LOG1P),
+    ):
+        if value not in supported:
+            raise UserError(f"{file}: {key} is {shorten(value)}: use one of {', '.join(supported)}")
+    known = ("pooling_strategy", "activation_function", "word_embedding_dimension", "embedding_dimension", "chunk_size")
+    _warn_unknown(file, content, known, log)
+    return mode, NUM_LOG1P[activation]
 
 
 def _inside(file: Path, path: Any) -> Path:
@@ -360,9 +425,9 @@ def _warn_unknown(file: Path, content: dict[str, Any], known: Collection[str], l
         log(WarningText(f"not loaded from {file}: {', '.join(unknown)}"))
 
 
-def write_pooling_files(pooling: Pooling, hidden_size: int, folder: Path) -> None:
+def write_pooling_files(pooling: Pooling, config: ModelConfig, folder: Path) -> None:
     """Writes the files of `pooling_config_files`, and the weights of dense modules."""
-    for name, content in pooling_config_files(pooling, hidden_size).items():
+    for name, content in pooling_config_files(pooling, config).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for number, layer in enumerate(pooling.dense, 2):

@@ -6,7 +6,7 @@ They are implemented here because existing libraries need a C compiler (pytrec_e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,18 +25,28 @@ def normalized(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
+def inner_products(vectors: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns the inner product of each vector [A, D] with each of the others [B, D], [A, B]."""
+    return vectors @ others.T
+
+
 def find_ranks(
-    queries: np.ndarray, documents: np.ndarray, positives: np.ndarray, query_numbers: np.ndarray
+    queries: np.ndarray,
+    documents: np.ndarray,
+    positives: np.ndarray,
+    query_numbers: np.ndarray,
+    compare: Callable[[np.ndarray, np.ndarray], np.ndarray] = inner_products,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rank of the positive document of each row.
 
     The positive document is last among documents with equal similarity, so that constant embeddings score 0.
 
     Args:
-      queries: [R, D] unit vectors.
-      documents: [N, D] unit vectors.
+      queries: [R, D] vectors.
+      documents: [N, D] vectors.
       positives: [R] index of a positive document of the row.
       query_numbers: [R] query of each row. Rows of the same query share their positive documents.
+      compare: computes the similarities of vectors [A, D] and [B, D], [A, B].
 
     Returns:
       [R] int64 rank, from 1, among the document and the negative documents of its query; and [R] int64 index of the
@@ -48,34 +58,37 @@ def find_ranks(
     ranks, first = np.zeros(len(queries), np.int64), np.zeros(len(queries), np.int64)
     for start in range(0, len(queries), ROWS_AT_ONCE):
         rows = np.arange(start, min(start + ROWS_AT_ONCE, len(queries)))
-        cosines = queries[rows] @ documents.T
-        own = np.take_along_axis(cosines, positives[rows, None], axis=1)
-        first[rows] = cosines.argmax(axis=1)
-        before = cosines >= own
+        similarities = compare(queries[rows], documents)
+        own = np.take_along_axis(similarities, positives[rows, None], axis=1)
+        first[rows] = similarities.argmax(axis=1)
+        before = similarities >= own
         for place, query in enumerate(query_numbers[rows].tolist()):
             before[place, list(positives_of[query])] = False
         ranks[rows] = 1 + before.sum(axis=1)
     return ranks, first
 
 
-def find_nearest_others(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def find_nearest_others(
+    vectors: np.ndarray, compare: Callable[[np.ndarray, np.ndarray], np.ndarray] = inner_products
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the nearest other vector of each vector. A single vector has index 0 and similarity 0.
 
     Args:
-      vectors: [R, D] unit vectors.
+      vectors: [R, D] vectors.
+      compare: see `find_ranks`.
 
     Returns:
-      [R] float32 cosine similarities and [R] int64 indices of the nearest vectors.
+      [R] float32 similarities and [R] int64 indices of the nearest vectors.
     """
-    cosines, others = np.zeros(len(vectors), np.float32), np.zeros(len(vectors), np.int64)
+    similarities, others = np.zeros(len(vectors), np.float32), np.zeros(len(vectors), np.int64)
     if len(vectors) < 2:
-        return cosines, others
+        return similarities, others
     for start in range(0, len(vectors), ROWS_AT_ONCE):
         rows = np.arange(start, min(start + ROWS_AT_ONCE, len(vectors)))
-        products = vectors[rows] @ vectors.T
-        products[np.arange(len(rows)), rows] = -np.inf
-        others[rows], cosines[rows] = products.argmax(axis=1), products.max(axis=1)
-    return cosines, others
+        of_rows = compare(vectors[rows], vectors)
+        of_rows[np.arange(len(rows)), rows] = -np.inf
+        others[rows], similarities[rows] = of_rows.argmax(axis=1), of_rows.max(axis=1)
+    return similarities, others
 
 
 def retrieval_scores(ranks: np.ndarray, positives: np.ndarray, query_numbers: np.ndarray) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Embeddings of texts from hidden states, as configured by a sentence-transformers folder. Does not import JAX.
+"""Embeddings of texts, as configured by a sentence-transformers folder. Does not import JAX.
 
 `Pooling` accepts arrays of NumPy or JAX. Shapes as in `bert.model.encoder`.
 """
@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from bert.config import ModelConfig
 from bert.errors import require
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 """Pooling modes, in the order in which sentence-transformers concatenates the modes enabled in older files."""
+
+LEXICAL_MODES = ("max", "sum")
+"""Pooling modes of masked-LM logits."""
 
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 """Similarities of embeddings: the last two are negative distances."""
@@ -25,10 +29,11 @@ CONCATENATED = "+"
 
 @dataclass(frozen=True)
 class Pooling:
-    """How hidden states become embeddings. Defaults match sentence-transformers for a plain BERT.
+    """How hidden states or masked-LM logits become embeddings. Defaults match sentence-transformers for a plain BERT.
 
     Attributes:
-        mode: one of `MODES`, or several joined by ``+``, whose vectors are concatenated:
+        mode: one of `MODES`, or several joined by ``+``, whose vectors are concatenated; one of `LEXICAL_MODES` for
+            logits:
 
             - cls: the first token.
             - max: the maximum of each feature.
@@ -36,6 +41,7 @@ class Pooling:
             - mean_sqrt_len: their sum divided by the square root of their number.
             - weightedmean: their mean weighted by position, counted from 1.
             - lasttoken: the last token.
+            - sum: the sum of the tokens, of logits.
         normalize: whether to scale embeddings to length 1.
         max_length: maximum number of tokens of a text; None for the model's maximum.
         lowercase: whether to lower-case texts before tokenization, even if the tokenizer is cased.
@@ -46,6 +52,9 @@ class Pooling:
         truncate_dim: number of leading features to keep after scaling; None for all.
         dense: layers applied to the pooled vector, in order.
         similarity: one of `SIMILARITIES`, by which embeddings are compared.
+        num_log1p: how often log(1 + x) is applied to the positive masked-LM logits that are pooled in place of hidden
+            states. Embeddings then weight the words of the vocabulary, and most weights are 0: SPLADE, with 1 (Formal
+            et al. 2021, equation 1). 0 pools hidden states.
     """
 
     mode: str = "mean"
@@ -59,26 +68,32 @@ class Pooling:
     dense: tuple[PooledDense, ...] = ()
     default_prompt: str = ""
     similarity: str = "cosine"
+    num_log1p: int = 0
+
+    @property
+    def is_lexical(self) -> bool:
+        """Whether masked-LM logits are pooled."""
+        return self.num_log1p > 0
 
     @property
     def modes(self) -> list[str]:
         """The modes to concatenate."""
         return self.mode.split(CONCATENATED)
 
-    def pooled_size(self, hidden_size: int) -> int:
+    def pooled_size(self, config: ModelConfig) -> int:
         """Width of the pooled vector, before the dense layers."""
-        return hidden_size * len(self.modes)
+        return config.known_vocab_size if self.is_lexical else config.hidden_size * len(self.modes)
 
-    def embedding_size(self, hidden_size: int) -> int:
+    def embedding_size(self, config: ModelConfig) -> int:
         """Width of an embedding."""
-        width = self.dense[-1].out_features if self.dense else self.pooled_size(hidden_size)
+        width = self.dense[-1].out_features if self.dense else self.pooled_size(config)
         return min(width, self.truncate_dim or width)
 
     def __call__(self, hidden_states: Any, attention_mask: Any, skipped: np.ndarray | None = None) -> Any:
         """Computes embeddings of padded rows.
 
         Args:
-            hidden_states: [B, T, D] float32, an array of NumPy or JAX.
+            hidden_states: [B, T, D] float32, an array of NumPy or JAX; masked-LM logits [B, T, V] if `is_lexical`.
             attention_mask: [B, T], 1 for a token and 0 for padding, which is at the end of each row.
             skipped: [B], number of leading tokens of each row to leave out; None for none.
 
@@ -88,6 +103,11 @@ class Pooling:
         if skipped is not None:
             skipped = np.minimum(skipped, attention_mask.sum(axis=1) - 1)
             attention_mask = attention_mask * (np.arange(attention_mask.shape[1]) >= skipped[:, None])
+        if self.is_lexical:
+            xp = hidden_states.__array_namespace__()
+            hidden_states = xp.maximum(hidden_states, 0)
+            for _ in range(self.num_log1p):
+                hidden_states = xp.log1p(hidden_states)
         return self._finish([_pool_rows(mode, hidden_states, attention_mask) for mode in self.modes])
 
     def of_sequences(
@@ -123,6 +143,17 @@ class Pooling:
         metric = "cityblock" if self.similarity == "manhattan" else "euclidean"
         return -cdist(embeddings, others, metric).astype(np.float32)
 
+    def compare_pairs(self, embeddings: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Returns the similarity of each row of both sides [R, E], [R] float32."""
+        if self.similarity in ("cosine", "dot"):
+            products: np.ndarray = np.einsum("re,re->r", embeddings, others)
+            if self.similarity == "dot":
+                return products
+            lengths = np.linalg.norm(embeddings, axis=1) * np.linalg.norm(others, axis=1)
+            return products / np.maximum(lengths, np.finfo(np.float32).tiny)
+        difference = embeddings - others
+        return -np.linalg.norm(difference, ord=1 if self.similarity == "manhattan" else 2, axis=1)
+
     def scaled(self, embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Returns embeddings [B, E] of which ``rows`` [B] bool are scaled to length 1, if the model normalizes."""
         if self.normalize:
@@ -152,6 +183,8 @@ def _pool_rows(mode: str, hidden_states: Any, attention_mask: Any) -> Any:
         return xp.where(mask > 0, hidden_states, -xp.inf).max(axis=1)
     if mode == "weightedmean":
         mask = mask * xp.arange(1, mask.shape[1] + 1, dtype=xp.float32)[:, None]
+    if mode == "sum":
+        return (hidden_states * mask).sum(axis=1)
     count = xp.maximum(mask.sum(axis=1), 1)
     return (hidden_states * mask).sum(axis=1) / (xp.sqrt(count) if mode == "mean_sqrt_len" else count)
 

@@ -24,6 +24,7 @@ from bert.data.windows import WindowedRows
 from bert.errors import UserError, require
 from bert.files import write_tsv
 from bert.metrics import retrieval
+from bert.model.pooling import Pooling
 from bert.tasks.base import Outputs
 from bert.tasks.columns import KEYS, ColumnFilesTask, label_text, read_columns
 from bert.tasks.error_files import file_prefix
@@ -31,7 +32,7 @@ from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_querie
 
 
 class Cosines(NamedTuple):
-    """The cosine of each row [R]; for queries also the rank of the positive, and the row of the first document."""
+    """The similarity of each row [R]; for queries also the rank of the positive, and the row of the first document."""
 
     cosines: np.ndarray
     ranks: np.ndarray | None = None
@@ -46,10 +47,15 @@ class Embedding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingTask(ColumnFilesTask):
-    """One vector per text, pooled from the hidden states of the encoder (`bert.model.pooling.Pooling`)."""
+    """One vector per text, pooled from the hidden states of the encoder (`bert.model.pooling.Pooling`).
+
+    Attributes:
+        similarity: one of `bert.model.pooling.SIMILARITIES`, by which embeddings are compared.
+    """
 
     name: str = "embedding"
     settings: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    similarity: str = "cosine"
     kind: ClassVar[str] = "embedding"
     architecture: ClassVar[str] = "Bert"
     answer_type: ClassVar[type] = Embedding
@@ -164,14 +170,24 @@ class EmbeddingTask(ColumnFilesTask):
             return outputs
         texts = 1 + int(features.documents.choices.max())
         vectors = np.reshape(outputs, (len(outputs), texts, -1))[:, :2]
-        queries, documents = (retrieval.normalized(vectors[:, side]) for side in range(2))
-        cosines = np.einsum("rd,rd->r", queries, documents)
+        queries, documents = (self._comparable(vectors[:, side]) for side in range(2))
+        cosines = self._compared.compare_pairs(queries, documents)
         if self.settings.has_scores:
             return Cosines(cosines)
         positives = number_texts(examples.documents)
         _, rows = np.unique(positives, return_index=True)
-        ranks, first = retrieval.find_ranks(queries, documents[rows], positives, number_texts(examples.queries))
+        numbers = number_texts(examples.queries)
+        ranks, first = retrieval.find_ranks(queries, documents[rows], positives, numbers, self._compared.compare)
         return Cosines(cosines, ranks, rows[first])
+
+    def _comparable(self, vectors: np.ndarray) -> np.ndarray:
+        """Returns vectors [R, D] for `_compared`, of length 1 for cosines."""
+        return retrieval.normalized(vectors) if self.similarity == "cosine" else vectors
+
+    @property
+    def _compared(self) -> Pooling:
+        """Compares vectors of `_comparable`."""
+        return Pooling(similarity="dot" if self.similarity == "cosine" else self.similarity)
 
     def score(self, predictions: Cosines, examples: TextExamples) -> dict[str, float]:
         """Returns nDCG, MRR and recall among the documents of the split, or correlations with the scores."""
@@ -288,7 +304,7 @@ class LabelledTextsTask(EmbeddingTask):
         labels = examples.known_scores
         if len(labels) < 2:
             return np.zeros(len(labels), bool)
-        same: np.ndarray = labels[_nearest(predictions).first] == labels
+        same: np.ndarray = labels[self._nearest(predictions).first] == labels
         return same
 
     def baseline_scores(self, examples: TextExamples) -> dict[str, float]:
@@ -298,7 +314,7 @@ class LabelledTextsTask(EmbeddingTask):
 
     def write_predictions(self, folder: Path, split: str, predictions: Any, examples: TextExamples) -> list[Path]:
         """Writes SPLIT.tsv: the id of the nearest other text, and the cosine."""
-        return super().write_predictions(folder, split, _nearest(predictions), examples)
+        return super().write_predictions(folder, split, self._nearest(predictions), examples)
 
     def write_details(self, folder: Path, split: str, predictions: Any, examples: TextExamples) -> list[Path]:
         return []
@@ -307,10 +323,10 @@ class LabelledTextsTask(EmbeddingTask):
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
         return (("text",), (self.data.columns.text_a,))
 
-
-def _nearest(embeddings: Outputs) -> Cosines:
-    cosines, others = retrieval.find_nearest_others(retrieval.normalized(np.reshape(embeddings, (len(embeddings), -1))))
-    return Cosines(cosines, None, others)
+    def _nearest(self, embeddings: Outputs) -> Cosines:
+        vectors = self._comparable(np.reshape(embeddings, (len(embeddings), -1)))
+        similarities, others = retrieval.find_nearest_others(vectors, self._compared.compare)
+        return Cosines(similarities, None, others)
 
 
 TASKS = (EmbeddingTask(),)

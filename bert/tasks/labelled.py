@@ -69,7 +69,7 @@ def embedding_task(name: str, pooling: Pooling) -> EmbeddingTask:
     settings = EmbeddingConfig(
         lowercase=pooling.lowercase, query_prompt=pooling.query_prompt, document_prompt=pooling.document_prompt
     )
-    return EmbeddingTask(name=name, settings=settings)
+    return EmbeddingTask(name=name, settings=settings, similarity=pooling.similarity)
 
 
 def read_labelled(task: Task, data: Any, split: str, columns: Mapping[str, str]) -> Labelled:
@@ -183,7 +183,7 @@ def _embedding_of_columns(task: EmbeddingTask, fields: Sequence[str], columns: M
         settings, names = replace(task.settings, loss="cosent"), pairs
     else:
         settings, kind = replace(task.settings, loss="same_label"), LabelledTextsTask
-    return kind(name=task.name, data=replace(task.data, columns=names), settings=settings)
+    return kind(name=task.name, data=replace(task.data, columns=names), settings=settings, similarity=task.similarity)
 
 
 # Sequence classification

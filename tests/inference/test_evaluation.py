@@ -172,3 +172,25 @@ def test_embeddings_are_scored_by_their_neighbours(pretrained: Path) -> None:
     cosines = vectors[1:] @ vectors[0] / np.linalg.norm(vectors[1:], axis=1)
     expected = np.corrcoef(cosines, [1, 2, 3, 4])[0, 1]
     assert model.evaluate(scored).metrics["pearson"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "euclidean", "manhattan"])
+def test_embeddings_are_scored_by_the_declared_similarity(similarity: str, pretrained: Path) -> None:
+    from bert.model.pooling import Pooling
+
+    model = dataclasses.replace(bert.load(pretrained), pooling=Pooling(similarity=similarity), source="encoder")
+    rows = [("ba", "ko tu"), ("ri ba", "tu"), ("ko", "ba ri ko"), ("tu ri", "ri")]
+    queries, documents = map(list, zip(*rows, strict=True))
+    first = model.search(queries, documents, top_k=4).indices
+    places = [row.tolist().index(number) for number, row in enumerate(first)]
+    found = model.evaluate([{"query": query, "positive": document} for query, document in rows]).metrics
+    assert found["mrr_at_10"] == pytest.approx(np.mean([1 / (1 + place) for place in places]), abs=1e-6)
+    expected = np.corrcoef(np.diagonal(model.similarity(queries, documents)), range(4))[0, 1]
+    scored = [{"text_a": query, "text_b": document, "score": row} for row, (query, document) in enumerate(rows)]
+    assert model.evaluate(scored).metrics["pearson"] == pytest.approx(expected, abs=1e-4)
+    similarities = model.similarity(queries, queries)
+    np.fill_diagonal(similarities, -np.inf)
+    labels = ["x", "y", "x", "y"]
+    hits = [labels[number] == label for number, label in zip(similarities.argmax(axis=1), labels, strict=True)]
+    texts = [{"text": text, "label": label} for text, label in zip(queries, labels, strict=True)]
+    assert model.evaluate(texts).metrics["accuracy"] == pytest.approx(np.mean(hits))

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 import bert
+from bert.config import ModelConfig
 from bert.errors import UserError
 from bert.inference.search import find_nearest
-from bert.interchange.pooling import TANH, read_pooling
+from bert.interchange.pooling import TANH, read_pooling, write_pooling_files
 from bert.model.pooling import MODES, PooledDense, Pooling
-from tests.interchange.hf_folders import edit
+from tests.interchange.hf_folders import CONFIG, edit
 
 IDENTITY = "torch.nn.modules.linear.Identity"
 HIDDEN = np.array([[[1, 8], [3, 2], [5, 5], [9, 9]]], np.float32)
@@ -35,7 +37,7 @@ def test_each_mode_by_hand(mode: str, expected: list[float]) -> None:
     pooling = Pooling(mode)
     for actual in (pooling(HIDDEN, MASK), pooling.of_sequences(HIDDEN[0, :3], np.array([3]))):
         np.testing.assert_allclose(actual, [expected], rtol=1e-6)
-    assert pooling.embedding_size(2) == len(expected)
+    assert pooling.embedding_size(ModelConfig(hidden_size=2, num_attention_heads=1)) == len(expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -52,6 +54,68 @@ def test_layers_scaling_and_truncation_are_applied_in_this_order() -> None:
     layer = PooledDense(np.eye(2, 3, dtype=np.float32), np.array([0, 0, 4], np.float32), IDENTITY)
     result = Pooling("cls", normalize=True, dense=(layer,), truncate_dim=2)(HIDDEN, MASK)
     np.testing.assert_allclose(result, [[1 / 9, 8 / 9]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_log1p", "expected"),
+    [
+        ("max", 1, [np.log(6), 0, np.log(3)]),
+        ("sum", 1, [np.log(2) + np.log(6), 0, np.log(3)]),
+        ("max", 2, [np.log1p(np.log(6)), 0, np.log1p(np.log(3))]),
+    ],
+)
+def test_words_are_weighted_by_hand(mode: str, num_log1p: int, expected: list[float]) -> None:
+    logits = np.array([[[1, -8, 2], [-3, -2, -1], [5, -5, 0], [9, 9, 9]]], np.float32)
+    pooling = Pooling(mode, num_log1p=num_log1p)
+    np.testing.assert_allclose(pooling(logits, MASK), [expected], rtol=1e-6)
+    assert pooling.embedding_size(ModelConfig(vocab_size=3)) == 3
+
+
+LEXICAL = Pooling("sum", num_log1p=2, max_length=9, query_prompt="a ", similarity="dot")
+
+
+@pytest.mark.medium
+def test_a_folder_with_word_weights(made, tmp_path: Path) -> None:
+    model = made("BertForMaskedLM", pooling=LEXICAL)
+    model.save(tmp_path / "out")
+    said: list[str] = []
+    again = bert.load(tmp_path / "out", said.append)
+    assert again.pooling == LEXICAL
+    assert len(said) == 1, "no key is reported as not applied"
+    texts = ["a b c", "d", "c b"]
+    embeddings = model.embed(texts)
+    assert embeddings.shape == (3, model.config.vocab_size)
+    np.testing.assert_array_equal(again.embed(texts), embeddings)
+    np.testing.assert_array_equal(model.encode(texts).embeddings, embeddings)
+    found = model.search(["b", "d"], texts)
+    for corpus in (model.embed(texts, prompt="document"), csr_array(model.embed(texts, prompt="document"))):
+        for ours, theirs in zip(model.search(["b", "d"], corpus), found, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_allclose(model.similarity(texts, texts), embeddings @ embeddings.T, rtol=1e-6)
+    long_text = ["a b c d " * 20]
+    windows = model.embed(long_text, long_texts="windows_max")
+    assert (windows >= model.embed(long_text) - 1e-4).all(), "the maximum over windows, of which one is the cut text"
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ({"pooling_strategy": "mean"}, "pooling_strategy is 'mean': use one of max, sum"),
+        ({"activation_function": "gelu"}, "activation_function is 'gelu': use one of relu, log1p_relu"),
+    ],
+)
+def test_wrong_settings_of_word_weights_are_errors(content: dict[str, str], match: str, made, tmp_path: Path) -> None:
+    made("BertForMaskedLM", pooling=LEXICAL).save(tmp_path / "out")
+    edit(tmp_path / "out/1_SpladePooling", **content)
+    with pytest.raises(UserError, match=match):
+        bert.load(tmp_path / "out")
+
+
+def test_word_weights_need_a_masked_lm_head(made, tmp_path: Path) -> None:
+    made().save(tmp_path / "out")
+    write_pooling_files(LEXICAL, CONFIG, tmp_path / "out")
+    with pytest.raises(UserError, match="SpladePooling reads masked-LM logits, which Bert does not compute"):
+        bert.load(tmp_path / "out")
 
 
 ALL = Pooling(

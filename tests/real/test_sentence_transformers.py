@@ -107,6 +107,45 @@ def test_every_module_and_setting_gives_the_same_embeddings(
     np.testing.assert_allclose(ours.embed(many, 4, "query"), theirs.encode(many, prompt_name="query"), atol=1e-5)
 
 
+@pytest.mark.parametrize(("mode", "activation"), [("max", "relu"), ("sum", "relu"), ("max", "log1p_relu")])
+def test_a_sparse_encoder_weights_the_same_words(
+    mode: str, activation: str, library: Any, shared: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A folder of SparseEncoder, both engines, our export read by it, and the README of the graph."""
+    torch.manual_seed(0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(shared / "models" / "all-MiniLM-L6-v2")
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, initializer_range=0.1
+    )
+    for part in (transformers.BertForMaskedLM(config), tokenizer):
+        part.save_pretrained(tmp_path / "mlm")
+    splade = library.sparse_encoder.modules.SpladePooling(mode, activation)
+    modules = [library.sparse_encoder.modules.MLMTransformer(str(tmp_path / "mlm")), splade]
+    theirs = library.SparseEncoder(modules=modules, prompts={"query": "find this: "}, device="cpu")
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    said: list[str] = []
+    ours = bert.load(tmp_path / "theirs", said.append)
+    assert len(said) == 1, "no setting is reported as not applied"
+    ours.save(tmp_path / "ours")
+    again = library.SparseEncoder(str(tmp_path / "ours"), device="cpu")
+    graph = bert.load(tmp_path / "theirs", engine="onnxruntime")
+    for model in (theirs, again):
+        for name in (None, "query"):
+            expected = model.encode(TEXTS, prompt_name=name, convert_to_sparse_tensor=False).numpy()
+            assert 0.2 < (expected > 0).mean() < 0.99
+            for engine in (ours, graph):
+                np.testing.assert_allclose(engine.embed(TEXTS, prompt=name), expected, atol=1e-4, rtol=1e-5)
+        expected = model.similarity(model.encode(TEXTS[:3]), model.encode(TEXTS)).numpy()
+        np.testing.assert_allclose(ours.similarity(TEXTS[:3], TEXTS), expected, rtol=1e-5)
+    ours.save(tmp_path / "graph", "onnx")
+    blocks = (tmp_path / "graph" / "README.md").read_text().split("```python\n")[1:]
+    monkeypatch.chdir(tmp_path / "graph")
+    result: dict[str, Any] = {"TEXTS": TEXTS}
+    code = "".join(block.split("```")[0] for block in blocks)
+    exec(code.replace('["one text", "another text"]', "TEXTS"), result)
+    np.testing.assert_allclose(result["embeddings"], ours.embed(TEXTS), atol=1e-4, rtol=1e-5)
+
+
 def test_an_exported_cross_encoder_ranks_alike(library: Any, shared: Path, tmp_path: Path) -> None:
     rows = [{"query": f"number {n}", "positive": f"the digits {n}", "negatives": f"a {n % 3}"} for n in range(16)]
     overrides = {"training.batch_size": 8, "training.steps": 2, "training.epochs": None, "data.max_length": 64}

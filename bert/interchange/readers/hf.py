@@ -136,6 +136,10 @@ def read_hf_model(
         task_settings = {"classifier_dropout": task_settings["classifier_dropout"]}
     elif architecture == "BertForSequenceClassification":
         activation = read_score_activation(folder, content, len(labels), log)
+    if pooling is not None and pooling.is_lexical and architecture != "BertForMaskedLM":
+        raise UserError(
+            f"{root}: SpladePooling reads masked-LM logits, which {architecture} does not compute: use another model"
+        )
     return ModelBundle(
         config=config,
         params=params,

@@ -209,7 +209,7 @@ def _write(model: ModelBundle, folder: Path) -> None:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if model.pooling is not None:
-        write_pooling_files(model.pooling, model.config.hidden_size, folder)
+        write_pooling_files(model.pooling, model.config, folder)
     for tokenizer, place in published_tokenizers(model, folder):
         segments = model.config.type_vocab_size > 1  # with a single segment, the model class makes the ids
         length, pads = model.row_length, model.pooling is not None

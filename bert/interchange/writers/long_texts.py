@@ -89,7 +89,7 @@ def _logit_lines(own: LongTexts) -> list[str]:
 
 def _vector_lines(model: ModelBundle, own: LongTexts) -> list[str]:
     pooling = model.pooling
-    if pooling is None or pooling.mode not in POOLED or pooling.dense:
+    if pooling is None or pooling.is_lexical or pooling.mode not in POOLED or pooling.dense:
         return []
     scale = "torch.nn.functional.normalize(VECTOR, dim=-1)" if pooling.normalize else "VECTOR"
     vectors = scale.replace("VECTOR", f"torch.stack([{POOLED[pooling.mode]} for hidden in states])")

@@ -87,7 +87,8 @@ def _outputs(graph: Graph, model: ModelBundle, ports: Signature) -> list[str]:
     if architecture == "BertForPreTraining":
         return [_masked_lm(graph, config, hidden), graph.dense(pooled(), "seq_relationship")]
     if architecture in ("BertForMaskedLM", "BertForCausalLM"):
-        return [_masked_lm(graph, config, hidden)]
+        logits = _masked_lm(graph, config, hidden)
+        return [logits, *([sentence_embedding(graph, require(model.pooling, "the pooling"), logits)] * model.embeds)]
     if architecture == "BertForNextSentencePrediction":
         return [graph.dense(pooled(), "seq_relationship")]
     if architecture == "BertForReplacedTokenDetection":

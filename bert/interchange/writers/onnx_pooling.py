@@ -13,8 +13,12 @@ ACTIVATIONS = {"Tanh": "Tanh", "ReLU": "Relu", "Sigmoid": "Sigmoid"}
 
 
 def sentence_embedding(graph: Graph, pooling: Pooling, hidden: str) -> str:
-    """Computes `Pooling`, [B, T, D] -> [B, E]."""
+    """Computes `Pooling`, hidden states [B, T, D] or logits [B, T, V] -> [B, E]."""
     node = graph.node
+    if pooling.is_lexical:
+        hidden = node("Relu", hidden)
+    for _ in range(pooling.num_log1p):
+        hidden = node("Log", node("Add", hidden, graph.constant(1.0)))
     parts = [_pool(graph, mode, hidden) for mode in pooling.modes]
     x = parts[0] if len(parts) == 1 else node("Concat", *parts, axis=-1)
     for number, layer in enumerate(pooling.dense):
@@ -52,6 +56,8 @@ def _pool(graph: Graph, mode: str, hidden: str) -> str:
         positions = node("CumSum", weights, graph.integer(1))  # from 1, because padding is at the end of rows
         return node("Div", *graph.token_sum(hidden, node("Mul", weights, positions)))
     total, count = graph.token_sum(hidden, weights)
+    if mode == "sum":
+        return total
     return node("Div", total, node("Sqrt", count))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from flax import traverse_util
 
 from bert.config import ModelConfig
-from bert.errors import UserError
+from bert.errors import UserError, require
 from bert.files import write_atomic
 from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle
@@ -82,7 +82,7 @@ def signature(model: ModelBundle, length: int | None = None) -> Signature:
     named = outputs[model.architecture]
     if "pooler" not in model.params["bert"]:
         named.pop("pooler_output", None)
-    if model.architecture == "Bert" and model.pooling is not None:
+    if model.embeds:
         named[EMBEDDING] = (BATCH, model.embedding_size)
     return Signature(inputs, named)
 
@@ -119,13 +119,15 @@ def make_forward(model: ModelBundle) -> Callable[[Arrays, Arrays], Arrays]:
         output = module.apply({"params": tree["bert"] if architecture == "Bert" else tree}, ids, second, mask)
         if architecture == "Bert":
             named = {"last_hidden_state": output.last_hidden_state, "pooler_output": output.pooled_output}
-            if model.pooling is not None:
-                named[EMBEDDING] = model.pooling(output.last_hidden_state, mask)
+            if model.embeds:
+                named[EMBEDDING] = require(model.pooling, "the pooling")(output.last_hidden_state, mask)
             values = tuple(named[name] for name in outputs)
         elif architecture == "BertForPreTraining":
             values = (output.prediction_logits, output.seq_relationship_logits)
         elif architecture == "BertForQuestionAnswering":
             values = (output[..., 0], output[..., 1])
+        elif model.embeds:
+            values = (output, require(model.pooling, "the pooling")(output, mask))
         else:
             values = (output,)
         return dict(zip(outputs, values, strict=True))
@@ -176,7 +178,8 @@ def verify_outputs(
             difference = np.abs(np.asarray(outputs[name]) - array)
             if per_token[name]:  # the outputs of padding have no meaning
                 difference = difference[inputs["attention_mask"] > 0]
-            difference = float(difference.max())
+            scale = max(float(np.abs(array).max()), 1.0) if name == EMBEDDING else 1.0  # embeddings have any length
+            difference = float(difference.max()) / scale
             if not difference <= TOLERANCE:  # also catches NaN
                 raise ExportError(
                     f"{model.source}: its graph's {name} differs by {difference:.2g} from the model's: not exported"
@@ -193,7 +196,7 @@ def text_usage(model: ModelBundle, dtype: str, call: str, length: int | None = N
         call: expression for the outputs by name, with the inputs by name as ``inputs``.
         length: tokens per row; None for the number of tokens of the longest text.
     """
-    pooling = model.pooling if model.architecture == "Bert" else None
+    pooling = model.pooling if model.embeds else None
     padding = "" if length is None else f"length={length}"
     pad_id = special_ids(model.tokenizer).find("pad") or 0
     if pad_id:

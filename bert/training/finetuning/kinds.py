@@ -154,9 +154,10 @@ def _resolve_pooling(config: FinetuneConfig, declared: Pooling | None, name: str
     """
     settings: EmbeddingConfig = config.embedding
     pooling = Pooling(normalize=True) if declared is None else declared
-    if settings.pooling is None and pooling.mode not in TRAINED_POOLING_MODES:
+    if settings.pooling is None and (pooling.is_lexical or pooling.mode not in TRAINED_POOLING_MODES):
+        pooled = f"the {pooling.mode} of masked-LM logits" if pooling.is_lexical else pooling.mode
         raise UserError(
-            f"{name} pools by {pooling.mode}, which is not trained: set embedding.pooling to one of "
+            f"{name} pools by {pooled}, which is not trained: set embedding.pooling to one of "
             f"{', '.join(TRAINED_POOLING_MODES)}"
         )
     left_out = {
