@@ -122,14 +122,14 @@ def search(
         vectors = _unit(vectors) if similarity == "cosine" else vectors
         scores, indices = corpus.search(vectors, min(top_k, corpus.ntotal))
         return SearchResults(indices.astype(np.int64), scores.astype(np.float32))
-    if _is_sparse(corpus) or (isinstance(corpus, np.ndarray) and np.issubdtype(corpus.dtype, np.number)):
-        if corpus.ndim != 2 or corpus.shape[1] != width:
+    documents: Any = corpus
+    if _is_sparse(documents) or (isinstance(documents, np.ndarray) and np.issubdtype(documents.dtype, np.number)):
+        if documents.ndim != 2 or documents.shape[1] != width:
             raise UserError(
-                f"the corpus has the shape {list(corpus.shape)}, but embeddings of {model.source} have {width} "
+                f"the corpus has the shape {list(documents.shape)}, but embeddings of {model.source} have {width} "
                 f"features: pass an array [N, {width}], or texts"
             )
-        documents: Any = corpus
-        blocks: Iterable[np.ndarray] = _finite_blocks(corpus)
+        blocks: Iterable[np.ndarray] = _finite_blocks(documents)
     else:
         documents = as_filled_texts("document", corpus)
         blocks = (model.embed(documents[block], batch_size, "document") for block in _slices(len(documents), width))

@@ -45,7 +45,7 @@ KNOWN_SETTINGS = (
 )
 """Keys of that file that are applied, have no effect, or have a separate message."""
 
-TEXT_SETTINGS_READ = {
+TEXT_SETTINGS_READ: dict[str, Any] = {
     "module_output_name": "token_embeddings",
     "processing_kwargs": {},
     "query_length": None,
