@@ -82,19 +82,22 @@ class Records:
             )
 
     def require(self, line_number: int, fields: Collection[str], required: Mapping[str, str]) -> None:
-        """Raises UserError if a record, or the header, lacks a field.
+        """Raises UserError if a record, or the header, lacks a field, and names all that are missing.
 
         Args:
           required: name of a required field -> configuration key that requires it.
         """
-        for name, key in required.items():
-            if name not in fields:
-                present, fix = quoted(fields), f"set {key} to the right one"
-                if key == "task" and self.unit == "line":
-                    fix += f", or name {', '.join(map(repr, required))} in the first line, with a tab between two names"
-                if key.startswith("data.columns.") and self.names is not None and self.unit == "line":
-                    fix += ", or, if the first line is no header, name all columns in order as data.column_names"
-                raise self.error(line_number, f"no {name!r} among {present}: {fix}")
+        missing = {name: key for name, key in required.items() if name not in fields}
+        if not missing:
+            return
+        names, keys = (" and ".join(dict.fromkeys(words)) for words in (map(repr, missing), missing.values()))
+        fix = f"set {keys} to the right {'one' if len(missing) == 1 else 'ones'}"
+        if self.unit == "line" and "task" in missing.values():
+            fix += f", or name {', '.join(map(repr, required))} in the first line, with a tab between two names"
+        are_columns = any(key.startswith("data.columns.") for key in missing.values())
+        if self.unit == "line" and are_columns and self.names is not None:
+            fix += ", or, if the first line is no header, name all columns in order as data.column_names"
+        raise self.error(line_number, f"no {names} among {quoted(fields)}: {fix}")
 
     def read_each(
         self, rows: Iterable[tuple[Any, ...]], read: Callable[..., Value], faults: Sequence[tuple[int, UserError]] = ()

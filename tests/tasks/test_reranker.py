@@ -124,7 +124,11 @@ PLAIN = {"query": "a", "positive": "b"}
         ([PLAIN], {"loss": "listwise"}, "has no query"),
         ([ROWS[0], {"query": "c"}], {}, r"line 2: the query has no 'positive':.*score have 'document'"),
         ([{"query": "c"}], {}, "line 1: the query has no 'positive'"),
-        ([*GRADED[:2], {"query": "a"}], {"score_range": [0, 3]}, "line 3: no 'document' among 'query'"),
+        (
+            [*GRADED[:2], {"query": "a"}],
+            {"score_range": [0, 3]},
+            "line 3: no 'document' and 'score' among 'query': set data.columns.text_b and data.columns.label to",
+        ),
         (GRADED, {}, r"line 1: score is '3'.*0 to 1.*data\.score_range"),
         ([{**GRADED[0], "score": 0}], {}, "has no relevant document"),
         (ROWS, {"num_negatives": 3}, r"reranker.num_negatives is 3.*has more than 2 negatives"),

@@ -113,7 +113,7 @@ def test_the_folder_above_will_do(tmp_path):
         (b"\n\n", "is empty"),
         (HEADER, "has no rows"),
         (b"text\tlabel\na\t1\n", "line 1: no 'sentence' among 'text', 'label'"),
-        (b"a charming film\t1\nbleak\t0\n", "line 1: no 'sentence' among"),
+        (b"a charming film\t1\nbleak\t0\n", "line 1: no 'sentence' and 'label' among"),
         (b"sentence,label\na,1\n", "with a tab between two names"),
         (HEADER + b"a\t1\nb\n", "line 3: 1 column where the header has 2"),
         (HEADER + b"a\tb\t1\n", "line 2: 3 columns where the header has 2"),

@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     wrong = "label is 'no', but the labels are 'entailment', 'not_entailment': fix it"
     assert error_of("rte", tmp_path / "words") == f"{tmp_path / 'words'}, split train, row 1: {wrong}"
     message = error_of("qnli", tmp_path / "words")
-    assert "row 1: no 'question' among 'sentence1', 'sentence2', 'label', 'idx'" in message
+    assert "row 1: no 'question' and 'sentence' among 'sentence1', 'sentence2', 'label', 'idx'" in message
     del data["validation"]
     data["train"] = split(*COLUMNS["rte"], [0, -1])
     data.save_to_disk(str(tmp_path / "partial"))
