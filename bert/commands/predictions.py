@@ -7,8 +7,9 @@ import json
 import re
 import shutil
 import tempfile
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from bert.commands.cli.answers import check_output, open_output, read_inputs, write_answers
 from bert.commands.cli.arguments import (
@@ -21,8 +22,9 @@ from bert.commands.cli.arguments import (
 )
 from bert.commands.cli.config_help import PLACEHOLDERS
 from bert.config import FinetuneConfig
+from bert.config.model import LongTextMode
 from bert.data.input_files import Input
-from bert.data.long_texts import CutTexts
+from bert.data.long_texts import CutTexts, with_long_texts
 from bert.data.records import read_texts
 from bert.errors import UserError, WarningText
 from bert.files import atomic_directory
@@ -30,6 +32,7 @@ from bert.remote import fetch, readable_path, writable, writable_path
 
 if TYPE_CHECKING:
     from bert.inference.pretrained import Pretrained
+    from bert.tasks.base import Task
 
 
 PREDICT_DESCRIPTION = """\
@@ -83,6 +86,12 @@ def predict_command(argv: list[str]) -> int:
         help="Write the answers to this file, or the prediction files of a split to this folder.",
     )
     parser.add_argument("--batch_size", type=int, metavar="N", help="Number of inputs per batch. (default: 32)")
+    parser.add_argument(
+        "--long_texts",
+        choices=get_args(LongTextMode),
+        help="For labels and scores: how texts that are too long are read (see data.long_texts). (default: as in "
+        "training)",
+    )
     for name, (kind, text) in ANSWER_OPTIONS.items():
         parser.add_argument(f"--{name}", type=kind, metavar=PLACEHOLDERS[kind], help=text)
     arguments = parser.parse_arguments(argv)
@@ -90,7 +99,8 @@ def predict_command(argv: list[str]) -> int:
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise UserError(f"command line: --batch_size is {arguments.batch_size}: it must be at least 1")
     is_split = re.fullmatch(r"\w[\w-]*", arguments.input) is not None and not Path(arguments.input).is_file()
-    for_inputs = [name for name in ("batch_size", *ANSWER_OPTIONS) if getattr(arguments, name) is not None]
+    of_inputs = ("batch_size", "long_texts", *ANSWER_OPTIONS)
+    for_inputs = [name for name in of_inputs if getattr(arguments, name) is not None]
     if is_split and for_inputs:
         raise UserError(f"command line: --{for_inputs[0]} is for inputs, but a split is read as in the run: remove it")
     if not is_split:
@@ -105,7 +115,10 @@ def predict_command(argv: list[str]) -> int:
     if is_split:
         _predict_split(model, arguments.input, arguments.output)
     else:
-        _answer_inputs(model, arguments.input, arguments.output, arguments.batch_size or 32, settings)
+        task = model.with_answer_settings(settings)
+        stride = {name: value for name, value in settings.items() if name == "doc_stride"}
+        data = with_long_texts(dataclasses.replace(model.data, **stride), arguments.long_texts, task)
+        _answer_inputs(model.replace(data=data), task, arguments, settings.get("min_confidence"))
     return 0
 
 
@@ -138,14 +151,12 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
             shutil.copyfileobj(file, printed)
 
 
-def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size: int, settings: dict[str, Any]) -> None:
-    """Writes one line per input. Raises UserError for invalid settings, or at the end if inputs were invalid."""
-    task = model.with_answer_settings(settings)
-    stride = {name: value for name, value in settings.items() if name == "doc_stride"}
-    data, cut, answered = dataclasses.replace(model.data, **stride), CutTexts(), [0, 0]
+def _answer_inputs(model: Pretrained, task: Task, arguments: Namespace, min_confidence: float | None) -> None:
+    """Writes one line per input. Raises UserError at the end if inputs were invalid."""
+    cut, answered = CutTexts(), [0, 0]
 
     def answer(inputs: list[Input]) -> list[Any]:
-        return model.answers(task, [item.value for item in inputs], batch_size, data, cut)
+        return model.answers(task, [item.value for item in inputs], arguments.batch_size or 32, cut=cut)
 
     def lines(item: Input, answer: Any) -> list[dict[str, Any]]:
         answered[0] += getattr(answer, "label", "") is not None
@@ -153,14 +164,14 @@ def _answer_inputs(model: Pretrained, name: str, output: str | None, batch_size:
         return [{**item.id, **task.input_fields(item.value), **_fields(answer)}]
 
     try:
-        write_answers(name, read_inputs(name, task), answer, lines, output)
+        write_answers(arguments.input, read_inputs(arguments.input, task), answer, lines, arguments.output)
     finally:
         cut.warn(lambda warning: log_to_stderr(WarningText(warning)))
-        if "min_confidence" in settings and answered[1]:
+        if min_confidence is not None and answered[1]:
             share = answered[0] / answered[1]
             log_to_stderr(
                 f"{answered[0]:,} of {answered[1]:,} inputs ({share:.1%}) have a label with a probability of at least "
-                f"{settings['min_confidence']:g}; bert evaluate --min_confidence computes their accuracy"
+                f"{min_confidence:g}; bert evaluate --min_confidence computes their accuracy"
             )
 
 

@@ -41,6 +41,12 @@ def test_texts_that_are_cut_are_one_warning(finetuned: Path, tmp_path: Path, cap
     capsys.readouterr()
     assert predict([str(finetuned), str(tmp_path / "texts.txt")]) == 0
     assert capsys.readouterr().err.count(told) == 1
+    assert predict([str(finetuned), str(tmp_path / "texts.txt"), "--long_texts", "windows"]) == 0
+    out, err = capsys.readouterr()
+    assert told not in err
+    expected = model.predict((tmp_path / "texts.txt").read_text().splitlines(), long_texts="windows")
+    for line, answer in zip(out.splitlines(), expected, strict=True):
+        assert json.loads(line)["probabilities"] == pytest.approx(answer.probabilities, abs=1e-6)
     messages: list[str] = []
     monkeypatch.setattr(LOGGER, "warning", messages.append)
     for _ in range(2):
