@@ -31,7 +31,10 @@ MAX_BUCKETS = 256
 DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
 """Keys of ``model`` that only an encoder-decoder uses."""
 
-IN_ATTENTION = ("rotary", "disentangled", "alibi", "transformer_xl")
+DISENTANGLED = ("disentangled", "disentangled_linear")
+"""Values of position_embedding_type with vectors for distances."""
+
+IN_ATTENTION = ("rotary", *DISENTANGLED, "alibi", "transformer_xl")
 """Values of position_embedding_type inside attention. All others are equivalent to a position table."""
 
 MAX_SIZE = 2**24
@@ -132,13 +135,15 @@ class ModelConfig:
     """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size, as in ALBERT.
     Defaults to hidden_size, without a projection."""
     position_embedding_type: Literal[
-        "learned", "sinusoidal", "rotary", "disentangled", "alibi", "transformer_xl", "none"
+        "learned", "sinusoidal", "rotary", "disentangled", "disentangled_linear", "alibi", "transformer_xl", "none"
     ] = "learned"
     """Position encoding: a learned table (learned); fixed sinusoids (sinusoidal); rotations of queries and keys, so
     that attention depends on distances only (rotary; Su et al. 2021); a vector for each bucket of distances, with its
-    own queries and keys (disentangled; He et al. 2021); a penalty of the scores that grows with the distance, with a
-    slope per head (alibi; Press et al. 2022); sinusoids of distances and two vectors for equal and different segments
-    in the scores, in place of tables (transformer_xl; Dai et al. 2019, Yang et al. 2019); or none."""
+    own queries and keys (disentangled; He et al. 2021); the same with a vector for each distance, separate projections
+    in each layer, and keys without bias (disentangled_linear; DeBERTa version 1); a penalty of the scores that grows
+    with the distance, with a slope per head (alibi; Press et al. 2022); sinusoids of distances and two vectors for
+    equal and different segments in the scores, in place of tables (transformer_xl; Dai et al. 2019, Yang et al. 2019);
+    or none."""
     rotary_base: PositiveFloat = 10_000.0
     """Base of rotary positions: the slowest rotation has a period of 2 pi x rotary_base positions."""
     local_rotary_base: PositiveFloat | None = None
@@ -170,7 +175,14 @@ class ModelConfig:
     """Number of buckets of distances between two tokens. Each bucket has a bias of the attention scores per head,
     shared by all layers (Raffel et al. 2020, section 2.1). Small distances have their own buckets, large ones share
     them, and the last bucket starts at 128 tokens; 32 in MPNet. null: no biases. With disentangled positions, each
-    bucket has a vector instead, and the last one is the longest distance; 512 in DeBERTa-v3."""
+    bucket has a vector instead, and the last one is the longest distance; 512 in DeBERTa-v3. With linear distances, it
+    is twice the maximum distance; 1024 in DeBERTa version 1."""
+    disentangled_products: Literal["both", "content_to_position", "position_to_content"] = "both"
+    """Products of a content and a distance in the scores of disentangled attention: the query and the distance
+    (content_to_position), the key and the distance (position_to_content), or both, as in all published models."""
+    position_table: bool = False
+    """Add a learned position table to the word embeddings of a model with disentangled attention, as with DeBERTa's
+    position_biased_input."""
     gated_feed_forward: bool = False
     """Multiply the activated feed-forward layer elementwise by a second one of the same width (Shazeer 2020): GeGLU
     with hidden_act gelu, SwiGLU with silu."""
@@ -247,8 +259,7 @@ class ModelConfig:
         has_dropout = self.pooler_dropout
         if has_dropout is None:
             like_roberta = self.position_offset > 0 or self.pooler_act == "gelu"
-            in_attention = self.position_embedding_type == "disentangled"
-            has_dropout = like_roberta and not in_attention and self.pooler_input != "each"
+            has_dropout = like_roberta and not self.is_disentangled and self.pooler_input != "each"
         return replace(self, pooler_dropout=has_dropout and not self.causal)
 
     @property
@@ -320,6 +331,21 @@ class ModelConfig:
     def pools_tokens(self) -> bool:
         """Whether heads over every token read the pooler's output; a causal model has no pooler."""
         return self.pooler_type == "transform" and not self.causal
+
+    @property
+    def is_disentangled(self) -> bool:
+        """Whether attention has products of contents and distances."""
+        return self.position_embedding_type in DISENTANGLED
+
+    @property
+    def num_products(self) -> int:
+        """Number of products in a score of disentangled attention (He et al. 2021, section 3.1)."""
+        return 3 if self.disentangled_products == "both" else 2
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether the embeddings have a learned vector for each position."""
+        return self.position_embedding_type == "learned" or self.position_table
 
     @property
     def has_relative_segments(self) -> bool:
@@ -406,17 +432,9 @@ class ModelConfig:
 
     def _check_positions(self) -> None:
         kind, buckets = "model.position_embedding_type", self.relative_attention_buckets
-        max_buckets = MAX_BUCKETS
         if self.position_embedding_type == "rotary":
             self._check_rotary()
-        if self.position_embedding_type == "disentangled":
-            if buckets is None:
-                raise conflict(self, kind, "model.relative_attention_buckets", "set it, for example to 512")
-            keys = ("attention_window", "num_key_value_heads", "query_key_norm", "attention_softcap")
-            for key in (*keys, "query_pre_attn_scalar"):
-                if getattr(self, key):
-                    raise conflict(self, kind, f"model.{key}", "remove one of the two")
-            max_buckets = 4 * self.max_position_embeddings  # a bucket for each distance in each direction
+        self._check_disentangled()
         if self.position_embedding_type == "transformer_xl":
             if self.hidden_size % 2:
                 raise UserError(f"{kind} is transformer_xl, but model.hidden_size is {self.hidden_size}: make it even")
@@ -429,16 +447,42 @@ class ModelConfig:
             )
         if self.position_embedding_type == "alibi" and buckets is not None:
             raise conflict(self, kind, "model.relative_attention_buckets", "remove one of the two")
-        if buckets is not None and (buckets % 4 or buckets > max_buckets):
-            raise UserError(
-                f"model.relative_attention_buckets is {buckets}: set it to a multiple of 4 of at most {max_buckets}"
-            )
+        self._check_buckets()
         for key in ("global_attention_every", "local_rotary_base"):
             if getattr(self, key) is not None and self.attention_window is None:
                 raise conflict(self, f"model.{key}", "model.attention_window", "set a window, or remove the key")
         if self.first_global_layer and self.first_global_layer >= (self.global_attention_every or 0):
             fix = "set it below the interval of global layers"
             raise conflict(self, "model.first_global_layer", "model.global_attention_every", fix)
+
+    def _check_disentangled(self) -> None:
+        kind = "model.position_embedding_type"
+        if not self.is_disentangled:
+            for key in ("disentangled_products", "position_table"):
+                if getattr(self, key) != getattr(ModelConfig, key):
+                    raise conflict(self, f"model.{key}", kind, "set the positions to disentangled, or remove the key")
+            return
+        if self.relative_attention_buckets is None:
+            raise conflict(self, kind, "model.relative_attention_buckets", "set it, for example to 512")
+        keys = ("attention_window", "num_key_value_heads", "query_key_norm", "attention_softcap")
+        for key in (*keys, "query_pre_attn_scalar"):
+            if getattr(self, key):
+                raise conflict(self, kind, f"model.{key}", "remove one of the two")
+
+    def _check_buckets(self) -> None:
+        buckets = self.relative_attention_buckets
+        if buckets is None:
+            return
+        if self.position_embedding_type == "disentangled_linear":
+            if buckets % 2:
+                raise UserError(f"model.relative_attention_buckets is {buckets}: set it to twice the maximum distance")
+            return
+        is_biased = self.position_embedding_type != "disentangled"
+        limit = MAX_BUCKETS if is_biased else 4 * self.max_position_embeddings  # both directions of each distance
+        if buckets % 4 or buckets > limit:
+            raise UserError(
+                f"model.relative_attention_buckets is {buckets}: set it to a multiple of 4 of at most {limit}"
+            )
 
     def _check_norms(self) -> None:
         if not self.first_layer_norm and not self.pre_layer_norm:

@@ -231,7 +231,7 @@ class TrainingConfig:
         """Raises UserError if the kernel of attention cannot compute the model's scores on any device."""
         kernel, fix = f"training.attention_implementation is {self.attention_implementation}", "set it to xla or auto"
         kind = model.position_embedding_type
-        if (self.attention_implementation == "cudnn" and kind == "disentangled") or (
+        if (self.attention_implementation == "cudnn" and model.is_disentangled) or (
             self.attention_implementation in ("cudnn", "splash") and kind == "transformer_xl"
         ):
             raise UserError(f"{kernel}, which does not support model.position_embedding_type {kind}: {fix}")

@@ -51,6 +51,8 @@ ENCODER_MODULES = {
     f"{LAYER}/attention/value": "dense",
     f"{LAYER}/attention/output": "dense",
     f"{LAYER}/attention/position": "dense",
+    f"{LAYER}/attention/distance_query": "dense",
+    f"{LAYER}/attention/distance_key": "dense",
     f"{LAYER}/attention/segment": "array",
     **{f"{LAYER}/attention/{part}_bias": "array" for part in ("content", "position", "segment")},
     f"{LAYER}/attention/query_norm": "norm",

@@ -90,7 +90,7 @@ class Embeddings(nn.Module):
             return nn.Embed(rows, config.embedding_width, embedding_init=init(config), name=name)
 
         self.word = table(config.known_vocab_size, "word", truncated_normal_init)
-        if config.position_embedding_type == "learned":
+        if config.has_position_table:
             positions = config.position_offset + config.max_position_embeddings
             self.position = table(positions, "position", position_initializer)
         if config.has_segment_table:
@@ -143,7 +143,7 @@ class Embeddings(nn.Module):
             x = x * math.sqrt(config.embedding_width)
         if config.token_dropout_id is not None:
             x = x * token_dropout_factors(input_ids == config.token_dropout_id, attention_mask, packing)
-        if config.position_embedding_type == "learned":
+        if config.has_position_table:
             x = x + rows(self.position, position_ids)
         elif config.position_embedding_type == "sinusoidal":
             x = x + sinusoidal_position_table(config)[position_ids]

@@ -106,7 +106,7 @@ def _has_cudnn(model: ModelConfig | None, devices: Sequence[Any]) -> bool:
     largest = max_cudnn_head_dim(devices)
     if model is None:
         return largest > 0
-    has_scores = model.position_embedding_type in ("disentangled", "transformer_xl")
+    has_scores = model.is_disentangled or model.position_embedding_type == "transformer_xl"
     is_plain = not has_scores and model.attention_softcap is None
     return model.head_size % 8 == 0 and model.head_size <= largest and is_plain
 

@@ -16,7 +16,7 @@ from bert.model.attention import KeysValues, cached_attention, dot_product_atten
 from bert.model.dropout import Dropout
 from bert.model.linear import dense, hidden_dense, layer_norm, residual_dense, truncated_normal_init
 from bert.model.mask import Mask, split_keys, split_queries
-from bert.model.positions import NUM_PRODUCTS, Disentangled, Positions, RelativeSinusoids, Rotation
+from bert.model.positions import Disentangled, Positions, RelativeSinusoids, Rotation
 from bert.parallel.sharding import constrain_activation
 
 
@@ -35,12 +35,17 @@ class Attention(nn.Module):
         config = self.config
         width, shared_width = config.num_attention_heads * config.head_size, config.key_value_heads * config.head_size
         self.query = hidden_dense(config, width, self.dtype, "query", "query_key_value_bias")
-        self.key = hidden_dense(config, shared_width, self.dtype, "key", "query_key_value_bias")
+        is_linear = config.position_embedding_type == "disentangled_linear"
+        key_bias = config.has_bias("query_key_value_bias") and not is_linear
+        self.key = dense(config, shared_width, self.dtype, "key", key_bias)
         self.value = hidden_dense(config, shared_width, self.dtype, "value", "query_key_value_bias")
         self.output = residual_dense(config, self.dtype, "output", "attention_output_bias")
         if config.query_key_norm:
             self.query_norm = layer_norm(config, self.dtype, "query_norm")
             self.key_norm = layer_norm(config, self.dtype, "key_norm")
+        if is_linear:
+            self.distance_query = hidden_dense(config, width, self.dtype, "distance_query", "query_key_value_bias")
+            self.distance_key = dense(config, width, self.dtype, "distance_key", use_bias=False)
         if config.position_embedding_type == "transformer_xl":
             init = truncated_normal_init(config)
             self.position = dense(config, width, self.dtype, "position", use_bias=False)
@@ -171,10 +176,17 @@ class Attention(nn.Module):
         dropout: Dropout | None,
     ) -> tuple[Float[Array, "B T N H"], Mask]:
         """Returns the scaled query, and the mask with the scores of the distances added as its bias."""
-        vectors = positions.dropped(dropout, self.config.hidden_dropout_prob)[None]
-        distance_query, distance_key = (self._split_heads(project(vectors))[0] for project in (self.query, self.key))
-        bias = positions.scores(query, key, distance_query, distance_key)
-        return query * jnp.asarray(NUM_PRODUCTS**-0.5, query.dtype), mask.replace(bias=bias)
+        config = self.config
+        vectors = positions.dropped(dropout, config.hidden_dropout_prob)[None]
+        is_linear = config.position_embedding_type == "disentangled_linear"
+        project_query, project_key = (self.distance_query, self.distance_key) if is_linear else (self.query, self.key)
+        distance_query = distance_key = None
+        if config.disentangled_products != "content_to_position":
+            distance_query = self._split_heads(project_query(vectors))[0]
+        if config.disentangled_products != "position_to_content":
+            distance_key = self._split_heads(project_key(vectors))[0]
+        bias = positions.scores(query, key, distance_query, distance_key, config.num_products)
+        return query * jnp.asarray(config.num_products**-0.5, query.dtype), mask.replace(bias=bias)
 
     def _project(
         self, x: Float[Array, "B S D"], positions: Positions | None

@@ -133,15 +133,11 @@ def relative_attention_bias(table: Float[Array, "P N"], distances: Int[Array, "#
     return jnp.transpose(table[buckets[near] + jnp.where(distances < 0, num_buckets // 2, 0)], (0, 3, 1, 2))
 
 
-NUM_PRODUCTS = 3
-"""Number of products in a score of disentangled attention, which is divided by sqrt(3 H) (He et al. 2021, 3.1)."""
-
-
 class Disentangled(struct.PyTreeNode):
     """Disentangled attention (He et al. 2021): content and distance have separate embeddings.
 
-    A score is the sum of the products content-content, content-distance and distance-content. Distances use the buckets
-    of DeBERTa-v2 and v3, and share the projections of the content.
+    A score is the sum of the products content-content, content-distance and distance-content, divided by the square
+    root of H times the number of products (section 3.1).
 
     Attributes:
         embeddings: [P, D], one vector per bucket, shared by all layers.
@@ -157,11 +153,17 @@ class Disentangled(struct.PyTreeNode):
     def of_distances(
         cls, embeddings: Float[Array, "P D"], distances: Int[Array, "#B T S"], max_positions: int
     ) -> Disentangled:
-        """Makes the positions for distances [B, T, S], query position minus key position."""
+        """Makes the positions for distances [B, T, S], query position minus key position, as in DeBERTa-v2 and v3."""
         middle = len(embeddings) // 2
         table = jnp.asarray(buckets_by_distance(len(embeddings), max_positions - 1, round_up=True))
         near = jnp.minimum(jnp.abs(distances), max_positions - 1)
         return cls(embeddings, middle + jnp.sign(distances) * table[near])
+
+    @classmethod
+    def of_linear_distances(cls, embeddings: Float[Array, "P D"], distances: Int[Array, "#B T S"]) -> Disentangled:
+        """Makes the positions for distances [B, T, S], clipped at P / 2, as in DeBERTa version 1."""
+        count = len(embeddings)
+        return cls(embeddings, jnp.clip(distances + count // 2, 0, count - 1))
 
     def dropped(self, dropout: Dropout | None, rate: float) -> Float[Array, "P D"]:
         """Returns the embeddings with dropout. All rows share one dropout mask."""
@@ -174,22 +176,28 @@ class Disentangled(struct.PyTreeNode):
         self,
         query: Float[Array, "B T N H"],
         key: Float[Array, "B S N H"],
-        distance_query: Float[Array, "P N H"],
-        distance_key: Float[Array, "P N H"],
+        distance_query: Float[Array, "P N H"] | None,
+        distance_key: Float[Array, "P N H"] | None,
+        num_products: int,
     ) -> Float[Array, "B N T S"]:
         """Computes the sum of content-distance and distance-content, in float32.
 
         Args:
             query, key: projected content, [B, T, N, H] and [B, S, N, H].
-            distance_query, distance_key: projected embeddings, [P, N, H].
+            distance_query, distance_key: projected embeddings, [P, N, H]. None: the scores lack their product.
+            num_products: number of products in a score, content-content included.
         """
         index = self.buckets[:, None]
-        scale = jnp.asarray((NUM_PRODUCTS * query.shape[-1]) ** -0.5, query.dtype)
-        by_query = jnp.einsum("BTNH,PNH->BNTP", query * scale, distance_key)
-        by_key = jnp.einsum("BSNH,PNH->BNSP", key * scale, distance_query)
-        content_distance = jnp.take_along_axis(by_query, index, axis=-1)
-        distance_content = jnp.take_along_axis(by_key, jnp.swapaxes(index, -1, -2), axis=-1)
-        return content_distance.astype(jnp.float32) + jnp.swapaxes(distance_content, -1, -2).astype(jnp.float32)
+        scale = jnp.asarray((num_products * query.shape[-1]) ** -0.5, query.dtype)
+        scores = jnp.zeros((), jnp.float32)
+        if distance_key is not None:
+            by_query = jnp.einsum("BTNH,PNH->BNTP", query * scale, distance_key)
+            scores += jnp.take_along_axis(by_query, index, axis=-1).astype(jnp.float32)
+        if distance_query is not None:
+            by_key = jnp.einsum("BSNH,PNH->BNSP", key * scale, distance_query)
+            distance_content = jnp.take_along_axis(by_key, jnp.swapaxes(index, -1, -2), axis=-1)
+            scores += jnp.swapaxes(distance_content, -1, -2).astype(jnp.float32)
+        return scores
 
 
 def buckets_by_distance(num_buckets: int, max_distance: int, round_up: bool = False) -> np.ndarray:
@@ -326,7 +334,7 @@ def attention_contexts(
         positions: Positions | None = None
         if config.position_embedding_type == "rotary":
             positions = Rotation.of_layers(config, local, mask.query_positions(length))
-        elif config.position_embedding_type == "disentangled":
+        elif config.is_disentangled:
             positions = _disentangled(config, dtype, mask.distances(length, num_keys))
         elif config.position_embedding_type == "transformer_xl":
             positions = RelativeSinusoids.of_mask(mask, config.hidden_size, length, num_keys)
@@ -344,7 +352,7 @@ def _relative_bias(config: ModelConfig) -> BiasFromDistances | None:
     """Returns the function that computes the bias by distance, which all layers share; None if there is none."""
     if config.position_embedding_type == "alibi":
         return partial(alibi_bias, config.num_attention_heads)
-    if config.relative_attention_buckets is None or config.position_embedding_type == "disentangled":
+    if config.relative_attention_buckets is None or config.is_disentangled:
         return None
     buckets, heads, init = config.relative_attention_buckets, config.num_attention_heads, truncated_normal_init(config)
     table = nn.Embed(buckets, heads, embedding_init=init, name="relative_attention_bias")
@@ -356,6 +364,8 @@ def _disentangled(config: ModelConfig, dtype: Dtype, distances: Int[Array, "#B T
     buckets = require(config.relative_attention_buckets, "model.relative_attention_buckets")
     init = truncated_normal_init(config)
     table = nn.Embed(buckets, config.hidden_size, embedding_init=init, name="relative_attention_embeddings")
+    if config.position_embedding_type == "disentangled_linear":
+        return Disentangled.of_linear_distances(table.embedding.astype(dtype), distances)
     vectors = layer_norm(config, dtype, "relative_attention_norm")(table.embedding)
     return Disentangled.of_distances(vectors, distances, config.max_position_embeddings)
 

@@ -81,8 +81,9 @@ def forward_flops(
     read = length + streams * predictions if permuted else length  # permuted rows are not computed in blocks
     memory = config.memory_length or 0
     keys = [memory + (read if permuted else config.keys_per_query(layer, length)) for layer in range(layers)]
-    disentangled = config.position_embedding_type == "disentangled"
-    vectors = require(config.relative_attention_buckets, "the buckets") if disentangled else 0
+    vectors = 0.0  # products with vectors of distances, as a number of keys
+    if config.is_disentangled:
+        vectors = require(config.relative_attention_buckets, "the buckets") * (config.num_products - 1) / 2
     if config.position_embedding_type == "transformer_xl":
         keys = [2 * count for count in keys]  # a query is also multiplied by about 2 T distances
     products = config.num_attention_heads * config.head_size

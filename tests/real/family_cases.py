@@ -59,6 +59,16 @@ DEBERTA = {
     **{"share_att_key": True, "pos_att_type": "p2c|c2p", "position_biased_input": False, "cls_dropout": 0.3},
     **{"num_hidden_layers": 2, "max_relative_positions": -1, "max_position_embeddings": 60},
 }
+DEBERTA_V1 = {
+    **{"type_vocab_size": 0, "relative_attention": True, "pos_att_type": "c2p|p2c", "position_biased_input": False},
+    **{"cls_dropout": 0.3, "num_hidden_layers": 2, "max_relative_positions": -1},
+}
+DEBERTA_V1_VARIANTS = {
+    "as published": {},
+    "table and segments": {"position_biased_input": True, "type_vocab_size": 2, "layer_norm_eps": 1e-5},
+    "content to position": {"pos_att_type": ["c2p"], "max_relative_positions": 7, "hidden_act": "relu"},
+    "position to content": {"pos_att_type": ["p2c"], "max_relative_positions": 50, "pooler_hidden_act": "tanh"},
+}
 XLNET = {
     **{"d_model": 96, "n_layer": 2, "n_head": 3, "d_inner": 200, "summary_last_dropout": 0.3, "pad_token_id": 5},
     **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")),
@@ -286,6 +296,40 @@ CASES = {
         classifier_dropout=0.3,
         magnified=("encoder.LayerNorm.weight", 3),
     ),
+    **{
+        f"deberta, {name}": Case(
+            families.DEBERTA,
+            {**DEBERTA, "pos_att_type": kind, "position_biased_input": True},
+            {"disentangled_products": products, "position_table": True},
+            ("BertForMaskedLM", "BertForSequenceClassification"),
+            classifier_dropout=0.3,
+            magnified=("encoder.LayerNorm.weight", 3),
+        )
+        for name, kind, products in (
+            ("content to position", "c2p", "content_to_position"),
+            ("position to content", "p2c", "position_to_content"),
+        )
+    },
+    **{
+        f"deberta v1, {name}": Case(
+            families.DEBERTA_V1,
+            {**DEBERTA_V1, **settings},
+            {
+                **{
+                    "position_embedding_type": "disentangled_linear",
+                    "pooler_act": settings.get("pooler_hidden_act", "gelu"),
+                },
+                **{"relative_attention_buckets": 2 * settings.get("max_relative_positions", 40)},
+                **{
+                    "position_table": name == "table and segments",
+                    "type_vocab_size": settings.get("type_vocab_size", 0),
+                },
+            },
+            classifier_dropout=0.3,
+            magnified=("encoder.rel_embeddings.weight", 5),
+        )
+        for name, settings in DEBERTA_V1_VARIANTS.items()
+    },
     "xlnet": Case(
         families.XLNET,
         XLNET,

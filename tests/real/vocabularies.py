@@ -101,6 +101,17 @@ def write_roberta(folder: Path) -> None:
     assert json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"] == words.get_vocab()
 
 
+@cache
+def deberta_merges() -> Tokenizer:
+    return train_merges(PIECES, ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"])
+
+
+def write_deberta(folder: Path) -> None:
+    words = json.loads(deberta_merges().to_str())["model"]
+    merges = [tuple(pair) for pair in words["merges"]]
+    transformers.DebertaTokenizer(vocab=words["vocab"], merges=merges).save_pretrained(folder)
+
+
 def write_unigram(family: str, folder: Path) -> None:
     name, first, last = UNIGRAM[family]
     scored = lambda tokens: [(token, 0.0) for token in tokens]  # noqa: E731
@@ -250,6 +261,7 @@ VOCABULARIES = {
     "eurobert": write_eurobert,
     "llama": write_gpt2,
     **dict.fromkeys(("qwen2", "qwen3"), write_qwen),
+    "deberta": write_deberta,
     "roberta": write_roberta,
     "roberta-prelayernorm": write_roberta,
     "mpnet": write_mpnet,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bert.interchange.bundle import ModelBundle
 from bert.interchange.families.base import Family
 from bert.interchange.families.bert import ALBERT, BERT, DISTILBERT, ELECTRA, GOOGLE_NAMES
-from bert.interchange.families.deberta import DEBERTA
+from bert.interchange.families.deberta import DEBERTA, DEBERTA_V1
 from bert.interchange.families.encoder_decoder import ENCODER_DECODER
 from bert.interchange.families.ernie import ERNIE
 from bert.interchange.families.esm import ESM
@@ -34,9 +34,9 @@ from bert.tokenizer.library import vocabulary_kind
 __all__ = ["FAMILIES", "GOOGLE_NAMES", "Family", "family_of", "family_of_classes", "family_of_type"]
 
 FAMILIES: tuple[Family, ...] = (
-    *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, CAMEMBERT, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET, DEBERTA, GPT2),
-    *(MODERNBERT, ROFORMER, ERNIE, MEGATRON_BERT, XLM_ROBERTA_XL, NEOBERT, NOMIC_BERT, GTE, NEW, JINA_V3, ESM),
-    *(EUROBERT, LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, XLNET, ENCODER_DECODER),
+    *(BERT, ROBERTA_PRELAYERNORM, ROBERTA, CAMEMBERT, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, MPNET),
+    *(DEBERTA, DEBERTA_V1, GPT2, MODERNBERT, ROFORMER, ERNIE, MEGATRON_BERT, XLM_ROBERTA_XL, NEOBERT, NOMIC_BERT),
+    *(GTE, NEW, JINA_V3, ESM, EUROBERT, LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, XLNET, ENCODER_DECODER),
 )
 """All supported families. Later entries take precedence; the first one matches every model."""
 

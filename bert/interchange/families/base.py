@@ -131,6 +131,8 @@ class Family:
         vocabulary: the only kind of vocabulary that this family supports; None for any.
         own_tokenizer: how the family's transformers tokenizer differs from BERT's; None if it does not.
         names: names of the parameters in files.
+        may_lack_segments: whether its classes have models without segments. If false, a model without segments that is
+            exported gets a table of zeros, if the family has one.
         decoder_bias: second name of the MLM head's bias, in the decoder; None if there is only one name.
         keys: maps fields of `ModelConfig` to keys of config.json, in the order in which they are written.
         restrictions: what is not read, or is read or exported in another way, as sentences for the documentation.
@@ -152,7 +154,7 @@ class Family:
         separate: maps configuration, parameters and padding id to configuration and parameters without sharing, as in
             files.
         share: the inverse of ``separate``: equal copies become shared parameters.
-        from_files: maps the tensors of a file by name to the tensors that are read.
+        from_files: maps the configuration and the tensors of a file by name to the tensors that are read.
         to_files: maps the configuration and named tensors to the tensors of the file. Features may be reordered
             (``share`` restores the order), and constants that transformers expects are added.
     """
@@ -164,6 +166,7 @@ class Family:
     vocabulary: VocabularyKind | None = None
     own_tokenizer: str | None = None
     names: Names
+    may_lack_segments: bool = False
     decoder_bias: str | None = None
     keys: Mapping[str, str] = field(default_factory=lambda: KEYS)
     restrictions: str = ""
@@ -185,7 +188,7 @@ class Family:
         lambda config, params, _: (config, params)
     )
     share: Callable[[ModelConfig, ParametersByPath], tuple[ModelConfig, ParametersByPath]] = lambda *model: model
-    from_files: Callable[[dict[str, Any]], dict[str, Any]] = lambda tensors: tensors
+    from_files: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]] = lambda config, tensors: tensors
     to_files: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]] = lambda config, tensors: tensors
 
     @property

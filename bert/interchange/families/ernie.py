@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bert.config import ModelConfig
 from bert.interchange.families.base import class_names
 from bert.interchange.families.bert import BERT
 from bert.interchange.names import Names
@@ -14,7 +15,7 @@ from bert.interchange.names import Names
 TASK, SEGMENT = "embeddings.task_type_embeddings.weight", "embeddings.token_type_embeddings.weight"
 
 
-def _from_files(tensors: dict[str, Any]) -> dict[str, Any]:
+def _from_files(config: ModelConfig, tensors: dict[str, Any]) -> dict[str, Any]:
     """Adds the embedding of task 0, which transformers uses by default, to the segment embeddings."""
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(TASK)}
     for name in tensors.keys() - kept.keys():

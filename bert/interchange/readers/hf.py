@@ -191,7 +191,7 @@ def _read_params(
 
     stored, source = read_tensors(folder)
     stored = stored if adapter is None else adapter.merge(stored, family)
-    stored = family.from_files(stored)
+    stored = family.from_files(config, stored)
     arrays, config = _rename_tensors(stored, source, config, family, architecture, log)
     parts = check_tensors(family.names, arrays, source, config, architecture, num_labels)
     size = sum(array.size for array in arrays.values())

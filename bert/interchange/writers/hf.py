@@ -106,7 +106,7 @@ def to_transformers_compatible(model: ModelBundle) -> ModelBundle:
             f"{_other_formats(model)}" + (", or pretrain with data.input_format full_sentences" if two_parts else "")
         )
     has_head = names.PREDICTIONS in names.ARCHITECTURES[model.architecture]
-    segments = "bert/embeddings/segment" in family.names.modules
+    segments = "bert/embeddings/segment" in family.names.modules and not family.may_lack_segments
     bias = "prediction_bias" in family.limits and family.limits["prediction_bias"].value
     # Settings that transformers lacks, and that would not be read back.
     absent = [] if "pooler" in model.params["bert"] else ["pooler_act", "pooler_type", "pooler_input"]

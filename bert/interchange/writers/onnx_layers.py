@@ -20,7 +20,6 @@ from bert.interchange.writers.onnx_pooling import mean, sentence_embedding
 from bert.interchange.writers.signature import CHOICES, Signature, parameters, signature
 from bert.model.positions import (
     MAX_RELATIVE_DISTANCE,
-    NUM_PRODUCTS,
     Rotation,
     alibi_slopes,
     buckets_by_distance,
@@ -145,8 +144,8 @@ def _embeddings(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> st
         x = node("Mul", x, graph.constant(math.sqrt(config.embedding_width)))
     if config.token_dropout_id is not None:
         x = node("Mul", x, _token_dropout(graph, config.token_dropout_id, ids, inputs["attention_mask"]))
-    if config.position_embedding_type in ("learned", "sinusoidal"):
-        if config.position_embedding_type == "learned":
+    if config.has_position_table or config.position_embedding_type == "sinusoidal":
+        if config.has_position_table:
             table = graph.weight(f"{path}/position/embedding")
         else:
             table = graph.array("sinusoids", np.asarray(sinusoidal_position_table(config)))
@@ -201,7 +200,6 @@ def _contexts(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> dict
     node = graph.node
     length = node("Shape", inputs["input_ids"], start=1)
     visible = node("Unsqueeze", graph.cast(inputs["attention_mask"], "BOOL"), graph.constant([1, 2]))
-    disentangled = config.position_embedding_type == "disentangled"
     kinds = sorted(set(map(config.is_local, range(config.num_hidden_layers))))
     alibi = config.position_embedding_type == "alibi"
     has_buckets = config.relative_attention_buckets is not None
@@ -210,7 +208,7 @@ def _contexts(graph: Graph, config: ModelConfig, inputs: dict[str, str]) -> dict
     if config.causal:
         visible = node("And", visible, node("GreaterOrEqual", distances, graph.integer(0)))
     shared = Context(visible, graph.cast(inputs["attention_mask"], "INT32") if _is_plain(graph, config) else None)
-    if disentangled:
+    if config.is_disentangled:
         shared = _disentangled(graph, config, distances, inputs["input_ids"])._replace(visible=visible)
     elif alibi:
         slopes = graph.array("slopes", -alibi_slopes(config.num_attention_heads)[:, None, None])
@@ -286,14 +284,19 @@ def _disentangled(graph: Graph, config: ModelConfig, distances: str, ids: str) -
     """Returns the embeddings of distances, and the buckets as indices of scores (see `Disentangled`)."""
     node, path = graph.node, "bert/encoder/relative_attention_"
     count = require(config.relative_attention_buckets, "model.relative_attention_buckets")
-    one_sided = buckets_by_distance(count, config.max_position_embeddings - 1, round_up=True)
-    buckets = _by_distance(graph, "distance_buckets", one_sided, distances, after=0, sign=-1)
+    is_linear = config.position_embedding_type == "disentangled_linear"
+    if is_linear:
+        buckets = distances
+    else:
+        one_sided = buckets_by_distance(count, config.max_position_embeddings - 1, round_up=True)
+        buckets = _by_distance(graph, "distance_buckets", one_sided, distances, after=0, sign=-1)
     buckets = node("Add", buckets, graph.integer(count // 2))
+    buckets = node("Max", node("Min", buckets, graph.integer(count - 1)), graph.integer(0))
     rows, heads = node("Shape", ids, start=0, end=1), graph.constant([config.num_attention_heads])
     shape = node("Concat", rows, heads, node("Shape", buckets), axis=0)
-    vectors = graph.norm(
-        graph.weight(f"{path}embeddings/embedding"), f"{path}norm", config.layer_norm_eps, config.norm_type
-    )
+    vectors = graph.weight(f"{path}embeddings/embedding")
+    if not is_linear:
+        vectors = graph.norm(vectors, f"{path}norm", config.layer_norm_eps, config.norm_type)
     by_query, by_key = (node("Expand", each, shape) for each in (buckets, node("Transpose", buckets, perm=[1, 0])))
     return Context("", vectors=vectors, buckets=(by_query, by_key))
 
@@ -308,7 +311,7 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
     shared = config.num_attention_heads // config.key_value_heads
 
     def project(x: str, name: str, order: list[int]) -> str:
-        is_query = name == "query"
+        is_query = name.endswith("query")
         split = graph.constant([0, -1, config.num_attention_heads if is_query else config.key_value_heads, size])
         x = node("Reshape", graph.dense(x, f"{path}/{name}"), split)
         if config.query_key_norm and name != "value":
@@ -318,7 +321,7 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
             x = node("Reshape", copies, graph.constant([0, 0, config.num_attention_heads, size]))
         return node("Transpose", x, perm=order)
 
-    products = 1 if context.buckets is None else NUM_PRODUCTS
+    products = 1 if context.buckets is None else config.num_products
     scale = graph.constant((products * (config.query_pre_attn_scalar or size)) ** -0.5)
     query, bias = project(x, "query", BY_HEAD), context.bias
     if context.rotation is None:
@@ -329,10 +332,17 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
     query = node("Mul", query, scale)
     if context.buckets is not None and context.vectors is not None:
         vectors = node("Unsqueeze", context.vectors, graph.constant([0]))
-        by_query = node("MatMul", query, project(vectors, "key", KEYS_BY_HEAD))
-        keys = node("Mul", node("Transpose", key, perm=SWAPPED), scale)
-        by_key = node("MatMul", keys, project(vectors, "query", KEYS_BY_HEAD))
-        bias = _distance_scores(graph, by_query, by_key, context.buckets)
+        owner = "distance_" if config.position_embedding_type == "disentangled_linear" else ""
+        products = []
+        if config.disentangled_products != "position_to_content":
+            by_query = node("MatMul", query, project(vectors, f"{owner}key", KEYS_BY_HEAD))
+            products.append(node("GatherElements", by_query, context.buckets[0], axis=-1))
+        if config.disentangled_products != "content_to_position":
+            keys = node("Mul", node("Transpose", key, perm=SWAPPED), scale)
+            by_key = node("MatMul", keys, project(vectors, f"{owner}query", KEYS_BY_HEAD))
+            by_key = node("GatherElements", by_key, context.buckets[1], axis=-1)
+            products.append(node("Transpose", by_key, perm=SWAPPED))
+        bias = node("Add", *products) if len(products) == 2 else products[0]
     scores = node("MatMul", query, key)
     if config.attention_softcap is not None:
         limit = graph.constant(config.attention_softcap)
@@ -343,16 +353,6 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
     mixed = node("MatMul", node("Softmax", scores, axis=-1), project(x, "value", BY_HEAD))
     joined = graph.constant([0, 0, config.num_attention_heads * size])
     return graph.dense(node("Reshape", node("Transpose", mixed, perm=BY_HEAD), joined), f"{path}/output")
-
-
-def _distance_scores(graph: Graph, by_query: str, by_key: str, buckets: tuple[str, str]) -> str:
-    """Sums content-distance and distance-content.
-
-    [B, N, T, P], [B, N, S, P] and the indices [B, N, T, S], [B, N, S, T] -> [B, N, T, S].
-    """
-    content_distance = graph.node("GatherElements", by_query, buckets[0], axis=-1)
-    distance_content = graph.node("GatherElements", by_key, buckets[1], axis=-1)
-    return graph.node("Add", content_distance, graph.node("Transpose", distance_content, perm=SWAPPED))
 
 
 def _rotate(graph: Graph, config: ModelConfig, x: str, rotation: tuple[str, str]) -> str:
