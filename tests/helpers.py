@@ -143,6 +143,10 @@ OPTIONS = {
     "local attention": {"attention_window": 2},
     "relative positions": {"relative_attention_buckets": 8},
     "disentangled attention": {"position_embedding_type": "disentangled", "relative_attention_buckets": 8},
+    "linear disentangled attention": {
+        **{"position_embedding_type": "disentangled_linear", "relative_attention_buckets": 8},
+        **{"disentangled_products": "position_to_content", "position_table": True},
+    },
     "positions of Transformer-XL": {"position_embedding_type": "transformer_xl", "embedding_norm": False},
     "shared keys": {"num_key_value_heads": 1, "attention_softcap": 0.5, "position_embedding_type": "alibi"},
     "wide heads": {

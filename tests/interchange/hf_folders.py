@@ -43,6 +43,10 @@ DEBERTA = dataclasses.replace(
     CONFIG, hidden_act="gelu", pooler_act="gelu", type_vocab_size=0, position_embedding_type="disentangled",
     relative_attention_buckets=8,
 )  # fmt: skip
+DEBERTA_V1 = dataclasses.replace(
+    DEBERTA, type_vocab_size=2, position_embedding_type="disentangled_linear", relative_attention_buckets=14,
+    position_table=True,
+)  # fmt: skip
 GPT2 = dataclasses.replace(
     CONFIG, type_vocab_size=0, causal=True, pre_layer_norm=True, embedding_norm=False, prediction_transform=False,
     prediction_bias=False, residual_init="scaled",
@@ -139,6 +143,7 @@ EXAMPLES = {
     "albert": ALBERT,
     "mpnet": MPNET,
     "deberta-v2": DEBERTA,
+    "deberta": DEBERTA_V1,
     "roformer": dataclasses.replace(
         CONFIG,
         hidden_size=24,

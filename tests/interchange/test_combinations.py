@@ -31,7 +31,9 @@ from tests.helpers import thoroughly
 pytestmark = pytest.mark.slow
 
 KEYS = {
-    "position_embedding_type": ["learned", "sinusoidal", "rotary", "disentangled", "alibi", "transformer_xl", "none"],
+    "position_embedding_type": [
+        *("learned", "sinusoidal", "rotary", "disentangled", "disentangled_linear", "alibi", "transformer_xl", "none")
+    ],
     "position_offset": [0, 1],
     "rotary_base": [10_000.0, 50.0],
     "residual_init": ["plain", "scaled"],
@@ -47,6 +49,8 @@ KEYS = {
     "embedding_size": [None, 6],
     "layer_groups": [None, 1, 3],
     "relative_attention_buckets": [None, 8, 32],
+    "disentangled_products": ["both", "content_to_position", "position_to_content"],
+    "position_table": [False, True],
     **{key: [False, True] for key in ("gated_feed_forward", "use_bias", "norm_bias", "pre_layer_norm")},
     **{key: [False, True] for key in ("first_layer_norm", "embedding_norm", "prediction_transform")},
     **{key: [False, True] for key in ("prediction_bias", "tie_word_embeddings")},

@@ -192,6 +192,8 @@ def test_the_options_parameters(option: str) -> None:
         "sandwich": 2 * width + 12 * 2 * 2 * width,  # the final norm, and two more in each layer
         "relative positions": 8 * 12,
         "disentangled attention": (8 + 2 - positions) * width,
+        # Of each layer, one matrix and its bias more, and no bias of the keys.
+        "linear disentangled attention": 8 * width + 12 * width**2,
         # One matrix, three biases and two vectors of segments a layer; the vector of queries.
         "positions of Transformer-XL": -(positions + segments + 2) * width + 12 * (width**2 + 5 * width) + width,
         "shared keys": -positions * width - 12 * 2 * 11 * 64 * (width + 1),
@@ -271,6 +273,19 @@ def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
         (
             {"position_embedding_type": "disentangled", "relative_attention_buckets": 8, "attention_window": 4},
             "disentangled, but model.attention_window is 4: remove one",
+        ),
+        (
+            {"position_embedding_type": "disentangled_linear", "relative_attention_buckets": 7},
+            "relative_attention_buckets is 7: set it to twice the maximum distance",
+        ),
+        (
+            {"position_embedding_type": "disentangled_linear", "relative_attention_buckets": 8, "attention_window": 4},
+            "disentangled_linear, but model.attention_window is 4: remove one",
+        ),
+        ({"position_table": True}, "model.position_table is true, but model.position_embedding_type is learned"),
+        (
+            {"disentangled_products": "content_to_position", "position_embedding_type": "rotary"},
+            "disentangled_products is content_to_position, but model.position_embedding_type is rotary",
         ),
         (
             {"position_embedding_type": "transformer_xl", "attention_window": 4},

@@ -12,11 +12,12 @@ from tests.real.vocabularies import PIECES, UNIGRAM
 
 pytestmark = pytest.mark.real
 
-FAMILIES = ("roberta", "albert", "xlm-roberta", "camembert", "deberta", "mpnet", "modernbert", "gpt2, as published")
+FAMILIES = ("roberta", "albert", "xlm-roberta", "camembert", "deberta", "deberta v1, as published")
+FAMILIES += ("mpnet", "modernbert", "gpt2, as published")
 PLAIN = {"roberta", "mpnet", "gpt2, as published"}
 """Families whose folders may have vocab.txt, or vocab.json and merges.txt, without tokenizer.json."""
 
-CLASSES = {"deberta": "DebertaV2Tokenizer", "mpnet": "MPNetTokenizer"}
+CLASSES = {"deberta": "DebertaV2Tokenizer", "deberta v1, as published": "DebertaTokenizer", "mpnet": "MPNetTokenizer"}
 TEXTS = [
     *HOSTILE,
     *(" a <mask> with spaces  before it", "naïve — 你好", "what a day, isn't it", "a <mask> of the <unk> [CLS]"),

@@ -1,6 +1,7 @@
 """Operations per token against the compiled model and published figures, and the time of a step on a pod."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import pytest
 
 from bert.config import ModelConfig
 from bert.model.decoders import BertForCausalLM
+from bert.model.encoder import Bert
 from bert.model.pretraining import BertForPreTraining
 from bert.parallel.devices import FIGURES
 from bert.training.flops import (
@@ -77,6 +79,23 @@ def test_the_formula_is_what_the_model_does() -> None:
     # Training multiplies the first layer's input, too, by its weights, so thrice is exact for products of matrices.
     counted = products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
     assert counted == pytest.approx(training_flops(forward, 3) * rows * length, rel=1e-9)
+
+
+@pytest.mark.parametrize("products_kept", ["both", "content_to_position", "position_to_content"])
+@pytest.mark.parametrize("kind", ["disentangled", "disentangled_linear"])
+def test_vectors_of_distances_count_as_keys(kind: str, products_kept: Any) -> None:
+    """Besides the projection of the vectors, which is computed once per batch."""
+    config = dataclasses.replace(
+        BASE, vocab_size=100, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, position_embedding_type=kind,
+        relative_attention_buckets=16, disentangled_products=products_kept,
+    )  # fmt: skip
+    model, ids = Bert(config), jnp.zeros((2, 24), jnp.int32)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), ids))
+    counted = products(jax.make_jaxpr(lambda params: model.apply(params, ids).last_hidden_state)(params).jaxpr)
+    projected = 3 * (2 if products_kept == "both" else 1) * 2 * 16 * 32**2
+    pooler = 2 * 2 * 32**2
+    expected = sum(forward_flops(config, 24, (), 0, {}).values()) * ids.size
+    assert counted - projected - pooler == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_left_to_right_model_decodes_every_position() -> None:

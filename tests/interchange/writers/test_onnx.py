@@ -27,6 +27,7 @@ from tests.messages import has_all  # noqa: E402
 LONGEST, SHORTER, MOST = 12, 5, 7
 ROBERTA = {"position_offset": 2, "type_vocab_size": 1}
 MODERN = {**OPTIONS["modern"], "num_hidden_layers": 3}
+LINEAR = OPTIONS["linear disentangled attention"]
 CASES = {
     "encoder": ("Bert", {}),
     "encoder without pooler": ("Bert", {"pooler": False}),
@@ -70,6 +71,12 @@ CASES = {
     "some biases": ("BertForMaskedLM", OPTIONS["some biases"]),
     "sandwich": ("BertForMaskedLM", {**OPTIONS["sandwich"], "num_hidden_layers": 2}),
     "disentangled": ("BertForSequenceClassification", {**OPTIONS["disentangled attention"], "num_hidden_layers": 2}),
+    "linear disentangled": (
+        "BertForSequenceClassification",
+        {**LINEAR, "num_hidden_layers": 2, "disentangled_products": "both"},
+    ),
+    "key and position": ("BertForMaskedLM", LINEAR),
+    "query and position": ("BertForMaskedLM", {**LINEAR, "disentangled_products": "content_to_position"}),
     "mean": ("BertForSequenceClassification", OPTIONS["pooler of the mean"]),
     "last": ("BertForSequenceClassification", {"pooler_input": "last"}),
     "modern": ("BertForSequenceClassification", MODERN),
