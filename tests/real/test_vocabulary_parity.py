@@ -25,6 +25,26 @@ TEXTS = [
 ]
 
 
+def test_the_published_files_of_deberta(tmp_path: Path) -> None:
+    """As in pretraining and transformers 4: version 5 separates pairs twice, and keeps the space before a mask."""
+    case = CASES["deberta v1, as published"]
+    drawn(tmp_path, "Bert", case.family.model_type, **{**case.settings, "num_hidden_layers": 1})
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs.backend_tokenizer.model.save(str(tmp_path))
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false, "vocab_type": "gpt2"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert type(theirs).__name__ == "DebertaTokenizer"
+    ours = bert.load(tmp_path).tokenizer
+    for text in (text.replace(" [MASK]", "[MASK]") for text in TEXTS):
+        assert ours.encode(text).ids == theirs(text)["input_ids"], text
+    pair = ours.encode("a b", "c")
+    separator = theirs.sep_token_id
+    expected = [theirs.cls_token_id, *theirs("a b")["input_ids"][1:], *theirs("c")["input_ids"][1:]]
+    assert pair.ids == expected and expected.count(separator) == 2
+    assert pair.type_ids == [int(place > expected.index(separator)) for place in range(len(expected))]
+
+
 @pytest.mark.parametrize("layout", ["saved", "exported", "plain"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ids_of_hostile_text_and_pairs(name: str, layout: str, shared: Path, tmp_path: Path) -> None:

@@ -90,10 +90,16 @@ def _settings_and_tensors(
     full: list[str] = []
     written: set[str] = set()
     transposed: set[bool] = set()
+    stored = published_tensors(to_transformers_compatible(model)).keys()
     for tensor in family.names.tensors(layers[0], model.architecture, layers[1]):
         name = tensor.name.removeprefix(f"{family.prefix}.") if model.architecture == "Bert" else tensor.name
         module = name.removesuffix(".weight")
         lora = [f"{path.removesuffix('kernel')}{LORA_A}" in trained for path in tensor.paths]
+        if any(lora) and name not in stored:
+            raise UserError(
+                f"{model.source}: {family.title}'s files have no separate {module}, so PEFT cannot adapt it: export it "
+                "as hf"
+            )
         if any(lora):
             down, up = _factors(tensor, trained, arrays, adapters)
             tensors |= {f"{PREFIX}{module}.lora_A.weight": down, f"{PREFIX}{module}.lora_B.weight": up}

@@ -127,6 +127,7 @@ LAYER_FIELDS = (
     "attention_softcap",
     "hidden_act",
     "position_embedding_type",
+    "disentangled_products",
     "pre_layer_norm",
     "causal",
     "norm_type",
