@@ -321,8 +321,8 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
             x = node("Reshape", copies, graph.constant([0, 0, config.num_attention_heads, size]))
         return node("Transpose", x, perm=order)
 
-    products = 1 if context.buckets is None else config.num_products
-    scale = graph.constant((products * (config.query_pre_attn_scalar or size)) ** -0.5)
+    num_products = 1 if context.buckets is None else config.num_products
+    scale = graph.constant((num_products * (config.query_pre_attn_scalar or size)) ** -0.5)
     query, bias = project(x, "query", BY_HEAD), context.bias
     if context.rotation is None:
         key = project(x, "key", KEYS_BY_HEAD)
@@ -333,7 +333,7 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
     if context.buckets is not None and context.vectors is not None:
         vectors = node("Unsqueeze", context.vectors, graph.constant([0]))
         owner = "distance_" if config.position_embedding_type == "disentangled_linear" else ""
-        products = []
+        products: list[str] = []
         if config.disentangled_products != "position_to_content":
             by_query = node("MatMul", query, project(vectors, f"{owner}key", KEYS_BY_HEAD))
             products.append(node("GatherElements", by_query, context.buckets[0], axis=-1))
