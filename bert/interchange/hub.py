@@ -40,7 +40,7 @@ SETTINGS = [
     "modules.json",
     "adapter_config.json",
     PROMPTS,
-    "*_Pooling/config.json",
+    "*Pooling/config.json",
     "*_Dense/config.json",
     "*_Normalize/config.json",
 ]
