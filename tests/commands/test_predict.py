@@ -93,10 +93,10 @@ def test_an_input_that_the_task_refuses_does_not_end_the_others(finetuned: Path,
 
     answer = Pretrained.answers
 
-    def refuses(self, task, inputs, *more):
+    def refuses(self, task, inputs, *more, **settings):
         if "ko" in inputs:
             raise UserError("text 1 does not fit: write another")
-        return answer(self, task, inputs, *more)
+        return answer(self, task, inputs, *more, **settings)
 
     monkeypatch.setattr(Pretrained, "answers", refuses)
     (tmp_path / "a.txt").write_text("ba\nko\nri\n")
