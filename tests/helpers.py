@@ -144,7 +144,7 @@ OPTIONS = {
     "relative positions": {"relative_attention_buckets": 8},
     "disentangled attention": {"position_embedding_type": "disentangled", "relative_attention_buckets": 8},
     "linear disentangled attention": {
-        **{"position_embedding_type": "disentangled_linear", "relative_attention_buckets": 8},
+        **{"position_embedding_type": "deberta_v1", "relative_attention_buckets": 8},
         **{"disentangled_products": "position_to_content", "position_table": True},
     },
     "positions of Transformer-XL": {"position_embedding_type": "transformer_xl", "embedding_norm": False},

@@ -31,7 +31,7 @@ MAX_BUCKETS = 256
 DECODER_KEYS = ("decoder_layers", "share_decoder", "decoder_vocab_size")
 """Keys of ``model`` that only an encoder-decoder uses."""
 
-DISENTANGLED = ("disentangled", "disentangled_linear")
+DISENTANGLED = ("disentangled", "deberta_v1")
 """Values of position_embedding_type with vectors for distances."""
 
 IN_ATTENTION = ("rotary", *DISENTANGLED, "alibi", "transformer_xl")
@@ -135,12 +135,12 @@ class ModelConfig:
     """Width E of the embeddings and of the MLM head's decoder, with a projection to hidden_size, as in ALBERT.
     Defaults to hidden_size, without a projection."""
     position_embedding_type: Literal[
-        "learned", "sinusoidal", "rotary", "disentangled", "disentangled_linear", "alibi", "transformer_xl", "none"
+        "learned", "sinusoidal", "rotary", "disentangled", "deberta_v1", "alibi", "transformer_xl", "none"
     ] = "learned"
     """Position encoding: a learned table (learned); fixed sinusoids (sinusoidal); rotations of queries and keys, so
     that attention depends on distances only (rotary; Su et al. 2021); a vector for each bucket of distances, with its
     own queries and keys (disentangled; He et al. 2021); the same with a vector for each distance, separate projections
-    in each layer, and keys without bias (disentangled_linear; DeBERTa version 1); a penalty of the scores that grows
+    in each layer, and keys without bias (deberta_v1; DeBERTa version 1); a penalty of the scores that grows
     with the distance, with a slope per head (alibi; Press et al. 2022); sinusoids of distances and two vectors for
     equal and different segments in the scores, in place of tables (transformer_xl; Dai et al. 2019, Yang et al. 2019);
     or none."""
@@ -473,7 +473,7 @@ class ModelConfig:
         buckets = self.relative_attention_buckets
         if buckets is None:
             return
-        if self.position_embedding_type == "disentangled_linear":
+        if self.position_embedding_type == "deberta_v1":
             if buckets % 2:
                 raise UserError(f"model.relative_attention_buckets is {buckets}: set it to twice the maximum distance")
             return

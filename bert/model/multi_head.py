@@ -35,7 +35,7 @@ class Attention(nn.Module):
         config = self.config
         width, shared_width = config.num_attention_heads * config.head_size, config.key_value_heads * config.head_size
         self.query = hidden_dense(config, width, self.dtype, "query", "query_key_value_bias")
-        is_linear = config.position_embedding_type == "disentangled_linear"
+        is_linear = config.position_embedding_type == "deberta_v1"
         key_bias = config.has_bias("query_key_value_bias") and not is_linear
         self.key = dense(config, shared_width, self.dtype, "key", key_bias)
         self.value = hidden_dense(config, shared_width, self.dtype, "value", "query_key_value_bias")
@@ -178,7 +178,7 @@ class Attention(nn.Module):
         """Returns the scaled query, and the mask with the scores of the distances added as its bias."""
         config = self.config
         vectors = positions.dropped(dropout, config.hidden_dropout_prob)[None]
-        is_linear = config.position_embedding_type == "disentangled_linear"
+        is_linear = config.position_embedding_type == "deberta_v1"
         project_query, project_key = (self.distance_query, self.distance_key) if is_linear else (self.query, self.key)
         distance_query = distance_key = None
         if config.disentangled_products != "content_to_position":

@@ -364,7 +364,7 @@ def _disentangled(config: ModelConfig, dtype: Dtype, distances: Int[Array, "#B T
     buckets = require(config.relative_attention_buckets, "model.relative_attention_buckets")
     init = truncated_normal_init(config)
     table = nn.Embed(buckets, config.hidden_size, embedding_init=init, name="relative_attention_embeddings")
-    if config.position_embedding_type == "disentangled_linear":
+    if config.position_embedding_type == "deberta_v1":
         return Disentangled.of_linear_distances(table.embedding.astype(dtype), distances)
     vectors = layer_norm(config, dtype, "relative_attention_norm")(table.embedding)
     return Disentangled.of_distances(vectors, distances, config.max_position_embeddings)

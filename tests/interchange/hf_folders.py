@@ -44,7 +44,7 @@ DEBERTA = dataclasses.replace(
     relative_attention_buckets=8,
 )  # fmt: skip
 DEBERTA_V1 = dataclasses.replace(
-    DEBERTA, type_vocab_size=2, position_embedding_type="disentangled_linear", relative_attention_buckets=14,
+    DEBERTA, type_vocab_size=2, position_embedding_type="deberta_v1", relative_attention_buckets=14,
     position_table=True,
 )  # fmt: skip
 GPT2 = dataclasses.replace(

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 KEYS = {
     "position_embedding_type": [
-        *("learned", "sinusoidal", "rotary", "disentangled", "disentangled_linear", "alibi", "transformer_xl", "none")
+        *("learned", "sinusoidal", "rotary", "disentangled", "deberta_v1", "alibi", "transformer_xl", "none")
     ],
     "position_offset": [0, 1],
     "rotary_base": [10_000.0, 50.0],

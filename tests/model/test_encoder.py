@@ -275,12 +275,12 @@ def test_scaled_residuals_start_with_a_smaller_deviation() -> None:
             "disentangled, but model.attention_window is 4: remove one",
         ),
         (
-            {"position_embedding_type": "disentangled_linear", "relative_attention_buckets": 7},
+            {"position_embedding_type": "deberta_v1", "relative_attention_buckets": 7},
             "relative_attention_buckets is 7: set it to twice the maximum distance",
         ),
         (
-            {"position_embedding_type": "disentangled_linear", "relative_attention_buckets": 8, "attention_window": 4},
-            "disentangled_linear, but model.attention_window is 4: remove one",
+            {"position_embedding_type": "deberta_v1", "relative_attention_buckets": 8, "attention_window": 4},
+            "deberta_v1, but model.attention_window is 4: remove one",
         ),
         ({"position_table": True}, "model.position_table is true, but model.position_embedding_type is learned"),
         (

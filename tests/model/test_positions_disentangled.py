@@ -24,7 +24,7 @@ CONFIG = ModelConfig(
     hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, max_position_embeddings=16,
     position_embedding_type="disentangled", relative_attention_buckets=8, initializer_range=0.5,
 )  # fmt: skip
-LINEAR = dataclasses.replace(CONFIG, position_embedding_type="disentangled_linear", relative_attention_buckets=6)
+LINEAR = dataclasses.replace(CONFIG, position_embedding_type="deberta_v1", relative_attention_buckets=6)
 CONFIGS = {
     "buckets": CONFIG,
     "linear": LINEAR,
@@ -48,7 +48,7 @@ def initial_params(config: ModelConfig = CONFIG) -> Any:
 def distance_vectors(config: ModelConfig, params: dict) -> np.ndarray:
     """The vectors of the distances, which only models with buckets normalize."""
     table = params["relative_attention_embeddings"]["embedding"]
-    if config.position_embedding_type == "disentangled_linear":
+    if config.position_embedding_type == "deberta_v1":
         return np.asarray(table)
     norm = params["relative_attention_norm"]
     centred = table - table.mean(-1, keepdims=True)
@@ -59,7 +59,7 @@ def distance_vectors(config: ModelConfig, params: dict) -> np.ndarray:
 def weights_by_hand(config: ModelConfig, row: np.ndarray, real: int) -> np.ndarray:
     """The weights [N, T, S] of the first layer, by a loop over the pairs of the tokens that are not padding."""
     params = jax.tree.map(np.asarray, initial_params(config)["params"])
-    is_linear = config.position_embedding_type == "disentangled_linear"
+    is_linear = config.position_embedding_type == "deberta_v1"
     vectors, attention = distance_vectors(config, params), params["layer_0"]["attention"]
 
     def project(x: np.ndarray, name: str) -> np.ndarray:

@@ -316,7 +316,7 @@ CASES = {
             {**DEBERTA_V1, **settings},
             {
                 **{
-                    "position_embedding_type": "disentangled_linear",
+                    "position_embedding_type": "deberta_v1",
                     "pooler_act": settings.get("pooler_hidden_act", "gelu"),
                 },
                 **{"relative_attention_buckets": 2 * settings.get("max_relative_positions", 40)},

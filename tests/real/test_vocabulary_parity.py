@@ -26,7 +26,7 @@ TEXTS = [
 
 
 def test_the_published_files_of_deberta(tmp_path: Path) -> None:
-    """As in pretraining and transformers 4: version 5 separates pairs twice, and keeps the space before a mask."""
+    """Reads pairs and masks like transformers 4; version 5 separates pairs twice, and keeps the space before a mask."""
     case = CASES["deberta v1, as published"]
     drawn(tmp_path, "Bert", case.family.model_type, **{**case.settings, "num_hidden_layers": 1})
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

@@ -82,7 +82,7 @@ def test_the_formula_is_what_the_model_does() -> None:
 
 
 @pytest.mark.parametrize("products_kept", ["both", "content_to_position", "position_to_content"])
-@pytest.mark.parametrize("kind", ["disentangled", "disentangled_linear"])
+@pytest.mark.parametrize("kind", ["disentangled", "deberta_v1"])
 def test_vectors_of_distances_count_as_keys(kind: str, products_kept: Any) -> None:
     """Besides the projection of the vectors, which is computed once per batch."""
     config = dataclasses.replace(

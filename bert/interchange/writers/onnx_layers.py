@@ -285,7 +285,7 @@ def _disentangled(graph: Graph, config: ModelConfig, distances: str, ids: str) -
     """Returns the embeddings of distances, and the buckets as indices of scores (see `Disentangled`)."""
     node, path = graph.node, "bert/encoder/relative_attention_"
     count = require(config.relative_attention_buckets, "model.relative_attention_buckets")
-    is_linear = config.position_embedding_type == "disentangled_linear"
+    is_linear = config.position_embedding_type == "deberta_v1"
     if is_linear:
         buckets = distances
     else:
@@ -333,7 +333,7 @@ def _attention(graph: Graph, config: ModelConfig, x: str, context: Context, path
     query = node("Mul", query, scale)
     if context.buckets is not None and context.vectors is not None:
         vectors = node("Unsqueeze", context.vectors, graph.constant([0]))
-        owner = "distance_" if config.position_embedding_type == "disentangled_linear" else ""
+        owner = "distance_" if config.position_embedding_type == "deberta_v1" else ""
         products: list[str] = []
         if config.disentangled_products != "position_to_content":
             by_query = node("MatMul", query, project(vectors, f"{owner}key", KEYS_BY_HEAD))

@@ -274,8 +274,9 @@ def test_a_dev_file_goes_by_any_of_its_usual_names(tmp_path: Path, name: str) ->
 
 def test_a_table_without_a_header_is_told_of_the_names_of_columns(tmp_path: Path) -> None:
     made_files(tmp_path, train_csv="a,x\nb,y\n")
-    words = "set data.columns.text_a to the right one, or, if the first line is no header, name all columns in order as"
-    assert words in error_of(own(), tmp_path)
+    error = error_of(own(), tmp_path)
+    assert "set data.columns.text_a and data.columns.label to the right ones, or, if the first line is no" in error
+    assert "header, name all columns in order as data.column_names" in error
 
 
 NAMES = ["not_equivalent", "equivalent"]
