@@ -118,7 +118,7 @@ def predict_command(argv: list[str]) -> int:
         task = model.with_answer_settings(settings)
         stride = {name: value for name, value in settings.items() if name == "doc_stride"}
         data = with_long_texts(dataclasses.replace(model.data, **stride), arguments.long_texts, task)
-        _answer_inputs(model.replace(data=data), task, arguments, settings.get("min_confidence"))
+        _answer_inputs(model.replace(data=data), task, arguments)
     return 0
 
 
@@ -151,7 +151,7 @@ def _predict_split(model: Pretrained, name: str, output: str | None) -> None:
             shutil.copyfileobj(file, printed)
 
 
-def _answer_inputs(model: Pretrained, task: Task, arguments: Namespace, min_confidence: float | None) -> None:
+def _answer_inputs(model: Pretrained, task: Task, arguments: Namespace) -> None:
     """Writes one line per input. Raises UserError at the end if inputs were invalid."""
     cut, answered = CutTexts(), [0, 0]
 
@@ -167,11 +167,11 @@ def _answer_inputs(model: Pretrained, task: Task, arguments: Namespace, min_conf
         write_answers(arguments.input, read_inputs(arguments.input, task), answer, lines, arguments.output)
     finally:
         cut.warn(lambda warning: log_to_stderr(WarningText(warning)))
-        if min_confidence is not None and answered[1]:
+        if arguments.min_confidence is not None and answered[1]:
             share = answered[0] / answered[1]
             log_to_stderr(
                 f"{answered[0]:,} of {answered[1]:,} inputs ({share:.1%}) have a label with a probability of at least "
-                f"{min_confidence:g}; bert evaluate --min_confidence computes their accuracy"
+                f"{arguments.min_confidence:g}; bert evaluate --min_confidence computes their accuracy"
             )
 
 

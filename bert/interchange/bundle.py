@@ -99,10 +99,10 @@ class ModelBundle:
         return self.pooling or Pooling()
 
     @property
-    def embeds(self) -> bool:
-        """Whether the architecture computes what `pooling` reads, so that an exported graph returns embeddings."""
+    def graph_pooling(self) -> Pooling | None:
+        """`pooling` if the architecture computes what it reads, so that an exported graph returns embeddings."""
         source = "BertForMaskedLM" if self.pooling_or_default.is_lexical else "Bert"
-        return self.pooling is not None and self.architecture == source
+        return self.pooling if self.architecture == source else None
 
     @property
     def embedding_size(self) -> int:

@@ -31,10 +31,10 @@ from bert.tasks.error_files import file_prefix
 from bert.tasks.text_pairs import TextExamples, check_num_negatives, read_queries, read_scored_pairs, with_negatives
 
 
-class Cosines(NamedTuple):
+class Similarities(NamedTuple):
     """The similarity of each row [R]; for queries also the rank of the positive, and the row of the first document."""
 
-    cosines: np.ndarray
+    similarities: np.ndarray
     ranks: np.ndarray | None = None
     first: np.ndarray | None = None
 
@@ -165,20 +165,20 @@ class EmbeddingTask(ColumnFilesTask):
     # Predictions
 
     def predict(self, outputs: Outputs, features: Any, examples: TextExamples) -> Any:
-        """Returns `Cosines` for rows of several texts [texts * D]; the embeddings [D] of single texts unchanged."""
+        """Returns `Similarities` for rows of several texts [texts * D]; embeddings [D] of single texts unchanged."""
         if not isinstance(features, QueryDocumentRows):
             return outputs
         texts = 1 + int(features.documents.choices.max())
         vectors = np.reshape(outputs, (len(outputs), texts, -1))[:, :2]
         queries, documents = (self._comparable(vectors[:, side]) for side in range(2))
-        cosines = self._compared.compare_pairs(queries, documents)
+        similarities = self._compared.compare_pairs(queries, documents)
         if self.settings.has_scores:
-            return Cosines(cosines)
+            return Similarities(similarities)
         positives = number_texts(examples.documents)
         _, rows = np.unique(positives, return_index=True)
         numbers = number_texts(examples.queries)
         ranks, first = retrieval.find_ranks(queries, documents[rows], positives, numbers, self._compared.compare)
-        return Cosines(cosines, ranks, rows[first])
+        return Similarities(similarities, ranks, rows[first])
 
     def _comparable(self, vectors: np.ndarray) -> np.ndarray:
         """Returns vectors [R, D] for `_compared`, of length 1 for cosines."""
@@ -189,10 +189,10 @@ class EmbeddingTask(ColumnFilesTask):
         """Compares vectors of `_comparable`."""
         return Pooling(similarity="dot" if self.similarity == "cosine" else self.similarity)
 
-    def score(self, predictions: Cosines, examples: TextExamples) -> dict[str, float]:
+    def score(self, predictions: Similarities, examples: TextExamples) -> dict[str, float]:
         """Returns nDCG, MRR and recall among the documents of the split, or correlations with the scores."""
         if predictions.ranks is None:
-            return metrics.compute_metrics(("spearman", "pearson"), predictions.cosines, examples.known_scores)
+            return metrics.compute_metrics(("spearman", "pearson"), predictions.similarities, examples.known_scores)
         positives, queries = number_texts(examples.documents), number_texts(examples.queries)
         return retrieval.retrieval_scores(predictions.ranks, positives, queries)
 
@@ -203,17 +203,19 @@ class EmbeddingTask(ColumnFilesTask):
         counts = Counter(query for query, _ in set(zip(examples.queries, examples.documents, strict=True)))
         return retrieval.chance_scores(list(counts.values()), len(set(examples.documents)))
 
-    def is_degenerate(self, predictions: Cosines, examples: TextExamples) -> bool:
+    def is_degenerate(self, predictions: Similarities, examples: TextExamples) -> bool:
         """Returns whether the main metric is no better than chance."""
         scores, baseline = self.score(predictions, examples), self.baseline_scores(examples)
         return scores[self.main_metric] <= baseline[self.main_metric] < 1
 
-    def write_predictions(self, folder: Path, split: str, predictions: Cosines, examples: TextExamples) -> list[Path]:
-        """Writes SPLIT.tsv: the cosine of each row, and its score, or its rank and the id of the first document."""
-        if len(examples) != len(predictions.cosines):
-            raise ValueError(f"{len(examples)} rows, {len(predictions.cosines)} predictions")
+    def write_predictions(
+        self, folder: Path, split: str, predictions: Similarities, examples: TextExamples
+    ) -> list[Path]:
+        """Writes SPLIT.tsv: the similarity of each row, and its score, or its rank and the id of the first document."""
+        if len(examples) != len(predictions.similarities):
+            raise ValueError(f"{len(examples)} rows, {len(predictions.similarities)} predictions")
         columns = {self.data.columns.id or "index": examples.ids}
-        columns["cosine"] = [f"{cosine:.6f}" for cosine in predictions.cosines]
+        columns[self.similarity] = [f"{value:.6f}" for value in predictions.similarities]
         if self.settings.has_scores and examples.scores is not None:
             columns["score"] = [np.format_float_positional(score, trim="-") for score in examples.scores]
         if predictions.ranks is not None:
@@ -222,7 +224,7 @@ class EmbeddingTask(ColumnFilesTask):
             columns["first"] = [examples.ids[row] for row in predictions.first]
         return [write_tsv(folder / f"{split}.tsv", [list(columns), *zip(*columns.values(), strict=True)])]
 
-    def write_details(self, folder: Path, split: str, predictions: Cosines, examples: TextExamples) -> list[Path]:
+    def write_details(self, folder: Path, split: str, predictions: Similarities, examples: TextExamples) -> list[Path]:
         """Writes the queries whose positive document is not ranked first, worst ranks first, to errors.tsv."""
         if predictions.ranks is None:
             return []
@@ -313,7 +315,7 @@ class LabelledTextsTask(EmbeddingTask):
         return {"accuracy": float(np.sum(counts * (counts - 1)) / max(len(examples) * (len(examples) - 1), 1))}
 
     def write_predictions(self, folder: Path, split: str, predictions: Any, examples: TextExamples) -> list[Path]:
-        """Writes SPLIT.tsv: the id of the nearest other text, and the cosine."""
+        """Writes SPLIT.tsv: the id of the nearest other text, and the similarity."""
         return super().write_predictions(folder, split, self._nearest(predictions), examples)
 
     def write_details(self, folder: Path, split: str, predictions: Any, examples: TextExamples) -> list[Path]:
@@ -323,10 +325,10 @@ class LabelledTextsTask(EmbeddingTask):
     def table_columns(self) -> tuple[tuple[str, ...], ...]:
         return (("text",), (self.data.columns.text_a,))
 
-    def _nearest(self, embeddings: Outputs) -> Cosines:
+    def _nearest(self, embeddings: Outputs) -> Similarities:
         vectors = self._comparable(np.reshape(embeddings, (len(embeddings), -1)))
         similarities, others = retrieval.find_nearest_others(vectors, self._compared.compare)
-        return Cosines(similarities, None, others)
+        return Similarities(similarities, None, others)
 
 
 TASKS = (EmbeddingTask(),)

@@ -144,7 +144,7 @@ def _of_embeddings(task: EmbeddingTask, predictions: Any, examples: Any) -> Weig
     if isinstance(task, LabelledTextsTask):
         return weighted.means({"accuracy": task.nearest_has_label(predictions, examples)})
     if predictions.ranks is None:
-        return weighted.correlations(("spearman", "pearson"), predictions.cosines, examples.known_scores)
+        return weighted.correlations(("spearman", "pearson"), predictions.similarities, examples.known_scores)
     numbers = (number_texts(examples.documents), number_texts(examples.queries))
     rows = retrieval.retrieval_scores_of_queries(predictions.ranks, *numbers)
     return weighted.means(dict(zip(retrieval.NAMES, rows.T, strict=True)))

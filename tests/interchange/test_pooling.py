@@ -179,6 +179,8 @@ def test_wrong_settings_of_a_model_are_errors(content: dict[str, object], match:
 def test_each_similarity_by_hand(similarity: str, expected: list[float]) -> None:
     query, documents = np.array([[3, 4]], np.float32), np.array([[5, 0], [6, 8], [0, 1]], np.float32)
     np.testing.assert_allclose(Pooling(similarity=similarity).compare(query, documents), [expected], rtol=1e-6)
+    pairs = Pooling(similarity=similarity).compare_pairs(np.repeat(query, 3, axis=0), documents)
+    np.testing.assert_allclose(pairs, expected, rtol=1e-6)
     nearest = find_nearest(query, [documents[:1], documents[1:]], 3, similarity)
     order = np.argsort(-np.array(expected), kind="stable")
     np.testing.assert_array_equal(nearest.indices, [order])

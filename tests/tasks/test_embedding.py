@@ -297,7 +297,7 @@ def test_predictions_of_pairs_are_cosines(tmp_path: Path, tokenizer: Any) -> Non
     examples = read(tmp_path, [{"text_a": "a", "text_b": "b", "score": score} for score in (0, 1, 2)], task)
     texts = np.array([[[1, 0], [0, 3]], [[1, 0], [2, 1]], [[1, 0], [4, 0]]], np.float32)
     predictions = task.predict(list(texts.reshape(3, -1)), rows_of(task, tokenizer, examples), examples)
-    assert predictions.cosines.tolist() == pytest.approx([0, 2 / 5**0.5, 1])
+    assert predictions.similarities.tolist() == pytest.approx([0, 2 / 5**0.5, 1])
     assert task.score(predictions, examples)["spearman"] == 1
     assert task.main_metric == "spearman"
     [file] = task.write_predictions(tmp_path, "dev", predictions, examples)

@@ -11,7 +11,7 @@ import pytest
 from bert.config import EmbeddingConfig
 from bert.data.rows import number_texts
 from bert.tasks import TASKS
-from bert.tasks.embedding import Cosines, EmbeddingTask, LabelledTextsTask
+from bert.tasks.embedding import EmbeddingTask, LabelledTextsTask, Similarities
 from bert.tasks.multiple_choice import Chosen
 from bert.tasks.multiple_choice import Examples as Questions
 from bert.tasks.question_answering.span_features import Answer, Answers, Candidate, Example
@@ -94,13 +94,15 @@ def written(rows: np.ndarray) -> tuple[Any, Any]:
 
 def compared(rows: np.ndarray) -> tuple[Any, Any]:
     none: list[list[str]] = [[] for _ in TEXTS]
-    return Cosines(GUESSES[rows]), TextExamples(TEXTS, TEXTS, none, SCORES, IDS, True).take(rows.tolist())
+    return Similarities(GUESSES[rows]), TextExamples(TEXTS, TEXTS, none, SCORES, IDS, True).take(rows.tolist())
 
 
 def retrieved(rows: np.ndarray) -> tuple[Any, Any]:
     none: list[list[str]] = [[] for _ in TEXTS]
     ranks = 1 + (np.arange(ROWS) * 7) % 13
-    return Cosines(GUESSES[rows], ranks[rows]), TextExamples(TEXTS, TEXTS, none, None, IDS, True).take(rows.tolist())
+    return Similarities(GUESSES[rows], ranks[rows]), TextExamples(TEXTS, TEXTS, none, None, IDS, True).take(
+        rows.tolist()
+    )
 
 
 def reranked(rows: np.ndarray) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bert.errors import UserError, first_line, require
+from bert.errors import UserError, first_line
 from bert.files import atomic_directory, write_atomic
 from bert.interchange import ExportError
 from bert.interchange.bundle import ModelBundle
@@ -80,8 +80,8 @@ def export(
         write_metadata_files(model, draft, ports, "int64", text)
         config = json.dumps(published_config(model), indent=2, ensure_ascii=False)
         write_atomic(draft / "config.json", config + "\n")
-        if model.embeds:
-            write_pooling_files(require(model.pooling, "the pooling"), model.config, draft)
+        if model.graph_pooling is not None:
+            write_pooling_files(model.graph_pooling, model.config, draft)
     log(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 

@@ -87,7 +87,7 @@ def _outputs(graph: Graph, model: ModelBundle, ports: Signature) -> list[str]:
         return [_masked_lm(graph, config, hidden), graph.dense(pooled(), "seq_relationship")]
     if architecture in ("BertForMaskedLM", "BertForCausalLM"):
         logits = _masked_lm(graph, config, hidden)
-        pooling = model.pooling if model.embeds else None
+        pooling = model.graph_pooling
         return [logits] if pooling is None else [logits, sentence_embedding(graph, pooling, logits)]
     if architecture == "BertForNextSentencePrediction":
         return [graph.dense(pooled(), "seq_relationship")]
