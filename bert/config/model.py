@@ -140,10 +140,9 @@ class ModelConfig:
     """Position encoding: a learned table (learned); fixed sinusoids (sinusoidal); rotations of queries and keys, so
     that attention depends on distances only (rotary; Su et al. 2021); a vector for each bucket of distances, with its
     own queries and keys (disentangled; He et al. 2021); the same with a vector for each distance, separate projections
-    in each layer, and keys without bias (deberta_v1; DeBERTa version 1); a penalty of the scores that grows
-    with the distance, with a slope per head (alibi; Press et al. 2022); sinusoids of distances and two vectors for
-    equal and different segments in the scores, in place of tables (transformer_xl; Dai et al. 2019, Yang et al. 2019);
-    or none."""
+    in each layer, and keys without bias (deberta_v1); a penalty of the scores that grows with the distance, with a
+    slope per head (alibi; Press et al. 2022); sinusoids of distances and two vectors for equal and different segments
+    in the scores, in place of tables (transformer_xl; Dai et al. 2019, Yang et al. 2019); or none."""
     rotary_base: PositiveFloat = 10_000.0
     """Base of rotary positions: the slowest rotation has a period of 2 pi x rotary_base positions."""
     local_rotary_base: PositiveFloat | None = None
@@ -175,11 +174,11 @@ class ModelConfig:
     """Number of buckets of distances between two tokens. Each bucket has a bias of the attention scores per head,
     shared by all layers (Raffel et al. 2020, section 2.1). Small distances have their own buckets, large ones share
     them, and the last bucket starts at 128 tokens; 32 in MPNet. null: no biases. With disentangled positions, each
-    bucket has a vector instead, and the last one is the longest distance; 512 in DeBERTa-v3. With linear distances, it
-    is twice the maximum distance; 1024 in DeBERTa version 1."""
+    bucket has a vector instead, and the last one is the longest distance; 512 in DeBERTa-v3. With deberta_v1, the
+    number is twice the maximum distance, and longer distances share its vector."""
     disentangled_products: Literal["both", "content_to_position", "position_to_content"] = "both"
     """Products of a content and a distance in the scores of disentangled attention: the query and the distance
-    (content_to_position), the key and the distance (position_to_content), or both, as in all published models."""
+    (content_to_position), the key and the distance (position_to_content), or both."""
     position_table: bool = False
     """Add a learned position table to the word embeddings of a model with disentangled attention, as with DeBERTa's
     position_biased_input."""

@@ -54,9 +54,6 @@ TEXT_SETTINGS_READ: dict[str, Any] = {
 }
 """Keys of `TEXT_SETTINGS` with a single supported value."""
 
-TOKEN_FEATURES = {False: ("feature-extraction", "last_hidden_state"), True: ("fill-mask", "logits")}
-"""Task and output of the transformer whose hidden states (False) or masked-LM logits (True) are pooled."""
-
 ORDER = re.compile("Transformer( Pooling( Dense)*( Normalize)?)?|(MLM)?Transformer SpladePooling")
 """Supported sequences of modules."""
 
@@ -288,7 +285,7 @@ def _model_settings(file: Path, is_lexical: bool, log: Callable[[str], None]) ->
 def _text_settings(file: Path, is_lexical: bool, log: Callable[[str], None]) -> tuple[int | None, bool]:
     """Returns the maximum number of tokens, and whether texts are lower-cased."""
     content = read_json_object(file)
-    task, output = TOKEN_FEATURES[is_lexical]
+    task, output = ("fill-mask", "logits") if is_lexical else ("feature-extraction", "last_hidden_state")
     modality = {"text": {"method": "forward", "method_output_name": output}}
     settings_read = {**TEXT_SETTINGS_READ, "transformer_task": task, "modality_config": modality}
     length, lowercase = content.get("max_seq_length"), content.get("do_lower_case") or False

@@ -186,7 +186,7 @@ class EmbeddingTask(ColumnFilesTask):
 
     @property
     def _compared(self) -> Pooling:
-        """Compares vectors of `_comparable`."""
+        """The pooling whose `compare` is for vectors of `_comparable`."""
         return Pooling(similarity="dot" if self.similarity == "cosine" else self.similarity)
 
     def score(self, predictions: Similarities, examples: TextExamples) -> dict[str, float]:

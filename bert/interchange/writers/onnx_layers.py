@@ -286,13 +286,13 @@ def _disentangled(graph: Graph, config: ModelConfig, distances: str, ids: str) -
     node, path = graph.node, "bert/encoder/relative_attention_"
     count = require(config.relative_attention_buckets, "model.relative_attention_buckets")
     is_linear = config.position_embedding_type == "deberta_v1"
-    if is_linear:
-        buckets = distances
-    else:
+    buckets = distances
+    if not is_linear:
         one_sided = buckets_by_distance(count, config.max_position_embeddings - 1, round_up=True)
         buckets = _by_distance(graph, "distance_buckets", one_sided, distances, after=0, sign=-1)
     buckets = node("Add", buckets, graph.integer(count // 2))
-    buckets = node("Max", node("Min", buckets, graph.integer(count - 1)), graph.integer(0))
+    if is_linear:
+        buckets = node("Max", node("Min", buckets, graph.integer(count - 1)), graph.integer(0))
     rows, heads = node("Shape", ids, start=0, end=1), graph.constant([config.num_attention_heads])
     shape = node("Concat", rows, heads, node("Shape", buckets), axis=0)
     vectors = graph.weight(f"{path}embeddings/embedding")
