@@ -133,7 +133,9 @@ class TaskDataConfig:
     """Sequence to sequence: maximum length of a target in training, in tokens with its start or end token; longer ones
     are truncated. At most max_length, which is the default."""
     buckets: list[Positive] = field(default_factory=lambda: [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
-    """Lengths that batches are padded to. Each costs one compilation and saves padding."""
+    """Lengths that batches are padded to. Batches whose rows are a random sample are padded in up to four groups of
+    similar lengths (embeddings, and on a CPU also taggers and translation). Each length costs a compilation and saves
+    padding."""
     max_train_samples: Positive | None = None
     """Train on a random sample of this size (rows, questions, sentences or choices)."""
     max_dev_samples: Positive | None = None

@@ -144,6 +144,10 @@ class TaskDistillationConfig:
             check_unused("distillation.", self, "but there is no teacher: remove it, or set distillation.teacher")
 
 
+PoolingMode = Literal["mean", "cls", "max", "lasttoken"]
+"""Poolings that are trained."""
+
+
 @dataclass(frozen=True)
 class EmbeddingConfig:
     """Task embedding: one vector per text, trained by cosines."""
@@ -164,7 +168,7 @@ class EmbeddingConfig:
     matryoshka: list[Positive] | None = None
     """Widths to which embeddings may be truncated: the loss is the mean over the whole embedding and these prefixes
     (Kusupati et al. 2022). null: train the whole embedding only."""
-    pooling: Literal["mean", "cls", "max", "lasttoken"] | None = None
+    pooling: PoolingMode | None = None
     """Pooling of the tokens' hidden states: mean, first token (cls), maximum of each feature (max), or last token
     (lasttoken), for causal models. Defaults to the setting of init, or mean."""
     normalize: bool | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol
@@ -11,8 +12,14 @@ from typing import Protocol
 import numpy as np
 
 from bert.config import FinetuneConfig
-from bert.data.rows import Rows, row_sizes
+from bert.data.rows import TOKEN_ARRAYS, Rows, row_sizes
 from bert.data.windows import row_shape
+
+USUAL = 0.9
+"""Share of batches in which a group fits its minimum length."""
+
+SAMPLED_BATCHES = 100
+"""Maximum number of batches from which minimum lengths are derived."""
 
 BATCHES_A_WINDOW = 16
 """Number of batches within which rows are sorted by length: enough to save padding, too few to order an epoch."""
@@ -192,34 +199,189 @@ def make_batches(rows: Rows, config: FinetuneConfig, row_shares: int, by_length:
     return TokenBatches(np.array(padded)[length_of_row], sizes, config.seed, multiple)
 
 
+@dataclass(frozen=True)
+class LengthGroups:
+    """Divides a batch into groups of similar lengths, which are padded separately.
+
+    A batch whose rows are a random sample has rows of all lengths. The groups depend only on the global batch, not on
+    the devices.
+
+    Attributes:
+        buckets, max_length: see `bucket_length`.
+        multiple: the size of a group is a multiple of it: devices times micro-batches.
+        min_lengths: minimum padded length of each group, shortest first.
+    """
+
+    buckets: Sequence[int]
+    max_length: int
+    multiple: int
+    min_lengths: tuple[int, ...]
+
+    def usual_for(self, batches: Iterable[np.ndarray]) -> LengthGroups:
+        """Returns groups with the same padded lengths for most batches, so that few programs are compiled.
+
+        Args:
+          batches: the lengths in each of some batches.
+        """
+        longest = [[lengths[part].max(initial=1) for part in self._parts(lengths)] for lengths in batches]
+        usual = np.quantile(longest, USUAL, axis=0, method="higher")
+        lengths = tuple(bucket_length(int(length), self.buckets, self.max_length) for length in usual)
+        return dataclasses.replace(self, min_lengths=lengths)
+
+    def groups(self, lengths: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """Returns the padded length and the indices of each group. Groups of the same padded length are joined.
+
+        Indices that fill a group to the multiple are ``len(lengths)``.
+        """
+        groups: list[tuple[int, np.ndarray]] = []
+        for least, part in zip(self.min_lengths, self._parts(lengths), strict=True):
+            padded = max(least, bucket_length(int(lengths[part].max(initial=1)), self.buckets, self.max_length))
+            if groups and groups[-1][0] == padded:
+                groups[-1] = padded, np.concatenate([groups[-1][1], part])
+            elif len(part):
+                groups.append((padded, part))
+        return [(padded, self._fill(indices, len(lengths))) for padded, indices in groups]
+
+    def _parts(self, lengths: np.ndarray) -> list[np.ndarray]:
+        """Returns the indices of parts of about equal size, shortest rows or sequences first."""
+        return np.array_split(np.argsort(lengths, kind="stable"), len(self.min_lengths))
+
+    def _fill(self, indices: np.ndarray, fill: int) -> np.ndarray:
+        return np.concatenate([indices, np.full(-len(indices) % self.multiple, fill)])
+
+    def divide_sequences(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns a batch with groups in place of its arrays of tokens [B, ..., T].
+
+        Sequence s of N is the one with index s along the axes [B, ...]. Sequences that only fill a row have one token.
+
+        Returns:
+          The other arrays of the batch, and for each group g of M sequences: input_ids_g, token_type_ids_g,
+          attention_mask_g [M, T_g] int32 and sequences_g [M] int32, the numbers s. Sequences that fill a group have the
+          number N.
+        """
+        flat = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in TOKEN_ARRAYS}
+        lengths = sequence_lengths(batch)
+        flat["attention_mask"] = (np.arange(flat["input_ids"].shape[1]) < lengths[:, None]).astype(np.int32)
+        divided = {name: array for name, array in batch.items() if name not in TOKEN_ARRAYS}
+        for group, (padded, sequences) in enumerate(self.groups(lengths)):
+            copied = np.where(sequences < len(lengths), sequences, sequences[0])
+            divided |= {f"{name}_{group}": array[copied, :padded] for name, array in flat.items()}
+            divided[f"sequences_{group}"] = sequences.astype(np.int32)
+        return divided
+
+    def divide_rows(self, features: Rows, rows: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
+        """Returns a batch of groups of whole rows.
+
+        Returns:
+          ``rows`` [B], and the arrays of `Rows.batch` of each group g, padded to its length, as NAME_g; rows_g are the
+          indices in the batch, at least the number of rows for fill rows.
+        """
+        lengths = row_lengths(features, rows, batch_size)
+        divided = {"rows": np.arange(batch_size, dtype=np.int32)}
+        for group, (padded, indices) in enumerate(self.groups(lengths)):
+            indices = np.sort(indices)  # fill rows last
+            batch = features.batch(rows[indices[indices < len(rows)]], padded, len(indices))
+            batch["rows"] = indices.astype(np.int32)
+            divided |= {f"{name}_{group}": array for name, array in batch.items()}
+        return divided
+
+
+def row_lengths(features: Rows, rows: np.ndarray, batch_size: int) -> np.ndarray:
+    """Returns the length of each row of a batch [B], 1 for fill rows."""
+    lengths = np.ones(batch_size, np.int64)
+    lengths[: len(rows)] = features.lengths[rows]
+    return lengths
+
+
+def sequence_lengths(batch: dict[str, np.ndarray]) -> np.ndarray:
+    """Returns the length of each sequence of a batch [N], 1 for those that only fill a row."""
+    mask = batch["attention_mask"]
+    is_real = np.ones(mask.shape[:-1], bool)
+    is_real[batch["weights"] == 0] = False
+    if "document_numbers" in batch:
+        is_real[:, 1:][batch["document_numbers"] < 0] = False
+    if "window_mask" in batch:
+        is_real &= batch["window_mask"] > 0
+    return np.where(is_real, mask.sum(axis=-1), 1).ravel()
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How batches are divided into `LengthGroups`.
+
+    Attributes:
+        count: maximum number of groups in a batch.
+        multiple: see `LengthGroups`.
+        by_rows: whether groups have whole rows, for losses that are sums over rows; otherwise single sequences.
+    """
+
+    count: int
+    multiple: int
+    by_rows: bool
+
+
 class FinetuningLoader:
     """Makes the batch of a step: this host's rows, padded to a bucket, and fill rows of weight 0.
 
     Batches with different numbers of rows also have ``mean_rows`` [B], whose sum over the global batch is the mean
     number of rows.
+
+    Args:
+        process: index and number of the hosts.
+        grouping: None for batches in one piece.
     """
 
     def __init__(
-        self, features: Rows, config: FinetuneConfig, process: tuple[int, int], batches: TrainingBatches
+        self,
+        features: Rows,
+        config: FinetuneConfig,
+        process: tuple[int, int],
+        batches: TrainingBatches,
+        grouping: Grouping | None = None,
     ) -> None:
         self._features, self._config, self._process, self._batches = features, config, process, batches
-        self._steps_per_epoch = len(batches)
+        self.steps_per_epoch = len(batches)
         self._epoch = lru_cache(maxsize=2)(batches.epoch)
+        self._grouping, self._groups = grouping, None
+        if grouping is not None:
+            data, least = config.data, (0,) * grouping.count
+            groups = LengthGroups(data.buckets, data.max_length, grouping.multiple, least)
+            sample = range(min(self.steps_per_epoch, SAMPLED_BATCHES))
+            self._groups = groups.usual_for(self._lengths(self._all_rows(step), grouping) for step in sample)
 
     def row_indices(self, step: int) -> np.ndarray:
-        """Returns the indices of this host's rows of a batch, without fill rows."""
+        """Returns the indices of this host's rows of a batch, or of all rows of a batch in groups; no fill rows."""
         rows = self._all_rows(step)
-        size = self._batches.padded_rows(self._padded_length(rows))
-        return rows[host_slice(size, self._process)]
+        return rows if self._groups else rows[host_slice(self._size(rows), self._process)]
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         rows = self._all_rows(step)
-        length = self._padded_length(rows)
-        size = self._batches.padded_rows(length)
-        batch = {**self._features.batch(rows, length, size), "rows": np.arange(size, dtype=np.int32)}
+        if self._grouping is None or self._groups is None:
+            batch = self._padded(rows)
+        elif self._grouping.by_rows:
+            batch = self._groups.divide_rows(self._features, rows, self._size(rows))
+        else:
+            batch = self._groups.divide_sequences(self._padded(rows))
+        return host_rows(batch, self._process)
+
+    def _padded(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the global batch in one piece."""
+        size = self._size(rows)
+        batch = self._features.batch(rows, self._padded_length(rows), size)
+        batch["rows"] = np.arange(size, dtype=np.int32)
         if self._batches.mean_rows is not None:
             batch["mean_rows"] = np.full(size, self._batches.mean_rows / size, np.float32)
-        return host_rows(batch, self._process)
+        return batch
+
+    def _size(self, rows: np.ndarray) -> int:
+        """Returns the number of rows of a global batch, fill rows included."""
+        return self._batches.padded_rows(self._padded_length(rows))
+
+    def _lengths(self, rows: np.ndarray, grouping: Grouping) -> np.ndarray:
+        """Returns the lengths by which a batch is divided."""
+        if grouping.by_rows:
+            return row_lengths(self._features, rows, self._size(rows))
+        return sequence_lengths(self._padded(rows))
 
     def padded_length(self, step: int) -> int:
         """Returns the length to which the rows of a step's batch are padded."""
@@ -236,5 +398,5 @@ class FinetuningLoader:
         return bucket_length(length, data.buckets, data.max_length)
 
     def _all_rows(self, step: int) -> np.ndarray:
-        epoch, index = divmod(step, self._steps_per_epoch)
+        epoch, index = divmod(step, self.steps_per_epoch)
         return self._epoch(epoch)[index]

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 
 from bert.config import TaskDataConfig
 from bert.config.model import LongTextMode, PairTruncation
-from bert.data.batching import bucket_length
 from bert.data.encoding import (
     ROWS_AT_ONCE,
     RowTemplate,
@@ -31,9 +30,6 @@ LONG_TEXT_KEYS = ("long_texts", "max_train_windows", "doc_stride")
 
 UNCUT = 1 << 24
 """A ``max_length`` above the length of any text."""
-
-USUAL = 0.997
-"""Share of queries that are at most as long as usual: of batches of 64, four in five have no longer one."""
 
 HEAD, WHOLE = 128, 510
 """Tokens that are kept of the start of a text, and of the whole text, in a row of 512 tokens (Sun et al. 2019)."""
@@ -236,7 +232,6 @@ def tokenize_queries(
     documents: Sequence[Sequence[str]],
     scores: np.ndarray | None,
     settings: LongTexts,
-    buckets: Sequence[int],
     has_loss: bool = True,
 ) -> QueryDocumentRows:
     """Encodes queries and their documents as rows.
@@ -244,7 +239,6 @@ def tokenize_queries(
     Args:
       documents: one or more documents for each of R queries.
       scores: [R] float32, or None.
-      buckets: lengths to which batches are padded.
     """
     flat = [text for texts in documents for text in texts]
     offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
@@ -254,12 +248,5 @@ def tokenize_queries(
         ChoiceRows(encode_texts(tokenizer, flat, settings), offsets, None),
         number_texts(queries),
         number_texts(flat),
-        query_lengths(rows.lengths, buckets, settings.max_length),
         has_loss,
     )
-
-
-def query_lengths(lengths: np.ndarray, buckets: Sequence[int], max_length: int) -> tuple[int, ...]:
-    """Returns the buckets of the longest query and of one longer than nearly all others, in increasing order."""
-    longest, usual = (int(np.quantile(lengths, share, method="higher")) if len(lengths) else 0 for share in (1, USUAL))
-    return tuple(sorted({bucket_length(length, buckets, max_length) for length in (longest, usual)}))

@@ -11,6 +11,9 @@ from typing import Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
+TOKEN_ARRAYS = ("input_ids", "token_type_ids", "attention_mask")
+"""Arrays of a batch with an axis of tokens, the last one."""
+
 IGNORE_INDEX = -1
 """Label of tokens without a label: special tokens, padding, and all tokens of a word but the first."""
 
@@ -142,7 +145,7 @@ class ChoiceRows:
         rows = np.asarray(rows)
         if len(rows) > batch_size:
             raise ValueError(f"{len(rows)} rows do not fit a batch of {batch_size}")
-        filled = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
+        filled = fill_rows(rows, batch_size)
         columns = np.arange(self.choices.max())
         has = columns < self.choices[filled][:, None]
         sequence = self.offsets[filled][:, None] + np.where(has, columns, 0)
@@ -222,11 +225,7 @@ class SourceTargetRows:
 
 @dataclass(frozen=True)
 class QueryDocumentRows:
-    """R queries, each with one or more documents; the first document is the right one.
-
-    Documents are padded to the length of the batch, queries to one of ``query_lengths``. A run then compiles one or two
-    programs per length instead of one per pair of lengths.
-    """
+    """R queries, each with one or more documents; the first document is the right one."""
 
     queries: Rows
     """`TokenRows`, or `bert.data.windows.WindowedRows`. Labels are the scores of the rows, [R] float32, or None."""
@@ -235,8 +234,6 @@ class QueryDocumentRows:
     """[R] int32: equal texts have equal numbers."""
     document_numbers: np.ndarray
     """[documents of all rows] int32: equal texts have equal numbers."""
-    query_lengths: Sequence[int]
-    """Lengths to which queries are padded, in increasing order."""
     has_loss: bool = True
     """Whether a loss can be computed."""
 
@@ -261,19 +258,17 @@ class QueryDocumentRows:
         return np.maximum(row_sizes(self.queries), self.documents.sizes)
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> dict[str, np.ndarray]:
-        """Returns the batch of some rows, with C documents padded to T = ``length`` and B = ``batch_size`` rows.
+        """Returns the batch of some rows, with C documents, padded to T = ``length`` and B = ``batch_size`` rows.
 
         Returns:
-          input_ids, token_type_ids, attention_mask [B, Q] int32 of the queries; document_ids, document_types,
-          document_mask [B, C, T] int32; query_numbers [B] and document_numbers [B, C] int32, -1 for documents that only
-          fill a row; labels [B] float32, the scores or 0; weights [B] float32, 0 for fill rows. With windows, there are
-          further axes, window_mask and document_windows (`WindowedRows.batch`).
+          input_ids, token_type_ids, attention_mask [B, 1 + C, T] int32 of the query and the documents; query_numbers
+          [B] and document_numbers [B, C] int32, -1 for documents that only fill a row; labels [B] float32, the scores
+          or 0; weights [B] float32, 0 for fill rows. If texts have W windows, the arrays of tokens are
+          [B, 1 + C, W, T], and there is window_mask [B, 1 + C, W] (`WindowedRows.batch`).
         """
         rows = np.asarray(rows)
         used = slice(0, len(rows))
-        longest = int(self.queries.lengths[rows].max())
-        query_length = next(padded for padded in self.query_lengths if padded >= longest)
-        batch = self.queries.batch(rows, min(length, query_length), batch_size)
+        batch = self.queries.batch(rows, length, batch_size)
         documents = self.documents.batch(rows, length, batch_size)
         query_numbers = np.full(batch_size, -1, np.int32)
         query_numbers[used] = self.query_numbers[rows]
@@ -282,12 +277,12 @@ class QueryDocumentRows:
         document_numbers = np.full((batch_size, has.shape[1]), -1, np.int32)
         document_numbers[used][has] = self.document_numbers[indices[has]]
         return {
-            **batch,
+            **_join_texts(
+                {name: batch[name][:, None] for name in (*TOKEN_ARRAYS, "window_mask") if name in batch},
+                {name: documents[name] for name in (*TOKEN_ARRAYS, "window_mask") if name in documents},
+            ),
             "labels": batch["labels"].astype(np.float32),
-            "document_ids": documents["input_ids"],
-            "document_types": documents["token_type_ids"],
-            "document_mask": documents["attention_mask"],
-            **({"document_windows": documents["window_mask"]} if "window_mask" in documents else {}),
+            "weights": batch["weights"],
             "query_numbers": query_numbers,
             "document_numbers": document_numbers,
         }
@@ -303,6 +298,26 @@ class QueryDocumentRows:
         texts[:, 0] = queries
         texts[:, 1:][np.arange(texts.shape[1] - 1) < choices[:, None]] = documents
         return list(texts.reshape(len(texts), -1))
+
+
+def _join_texts(queries: dict[str, np.ndarray], documents: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Joins the tokens of queries [B, 1, T] and documents [B, C, T], or [B, 1, W, T] and [B, C, W, T] with windows."""
+    sides, names = [queries, documents], list(TOKEN_ARRAYS)
+    width = max(side["window_mask"].shape[-1] if "window_mask" in side else 0 for side in sides)
+    if width:
+        sides, names = [_with_windows(side, width) for side in sides], [*names, "window_mask"]
+    return {name: np.concatenate([side[name] for side in sides], axis=1) for name in names}
+
+
+def _with_windows(texts: dict[str, np.ndarray], width: int) -> dict[str, np.ndarray]:
+    """Returns texts with ``width`` windows each; the added ones copy the last one and have a ``window_mask`` of 0."""
+    if "window_mask" not in texts:
+        texts = {name: texts[name][:, :, None] for name in TOKEN_ARRAYS}
+        texts["window_mask"] = np.ones(texts["input_ids"].shape[:3], np.int32)
+    count = texts["window_mask"].shape[-1]
+    wider = {name: array[:, :, np.minimum(np.arange(width), count - 1)] for name, array in texts.items()}
+    wider["window_mask"] *= np.arange(width) < count
+    return wider
 
 
 def number_texts(texts: Sequence[str]) -> np.ndarray:
@@ -327,6 +342,12 @@ def digest_of(*arrays: np.ndarray | None) -> str:
         if array is not None:
             digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def fill_rows(rows: np.ndarray, batch_size: int) -> np.ndarray:
+    """Returns rows and copies of the first one, or row 0 if there are none, [B] in all."""
+    first = int(rows[0]) if len(rows) else 0
+    return np.concatenate([rows, np.full(batch_size - len(rows), first)]).astype(np.int64)
 
 
 def row_sizes(rows: Rows) -> np.ndarray:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from bert.data.rows import QueryDocumentRows, Rows, TokenRows, digest_of
+from bert.data.rows import QueryDocumentRows, Rows, TokenRows, digest_of, fill_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class WindowedRows:
           and there is window_mask [B, W] int32, 0 for windows that only fill a row and copy its first window.
         """
         rows = np.asarray(rows)
-        filled = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
+        filled = fill_rows(rows, batch_size)
         used, total = self.train_counts[filled], self.counts[filled]
         width = min(1 << int(used.max() - 1).bit_length(), self.max_train_windows)
         columns = np.arange(width)
@@ -137,6 +137,8 @@ def outputs_of_texts(
 
 
 def row_shape(rows: Rows) -> tuple[int, ...]:
-    """Returns the shape of one row's input ids without their length and without windows: (1,) or (1, C)."""
+    """Returns the shape of one row of the model's input without its length: (1,), or (1, C) with choices."""
+    if isinstance(rows, QueryDocumentRows):  # whose texts are rows of the model
+        rows = rows.queries
     batch = rows.batch(np.arange(1), int(rows.lengths[0]), 1)
     return batch["input_ids"].shape[: -2 if "window_mask" in batch else -1]

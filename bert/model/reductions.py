@@ -111,29 +111,33 @@ def pool(hidden_states: Float[Array, "B T D"], attention_mask: PaddingMask, mode
 
 def pool_windows(
     apply: Callable[..., Any],
-    inputs: tuple[Int[Array, "*B W T"], ...],
-    window_mask: Int[Array, "*B W"],
+    inputs: tuple[Int[Array, "B W T"], ...],
+    window_mask: Int[Array, "B W"],
     dropout: Dropout | None,
     maximum: bool = False,
-    normalize: bool = False,
-    row_stride: int | None = None,
-) -> Float[Array, "*B L"]:
+) -> Float[Array, "B L"]:
     """Returns the mean or maximum of a model's outputs over the windows of each text.
 
     Args:
         apply: (inputs [N, T], ..., dropout=...) -> outputs [N, L].
         window_mask: 1 for the windows of a text, and 0 for windows that only fill the array.
-        dropout: the source for rows [*B]; each window has its own dropout.
+        dropout: the source for rows [B]; each window has its own dropout.
         maximum: return the maximum of each feature instead of the mean.
-        normalize: scale the outputs of texts with several windows to length 1 first.
-        row_stride: distance between the dropout rows of two texts, at least W; None for W.
     """
-    shape = window_mask.shape
-    if dropout is not None:
-        rows = dropout.rows[:, None] * (row_stride or shape[-1]) + jnp.arange(shape[-1])
-        dropout = dropout.replace(rows=rows.reshape(-1))
-    flat = apply(*(array.reshape(-1, array.shape[-1]) for array in inputs), dropout=dropout)
-    outputs = flat.reshape(*shape, -1)
+    source = None if dropout is None else dropout.split_rows(window_mask.shape[-1])
+    flat = apply(*(array.reshape(-1, array.shape[-1]) for array in inputs), dropout=source)
+    return pool_outputs(flat.reshape(*window_mask.shape, -1), window_mask, maximum)
+
+
+def pool_outputs(
+    outputs: Float[Array, "*texts W L"], window_mask: Int[Array, "*texts W"], maximum: bool, normalize: bool = False
+) -> Float[Array, "*texts L"]:
+    """Returns the mean or maximum of the outputs of each text's windows.
+
+    Args:
+        window_mask, maximum: see `pool_windows`.
+        normalize: scale the outputs of texts with several windows to length 1 first.
+    """
     weights = window_mask[..., None].astype(outputs.dtype)
     counts = jnp.sum(weights, axis=-2, keepdims=True)
     if normalize:

@@ -156,7 +156,7 @@ class EmbeddingTask(ColumnFilesTask):
         if scores is not None and scores.ndim == 2:
             scores = scores[:, : max(map(len, documents))]
         has_loss = examples.labelled and (scores is not None or self.settings.loss != "margin_mse")
-        return tokenize_queries(tokenizer, queries, documents, scores, LongTexts.of(data), data.buckets, has_loss)
+        return tokenize_queries(tokenizer, queries, documents, scores, LongTexts.of(data), has_loss)
 
     def _cased(self, texts: Sequence[str], prompt: str = "") -> list[str]:
         texts = [prompt + text for text in texts]

@@ -207,7 +207,7 @@ class TrainLoop:
     def _load_batch(self) -> None:
         with self._saved_on_error():
             batch = self.loader.batch(self._step)
-        masks = [batch[name] for name in ("attention_mask", "document_mask") if name in batch]
+        masks = [array for name, array in batch.items() if name.startswith("attention_mask")]
         self._num_tokens = sum(int(mask.sum()) for mask in masks) * self.parallel.process[1]
         self._batch = self.parallel.shard_batch(batch, self.config.gradient_accumulation_steps)
 

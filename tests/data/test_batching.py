@@ -9,11 +9,13 @@ from bert.config import FinetuneConfig, TaskDataConfig, TrainingConfig
 from bert.data.batching import (
     BATCHES_A_WINDOW,
     FinetuningLoader,
+    LengthGroups,
     bucket_length,
     epoch_batches,
     evaluation_batches,
     host_slice,
     make_batches,
+    sequence_lengths,
     token_batches,
 )
 from bert.data.rows import ChoiceRows, TokenRows
@@ -181,6 +183,66 @@ def test_all_choices_of_a_row_count():
     choices = ChoiceRows(random_rows(40, max_length=16), np.arange(0, 41, 4), np.zeros(10, np.int32))
     assert token_loader(choices, 192).batch(0)["input_ids"].shape == (3, 4, 16)
     assert token_loader(choices, 64).batch(0)["input_ids"].shape == (1, 4, 16)
+
+
+def batch_of_lengths(lengths: list[list[int]]) -> dict[str, np.ndarray]:
+    """A batch of rows with several sequences, whose tokens are 1, 2, ..."""
+    mask = (np.arange(12) < np.array(lengths)[..., None]).astype(np.int32)
+    ids = np.cumsum(mask, axis=-1, dtype=np.int32) * mask
+    return {"input_ids": ids, "token_type_ids": 0 * ids, "attention_mask": mask, "weights": np.ones(len(ids))}
+
+
+def groups_in(divided: dict[str, np.ndarray]) -> list[tuple[list[int], int]]:
+    """The sequences and the padded length of each group."""
+    names = sorted(name for name in divided if name.startswith("sequences"))
+    arrays = [divided[f"input_ids_{name[-1]}"] for name in names]
+    return [(divided[name].tolist(), array.shape[1]) for name, array in zip(names, arrays, strict=True)]
+
+
+def test_groups_by_hand():
+    """Eight sequences in pairs of similar lengths; two pairs of the same padded length are one group."""
+    batch = batch_of_lengths([[2, 9], [3, 5], [12, 4], [1, 6]])
+    divided = LengthGroups([4, 8], 12, 1, (0,) * 4).divide_sequences(batch)
+    assert groups_in(divided) == [([6, 0, 2, 5], 4), ([3, 7], 8), ([1, 4], 12)]
+    assert divided["input_ids_1"].tolist() == [[1, 2, 3, 4, 5, 0, 0, 0], [1, 2, 3, 4, 5, 6, 0, 0]]
+    assert divided["attention_mask_1"].sum(axis=1).tolist() == [5, 6]
+    assert set(divided) >= {"weights", "token_type_ids_2"}
+    assert not {"input_ids", "token_type_ids", "attention_mask"} & set(divided)
+    at_least = LengthGroups([4, 8], 12, 1, (4, 8, 8, 8)).divide_sequences(batch)
+    assert groups_in(at_least) == [([6, 0], 4), ([2, 5, 3, 7], 8), ([1, 4], 12)]
+
+
+def test_sequences_that_only_fill_a_row_have_one_token():
+    batch = batch_of_lengths([[9, 9], [9, 9], [9, 9], [9, 9]])
+    batch |= {"weights": np.array([1, 1, 1, 0]), "document_numbers": np.array([[0], [-1], [1], [-1]])}
+    divided = LengthGroups([4], 12, 1, (0,) * 4).divide_sequences(batch)
+    lengths = {}
+    for group in (0, 1):
+        lengths |= zip(divided[f"sequences_{group}"].tolist(), divided[f"attention_mask_{group}"].sum(1), strict=True)
+    assert lengths == {0: 9, 1: 9, 2: 9, 3: 1, 4: 9, 5: 9, 6: 1, 7: 1}
+
+
+def test_devices_and_micro_batches_do_not_change_the_padding_of_a_sequence():
+    lengths = np.random.default_rng(0).integers(1, 13, (9, 2)).tolist()
+
+    def padded(multiple: int) -> dict[int, int]:
+        groups = groups_in(LengthGroups([4, 6, 8], 12, multiple, (0,) * 4).divide_sequences(batch_of_lengths(lengths)))
+        assert all(len(numbers) % multiple == 0 for numbers, _ in groups)
+        return {number: length for numbers, length in groups for number in numbers if number < 18}
+
+    assert padded(1) == padded(4)
+    assert sorted(padded(4)) == list(range(18))
+
+
+def test_most_batches_have_groups_of_the_same_lengths():
+    random = np.random.default_rng(0)
+    batches = [batch_of_lengths(random.integers(1, 11, (16, 2)).tolist()) for _ in range(50)]
+    groups = LengthGroups([2, 4, 6, 8, 10], 12, 1, (0,) * 4)
+    few, many = (
+        {str([length for _, length in groups_in(divide(batch))]) for batch in batches}
+        for divide in (groups.usual_for(map(sequence_lengths, batches)).divide_sequences, groups.divide_sequences)
+    )
+    assert len(few) < len(many) / 2
 
 
 def test_evaluation_holds_every_row_once_sorted_by_length():

@@ -164,24 +164,18 @@ def test_outputs_are_pooled_by_text(tokenizer: Tokenizer) -> None:
 
 def test_queries_and_documents_have_windows(tokenizer: Tokenizer) -> None:
     queries, documents = ["a b", spaced(LETTERS[:12])], [["c", spaced(LETTERS[:20])], ["d"]]
-    rows = tokenize_queries(tokenizer, queries, documents, None, LongTexts(10, "windows", 4), [8])
+    rows = tokenize_queries(tokenizer, queries, documents, None, LongTexts(10, "windows", 4))
     assert [part.counts.tolist() for part in windowed_parts(rows)] == [[1, 2], [1, 4, 1]]
     batch = rows.batch(np.array([0, 1]), 10, 2)
-    assert (batch["input_ids"].shape, batch["document_ids"].shape) == ((2, 2, 10), (2, 2, 4, 10))
-    assert batch["window_mask"].tolist() == [[1, 0], [1, 1]]
-    assert batch["document_windows"].tolist() == [[[1, 0, 0, 0], [1, 1, 1, 1]], [[1, 0, 0, 0], [1, 0, 0, 0]]]
+    assert batch["input_ids"].shape == (2, 3, 4, 10)
+    one, two, four = [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]
+    assert batch["window_mask"].tolist() == [[one, one, four], [two, one, one]]
+    assert batch["document_numbers"].tolist() == [[0, 1], [2, -1]]
     assert rows.sizes.tolist() == [40, 20]
 
 
-def test_one_long_query_lengthens_only_its_own_batch(tokenizer: Tokenizer) -> None:
-    queries = [*(spaced(LETTERS[: 1 + number % 3]) for number in range(999)), spaced(LETTERS[:14])]
-    documents = [[spaced(LETTERS[:20])]] * 1000
-    rows = tokenize_queries(tokenizer, queries, documents, None, LongTexts(24), [6, 12, 18])
-    assert rows.query_lengths == (6, 18)
-    shapes = [rows.batch(np.array(chosen), 24, 2)["input_ids"].shape for chosen in ([0, 1], [2], [998, 999])]
-    assert shapes == [(2, 6), (2, 6), (2, 18)]
-    empty = tokenize_queries(tokenizer, [], [], None, LongTexts(24), [6])
-    assert (len(empty), empty.query_lengths) == (0, (6,))
+def test_no_queries_are_no_rows(tokenizer: Tokenizer) -> None:
+    assert len(tokenize_queries(tokenizer, [], [], None, LongTexts(24))) == 0
 
 
 def test_wrong_settings_name_the_key() -> None:

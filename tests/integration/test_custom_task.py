@@ -116,7 +116,7 @@ def test_a_run_over_the_pages_columns(queues: Path, pretrained: Path, capsys) ->
     assert (results["main_metric"], results["majority_class"]["accuracy"]) == ("macro_f1", 0.5)
     assert set(results["dev"]) == set(results["test"]) == {"loss", "macro_f1", "accuracy"}
     dev = [line.split("\t") for line in Path("run/predictions/dev.tsv").read_text().splitlines()]
-    assert dev[0] == ["index", "prediction", "label", "probability"]
+    assert dev[0] == ["index", "prediction", "label", "probability", "text"]
     assert [line[2] for line in dev[1:]] == ["billing", "technical"] * 3
     assert len(Path("run/predictions/test.tsv").read_text().splitlines()) == 5
     config, *_ = parse(FinetuneConfig, arguments, prog="", description="", default_recipe=None)

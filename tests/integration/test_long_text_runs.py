@@ -18,6 +18,7 @@ import bert
 from bert.commands.export import main as export
 from bert.commands.predictions import predict_command
 from bert.config import FinetuneConfig, ModelConfig, TaskDataConfig
+from bert.data.batching import LengthGroups
 from bert.data.long_texts import LongTexts, encode_texts
 from bert.data.windows import WindowedRows
 from bert.errors import UserError
@@ -28,7 +29,7 @@ from bert.parallel.backends import MeshParallel, PmapParallelism
 from bert.tasks.registry import published_task
 from bert.tasks.sequence_classification import CustomClassification
 from bert.training.finetuning.kinds import build_model_and_loss
-from bert.training.finetuning.ranking_losses import embed_rows
+from bert.training.finetuning.ranking_losses import SequenceOutputs, embed
 from bert.training.losses import Loss
 from bert.training.step import compute_gradients
 from tests.helpers import lines_of, results_of
@@ -293,12 +294,16 @@ def test_queries_and_documents_equal_single_windows() -> None:
     mask = (np.arange(3) < windows[..., None]).astype(np.int32)
     ones = np.ones_like(ids)
     batch = {
-        "input_ids": ids[:, 0], "token_type_ids": 0 * ids[:, 0], "attention_mask": ones[:, 0],
-        "window_mask": mask[:, 0],
-        "document_ids": ids[:, 1:], "document_types": 0 * ids[:, 1:], "document_mask": ones[:, 1:],
-        "document_windows": mask[:, 1:],
+        "input_ids": ids, "token_type_ids": 0 * ids, "attention_mask": ones, "window_mask": mask,
+        "document_numbers": np.zeros((2, 3), np.int32), "weights": np.ones(2, np.float32), "rows": np.arange(2),
     }  # fmt: skip
-    vectors = np.reshape(jax.jit(lambda params: embed_rows(model, params, batch, None))(params), (2, 4, -1))
+    groups = LengthGroups([], T, 1, (0,) * 4).divide_sequences(batch)
+
+    def of_rows(params: Any) -> Any:
+        numbers = jnp.concatenate([groups[name] for name in sorted(groups) if name.startswith("sequences")])
+        return SequenceOutputs(embed(model, params, groups, None), numbers).of_rows(groups, None, normalize=True)
+
+    vectors = np.reshape(jax.jit(of_rows)(params), (2, 4, -1))
     vector_of = jax.jit(model.apply)
     for row, text in np.ndindex(2, 4):
         single = np.array([vector_of(params, ids[row, text, w][None])[0] for w in range(windows[row, text])])

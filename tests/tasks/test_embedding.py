@@ -60,20 +60,14 @@ def test_rows_have_a_query_its_document_and_any_negatives(tmp_path: Path, tokeni
     rows = rows_of(task, tokenizer, examples)
     batch = rows.batch(np.array([0, 2]), 8, 3)
     assert {name: array.shape for name, array in batch.items() if name.endswith("ids")} == {
-        "input_ids": (3, 8), "token_type_ids": (3, 8), "document_ids": (3, 3, 8)}  # fmt: skip
+        "input_ids": (3, 4, 8), "token_type_ids": (3, 4, 8)}  # fmt: skip
     assert batch["document_numbers"].tolist() == [[0, 1, 2], [0, -1, -1], [-1, -1, -1]]
     assert batch["query_numbers"].tolist() == [0, 1, -1]
     assert batch["weights"].tolist() == [1, 1, 0]
     assert rows.lengths.tolist() == [5, 3, 5]
     taken = rows_of(task, tokenizer, examples.take([2]))
-    assert taken.batch(np.array([0]), 8, 1)["document_ids"].shape == (1, 1, 8)
+    assert taken.batch(np.array([0]), 8, 1)["input_ids"].shape == (1, 2, 8)
     assert taken.digest() != rows.digest()
-
-
-def test_queries_are_padded_to_the_longest_of_them(tmp_path: Path, tokenizer: Any) -> None:
-    examples = read(tmp_path, [{"query": "a", "positive": "b " * 12}, {"query": "a b", "positive": "c"}], own())
-    rows = rows_of(own(), tokenizer, examples)
-    assert {length: rows.batch(np.array([1]), length, 1)["input_ids"].shape[1] for length in (4, 16)} == {4: 4, 16: 8}
 
 
 def test_the_first_negatives_are_taken(tmp_path: Path) -> None:
@@ -309,7 +303,7 @@ def test_texts_are_lower_cased_if_the_model_declares_it(tmp_path: Path, tokenize
     task = own(lowercase=True)
     examples = read(tmp_path, [{"query": "A", "positive": "B", "negatives": ["C"]}], task)
     batch = rows_of(task, tokenizer, examples).batch(np.array([0]), 8, 1)
-    letters = [PIECES[ids[1]] for ids in (batch["input_ids"][0], *batch["document_ids"][0])]
+    letters = [PIECES[ids[1]] for ids in batch["input_ids"][0]]
     assert letters == ["a", "b", "c"]
 
 

@@ -19,12 +19,11 @@ from jaxtyping import Float
 from bert.errors import UserError
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
-from bert.model.reductions import pool_windows
 from bert.parallel.backends import Parallelism
 from bert.parallel.multihost import broadcast_from_main
 from bert.tasks.base import Task
 from bert.training.finetuning.evaluation import Evaluator, Split
-from bert.training.finetuning.ranking_losses import normalized, same_label_loss
+from bert.training.finetuning.ranking_losses import SequenceOutputs, apply_to_groups, normalized, same_label_loss
 from bert.training.losses import Batch, TaskLoss, WeightedSum
 from bert.training.step import TrainState
 
@@ -38,15 +37,9 @@ MIN_ROWS = 2
 """Minimum number of training rows of each label, because rows with the same label are compared."""
 
 
-def row_vectors(
-    model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None, maximum: bool = False
-) -> Float[Array, "B D"]:
-    """Returns the inputs of the classifier; for texts with windows, the mean or maximum over the windows."""
-    inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-    apply = partial(model.apply, variables, method=_row_features)
-    if "window_mask" in batch:
-        return pool_windows(apply, inputs, batch["window_mask"], dropout, maximum)
-    return jnp.asarray(apply(*inputs, dropout=dropout))
+def row_vectors(model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None) -> Float[Array, "M D"]:
+    """Returns the inputs of the classifier for rows or groups (`apply_to_groups`)."""
+    return apply_to_groups(partial(model.apply, variables, method=_row_features), batch, dropout)
 
 
 def _row_features(model: Any, *inputs: Any, dropout: Dropout | None) -> Float[Array, "B D"]:
@@ -54,14 +47,15 @@ def _row_features(model: Any, *inputs: Any, dropout: Dropout | None) -> Float[Ar
     return features.astype(jnp.float32)
 
 
-def contrastive_loss(axis: str | None) -> TaskLoss:
-    """Returns `same_label_loss` as a function of the outputs of `row_vectors` [B, D] and labels [B].
+def contrastive_loss(axis: str | None, maximum: bool = False) -> TaskLoss:
+    """Returns `same_label_loss` as a function of the outputs of `row_vectors` and labels [B].
 
     Args:
-        axis: name of the device axis over which the rows of a batch are sharded; None if an array has all rows.
+        axis, maximum: see `bert.training.finetuning.ranking_losses.embedding_loss`.
     """
 
-    def sums(vectors: Float[Array, "B D"], batch: Batch) -> tuple[WeightedSum, ...]:
+    def sums(outputs: SequenceOutputs, batch: Batch) -> tuple[WeightedSum, ...]:
+        vectors = outputs.of_rows(batch, axis, maximum)
         labels = jnp.stack([batch["labels"], batch["rows"]], axis=1)  # a row is not compared with itself
         loss, _ = same_label_loss(normalized(vectors)[:, None], {**batch, "labels": labels}, TEMPERATURE, axis)
         return (loss,)

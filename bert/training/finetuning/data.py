@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import jax
+
 from bert.config import FinetuneConfig
-from bert.data.batching import FinetuningLoader, make_batches
+from bert.data.batching import FinetuningLoader, Grouping, make_batches
 from bert.runs.folder import TARGET_TOKENIZER, RunFolder
 from bert.tokenizer.vocabulary import save_tokenizer
 from bert.training.finetuning.distillation import save_targets
-from bert.training.finetuning.kinds import groups_by_length
+from bert.training.finetuning.kinds import has_groups_of_rows, sorts_by_length
 from bert.training.finetuning.setup import Setup
 from bert.training.initialization import Log
 from bert.training.run_length import check_extension, num_train_steps
+
+NUM_GROUPS = 4
+"""Maximum number of groups of a batch on a CPU. Other devices need more tokens at once, and have two."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,17 @@ class FinetuningData:
     loader: FinetuningLoader
     steps_per_epoch: int
     total_steps: int
+
+
+def make_loader(setup: Setup, config: FinetuneConfig) -> FinetuningLoader:
+    """Returns the training batches of a configuration."""
+    task, parallel, grouping = setup.task, setup.parallel, None
+    batches = make_batches(setup.train, config, parallel.row_shares, sorts_by_length(task, config))
+    by_rows = has_groups_of_rows(task, config, setup.loss)
+    if by_rows or setup.loss.over_micro_batches:
+        multiple = parallel.row_shares * config.training.gradient_accumulation_steps
+        grouping = Grouping(NUM_GROUPS if jax.default_backend() == "cpu" else 2, multiple, by_rows)
+    return FinetuningLoader(setup.train, config, parallel.process, batches, grouping)
 
 
 def build_data(
@@ -37,8 +53,8 @@ def build_data(
         UserError: the run began with other data, or the changed schedule does not fit the steps that are done.
     """
     config, train = run.config, setup.train
-    batches = make_batches(train, config, setup.parallel.row_shares, groups_by_length(setup.task, config))
-    steps_per_epoch = len(batches)
+    loader = make_loader(setup, config)
+    steps_per_epoch = loader.steps_per_epoch
     training = dataclasses.replace(config.training, eval_every=config.training.eval_every or steps_per_epoch)
     config = dataclasses.replace(config, training=training)
     run = check_extension(dataclasses.replace(run, config=config), steps_per_epoch, log)
@@ -50,5 +66,4 @@ def build_data(
         if setup.init_model.target_tokenizer is not None:
             save_tokenizer(setup.init_model.target_tokenizer, run.path / TARGET_TOKENIZER)
     run = run.save_config(config)
-    loader = FinetuningLoader(train, config, setup.parallel.process, batches)
     return run, FinetuningData(loader, steps_per_epoch, num_train_steps(config.training, steps_per_epoch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -12,8 +13,8 @@ import numpy as np
 
 from bert.config import Decoding, FinetuneConfig
 from bert.data.batching import bucket_length, evaluation_batches, host_rows
-from bert.data.rows import Rows, TokenRows
-from bert.data.windows import outputs_of_texts, windowed_parts
+from bert.data.rows import TOKEN_ARRAYS, QueryDocumentRows, Rows, TokenRows
+from bert.data.windows import WindowedRows, outputs_of_texts
 from bert.inference.decoding import Decoded
 from bert.inference.generators import decode_targets, max_target_tokens
 from bert.inference.sampling import DecodingArrays
@@ -25,9 +26,6 @@ from bert.tasks.base import Outputs, Task
 from bert.tasks.splits import Examples
 from bert.training.losses import Apply, TaskLoss
 from bert.training.means import accumulate_sums, compute_means
-
-INPUTS = ("input_ids", "token_type_ids", "attention_mask", "document_ids", "document_types", "document_mask")
-"""Arrays of a batch that only the model reads."""
 
 
 class Split(NamedTuple):
@@ -93,14 +91,15 @@ class TaskEvaluator(BatchedEvaluator):
     ) -> tuple[Outputs, dict[str, float]]:
         """Maps replicated parameters to one float32 array per row, and to ``loss`` if the rows have labels.
 
-        For heads with an output per token, the array [T, L] of a row is cut to the row's own tokens. Texts with windows
-        have the pooled outputs of all of their windows, which are rows of their own here. ``between`` is called before
-        each batch.
+        For heads with an output per token, the array [T, L] of a row is cut to the row's own tokens. Here, queries,
+        documents and windows are rows of their own; texts with windows have the pooled outputs of all of their windows.
+        ``between`` is called before each batch.
         """
-        if windowed_parts(split.features):
+        if isinstance(split.features, WindowedRows | QueryDocumentRows):
 
             def compute(rows: TokenRows) -> Outputs:
-                return self._of_rows(params, Split(split.examples, rows), between)[0]
+                unlabelled = dataclasses.replace(rows, labels=None)
+                return self._of_rows(params, Split(split.examples, unlabelled), between)[0]
 
             outputs = outputs_of_texts(split.features, compute, bool(self._config.embedding.normalize))
             return outputs, self._losses_of(outputs, split)
@@ -115,13 +114,13 @@ class TaskEvaluator(BatchedEvaluator):
             batch = self._batch(split, rows, length)
             out = np.zeros((len(batch["weights"]), len(outputs[0])), np.float32)
             out[: len(rows)] = [outputs[row] for row in rows]
-            known = {name: array for name, array in batch.items() if name not in INPUTS}
+            known = {name: array for name, array in batch.items() if name not in TOKEN_ARRAYS}
             sharded = self._parallel.shard_batch(host_rows({**known, "outputs": out}, self._parallel.process))
             sums.append({self._name: self._loss(sharded.pop("outputs"), sharded)})
         return {"loss": compute_means(accumulate_sums(sums, self._parallel))["loss"]}
 
     def _of_rows(self, params: Any, split: Split, between: Callable[[], None]) -> tuple[Outputs, dict[str, float]]:
-        """Returns the outputs and the loss of rows without windows."""
+        """Returns the outputs and the loss of rows of one text each, without windows."""
         lengths = split.features.lengths
         outputs: list[np.ndarray] = [np.zeros(0)] * len(lengths)
         sums = []

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, get_args
 
 import flax.linen as nn
 import jax
@@ -15,6 +15,7 @@ from flax import traverse_util
 from tokenizers import Tokenizer
 
 from bert.config import Decoding, EmbeddingConfig, FinetuneConfig
+from bert.config.options import PoolingMode
 from bert.data.encoding import target_boundaries
 from bert.errors import UserError, WarningText
 from bert.inference.load import architecture_of
@@ -31,7 +32,7 @@ from bert.training.finetuning.contrastive import contrastive_loss, row_vectors
 from bert.training.finetuning.distillation import TEACHER_LOSSES, make_distilled_loss
 from bert.training.finetuning.evaluation import Evaluator, SequenceEvaluator, TaskEvaluator
 from bert.training.finetuning.initialization import EncoderDecoderInit, Head, decoder_source
-from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, make_embedding_loss, reranker_loss
+from bert.training.finetuning.ranking_losses import embed, embedding_loss, make_embedding_loss, reranker_loss
 from bert.training.initialization import Initializable, Log, Params
 from bert.training.losses import LOSSES, Apply, Batch, Loss, TaskLoss, make_task_loss, with_class_weights
 from bert.training.optimizer import STACKS, ParameterPath
@@ -40,7 +41,7 @@ from bert.training.token_losses import make_classifier_loss, sequence_loss
 POOLING_KEYS = ("normalize", "lowercase", "query_prompt", "document_prompt")
 """Keys of ``embedding`` that have the same name in `Pooling`."""
 
-TRAINED_POOLING_MODES = ("mean", "cls", "max")
+TRAINED_POOLING_MODES: tuple[str, ...] = get_args(PoolingMode)
 """Values of ``embedding.pooling``."""
 
 Evaluators = tuple[Evaluator, Evaluator]
@@ -140,6 +141,10 @@ def _classifier_with_language_model(task: Task, config: FinetuneConfig) -> nn.Mo
 # Embeddings
 
 
+def _embedding_loss(task: Task, config: FinetuneConfig, axis: str | None) -> TaskLoss:
+    return embedding_loss(config.embedding, axis, config.data.long_texts == "windows_max")
+
+
 def _embedding_model(task: Task, config: FinetuneConfig, execution: LayerExecution) -> nn.Module:
     pooling = config.embedding.pooling or "mean"
     normalize = bool(config.embedding.normalize)
@@ -216,9 +221,9 @@ TASK_KINDS: dict[str, TaskKind] = {
     "multiple_choice": TaskKind(_fixed_loss),
     "reranker": TaskKind(lambda task, config, axis: reranker_loss(config.reranker)),
     "embedding": TaskKind(
-        lambda task, config, axis: embedding_loss(config.embedding, axis),
+        _embedding_loss,
         build_model=_embedding_model,
-        forward=cast(Any, embed_rows),
+        forward=embed,
         make_loss=make_embedding_loss,
         resolve=_resolve_pooling,
     ),
@@ -263,10 +268,20 @@ def task_loss(task: Task, config: FinetuneConfig, axis: str | None = None) -> Ta
     return TASK_KINDS[task.kind].loss(task, config, axis)
 
 
-def groups_by_length(task: Task, config: FinetuneConfig) -> bool:
-    """Returns whether training batches may group rows of similar lengths."""
+def sorts_by_length(task: Task, config: FinetuneConfig) -> bool:
+    """Returns whether the rows of a training batch have similar lengths."""
     has_other_loss = bool(config.language_model_weight) or config.classifier_training == "contrastive"
     return task_loss(task, config).by_length and not has_other_loss
+
+
+def has_groups_of_rows(task: Task, config: FinetuneConfig, loss: Loss) -> bool:
+    """Returns whether a training batch is divided into groups of rows (`bert.data.batching.LengthGroups`).
+
+    Batches of rows of similar lengths are not, nor those whose rows are compared. Other devices than CPUs would be
+    slower, because a small batch does not occupy them.
+    """
+    has_similar_rows = sorts_by_length(task, config) or config.training.tokens_per_batch is not None
+    return jax.default_backend() == "cpu" and not has_similar_rows and not loss.over_micro_batches
 
 
 def make_apply(
@@ -309,8 +324,8 @@ def build_model_and_loss(
     maximum = config.data.long_texts == "windows_max"
     apply = make_apply(model, frozen, partial(kind.forward, maximum=True) if maximum else kind.forward)
     if config.classifier_training == "contrastive":
-        vectors = make_apply(model, frozen, partial(row_vectors, maximum=maximum))
-        return model, apply, make_embedding_loss(contrastive_loss(axis), vectors)
+        vectors = make_apply(model, frozen, row_vectors)
+        return model, apply, make_embedding_loss(contrastive_loss(axis, maximum), vectors)
     if config.distillation.is_used:
         outputs = task.problem_type or task.kind
         if outputs not in TEACHER_LOSSES or kind.make_loss is not make_task_loss:

@@ -4,29 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from bert.config import EmbeddingConfig, RerankerConfig
+from bert.data.rows import TOKEN_ARRAYS
 from bert.model.array_types import Array
 from bert.model.dropout import Dropout
-from bert.model.reductions import pool_windows
+from bert.model.reductions import pool_outputs
 from bert.parallel.backends import gather_rows_if_axis, psum_if_axis
-from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows
+from bert.training.losses import Apply, Batch, Loss, TaskLoss, WeightedSum, WeightedSums, expected_rows, groups_of
 
 FLOAT_MIN = jnp.finfo(jnp.float32).min
 """Logit of an entry that is excluded from a softmax."""
 
 
-def embedding_loss(settings: EmbeddingConfig, axis: str | None) -> TaskLoss:
-    """Returns the loss of a run, as a function of the outputs of `embed_rows`.
+class SequenceOutputs(NamedTuple):
+    """Outputs of the sequences of a batch in groups, in any order.
+
+    Attributes:
+        outputs: [M, L] of one device.
+        numbers: [M], see `bert.data.batching.LengthGroups.divide_sequences`.
+    """
+
+    outputs: Float[Array, "M L"]
+    numbers: Int[Array, "M"]
+
+    def of_rows(
+        self, batch: Batch, axis: str | None, maximum: bool = False, normalize: bool = False
+    ) -> Float[Array, "B numbers"]:
+        """Returns the outputs of the texts of each row, concatenated; of texts with windows, the pooled outputs.
+
+        Args:
+            batch: has ``rows`` [B], the numbers of the rows in the global batch, and ``window_mask`` with windows.
+            axis: see `embedding_loss`.
+            maximum, normalize: see `bert.model.reductions.pool_outputs`.
+        """
+        outputs, numbers = gather_rows_if_axis((self.outputs, self.numbers), axis)
+        places = jnp.zeros(len(numbers), jnp.int32).at[numbers].set(jnp.arange(len(numbers)), mode="drop")
+        rows, texts = batch["rows"], 1 + batch["document_numbers"].shape[-1] if "document_numbers" in batch else 1
+        windows = batch["window_mask"].shape[-1] if "window_mask" in batch else 1
+        found = outputs[places[rows[:, None] * texts * windows + jnp.arange(texts * windows)]]
+        if "window_mask" in batch:
+            mask = batch["window_mask"].reshape(len(rows), texts, windows)
+            found = pool_outputs(found.reshape(*mask.shape, -1), mask, maximum, normalize)
+        return found.reshape(len(rows), -1)
+
+
+def embedding_loss(settings: EmbeddingConfig, axis: str | None, maximum: bool = False) -> TaskLoss:
+    """Returns the loss of a run, as a function of `SequenceOutputs`, or of the outputs of rows [B, texts * D].
 
     Args:
         axis: name of the device axis over which the rows of a batch are sharded; None if an array has all rows.
+        maximum: of texts with windows, use the maximum over the windows instead of the mean.
     """
     losses: dict[str, tuple[str, Callable[..., tuple[WeightedSum, ...]]]] = {
         "in_batch": ("in_batch_loss", partial(in_batch_loss, temperature=settings.temperature, axis=axis)),
@@ -40,7 +74,9 @@ def embedding_loss(settings: EmbeddingConfig, axis: str | None) -> TaskLoss:
     widths = settings.matryoshka or ()
     has_accuracy = settings.loss in ("in_batch", "triplet", "same_label")
 
-    def sums(outputs: Float[Array, "B numbers"], batch: Batch) -> tuple[WeightedSum, ...]:
+    def sums(outputs: SequenceOutputs | Array, batch: Batch) -> tuple[WeightedSum, ...]:
+        if isinstance(outputs, SequenceOutputs):
+            outputs = outputs.of_rows(batch, axis, maximum, bool(settings.normalize))
         texts = 1 + batch["document_numbers"].shape[-1] if "document_numbers" in batch else 1
         embeddings = outputs.reshape(len(outputs), texts, -1)
         (total, weight), *counts = one(normalized(embeddings), batch)
@@ -192,53 +228,44 @@ def cosine_loss(embeddings: Float[Array, "B texts D"], batch: Batch) -> tuple[We
     return ((jnp.sum(jnp.square(cosines - batch["labels"]) * weights), jnp.sum(weights)),)
 
 
-def embed_rows(
-    model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None, maximum: bool = False
-) -> Float[Array, "B numbers"]:
-    """Returns the embeddings of the query and the C documents of each row, [B, (1 + C) * D]; [B, D] for single texts.
+def apply_to_groups(apply: Callable[..., Any], batch: Batch, dropout: Dropout | None) -> Float[Array, "M L"]:
+    """Applies a model to rows [B, T], or to the groups of `bert.data.batching.LengthGroups`, [M, L] of all groups.
 
     Args:
-        batch: a batch of `bert.data.rows.QueryDocumentRows`, or of `bert.data.rows.TokenRows` or `WindowedRows` for
-            single texts.
-        maximum: of texts with windows, return the maximum over the windows instead of the mean.
+        apply: (input_ids, token_type_ids, attention_mask [N, T], dropout=...) -> outputs [N, L].
+        dropout: the source for rows; each sequence of a group has its own dropout.
     """
-    apply = partial(model.apply, variables)
-    inputs = (batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
-    masks = batch.get("window_mask"), batch.get("document_windows")
-    stride = max([1, *(mask.shape[-1] for mask in masks if mask is not None)])
-    normalize = getattr(model, "normalize", False)
+    if "input_ids" in batch:
+        return jnp.asarray(apply(*(batch[name] for name in TOKEN_ARRAYS), dropout=dropout))
+    outputs = []
+    for group in groups_of(batch, "sequences"):
+        source = None if dropout is None else dropout.replace(rows=group["sequences"])
+        outputs.append(apply(*(group[name] for name in TOKEN_ARRAYS), dropout=source))
+    return jnp.concatenate(outputs)
 
-    def embed(inputs_of_texts: tuple[Array, ...], windows: Array | None, texts: Array | None) -> Any:
-        """Encodes texts whose numbers in the batch are ``texts`` [rows, ...]; each text has its own dropout."""
-        source = dropout if dropout is None or texts is None else dropout.replace(rows=texts.reshape(-1))
-        if windows is not None:
-            return pool_windows(apply, inputs_of_texts, windows, source, maximum, normalize, stride)
-        if source is not None and stride > 1:
-            source = source.replace(rows=source.rows * stride)
-        flat = (array.reshape(-1, array.shape[-1]) for array in inputs_of_texts)
-        return jnp.asarray(apply(*flat, dropout=source))
 
-    if "document_ids" not in batch:
-        return embed(inputs, masks[0], None)
-    rows, count = batch["document_ids"].shape[:2]
-    first = jnp.arange(rows) if dropout is None else dropout.rows
-    numbers = first[:, None] * (1 + count) + jnp.arange(1 + count)
-    queries = embed(inputs, masks[0], numbers[:, 0])
-    documents = tuple(batch[f"document_{name}"] for name in ("ids", "types", "mask"))
-    return jnp.concatenate([queries, embed(documents, masks[1], numbers[:, 1:]).reshape(rows, -1)], axis=1)
+def embed(
+    model: nn.Module, variables: Any, batch: Batch, dropout: Dropout | None, maximum: bool = False
+) -> Float[Array, "M D"]:
+    """Returns the embeddings of rows or of groups (`apply_to_groups`).
+
+    Args:
+        maximum: not used, because the loss pools the windows of a text (`SequenceOutputs.of_rows`).
+    """
+    return apply_to_groups(partial(model.apply, variables), batch, dropout)
 
 
 def make_embedding_loss(loss: TaskLoss, apply: Apply) -> Loss:
-    """Computes the loss over all micro-batches at once.
+    """Computes the loss over all micro-batches at once, whose sequences are in groups.
 
     Micro-batches are encoded one after the other, and encoded again when their gradients are computed. The memory use
     is the same as for one micro-batch, and the gradients are exact for the whole batch (GradCache; Gao et al. 2021).
     """
 
     def forward(params: Any, batch: Batch, dropout: Dropout | None) -> tuple[WeightedSums, WeightedSums]:
-        def encode(micro: Batch) -> Array:
-            source = None if dropout is None else dropout.replace(rows=micro["rows"])
-            return apply(params, micro, source)
+        def encode(micro: Batch) -> SequenceOutputs:
+            numbers = jnp.concatenate([group["sequences"] for group in groups_of(micro, "sequences")])
+            return SequenceOutputs(apply(params, micro, dropout), numbers)
 
         outputs = _map_micro_batches(encode, batch)
         (name, first), *counts = zip(loss.metrics, loss.sums(outputs, _joined(batch)), strict=True)
@@ -247,11 +274,12 @@ def make_embedding_loss(loss: TaskLoss, apply: Apply) -> Loss:
     return Loss(forward, lambda batch: {loss.metrics[0]: loss.weight(batch)}, loss.metrics, over_micro_batches=True)
 
 
-def _map_micro_batches(encode: Callable[[Batch], Array], batch: Batch) -> Array:
-    """Returns the outputs [k * b, ...] of k micro-batches [k, b, ...]; only the outputs are kept in memory."""
+def _map_micro_batches(encode: Callable[[Batch], SequenceOutputs], batch: Batch) -> SequenceOutputs:
+    """Returns the outputs [k * M, L] of k micro-batches; only the outputs are kept in memory."""
     if len(batch["rows"]) == 1:
         return encode(_joined(batch))
-    return _join(jax.lax.map(jax.checkpoint(encode, prevent_cse=False), dict(batch)))
+    outputs: SequenceOutputs = jax.lax.map(jax.checkpoint(encode, prevent_cse=False), dict(batch))
+    return jax.tree.map(_join, outputs)
 
 
 def _joined(batch: Batch) -> dict[str, Array]:

@@ -34,9 +34,9 @@ from bert.training.finetuning.contrastive import check_rows_per_label
 from bert.training.finetuning.distillation import teach
 from bert.training.finetuning.evaluation import Split
 from bert.training.finetuning.initialization import Head
-from bert.training.finetuning.kinds import TASK_KINDS, build_model_and_loss
+from bert.training.finetuning.kinds import TASK_KINDS, build_model_and_loss, has_groups_of_rows
 from bert.training.initialization import Log, model_config_from_source, with_fewer_layers, with_vocab_size
-from bert.training.losses import Apply, Loss
+from bert.training.losses import Apply, Loss, over_groups
 from bert.training.optimizer import ParameterPath, make_frozen_predicate
 
 DEFAULT_MAX_TO_KEEP = 1
@@ -141,6 +141,8 @@ def resolve_setup(run: RunFolder[FinetuneConfig], log: Log) -> tuple[FinetuneCon
     parallel = check_devices(config)
     frozen = make_frozen_predicate(config.num_frozen_layers, config.num_feature_layers)
     model, apply, loss = build_model_and_loss(task, config, frozen, parallel.axis)
+    if has_groups_of_rows(task, config, loss):
+        loss = over_groups(loss)
     splits = {name: Split(split, task.features(init_model.tokenizer, split, data)) for name, split in examples.items()}
     taught = None
     if config.distillation.is_used:

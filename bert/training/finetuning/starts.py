@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert.config import FinetuneConfig
-from bert.data.batching import FinetuningLoader, make_batches
 from bert.data.windows import row_shape
 from bert.errors import UserError, require
 from bert.runs.folder import RunFolder
 from bert.runtime.interrupts import InterruptHandler
-from bert.training.finetuning.kinds import TASK_KINDS, groups_by_length, make_evaluators
+from bert.training.finetuning.data import make_loader
+from bert.training.finetuning.kinds import TASK_KINDS, make_evaluators
 from bert.training.finetuning.setup import resolve_setup
 from bert.training.initialization import Log, load_pretrained_params
 from bert.training.optimizer import make_optimizer
@@ -61,16 +61,10 @@ class StartComparison:
         folder = RunFolder(Path(require(config.output_dir, "output_dir")), config, resumed=False)
         self.config, self.setup = resolve_setup(folder, log)
         self._kind, self._log, self._on_progress = TASK_KINDS[self.setup.task.kind], log, on_progress
-        loaders = {seed: self._loader(seed) for seed in range(config.seed, config.seed + config.num_seeds)}
-        self._loaders = {seed: loader for seed, (loader, _) in loaders.items()}
-        self._steps = num_train_steps(config.training, loaders[config.seed][1])
+        seeds = range(config.seed, config.seed + config.num_seeds)
+        self._loaders = {seed: make_loader(self.setup, dataclasses.replace(self.config, seed=seed)) for seed in seeds}
+        self._steps = num_train_steps(config.training, self._loaders[config.seed].steps_per_epoch)
         self._compile()
-
-    def _loader(self, seed: int) -> tuple[FinetuningLoader, int]:
-        """Returns the batches of a seed and the steps of an epoch."""
-        setup, config = self.setup, dataclasses.replace(self.config, seed=seed)
-        batches = make_batches(setup.train, config, setup.parallel.row_shares, groups_by_length(setup.task, config))
-        return FinetuningLoader(setup.train, config, setup.parallel.process, batches), len(batches)
 
     def _compile(self) -> None:
         setup, config = self.setup, self.config

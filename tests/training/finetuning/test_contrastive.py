@@ -16,6 +16,7 @@ from bert.tasks import make_task
 from bert.tasks.sequence_classification import CustomClassification
 from bert.tasks.sequence_classification.base import Examples
 from bert.training.finetuning import contrastive
+from bert.training.finetuning.ranking_losses import SequenceOutputs
 
 CONFIG = FinetuneConfig(
     task="classification",
@@ -53,7 +54,9 @@ def test_the_loss_compares_each_row_with_all_others() -> None:
         losses.append(np.mean(logsumexp(logits) - logits[same]))
     batch = {"labels": labels, "rows": np.arange(6), "weights": np.ones(6, np.float32)}
     loss = contrastive.contrastive_loss(None)
-    [(total, weight)] = loss.sums(jnp.asarray(vectors), {name: jnp.asarray(array) for name, array in batch.items()})
+    order = np.array([3, 0, 5, 1, 2, 4])  # groups have any order
+    outputs = SequenceOutputs(jnp.asarray(vectors[order]), jnp.asarray(order))
+    [(total, weight)] = loss.sums(outputs, {name: jnp.asarray(array) for name, array in batch.items()})
     assert total / weight == pytest.approx(np.mean(losses), rel=1e-5)
 
 

@@ -11,14 +11,21 @@ import numpy as np
 import pytest
 
 from bert.config import EmbeddingConfig, ModelConfig, RerankerConfig
-from bert.data.rows import number_texts
+from bert.data.batching import LengthGroups
+from bert.data.rows import TOKEN_ARRAYS, number_texts
 from bert.model.dropout import Dropout
 from bert.model.heads import BertForEmbedding, BertForMultipleChoice
 from bert.model.pooling import Pooling
 from bert.model.reductions import pool
 from bert.parallel.backends import MeshParallel, Parallelism, PmapParallelism
 from bert.training.finetuning.kinds import TRAINED_POOLING_MODES
-from bert.training.finetuning.ranking_losses import embed_rows, embedding_loss, make_embedding_loss, reranker_loss
+from bert.training.finetuning.ranking_losses import (
+    SequenceOutputs,
+    embed,
+    embedding_loss,
+    make_embedding_loss,
+    reranker_loss,
+)
 from bert.training.losses import make_task_loss
 from bert.training.step import compute_gradients
 from tests.tiny_training import assert_same_gradients
@@ -44,12 +51,9 @@ def batch_of(rows: int = B) -> dict[str, np.ndarray]:
     queries = np.arange(rows, dtype=np.int32)
     numbers[9, 0], queries[12] = numbers[2, 0], queries[5]
     return {
-        "input_ids": ids[:, 0],
-        "token_type_ids": np.zeros((rows, T), np.int32),
-        "attention_mask": masks[:, 0],
-        "document_ids": ids[:, 1:],
-        "document_types": np.zeros((rows, C, T), np.int32),
-        "document_mask": masks[:, 1:],
+        "input_ids": ids,
+        "token_type_ids": np.zeros_like(ids),
+        "attention_mask": masks,
         "query_numbers": queries,
         "document_numbers": numbers,
         "labels": random.choice([0, 0.25, 0.5, 1], rows).astype(np.float32),
@@ -90,6 +94,28 @@ def in_batch_by_hand(vectors: np.ndarray, batch: dict[str, Any], temperature: fl
         total += np.log(np.exp(right) + np.sum(np.exp(others))) - right
         hits += right > max(others)
     return total, hits
+
+
+def embeddings_of(batch: dict[str, Any], variables: Any, dropout: Dropout | None = None) -> np.ndarray:
+    """Returns the embeddings of the texts of all rows, encoded in groups."""
+
+    def of_rows(batch: Any) -> Any:
+        numbers = jnp.concatenate([batch[name] for name in sorted(batch) if name.startswith("sequences")])
+        return SequenceOutputs(embed(MODEL, variables, batch, dropout), numbers).of_rows(batch, None)
+
+    groups = LengthGroups([4, 6], T, 1, (0,) * 4).divide_sequences(batch)
+    return np.asarray(jax.jit(of_rows)(groups)).reshape(B * (1 + C), -1)
+
+
+@pytest.mark.medium
+def test_embeddings_of_groups_are_those_of_padded_rows() -> None:
+    variables, batch = {"params": initial_params()}, batch_of()
+    flat = [batch[name].reshape(-1, T) for name in TOKEN_ARRAYS]
+    expected = np.asarray(jax.jit(MODEL.apply)(variables, *flat)).reshape(B, 1 + C, -1)
+    found = embeddings_of(batch, variables).reshape(B, 1 + C, -1)
+    is_real = np.insert(batch["document_numbers"] >= 0, 0, True, axis=1) & (batch["weights"] > 0)[:, None]
+    np.testing.assert_allclose(found[is_real], expected[is_real], atol=1e-6)
+    assert not np.allclose(found[~is_real], expected[~is_real], atol=1e-3), "texts that fill a row have one token"
 
 
 SLOW_PLACES = (("eight", 1), ("one", 4), ("mesh", 2))
@@ -155,8 +181,8 @@ def labelled(batch: dict[str, Any]) -> dict[str, Any]:
     labels = np.append(np.arange(B - 1) % 3, 3)
     numbers = np.arange(B)
     numbers[3] = 0
-    texts = {name: array for name, array in batch.items() if not name.startswith("document") and "query" not in name}
-    return {**texts, "labels": np.stack([labels, numbers], axis=1).astype(np.int32)}
+    kept = {name: batch[name][:, 0] for name in TOKEN_ARRAYS} | {name: batch[name] for name in ("weights", "rows")}
+    return {**kept, "labels": np.stack([labels, numbers], axis=1).astype(np.int32)}
 
 
 @pytest.mark.medium
@@ -209,7 +235,7 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
     parallel: Parallelism = PARALLEL[place]()
 
     def apply(params: Any, batch: Any, dropout: Dropout | None) -> Any:
-        return embed_rows(MODEL, {"params": params}, batch, dropout)
+        return embed(MODEL, {"params": params}, batch, dropout)
 
     objective = make_embedding_loss(
         embedding_loss(EmbeddingConfig(loss=loss, temperature=0.3, matryoshka=[4]), parallel.axis), apply
@@ -220,6 +246,7 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
         )
     )
     batch = labelled(batch_of()) if loss == "same_label" else batch_of()
+    batch = LengthGroups([4, 6], T, parallel.row_shares * micro_batches, (0,) * 4).divide_sequences(batch)
     grads, sums = step(parallel.put_state(initial_params()), parallel.shard_batch(batch, micro_batches))
     return parallel.to_host(grads), parallel.to_host(sums)
 
@@ -247,7 +274,7 @@ def test_micro_batches_by_themselves_would_have_been_noticed() -> None:
     """Fewer negatives, another gradient."""
     whole, halves = gradients("one", 1, "in_batch")[1], 0.0
     variables = {"params": initial_params()}
-    vectors = np.asarray(jax.jit(lambda batch: embed_rows(MODEL, variables, batch, None))(batch_of()))
+    vectors = embeddings_of(batch_of(), variables)
     for rows in (slice(0, B // 2), slice(B // 2, B)):
         halves += sums_of(vectors.reshape(B, 1 + C, -1)[rows], {k: v[rows] for k, v in batch_of().items()})[0]
     assert halves < 0.9 * sums_of(vectors.reshape(B, 1 + C, -1), batch_of())[0]
@@ -257,13 +284,12 @@ def test_micro_batches_by_themselves_would_have_been_noticed() -> None:
 @pytest.mark.medium
 def test_each_text_of_a_row_has_its_own_dropout() -> None:
     batch = batch_of()
-    batch["document_ids"][:] = batch["input_ids"][:1]
-    batch["document_mask"][:], batch["input_ids"][:] = batch["attention_mask"][:1], batch["input_ids"][:1]
-    batch["attention_mask"][:] = batch["attention_mask"][:1]
+    batch["weights"][:], batch["document_numbers"][:] = 1, 0
+    for name in TOKEN_ARRAYS:
+        batch[name][:] = batch[name][0, 0]
     dropout = Dropout.for_step(0, 0, jnp.asarray(batch["rows"]))
     variables = {"params": initial_params()}
-    dropped = np.asarray(jax.jit(lambda batch: embed_rows(MODEL, variables, batch, dropout))(batch))
-    texts = dropped.reshape(B * (1 + C), -1)
+    texts = embeddings_of(batch, variables, dropout)
     assert len(np.unique(texts.round(5), axis=0)) == B * (1 + C)
 
 
