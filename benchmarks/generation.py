@@ -4,6 +4,9 @@
 
 Both sides continue the same prompts of 16 tokens by 256 tokens, which include no end token, and must generate the same
 tokens. The first call, which loads and compiles, is timed separately. An interrupted comparison resumes.
+
+The side "weights" is the roofline of a single row: it only multiplies each matrix of the model by a vector, once per
+token, with NumPy's BLAS. Every decoder reads all weights for a token, so that the speed of the memory is the limit.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 import numpy as np
 from turns import in_turns, table
 
-SIDES = ("ours", "transformers")
+SIDES = ("ours", "transformers", "weights")
 VOCABULARY = 50257
 
 
@@ -47,12 +50,14 @@ def main() -> None:
             f"{side}, {rows} rows": [*common, side, str(rows), folder]
             for rows in given.batch_sizes
             for side in given.sides
+            if side != "weights" or rows == 1
         }
         found = in_turns(sides, given, {"HF_HUB_OFFLINE": "1", "BERT_COMPILATION_CACHE": "off"})
     print(found["hardware"], found["versions"])
     print(table(found, ("tokens_per_second", "first_seconds")))
     for rows in given.batch_sizes:
-        runs = [run for side in given.sides for run in found["sides"][f"{side}, {rows} rows"]]
+        decoders = [side for side in given.sides if side != "weights"]
+        runs = [run for side in decoders for run in found["sides"][f"{side}, {rows} rows"]]
         same = len({run.get("digest") for run in runs}) == 1
         print(f"{rows} rows: {'the same tokens on all sides' if same else 'DIFFERENT tokens'}")
 
@@ -75,6 +80,8 @@ def write_model(folder: Path, layers: int, width: int) -> None:
 def measured(given: argparse.Namespace) -> dict[str, Any]:
     """Returns tokens per second of the second call, and the seconds of loading and of the first call."""
     side, rows, folder = given.worker[0], int(given.worker[1]), Path(given.worker[2])
+    if side == "weights":
+        return read_weights(folder, given.max_tokens)
     random = np.random.default_rng(0)
     prompts = ["".join(random.choice(list("abcdefghij klmnop"), 16)) for _ in range(rows)]
     start = time.perf_counter()
@@ -91,6 +98,25 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         "first_seconds": first,
         "digest": hashlib.sha256(tokens.astype(np.int64).tobytes()).hexdigest(),
     }
+
+
+def read_weights(folder: Path, max_tokens: int) -> dict[str, Any]:
+    """Returns the tokens per second of a decoder that does nothing but multiply by its matrices."""
+    from safetensors.numpy import load_file
+
+    weights = load_file(folder / "model.safetensors").items()
+    matrices = [array for name, array in weights if array.ndim == 2 and "wpe" not in name]
+    vectors = [np.ones(matrix.shape[1], np.float32) for matrix in matrices]
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        for _ in range(max_tokens):
+            for matrix, vector in zip(matrices, vectors, strict=True):
+                matrix @ vector
+        return time.perf_counter() - start
+
+    first, later = seconds(), seconds()
+    return {"tokens_per_second": max_tokens / later, "seconds": later, "first_seconds": first}
 
 
 Generate = Callable[[list[str]], np.ndarray]

@@ -1,11 +1,12 @@
-"""Compares search on SQuAD with sentence-transformers: the paragraph of each question, before and after training.
+"""Compares search with sentence-transformers, before and after training: on SQuAD, the paragraph of each question.
 
     pip install 'bert-jax[dev]' sentence-transformers accelerate bm25s
-    PYTHONPATH=. python benchmarks/retrieval.py MODEL SQUAD --output retrieval.json
+    PYTHONPATH=. python benchmarks/retrieval.py MODEL DATA --output retrieval.json
 
-MODEL is a sentence-transformers folder, such as all-MiniLM-L6-v2. SQUAD is a folder with train-v1.1.head.json and
+MODEL is a sentence-transformers folder, such as all-MiniLM-L6-v2. DATA is a folder with train-v1.1.head.json and
 dev-v1.1.json. The questions of the first file and their paragraphs are the training pairs. All distinct paragraphs of
-the second file are searched with each of its distinct questions. Sides:
+the second file are searched with each of its distinct questions. For short texts, DATA is GLUE's STS-B: the pairs with
+a score of at least 3 count as questions with their paragraphs. Sides:
 
 - untrained: MODEL without training;
 - ours: after `bert finetune --config embedding` with the options below, with huge pages as in that command;
@@ -34,7 +35,9 @@ from turns import in_turns
 
 from bert.runtime.process import reexec_with_huge_pages
 
-TRAIN, DEV = "train-v1.1.head.json", "dev-v1.1.json"
+SQUAD = {"train": "train-v1.1.head.json", "dev": "dev-v1.1.json"}
+MIN_SCORE = 3.0
+"""Minimum score of a pair of STS-B."""
 SIDES = ("untrained", "bm25", "ours", "peer")
 TRAINED = ("ours", "peer")
 CUTOFF = 10
@@ -46,7 +49,7 @@ def main() -> None:
     """Measures all sides and seeds or, as a worker, one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("squad", type=Path)
+    parser.add_argument("data", type=Path)
     parser.add_argument("--output", type=Path, default=Path("retrieval.json"))
     parser.add_argument("--side", nargs="+", choices=SIDES, default=list(SIDES), dest="sides")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -63,7 +66,7 @@ def main() -> None:
             reexec_with_huge_pages()
         print(json.dumps(measured(given)))
         return
-    common = [__file__, str(given.model.resolve()), str(given.squad.resolve())]
+    common = [__file__, str(given.model.resolve()), str(given.data.resolve())]
     for name in ("steps", "batch_size", "learning_rate", "length", *(["pairs"] if given.pairs else [])):
         common += [f"--{name}", str(getattr(given, name))]
     commands = {side: [*common, "--worker", side, "0"] for side in given.sides if side not in TRAINED}
@@ -79,19 +82,26 @@ def main() -> None:
 Pairs = list[tuple[str, str]]
 
 
-def read_pairs(file: Path, most: int | None) -> Pairs:
-    """Returns each question with its paragraph, in file order."""
-    articles = json.loads(file.read_text(encoding="utf-8"))["data"]
-    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-    return [(row["question"].strip(), paragraph["context"]) for paragraph in paragraphs for row in paragraph["qas"]][
-        :most
-    ]
+def read_pairs(given: argparse.Namespace, split: str) -> Pairs:
+    """Returns the pairs of a split in file order, for SQuAD each question with its paragraph."""
+    file = given.data / SQUAD[split]
+    if file.exists():
+        articles = json.loads(file.read_text(encoding="utf-8"))["data"]
+        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+        pairs = [
+            (row["question"].strip(), paragraph["context"]) for paragraph in paragraphs for row in paragraph["qas"]
+        ]
+    else:
+        lines = (given.data / f"{split}.tsv").read_text(encoding="utf-8").splitlines()[1:]
+        rows = [line.split("\t") for line in lines]
+        pairs = [(row[7], row[8]) for row in rows if float(row[9]) >= MIN_SCORE]
+    return pairs[: given.pairs]
 
 
 def measured(given: argparse.Namespace) -> dict[str, float]:
     """Returns scores and seconds of one side."""
     side, seed = given.worker[0], int(given.worker[1])
-    dev = read_pairs(given.squad / DEV, given.pairs)
+    dev = read_pairs(given, "dev")
     questions, paragraphs = (list(dict.fromkeys(texts)) for texts in zip(*dev, strict=True))
     if side == "bm25":
         found, seconds = bm25(questions, paragraphs)
@@ -159,7 +169,7 @@ def ours(given: argparse.Namespace, seed: int, folder: Path) -> tuple[Any, dict[
     import bert
     import bert.training.launch  # not timed
 
-    rows = [{"query": question, "positive": text} for question, text in read_pairs(given.squad / TRAIN, given.pairs)]
+    rows = [{"query": question, "positive": text} for question, text in read_pairs(given, "train")]
     overrides = {
         "data.max_length": given.length,
         "training.steps": given.steps,
@@ -187,7 +197,7 @@ def peer(given: argparse.Namespace, seed: int, folder: Path) -> tuple[Any, dict[
     )
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    pairs = read_pairs(given.squad / TRAIN, given.pairs)
+    pairs = read_pairs(given, "train")
     columns = dict(zip(("anchor", "positive"), map(list, zip(*pairs, strict=True)), strict=True))
     settings = SentenceTransformerTrainingArguments(
         output_dir=str(folder / "trainer"),

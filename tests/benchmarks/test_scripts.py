@@ -176,10 +176,11 @@ PRINTED = {
     "finetune_speed": ("torch", ["MODEL", "GLUE", "--output", "OUT", "--rounds", 1, "--tasks", "MRPC"],
                        [f"| MRPC, {side} | 1 |" for side in ("ours cold", "ours warm", "torch", "torch best")]),
     "generation": ("transformers", [*TINY, "--batch_sizes", 1, 3],
-                   [*(f"| {side}, {rows} rows | 1 |" for side in BOTH for rows in (1, 3)),
+                   [*(f"| {side}, {rows} rows | 1 |" for side in BOTH for rows in (1, 3)), "| weights, 1 rows | 1 |",
                     *(f"{rows} rows: the same tokens on all sides" for rows in (1, 3))]),
     "sequence_to_sequence": ("transformers", [*TINY, "--heads", 2, "--vocab_size", 200, "--rows", 4, "--length", 8,
-                                              "--texts", 2, "--steps", 1],
+                                              "--texts", 2, "--steps", 1, "--parallel_text", "TEXT", "TEXT",
+                                              "--batches", 2],
                              [*(f"| {part}, {side} | 1 |" for part in ("step", "beams") for side in BOTH),
                               "beams: the same tokens on all sides"]),
     "seeds_at_once": ("", ["--sizes", "2 x 128", "--rows", 2, "--length", 8, "--rounds", 1],
@@ -196,7 +197,7 @@ def test_sides_are_measured_next_to_each_other(script: str, corpus, mrpc, shared
         pytest.importorskip(package)
     (tmp_path / "MRPC").symlink_to(mrpc)
     places = {"SHARED": shared, "MODEL": model_of_128, "OUT": tmp_path / "out", "GLUE": tmp_path}
-    places["--data.train=CORPUS"] = f"--data.train={corpus}"
+    places |= {"--data.train=CORPUS": f"--data.train={corpus}", "TEXT": corpus}
     output = run(f"{script}.py", *(places.get(argument, argument) for argument in arguments))
     assert [part for part in printed if part not in output] == []
 

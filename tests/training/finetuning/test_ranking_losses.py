@@ -103,7 +103,7 @@ def embeddings_of(batch: dict[str, Any], variables: Any, dropout: Dropout | None
         numbers = jnp.concatenate([batch[name] for name in sorted(batch) if name.startswith("sequences")])
         return SequenceOutputs(embed(MODEL, variables, batch, dropout), numbers).of_rows(batch, None)
 
-    groups = LengthGroups([4, 6], T, 1, (0,) * 4).divide_sequences(batch)
+    groups = LengthGroups([5], T, 1, (0,) * 4).divide_sequences(batch)
     return np.asarray(jax.jit(of_rows)(groups)).reshape(B * (1 + C), -1)
 
 
@@ -246,7 +246,7 @@ def gradients(place: str, micro_batches: int, loss: str) -> tuple[Any, Any]:
         )
     )
     batch = labelled(batch_of()) if loss == "same_label" else batch_of()
-    batch = LengthGroups([4, 6], T, parallel.row_shares * micro_batches, (0,) * 4).divide_sequences(batch)
+    batch = LengthGroups([5], T, parallel.row_shares * micro_batches, (0,) * 4).divide_sequences(batch)
     grads, sums = step(parallel.put_state(initial_params()), parallel.shard_batch(batch, micro_batches))
     return parallel.to_host(grads), parallel.to_host(sums)
 
