@@ -1,5 +1,6 @@
 """Two hosts of two devices each, as processes of this machine: the run of one process."""
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import NEXT, SMALL_RUN, STREAMED, translation_options
-from tests.helpers import assert_same_losses, lines_of, state_of
+from tests.helpers import assert_same_losses, lines_of, state_of, words
 from tests.processes import finish, free_port, host_options, launch, read_to_step
 
 COPIES_AND_PARTS = pytest.mark.parametrize("mesh", ["4x1x1", "1x4x1"], ids=["copies", "parts"])
@@ -239,3 +240,19 @@ def test_translation_on_two_hosts_gives_the_losses_and_lines_of_one(tmp_path: Pa
     for file in ("dev.txt", "test_a.txt"):
         assert (two / "predictions" / file).read_text() == (one / "predictions" / file).read_text()
     assert len(set((one / "predictions" / "dev.txt").read_text().splitlines())) > 1, "the model has learned something"
+
+
+@pytest.mark.slow
+def test_embeddings_on_two_hosts_are_those_of_one(pretrained: Path, tmp_path: Path) -> None:
+    """Texts of 1 to 12 words in groups of similar lengths, whose negatives are on both hosts."""
+    rows = [{"query": " ".join(words(n, 1 + n % 12)), "positive": " ".join(words(n + 1, 1 + n % 7))} for n in range(40)]
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--config=embedding", f"--init={pretrained}", f"--data.train={file}", f"--data.dev={file}"]
+    options += ["--data.max_length=16", "--training.batch_size=16", "--training.gradient_accumulation_steps=2"]
+    options += ["--training.log_every=1", "--training.epochs=4", "--training.eval_every=3"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    finish(launch("finetune.py", f"--output_dir={one}", *options))
+    first, _ = finish(*start_hosts(["finetune.py", f"--output_dir={two}", *options]))
+    assert "4 x cpu on 2 hosts" in first
+    assert_same_losses(two, one)
