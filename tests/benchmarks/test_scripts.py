@@ -131,6 +131,7 @@ def test_masking_is_measured_dynamic_and_static():
 
 @pytest.mark.slow
 def test_building_examples_is_measured_beside_three_others(shared):
+    pytest.importorskip("transformers")
     printed = run("examples.py", "--shared", shared, "--megabytes", 1, "--rounds", 1, "--workers", 1, 2)
     rows = [line.split() for line in printed.splitlines()[2:]]
     assert [tuple(row[:2]) for row in rows] == [
